@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+from torch import Generator as CpuGenerator  # A simulation replaces the name in torch.
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device as default_device
 
 from ..devices import backend
@@ -260,6 +262,7 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_get_accelerator": lambda _check=None: mps,
         **dict.fromkeys(NOTHING_TO_DO, lambda *_index: None),
         **dict.fromkeys(FIRST_DEVICE, lambda *_index: 0),
+        "_accelerator_getStream": lambda _index=None: torch.Stream(device="cpu"),
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": allocator.empty_cache,
         "_accelerator_getDeviceStats": touching(allocator, lambda _index=None: statistics(allocator)),
@@ -269,6 +272,28 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
             allocator, lambda _index=None: (max(0, memory.recommended - allocator.driver), memory.recommended)
         ),
     }
+
+
+class SimulatedGenerator(CpuGenerator):
+    """A generator that says that it is one of MPS; its random numbers are those of the CPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("mps", 0)
+
+
+class _GeneratorType(type):
+    """The type of ``torch.Generator`` in a simulation: it makes generators of the real types, and knows them as its own."""
+
+    def __call__(cls, device: Any = "cpu") -> torch.Generator:
+        return SimulatedGenerator() if torch.device(device).type == "mps" else CpuGenerator(device)
+
+    def __instancecheck__(cls, thing: Any) -> bool:
+        return isinstance(thing, CpuGenerator)
+
+
+class GeneratorOfAnyDevice(metaclass=_GeneratorType):
+    """What answers for ``torch.Generator`` in a simulation."""
 
 
 class MpsProfiler:
@@ -349,6 +374,17 @@ def storage_methods(storages: Storages) -> dict[str, Any]:
     }
 
 
+normalized = FakeTensor._normalize_fake_device  # noqa: SLF001 - torch has no public name for it
+
+
+def device_of_fake(device: torch.device) -> torch.device:
+    """Return the device of a FakeTensor, which is the CPU for one of MPS.
+
+    The engine of autograd looks for the streams of a tensor's device, and ends the process where torch was built without it.
+    """
+    return torch.device("cpu") if device.type == "mps" else normalized(device)
+
+
 @contextlib.contextmanager
 def patched(
     allocator: SimulatedAllocator, storages: Storages, seeing: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -358,8 +394,10 @@ def patched(
         *((torch._C, name, answer) for name, answer in library(allocator).items()),  # noqa: SLF001
         *((torch.Tensor, name, answer) for name, answer in tensor_properties(storages).items()),
         *((torch.UntypedStorage, name, method) for name, method in storage_methods(storages).items()),
+        (torch, "Generator", GeneratorOfAnyDevice),
         (torch.mps, "_default_mps_generator", torch.default_generator),
         (torch.autograd, "_engine_run_backward", seeing(torch.autograd._engine_run_backward)),  # noqa: SLF001
+        (FakeTensor, "_normalize_fake_device", staticmethod(device_of_fake)),
         (torch.cuda, "is_available", lambda: False),
         (torch.cuda, "device_count", lambda: 0),
     ]

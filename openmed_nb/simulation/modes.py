@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,18 +33,33 @@ from ..devices.moving import operator_tensors
 from .memory import SimulatedAllocator
 from .operators import (
     ALWAYS_ON_CPU,
+    LENGTHS_ON_MPS,
+    LINEAR_ON_CPU,
     NO_COMPLEX128,
     NO_DROPOUT,
     NO_FLOAT64,
     NO_NUMPY,
+    NO_PLACEHOLDER,
+    OTHER_GENERATOR,
     OTHER_GRADIENT,
-    TWO_DEVICES,
+    OTHER_RNN_DEVICE,
+    OTHER_ROOT_GRADIENT,
+    SECTIONS_ON_MPS,
     Fallbacks,
     OperatorCall,
+    check_operator,
+    made_where_first_is,
     names_above_autograd,
 )
 
 functorch = torch._C._functorch  # noqa: SLF001 - torch has no public name for it
+
+# What a storage says before a simulation replaces it. That of a FakeTensor is meta, whatever the tensor says.
+DEVICE_OF_STORAGE = torch.UntypedStorage.device.__get__
+
+
+COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
+COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 
 
 class Storages:
@@ -72,6 +88,10 @@ class Storages:
 
     def take(self, tensor: torch.Tensor) -> None:
         """Put a tensor on the device, or count it again where it grew."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001
+            _values, *indices = tensors_in(tensor)
+        for part in indices:
+            self.take(part)
         storage = storage_of(tensor)
         if storage is None:
             return
@@ -101,7 +121,7 @@ def name_of(storage: torch.UntypedStorage) -> int:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor that is really on the CPU; ``None`` for sparse tensors and other devices."""
+    """Return the storage of a tensor that is really on the CPU; ``None`` for one of another device."""
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - no mode is to answer for the tensor
         return unmoded_storage(tensor)
 
@@ -109,12 +129,33 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 def unmoded_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return what :func:`storage_of` returns, where functions of torch see no mode.
 
-    A tensor that ``torch.vmap`` passes around has the storage of the tensor inside of it.
+    A tensor that ``torch.vmap`` passes around has the storage of the tensor inside of it, and a sparse or jagged one
+    that of its values.
     """
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
+    # A jagged tensor asks its values for the device.
+    if tensor.layout is torch.jagged or (
+        tensor.layout is not torch.strided and torch._C.TensorBase.is_cpu.__get__(tensor)  # noqa: SLF001
+    ):
+        tensor = tensors_in(tensor)[0]
     on_cpu = tensor.layout is torch.strided and torch._C.TensorBase.is_cpu.__get__(tensor)  # noqa: SLF001
-    return tensor.untyped_storage() if on_cpu else None
+    storage = tensor.untyped_storage() if on_cpu else None
+    return None if storage is not None and DEVICE_OF_STORAGE(storage).type == "meta" else storage
+
+
+def tensors_in(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that a sparse or jagged tensor consists of, its values first, without a mode that sees them."""
+    with torch._C._DisableTorchDispatch():  # noqa: SLF001
+        if tensor.layout is torch.sparse_coo:
+            return [tensor._values(), tensor._indices()]  # noqa: SLF001 - values() wants a coalesced one
+        if tensor.layout in COMPRESSED_ROWS:
+            return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+        if tensor.layout in COMPRESSED_COLUMNS:
+            return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
+        if tensor.layout is torch.jagged:
+            return [tensor._values, tensor._offsets]  # noqa: SLF001
+    return [tensor]
 
 
 def names_of(args: Any, kwargs: Any) -> list[int]:
@@ -158,6 +199,9 @@ class Device:
     # What computes instead of each operator, or function of torch, that goes wrong on this device.
     wrong: Mapping[str, Sequence[Callable[[OperatorCall], Any]]] = field(default_factory=dict)
     paused: bool = False  # Whether operators are those of the CPU.
+    # Tensors of the CPU that the program gave to the function that runs, beside tensors of the device, by the names of
+    # their storages. Those that torch makes inside of the function would be on the device on a Mac.
+    strangers: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -167,6 +211,33 @@ class Device:
             yield
         finally:
             self.paused = before
+
+    @contextlib.contextmanager
+    def beside(self, strangers: dict[int, torch.Tensor]) -> Iterator[None]:
+        """Let operators refuse some tensors of the CPU for a while."""
+        before, self.strangers = self.strangers, strangers
+        try:
+            yield
+        finally:
+            self.strangers = before
+
+    def check(self, operator: Any, args: Any, kwargs: Any) -> None:
+        """Refuse tensors of two devices where an operator does."""
+        tensors = operator_tensors(args) + operator_tensors(kwargs)
+        strangers = [tensor for tensor in tensors if self._is_stranger(tensor)]
+        if len(strangers) < len(tensors) and any(map(self.storages.holds, tensors)):
+            check_operator(operator, args, kwargs, strangers)
+
+    def _is_stranger(self, tensor: torch.Tensor) -> bool:
+        storage = storage_of(tensor)
+        return storage is not None and name_of(storage) in self.strangers
+
+    def follow_strangers(self, given: list[int], made: Any) -> None:
+        """Note what an operator made of tensors of the CPU alone, which the program gave."""
+        if self.strangers and given and all(name in self.strangers for name in given):
+            self.strangers.update(
+                {name: tensor for tensor in operator_tensors(made) for name in names_of([tensor], None)}
+            )
 
     def with_defects(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
         """Return what computes instead of an operator or a function of torch on this device: itself, unless it goes wrong."""
@@ -202,11 +273,20 @@ class Device:
         if towards:
             check_type(tensor.dtype)
             self.allocator.check(tensor.numel() * tensor.element_size())
+        if tensor.layout is torch.jagged:
+            return self._copied_jagged(tensor, towards)
         with torch._C.DisableTorchFunction(), self.pause():  # noqa: SLF001
             copy = tensor.clone()
             if towards:
                 self.storages.take(copy)
         return copy
+
+    def _copied_jagged(self, tensor: torch.Tensor, towards: bool) -> torch.Tensor:
+        """Return a copy of a jagged tensor with offsets of its own, which a clone would share with it."""
+        values, offsets = (self.copied(part, towards) for part in tensors_in(tensor))
+        lengths = tensor._lengths  # noqa: SLF001
+        lengths = None if lengths is None else self.copied(lengths, towards)
+        return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, tensor._ragged_idx)  # noqa: SLF001
 
     def note_copy(self, from_here: bool, non_blocking: bool = False) -> None:
         """Note a copy between the devices."""
@@ -231,15 +311,6 @@ class Carry(torch.autograd.Function):
 
 MPS, CPU = torch.device("mps", 0), torch.device("cpu")
 
-# Functions that take tensors of two devices: copies, indices that may be on the CPU, lengths that must be.
-MIXING = frozenset(
-    {
-        *("__get__", "__set__", "copy_", "set_", "_has_compatible_shallow_copy_type", "backward", "grad"),
-        *("__getitem__", "__setitem__", "index", "index_put", "index_put_", "result_type"),
-        *("_pack_padded_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu"),
-    }
-)
-
 # Functions that put a tensor on its device before any operator is called.
 BY_THEMSELVES = frozenset({"to", "tensor", "as_tensor", "asarray", "new_tensor", "from_file"})
 
@@ -253,34 +324,58 @@ class OperatorMode(TorchDispatchMode):
         super().__init__()
         self._device = device
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operator, as one of the device where a tensor of the device is among its arguments."""
         kwargs = kwargs or {}
+        if types and any(tensor.layout is torch.jagged for tensor in operator_tensors(args)):
+            return NotImplemented  # A jagged tensor calls operators with its values, which come here again.
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             given = names_of(args, kwargs)
             here = self._device.storages.has_any(given)
             made_here = getattr(kwargs.get("device"), "type", "") == "mps"
             if made_here:
                 kwargs = {**kwargs, "device": CPU}
-            if self._device.paused or not (here or made_here):
+            if self._device.paused:
                 return operator(*args, **kwargs)
-            if torch.is_inference_mode_enabled() and operator.name() not in ALWAYS_ON_CPU:
-                with self:  # torch has not taken it apart yet, as it does elsewhere.
-                    made = operator.decompose(*args, **kwargs)
-                if made is not NotImplemented:
-                    return made
-            self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
-            elsewhere = self._device.storages.elsewhere(given)
-            if size := size_of_new(operator, args, kwargs):
-                self._device.allocator.check(size)
-            try:
-                made = self._device.with_defects(operator.name(), operator)(*args, **kwargs)
-            except RuntimeError as error:  # Even this computer has not the memory: MPS would say so in its words.
-                if refused := NO_HOST_MEMORY.search(str(error)):
-                    self._device.allocator.check(int(refused[1]))
-                raise
-            self._device.take(made, elsewhere)
+            if here or made_here:
+                return self._call(operator, args, kwargs, given, here)
+            made = operator(*args, **kwargs)
+            self._device.follow_strangers(given, made)
             return made
+
+    def _call(self, operator: Any, args: Any, kwargs: Any, given: list[int], here: bool) -> Any:
+        """Call an operator of the device: refuse what MPS refuses, and put what it makes on the device."""
+        if torch.is_inference_mode_enabled() and operator.name() not in ALWAYS_ON_CPU:
+            with self:  # torch has not taken it apart yet, as it does elsewhere.
+                made = operator.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        if here and self._device.strangers:
+            self._device.check(operator, args, kwargs)
+        self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
+        elsewhere = self._device.storages.elsewhere(given)
+        if size := size_of_new(operator, args, kwargs):
+            self._device.allocator.check(size)
+        try:
+            made = self._computed(operator, args, kwargs)
+        except RuntimeError as error:  # Even this computer has not the memory: MPS would say so in its words.
+            if refused := NO_HOST_MEMORY.search(str(error)):
+                self._device.allocator.check(int(refused[1]))
+            raise
+        if made_where_first_is(operator, args) and not self._device.storages.holds(args[0]):
+            self._device.strangers.update(dict.fromkeys(names_of([made], None), made))
+        else:
+            self._device.take(made, elsewhere)
+        return made
+
+    def _computed(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operator makes; one that is written in Python calls others, which come here again."""
+        written = OPDEFS.get(operator.name())
+        function = None if written is None else written._backend_fns.get("cpu", written._backend_fns.get(None))  # noqa: SLF001
+        if function is None:
+            return self._device.with_defects(operator.name(), operator)(*args, **kwargs)
+        with self:
+            return function(*args, **kwargs)
 
 
 class FunctionMode(TorchFunctionMode):
@@ -299,29 +394,83 @@ class FunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if name in {"to", "cpu"}:
             return self._move(function, list(args), dict(kwargs))
+        if name == "type_as":
+            return self._move(torch.Tensor.to, list(args), dict(kwargs))
+        if kwargs.get("generator") is not None:
+            self._check_generator(function, args, kwargs)
         given = names_of(args, kwargs)
         here = self._device.storages.has_any(given)
         if not here and kwargs.get("device") is None and default_device.CURRENT_DEVICE is None:
             return function(*args, **kwargs)
+        strangers = self._strangers(args, kwargs) if here else {}
         if here:
             self._device.called[name] += 1
             function = self._device.with_defects(name, function)
-            if self._device.storages.elsewhere(given):
+            if strangers:
                 self._check_devices(function, args, kwargs)
-            if name in METHODS and self._holds(operator_tensors([args, kwargs])[0]):
+        with self._device.beside(strangers):
+            if here and name in METHODS and self._answers(name, args, kwargs):
                 return METHODS[name](self, function, *args, **kwargs)
-        return self._call(function, args, dict(kwargs), given, here)
+            return self._call(function, args, dict(kwargs), given, here)
+
+    def _strangers(self, args: Any, kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
+        """Return the tensors of the CPU among the arguments, by the names of their storages."""
+        found = {}
+        for tensor in operator_tensors([args, kwargs]):
+            storage = storage_of(tensor)
+            if storage is not None and name_of(storage) not in self._device.storages:
+                found[name_of(storage)] = tensor
+        return found
+
+    def _answers(self, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Return whether the device answers a function in its own way: where its first tensor is there, or any."""
+        return name in SECOND_ON_CPU or self._holds(operator_tensors([args, kwargs])[0])
 
     def _check_devices(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Raise what torch raises for tensors of two devices; one number may be anywhere."""
+        """Raise what torch raises for tensors of two devices above its operators."""
         name = function.__name__
         if getattr(function, "__self__", None) is torch.Tensor.grad:
             raise RuntimeError(OTHER_GRADIENT)
-        strangers = [tensor for tensor in operator_tensors([args, kwargs]) if not self._holds(tensor) and tensor.is_cpu]
-        if name not in MIXING and any(tensor.dim() for tensor in strangers):
-            raise RuntimeError(TWO_DEVICES)
-        if name == "copy_":
+        if name in RECURRENT:
+            self._check_recurrent(name, args)
+        elif name == "linear":
+            self._check_linear(args, kwargs)
+        elif name == "copy_":
             self._device.note_copy(self._holds(args[1]), says_true(args[2:], kwargs))
+
+    def _check_linear(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Refuse a linear layer of two devices, which is one operator on MPS."""
+        names = ("input", "weight", "bias")
+        for name, tensor in {**dict(zip(names, args, strict=False)), **kwargs}.items():
+            if tensor is not None and not self._holds(tensor):
+                raise RuntimeError(LINEAR_ON_CPU.format(name))
+
+    def _check_recurrent(self, name: str, args: Any) -> None:
+        """Refuse a recurrent network of two devices; only the sizes of the batches are on the CPU.
+
+        ``_lstm_mps`` is one graph for input on MPS; anything else checks its arguments before it computes.
+        """
+        packed = isinstance(args[3], (list, tuple))  # Then the sizes come second.
+        given = args[0]
+        hidden, parameters = (operator_tensors([argument]) for argument in (args[2:4] if packed else args[1:3]))
+        here = self._holds(given)
+        for kind, tensors in (("hidden", hidden), ("parameter", parameters)):
+            if all(self._holds(tensor) == here for tensor in tensors):
+                continue
+            if name == "lstm" and here:
+                raise RuntimeError(NO_PLACEHOLDER)
+            places = (MPS, CPU) if here else (CPU, MPS)
+            raise RuntimeError(OTHER_RNN_DEVICE.format(kind, *places))
+
+    def _check_generator(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Refuse a generator of another device; the default one of the CPU is also that of the simulated device."""
+        generator = kwargs["generator"]
+        device = asked_device(function, dict(kwargs))
+        if device is None:
+            tensors = operator_tensors([args, kwargs])
+            device = MPS if tensors and self._holds(tensors[0]) else CPU
+        if generator is not torch.default_generator and {device.type, generator.device.type} == {"cpu", "mps"}:
+            raise RuntimeError(OTHER_GENERATOR.format(device.type, generator.device.type))
 
     def _call(self, function: Any, args: Any, kwargs: dict[str, Any], given: list[int], here: bool) -> Any:
         """Call a function; what it makes is where its arguments are, or where one of them says."""
@@ -329,7 +478,7 @@ class FunctionMode(TorchFunctionMode):
         if device is None:
             made = function(*args, **kwargs)
             if here:
-                self._device.take(made, given)
+                self._device.take(made, {*given, *self._device.strangers})
             return made
         towards = device.type == "mps"
         with contextlib.nullcontext() if towards else self._device.pause():
@@ -377,8 +526,12 @@ class FunctionMode(TorchFunctionMode):
         other = next(iter(operator_tensors([args[1:], kwargs])), args[0])
         return asked_device(function, kwargs) or (MPS if self._holds(other) else other.device)
 
-    def refuse_array(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise TypeError(NO_NUMPY)
+    def refuse_array(self, function: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Refuse an array of a tensor of the device, unless ``force=True`` copies it to the CPU before."""
+        if function.__name__ != "numpy" or not (kwargs.get("force") or args == (True,)):
+            raise TypeError(NO_NUMPY)
+        self._device.note_copy(from_here=True)
+        return function(self._device.copied(tensor.detach(), towards=False), force=True)
 
     def seeing(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's way into a backward pass with this mode on, which hooks and checkpoints need to see the device.
@@ -388,16 +541,52 @@ class FunctionMode(TorchFunctionMode):
         home = threading.get_ident()
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == home:
+                args = (args[0], self._gradients(*args[:2]), *args[2:])
             with self if threading.get_ident() == home else contextlib.nullcontext():
                 return run_backward(*args, **kwargs)
 
         return run
 
-    def pack(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Pack sequences of several lengths; the sizes of the batches stay on the CPU."""
-        data, sizes = function(*args, **kwargs)
+    def _gradients(
+        self, roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        """Return the gradients that a backward pass begins with, where their tensors are.
+
+        One without dimensions is moved, and any other one of another device is refused.
+        """
+        checked = list(gradients)
+        for place, (root, gradient) in enumerate(zip(roots, gradients, strict=False)):
+            if not isinstance(root, torch.Tensor) or gradient is None:
+                continue
+            towards, here = self._holds(root), self._holds(gradient)
+            if towards == here or {root.device.type, gradient.device.type} != {"cpu", "mps"}:
+                continue
+            if gradient.dim():
+                raise RuntimeError(OTHER_ROOT_GRADIENT.format(place, root.device, gradient.device))
+            checked[place] = self._device.carry(gradient, towards)
+        return type(gradients)(checked) if isinstance(gradients, tuple) else checked
+
+    def pack(self, function: Any, given: torch.Tensor, lengths: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Pack sequences of several lengths; the lengths must be on the CPU, and the sizes of the batches stay there."""
+        if self._holds(lengths):
+            kind = str(lengths.dtype).removeprefix("torch.int").replace("64", "Long").replace("32", "Int")
+            raise RuntimeError(LENGTHS_ON_MPS.format(lengths.dim(), kind))
+        data, sizes = self._call(function, (given, lengths, *args), kwargs, names_of((given, lengths), None), here=True)
         self._device.storages.leave(sizes)
         return data, sizes
+
+    def split(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Split a tensor; indices in a tensor must be on the CPU."""
+        if any(map(self._holds, operator_tensors([args[1:], kwargs.get("tensor_indices_or_sections")]))):
+            raise RuntimeError(SECTIONS_ON_MPS)
+        return self._call(function, args, kwargs, names_of(args, kwargs), here=True)
+
+    def unpack(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Unpack sequences; their lengths stay on the CPU."""
+        data, lengths = self._call(function, args, kwargs, names_of(args, kwargs), here=True)
+        self._device.storages.leave(lengths)
+        return data, lengths
 
     def attend(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call attention; without gradients MPS has a kernel of its own, and that has no dropout."""
@@ -419,11 +608,17 @@ class FunctionMode(TorchFunctionMode):
             return function(*args, **kwargs)
 
 
+# Functions of recurrent networks, and those whose second tensor must be on the CPU, wherever the first one is.
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+SECOND_ON_CPU = frozenset({"_pack_padded_sequence", "tensor_split"})
+
 # Functions that the device answers in its own way.
 METHODS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("numpy", "__array__", "__dlpack__"), FunctionMode.refuse_array),
     **dict.fromkeys(("linalg_svd", "svd"), FunctionMode.decompose),
     "_pack_padded_sequence": FunctionMode.pack,
+    "_pad_packed_sequence": FunctionMode.unpack,
+    "tensor_split": FunctionMode.split,
     "scaled_dot_product_attention": FunctionMode.attend,
     "get_device": lambda _mode, _function, _tensor: 0,
     "type": FunctionMode.type_name,

@@ -28,6 +28,29 @@ NO_COMPLEX128 = "Trying to convert ComplexDouble to the MPS backend but it does 
 NO_NUMPY = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
 OTHER_GRADIENT = "assigned grad has data located on a different device"
+TOO_MANY_NUMBERS = "Trying to pass too many CPU scalars to non-CPU kernel!"  # TensorIterator.cpp
+OTHER_INDEX = (
+    "indices should be either on cpu or on the same device as the indexed tensor (cpu)"  # TensorAdvancedIndexing.cpp
+)
+OTHER_MASK = "expected self and mask to be on the same device, but got mask on {} and self on {}"  # masked_fill__mps, Indexing.mm
+OTHER_SOURCE = (
+    "{}_(): self, index and source expected to be in the same device, but got (self) {}, (index) {}, and (source) {}"
+)
+OTHER_WEIGHT = "Input type ({0}) and {1} type ({2}) should be the same"  # Convolution.cpp
+OTHER_WEIGHT_ON_CPU = OTHER_WEIGHT + " or input should be a MKLDNN tensor and {1} is a dense tensor"
+CPU_TENSOR = "Passed CPU tensor to MPS op"  # mtl_setBuffer, OperationUtils.h: what every Metal kernel says
+NO_PLACEHOLDER = (
+    "Placeholder storage has not been allocated on MPS device!"  # OperationUtils.mm: graphs of MPS, such as _lstm_mps
+)
+NOT_ON_GPU = "Tensor for argument #{} '{}' is on CPU, but expected it to be on GPU (while checking arguments for {})"  # TensorUtils.cpp
+LINEAR_ON_CPU = "Tensor for argument {} is on cpu but expected on mps"  # _mps_linear, Linear.mm
+OTHER_RNN_DEVICE = (
+    "Input and {0} tensors are not at the same device, found input tensor at {1} and {0} tensor at {2}"  # RNN.cpp
+)
+LENGTHS_ON_MPS = "'lengths' argument should be a 1D CPU int64 tensor, but got {}D mps:0 {} tensor"  # PackedSequence.cpp
+SECTIONS_ON_MPS = "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on mps:0"  # TensorShape.cpp
+OTHER_GENERATOR = "Expected a '{}' device type for generator but found '{}'"  # Generator.h
+OTHER_ROOT_GRADIENT = "invalid gradient at index {} - expected device {} but got {}"  # validate_outputs, engine.cpp
 NO_DROPOUT = "scaled_dot_product_attention for MPS does not support dropout."  # Attention.mm
 
 FALLS_BACK = (
@@ -59,7 +82,7 @@ DELEGATING = """
     _linalg_eigh:eigenvalues _linalg_svd:U _upsample_bicubic2d_aa_backward:grad_input _upsample_bilinear2d_aa_backward:grad_input
     _upsample_lanczos2d_aa:out _upsample_lanczos2d_aa_backward:grad_input adaptive_max_pool3d:out
     adaptive_max_pool3d_backward:grad_input fractional_max_pool2d:output fractional_max_pool2d_backward:grad_input
-    fractional_max_pool3d:output heaviside:out linalg_ldl_factor_ex:out linalg_ldl_solve:out special_airy_ai:out
+    fractional_max_pool3d:output hash_tensor:out heaviside:out linalg_ldl_factor_ex:out linalg_ldl_solve:out special_airy_ai:out
     special_laguerre_polynomial_l:out special_legendre_polynomial_p:out special_log_ndtr:out special_ndtri:out
 """
 
@@ -84,6 +107,125 @@ BELOW_AUTOGRAD: Mapping[str, str] = {
     "aten::_linalg_svd": "aten::linalg_svd",
     "aten::_linalg_svd.U": "aten::linalg_svd.U",
 }
+
+
+# Operators that take tensors of two devices, because they copy or because they read only a shape or a type.
+COPY_OPERATORS = frozenset({"_to_copy", "copy_", "copy", "_copy_from", "_foreach_copy_", "_local_scalar_dense", "set_"})
+# These copy into a copy of their first argument, wherever that is (TensorShape.cpp).
+SCATTER_OPERATORS = frozenset({"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"})
+SHAPE_OPERATORS = frozenset({"resize_as_", "is_same_size", "result_type", "_has_compatible_shallow_copy_type"})
+
+# Operators whose lengths or sizes of batches must be on the CPU.
+LENGTH_OPERATORS = frozenset({"_pack_padded_sequence", "_pad_packed_sequence"})
+
+# Operators whose indices may be on the CPU where the indexed tensor is on MPS; the reverse is refused.
+INDEX_OPERATORS = frozenset(
+    {
+        *("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"),
+        *("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
+    }
+)
+
+# Pointwise operators that move numbers of the CPU to the device by themselves, so that they take several.
+NUMBER_OPERATORS = frozenset({"where", "masked_fill", "masked_fill_"})
+
+# Operators that check their matrices by checkAllSameGPU (LinearAlgebra.mm), each with the names of its arguments.
+MATRIX_OPERATORS: Mapping[str, tuple[str, ...]] = {"mm": ("mat1", "mat2"), "bmm": ("batch1", "batch2")}
+
+# Operators of Metal kernels whose source was read; where nothing is known, the text of a TensorIterator is used.
+METAL_OPERATORS = frozenset({"embedding", "index_select"})
+
+# Operators that check their index and source before anything else (TensorAdvancedIndexing.cpp).
+SOURCE_OPERATORS = frozenset({"index_add", "index_add_", "index_copy", "index_copy_", "index_reduce", "index_reduce_"})
+
+
+def check_operator(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strangers: Sequence[Any]) -> None:
+    """Refuse tensors of the CPU beside tensors of MPS where the operator does, with its text.
+
+    Args:
+        operator: Operator overload, called with tensors of MPS.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        strangers: Those tensors among the arguments that are on the CPU.
+    """
+    name = operator.name().removeprefix("aten::").partition(".")[0]
+    if name in COPY_OPERATORS | SCATTER_OPERATORS | SHAPE_OPERATORS | LENGTH_OPERATORS:
+        return
+    on_cpu = {id(tensor) for tensor in strangers}
+    if name in INDEX_OPERATORS:
+        _check_index(args, on_cpu)
+        return
+    if name in SOURCE_OPERATORS:
+        places = ["cpu" if id(args[place]) in on_cpu else "mps:0" for place in (0, 2, 3)]
+        raise RuntimeError(OTHER_SOURCE.format(name.rstrip("_"), *places))
+    if name in {"convolution", "convolution_overrideable"}:
+        _check_convolution(args, on_cpu)
+    if name in {"masked_fill", "masked_fill_"} and (id(args[0]) in on_cpu) != (id(args[1]) in on_cpu):
+        mask, filled = ("cpu", "mps:0") if id(args[1]) in on_cpu else ("mps:0", "cpu")
+        raise RuntimeError(OTHER_MASK.format(mask, filled))
+    written = _written(operator, args, kwargs)
+    if any(tensor.dim() or id(tensor) in written for tensor in strangers):
+        raise RuntimeError(_refusal(name, args, on_cpu))
+    numbers = len(on_cpu)
+    if numbers > 1 and operator_is_pointwise(operator) and name not in NUMBER_OPERATORS:
+        raise RuntimeError(TOO_MANY_NUMBERS)
+
+
+def made_where_first_is(operator: Any, args: Sequence[Any]) -> bool:
+    """Return whether the result of an operator is on the device of its first argument, wherever the others are."""
+    return bool(args) and operator.name().removeprefix("aten::").partition(".")[0] in SCATTER_OPERATORS
+
+
+def operator_is_pointwise(operator: Any) -> bool:
+    """Return whether an operator is a TensorIterator over its arguments, which takes one number of the CPU."""
+    import torch
+
+    return torch.Tag.pointwise in operator.tags
+
+
+def _check_index(args: Sequence[Any], on_cpu: set[int]) -> None:
+    indexed, indices, *others = args
+    if id(indexed) in on_cpu:
+        given = indices if isinstance(indices, (list, tuple)) else [indices]
+        given = [*given, *(others[0] if others and isinstance(others[0], (list, tuple)) else ())]
+        if any(index is not None and id(index) not in on_cpu for index in given):
+            raise RuntimeError(OTHER_INDEX)
+        raise RuntimeError(TWO_DEVICES)
+    if any(id(value) in on_cpu and value.dim() for value in others):
+        raise RuntimeError(TWO_DEVICES)
+
+
+def _check_convolution(args: Sequence[Any], on_cpu: set[int]) -> None:
+    """Refuse a weight or a bias of another type than the input's; torch writes the device into the name of the type."""
+    given = args[0]
+    template = OTHER_WEIGHT_ON_CPU if id(given) in on_cpu else OTHER_WEIGHT
+    for name, tensor in (("weight", args[1]), ("bias", args[2])):
+        if tensor is not None and (id(tensor) in on_cpu) != (id(given) in on_cpu):
+            types = [_type_name(each, id(each) in on_cpu) for each in (given, tensor)]
+            raise RuntimeError(template.format(types[0], name, types[1]))
+
+
+def _type_name(tensor: Any, on_cpu: bool) -> str:
+    """Return the name of a tensor's type in C++ (DeprecatedTypeProperties::toString)."""
+    kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")
+    return f"torch.{kind}Tensor" if on_cpu else f"MPS{kind}Type"
+
+
+def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+    """Return the identities of the tensors that an operator writes into: its first argument, or ``out``."""
+    written: set[int] = set()
+    for place, argument in enumerate(operator._schema.arguments):  # noqa: SLF001 - torch has no public name for it
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            written.update(map(id, value if isinstance(value, (list, tuple)) else [value]))
+    return written
+
+
+def _refusal(name: str, args: Sequence[Any], on_cpu: set[int]) -> str:
+    for place, argument in enumerate(MATRIX_OPERATORS.get(name, ())):
+        if id(args[place]) in on_cpu:
+            return NOT_ON_GPU.format(place + 1, argument, name)
+    return CPU_TENSOR if name in METAL_OPERATORS else TWO_DEVICES
 
 
 class Fallbacks:

@@ -103,10 +103,17 @@ ERRORS = {
     (RuntimeError, DEVICES): {
         "a sum of two devices": lambda: ones(2) + torch.ones(2),
         "a product of two devices": lambda: torch.ones(2, 2) @ ones(2),
-        "a model and its input": lambda: torch.nn.Linear(2, 2).to("mps")(torch.ones(2)),
-        "a model that was not moved": lambda: torch.nn.Linear(2, 2)(ones(2)),
-        "ids on the CPU": lambda: torch.nn.Embedding(3, 2).to("mps")(torch.tensor([1, 2])),
         "a list of two devices": lambda: torch.cat([ones(2), torch.ones(2)]),
+    },
+    # A linear layer and an embedding are operators on MPS, with texts of their own.
+    (RuntimeError, "Tensor for argument input is on cpu but expected on mps"): {
+        "a model and its input": lambda: torch.nn.Linear(2, 2).to("mps")(torch.ones(2)),
+    },
+    (RuntimeError, "Tensor for argument weight is on cpu but expected on mps"): {
+        "a model that was not moved": lambda: torch.nn.Linear(2, 2)(ones(2)),
+    },
+    (RuntimeError, "Passed CPU tensor to MPS op"): {
+        "ids on the CPU": lambda: torch.nn.Embedding(3, 2).to("mps")(torch.tensor([1, 2])),
     },
     (RuntimeError, CAPTURE): {"a Metal capture": lambda: entered(profiler.metal_capture("step"))},
     (RuntimeError, "Invalid Signpost trace mode: intervals"): {

@@ -301,6 +301,8 @@ PATCHED = {
     "built": torch.backends.mps.is_built,
     "count": torch.mps.device_count,
     "generator": lambda: torch.mps._default_mps_generator,
+    "generators": lambda: torch.Generator,
+    "fakes": lambda: torch._subclasses.FakeTensor._normalize_fake_device,
     "CUDA": lambda: torch.cuda.is_available,
     "backward": lambda: torch.autograd._engine_run_backward,
     "modes": torch.overrides._get_current_function_mode_stack,

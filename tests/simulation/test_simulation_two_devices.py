@@ -1,0 +1,412 @@
+"""Tensors of two devices on the simulated MPS device: what is refused and accepted, each with its source in torch.
+
+Paths are those of pytorch's repository. "test_mps.py" is ``test/test_mps.py``, the MPS tests of torch; "TensorIterator" is
+``aten/src/ATen/TensorIterator.cpp`` (``compute_types``), and "Metal" ``mtl_setBuffer`` in
+``aten/src/ATen/native/mps/OperationUtils.h``.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from openmed_nb.devices.moving import to_device
+from openmed_nb.simulation.device import simulated_device
+
+pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+
+SWEEP = Path(__file__).parents[2] / "scripts" / "sweep_simulated_mps.py"
+
+TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
+TOO_MANY = "Trying to pass too many CPU scalars to non-CPU kernel!"
+METAL = "Passed CPU tensor to MPS op"
+INDICES = "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+GENERATOR = "Expected a 'mps' device type for generator but found 'cpu'"
+PLACEHOLDER = "Placeholder storage has not been allocated on MPS device!"
+SECTIONS = "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on mps:0"
+LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D mps:0 Long tensor"
+
+
+@pytest.fixture(autouse=True)
+def mps():
+    """A simulated MPS device, for this thread and this test."""
+    with simulated_device(fallback=False, environ={}) as device:
+        yield device
+
+
+def ones(*shape, **options):
+    """A tensor of the device."""
+    return torch.ones(*shape, device="mps", **options)
+
+
+def ids(device="mps"):
+    """Two indices."""
+    return torch.tensor([0, 2], device=device)
+
+
+def mask():
+    """A mask of three places on the device."""
+    return torch.tensor([True, False, True], device="mps")
+
+
+def packed():
+    """Two sequences of other lengths, on the device; the lengths are on the CPU."""
+    return pack_padded_sequence(ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
+
+
+def recurrent(kind, *, given="mps", hidden="mps", parameters="mps"):
+    """Run a recurrent network whose parts are on some devices."""
+    network = kind(1, 2).to(parameters)
+    state = torch.zeros(1, 2, 2, device=hidden)
+    return network(torch.ones(3, 2, 1, device=given), (state, state) if kind is torch.nn.LSTM else state)
+
+
+def other_device(kind, given, other):
+    """What the recurrent networks say of two devices."""
+    return f"Input and {kind} tensors are not at the same device, found input tensor at {given} and {kind} tensor at {other}"
+
+
+def shuffled(generator=None):
+    """Batches in random order, where the device is the default one."""
+    with torch.device("mps"):
+        return list(torch.utils.data.DataLoader([1, 2, 3], shuffle=True, generator=generator))
+
+
+# What works on MPS and must work here -> the device of the result, and what computes it.
+ACCEPTED = {
+    # torch/nn/utils/rnn.py: batch_sizes are on the CPU; test_mps.py runs LSTMs on packed sequences.
+    "pad_packed_sequence": ("mps", lambda: pad_packed_sequence(packed())[0]),
+    "the lengths of pad_packed_sequence": ("cpu", lambda: pad_packed_sequence(packed())[1]),
+    "pad_packed_sequence of a tagger": (
+        "mps",
+        lambda: pad_packed_sequence(torch.nn.LSTM(1, 2).to("mps")(packed())[0])[0],
+    ),
+    "pack_padded_sequence, not sorted": (
+        "mps",
+        lambda: pad_packed_sequence(pack_padded_sequence(ones(3, 2, 1), torch.tensor([2, 3]), enforce_sorted=False))[0],
+    ),
+    # TensorConversions.cpp: type_as is to(other.options()).
+    "cpu.type_as(mps)": ("mps", lambda: torch.ones(2).type_as(ones(1))),
+    "mps.type_as(cpu)": ("cpu", lambda: ones(2).type_as(torch.ones(1))),
+    # aten/src/ATen/mps/MPSGeneratorImpl.mm; test_mps.py has test_default_mps_generator.
+    "numbers of a generator": ("mps", lambda: torch.randn(2, device="mps", generator=torch.Generator(device="mps"))),
+    "a generator of the module": ("mps", lambda: ones(2).normal_(generator=torch.Generator("mps").manual_seed(3))),
+    "a permutation of a generator": ("mps", lambda: torch.randperm(3, device="mps", generator=torch.Generator("mps"))),
+    "DataLoader(shuffle=True) with a generator of MPS": ("mps", lambda: shuffled(torch.Generator("mps"))[0]),
+    # tensor_numpy.cpp: force=True is detach().cpu().resolve_conj().resolve_neg().numpy().
+    "numpy(force=True)": ("cpu", lambda: torch.from_numpy(ones(2, requires_grad=True).numpy(force=True))),
+    # TensorShape.cpp: tensor_split reads its indices on the CPU.
+    "tensor_split with indices of the CPU": ("mps", lambda: torch.tensor_split(ones(4), torch.tensor([1, 3]))[1]),
+    # TensorAdvancedIndexing.cpp: make_info moves indices of the CPU to the indexed tensor.
+    "mps[cpu indices]": ("mps", lambda: ones(3)[ids("cpu")]),
+    "mps[cpu mask]": ("mps", lambda: ones(3)[mask().cpu()]),
+    # TensorIndexing.h: an index of no dimensions is a number.
+    "cpu[one mps index]": ("cpu", lambda: torch.ones(3)[torch.tensor(1, device="mps")]),
+    # TensorIterator: one number of the CPU (allow_cpu_scalars).
+    "a number of the CPU": ("mps", lambda: torch.tensor(2.0) * ones(2)),
+    "a number of the CPU as weight": ("mps", lambda: torch.lerp(ones(2), ones(2), torch.tensor(0.5))),
+    # TensorCompare.cpp: where moves numbers of the CPU.
+    "where of two numbers of the CPU": ("mps", lambda: torch.where(ones(2) > 0, torch.tensor(1.0), torch.tensor(2.0))),
+    "masked_fill with a number of the CPU": ("mps", lambda: ones(3).masked_fill(mask(), torch.tensor(0.0))),
+    # Copy.mm: copies are made between devices.
+    "copy_ from the CPU": ("mps", lambda: ones(2).copy_(torch.zeros(2))),
+    # TensorShape.cpp: slice_scatter copies into a copy of its first argument.
+    "slice_scatter of the CPU": ("cpu", lambda: torch.zeros(3).slice_scatter(ones(2), 0, 0, 2)),
+    "slice_scatter from the CPU": ("mps", lambda: ones(3).slice_scatter(torch.zeros(2), 0, 0, 2)),
+    # An operator that is written in Python makes tensors where its arguments are.
+    "a custom operator": ("mps", lambda: torch.ops.openmed_nb_tests.shifted(ones(2))),
+    # Functions that read only a shape.
+    "expand_as": ("mps", lambda: ones(1).expand_as(torch.ones(3))),
+    "view_as": ("mps", lambda: ones(4).view_as(torch.ones(2, 2))),
+    # Composite functions that make tensors by themselves: one_hot makes zeros, repeat_interleave indices.
+    "one_hot": ("mps", lambda: torch.nn.functional.one_hot(ids())),
+    "repeat_interleave": ("mps", lambda: ones(2).repeat_interleave(2)),
+    # engine.cpp, validate_outputs: a gradient of no dimensions is moved.
+    "a gradient of the CPU without dimensions": ("mps", lambda: gradient_of(torch.tensor(1.0))),
+}
+
+
+@torch.library.custom_op("openmed_nb_tests::shifted", mutates_args=())
+def shifted(given: torch.Tensor) -> torch.Tensor:
+    """Return a tensor plus a new tensor on its device."""
+    return given + torch.ones(2, device=given.device)
+
+
+def gradient_of(gradient):
+    """Return the gradient of a tensor of the device, of which the sum has a gradient."""
+    tensor = ones(2, requires_grad=True)
+    tensor.sum().backward(gradient)
+    return tensor.grad
+
+
+@pytest.mark.parametrize(("device", "compute"), ACCEPTED.values(), ids=ACCEPTED)
+def test_two_devices_accepted(device, compute):
+    """What MPS accepts is accepted, and the result is where it is on MPS."""
+    assert compute().device.type == device
+
+
+# What MPS refuses -> its text, and what it refuses.
+REFUSED = {
+    # RnnOps.mm: _lstm_mps makes one graph of its arguments.
+    "LSTM with a hidden state of the CPU": (PLACEHOLDER, lambda: recurrent(torch.nn.LSTM, hidden="cpu")),
+    "LSTM with parameters of the CPU": (PLACEHOLDER, lambda: recurrent(torch.nn.LSTM, parameters="cpu")),
+    # RNN.cpp: check_attributes.
+    "LSTM with input of the CPU": (
+        other_device("hidden", "cpu", "mps:0"),
+        lambda: recurrent(torch.nn.LSTM, given="cpu"),
+    ),
+    "LSTM with input and state of the CPU": (
+        other_device("parameter", "cpu", "mps:0"),
+        lambda: recurrent(torch.nn.LSTM, given="cpu", hidden="cpu"),
+    ),
+    "GRU with a hidden state of the CPU": (
+        other_device("hidden", "mps:0", "cpu"),
+        lambda: recurrent(torch.nn.GRU, hidden="cpu"),
+    ),
+    "GRU with input of the CPU": (other_device("hidden", "cpu", "mps:0"), lambda: recurrent(torch.nn.GRU, given="cpu")),
+    "RNN with parameters of the CPU": (
+        other_device("parameter", "mps:0", "cpu"),
+        lambda: recurrent(torch.nn.RNN, parameters="cpu"),
+    ),
+    "GRU that was not moved, with packed input": (
+        other_device("hidden", "mps:0", "cpu"),
+        lambda: torch.nn.GRU(1, 2)(packed(), torch.zeros(1, 2, 2)),
+    ),
+    # TensorAdvancedIndexing.cpp: check_indices_on_cpu_or_selfdevice.
+    "cpu[mps index]": (INDICES, lambda: torch.ones(3)[ids()]),
+    "cpu[mps mask]": (INDICES, lambda: torch.ones(3)[mask()]),
+    "cpu[mps index] = number": (INDICES, lambda: torch.ones(3).__setitem__(ids(), 5.0)),
+    "cpu[mps mask] = number": (INDICES, lambda: torch.ones(3).__setitem__(mask(), 5.0)),
+    "cpu[:, mps index]": (INDICES, lambda: torch.ones(2, 3)[:, ids()]),
+    "cpu.index_put_": (INDICES, lambda: torch.ones(3).index_put_((ids(),), torch.tensor(1.0))),
+    # PackedSequence.cpp; pytorch#43227.
+    "pack_padded_sequence with lengths of MPS": (LENGTHS, lambda: pack_padded_sequence(ones(3, 2, 1), 3 - ids() // 2)),
+    "pack_padded_sequence of the CPU with lengths of MPS": (
+        LENGTHS,
+        lambda: pack_padded_sequence(torch.ones(3, 2, 1), 3 - ids() // 2),
+    ),
+    # aten/src/ATen/core/Generator.h: check_generator; pytorch#85450, #110820.
+    "a generator of the CPU": (GENERATOR, lambda: torch.randn(2, device="mps", generator=torch.Generator())),
+    "dropout by a generator of the CPU": (GENERATOR, lambda: ones(2).bernoulli_(0.5, generator=torch.Generator())),
+    "weights by a generator of the CPU": (
+        GENERATOR,
+        lambda: torch.nn.init.normal_(ones(2), generator=torch.Generator()),
+    ),
+    "multinomial by a generator of the CPU": (
+        GENERATOR,
+        lambda: torch.multinomial(ones(2), 1, generator=torch.Generator()),
+    ),
+    "DataLoader(shuffle=True) where MPS is the default device": (GENERATOR, shuffled),
+    "a generator of MPS for the CPU": (
+        "Expected a 'cpu' device type for generator but found 'mps'",
+        lambda: torch.randn(2, generator=torch.Generator("mps")),
+    ),
+    # TensorShape.cpp.
+    "tensor_split with indices of MPS": (SECTIONS, lambda: torch.tensor_split(ones(4), ids())),
+    "tensor_split of the CPU with indices of MPS": (SECTIONS, lambda: torch.ones(4).tensor_split(ids())),
+    # TensorIterator: an output is no number of the CPU, and only one input is.
+    "a number of the CPU that changes": (TWO_DEVICES, lambda: torch.tensor(1.0).add_(ones(1)[0])),
+    "two numbers of the CPU": (TOO_MANY, lambda: torch.addcmul(ones(2), torch.tensor(1.0), torch.tensor(2.0))),
+    "a result on the CPU": (TWO_DEVICES, lambda: torch.add(ones(2), ones(2), out=torch.ones(2))),
+    "a number of MPS for the CPU": (TWO_DEVICES, lambda: torch.ones(2) * ones(1)[0]),
+    "a view of the CPU": (TWO_DEVICES, lambda: torch.nn.functional.mse_loss(ones(2), torch.ones(2))),
+    # Indexing.mm: masked_fill__mps, index_select_out_mps.
+    "masked_fill with a mask of the CPU": (
+        "expected self and mask to be on the same device, but got mask on cpu and self on mps:0",
+        lambda: ones(3).masked_fill(mask().cpu(), 0.0),
+    ),
+    "index_select with indices of the CPU": (METAL, lambda: ones(3).index_select(0, ids("cpu"))),
+    # TensorAdvancedIndexing.cpp: index_func_meta_impl.
+    "index_add with a source of the CPU": (
+        (
+            "index_add_(): self, index and source expected to be in the same device, "
+            "but got (self) mps:0, (index) mps:0, and (source) cpu"
+        ),
+        lambda: ones(3).index_add(0, ids(), torch.ones(2)),
+    ),
+    # Convolution.cpp: check_input_same_type_as_parameters.
+    "a convolution that was not moved": (
+        "Input type (MPSFloatType) and weight type (torch.FloatTensor) should be the same",
+        lambda: torch.nn.Conv1d(1, 1, 1)(ones(1, 1, 3)),
+    ),
+    "a convolution with input of the CPU": (
+        (
+            "Input type (torch.FloatTensor) and weight type (MPSFloatType) should be the same "
+            "or input should be a MKLDNN tensor and weight is a dense tensor"
+        ),
+        lambda: torch.nn.Conv1d(1, 1, 1).to("mps")(torch.ones(1, 1, 3)),
+    ),
+    # LinearAlgebra.mm: checkAllSameGPU. Linear.mm; test_mps.py has test_linear_errors.
+    "mm": (
+        "Tensor for argument #2 'mat2' is on CPU, but expected it to be on GPU (while checking arguments for mm)",
+        lambda: ones(2, 2) @ torch.ones(2, 2),
+    ),
+    "a bias of the CPU": (
+        "Tensor for argument bias is on cpu but expected on mps",
+        lambda: torch.nn.functional.linear(ones(2, 2), ones(2, 2), torch.ones(2)),
+    ),
+    # engine.cpp: validate_outputs.
+    "a gradient of the CPU": (
+        "invalid gradient at index 0 - expected device mps:0 but got cpu",
+        lambda: ones(2, requires_grad=True).mul(2).backward(torch.ones(2)),
+    ),
+    "a gradient of MPS for the CPU": (
+        "invalid gradient at index 0 - expected device cpu but got mps:0",
+        lambda: torch.ones(2, requires_grad=True).mul(2).backward(ones(2)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "compute"), REFUSED.values(), ids=REFUSED)
+def test_two_devices_refused(text, compute):
+    """What MPS refuses is refused with the class and the text of torch."""
+    with pytest.raises(RuntimeError) as caught:
+        compute()
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_network_on_one_device(kind):
+    """Recurrent networks compute on the device, with states and without, and on the CPU beside it."""
+    assert recurrent(kind)[0].is_mps
+    assert kind(1, 2).to("mps")(packed())[0].data.is_mps
+    assert recurrent(kind, given="cpu", hidden="cpu", parameters="cpu")[0].is_cpu
+
+
+def test_generator_is_of_its_device():
+    """A generator says its device, begins again at a seed, and is one of torch's."""
+    there = torch.Generator(device="mps")
+    here = torch.Generator()
+    assert (there.device, here.device) == (torch.device("mps", 0), torch.device("cpu"))
+    assert isinstance(there, torch.Generator)
+    assert isinstance(here, torch.Generator)
+    assert isinstance(torch.default_generator, torch.Generator)
+    first = torch.rand(2, device="mps", generator=there.manual_seed(4))
+    state = there.get_state()
+    second = torch.rand(2, device="mps", generator=there)
+    there.set_state(state)
+    assert torch.equal(second, torch.rand(2, device="mps", generator=there))
+    assert torch.equal(first, torch.rand(2, device="mps", generator=there.manual_seed(4)))
+
+
+SPARSE = {
+    "sparse_coo": torch.Tensor.to_sparse,
+    "sparse_csr": torch.Tensor.to_sparse_csr,
+    "sparse_csc": torch.Tensor.to_sparse_csc,
+    "sparse_bsr": lambda tensor: tensor.to_sparse_bsr((1, 1)),
+    "jagged": lambda tensor: torch.nested.nested_tensor(list(tensor), layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("convert", SPARSE.values(), ids=SPARSE)
+def test_to_device_moves_sparse_tensors(mps, convert):
+    """A sparse or jagged tensor moves to the device with its values and indices, computes there, and comes back."""
+    here = convert(torch.eye(2))
+    there = to_device({"adjacency": here}, "mps")["adjacency"]
+    assert (there.device, there.layout, there.is_mps) == (torch.device("mps", 0), here.layout, True)
+    assert there.values().is_mps if here.layout is not torch.sparse_coo else there.coalesce().values().is_mps
+    assert mps.holds(there)
+    assert not mps.holds(here)
+    assert there.to("mps").device == there.device
+    back = to_device(there, "cpu")
+    assert back.device.type == "cpu"
+    assert not mps.holds(back)
+
+
+def test_sparse_gradient():
+    """The sparse gradient of an embedding is on the device, and a product with a dense matrix of the CPU is refused."""
+    embedding = torch.nn.Embedding(3, 2, sparse=True).to("mps")
+    embedding(ids()).sum().backward()
+    gradient = embedding.weight.grad
+    assert (gradient.layout, gradient.is_mps, gradient.coalesce().indices().is_mps) == (torch.sparse_coo, True, True)
+    matrix = torch.eye(2).to_sparse().to("mps")
+    assert torch.sparse.mm(matrix, ones(2, 2)).is_mps
+    with pytest.raises(RuntimeError, match=r"on CPU|same device"):
+        torch.sparse.mm(matrix, torch.ones(2, 2))
+
+
+class TestNothingAborts:
+    """What asks the library below torch for MPS, which it does not have here, must not end the process."""
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_export(self, strict):
+        """A model on the device is exported, and computes what it computed before."""
+        model, batch = torch.nn.Linear(2, 2).to("mps"), ones(2, 2)
+        exported = torch.export.export(model, (batch,), strict=strict)
+        assert [node.target for node in exported.graph.nodes if node.op == "call_function"] == [
+            torch.ops.aten.linear.default
+        ]
+        assert torch.equal(exported.module()(batch), model(batch))
+
+    def test_backward_of_fake_tensors(self):
+        """A backward pass computes shapes under FakeTensorMode, of fakes of the device and of a model there."""
+        layer, batch = torch.nn.Linear(2, 3).to("mps"), ones(4, 2, requires_grad=True)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = mode.from_tensor(batch)
+            layer(fake).sum().backward()
+        assert fake.grad.shape == (4, 2)
+
+    def test_fake_tensors_take_no_memory(self, mps):
+        """A fake tensor of the device takes no memory there, and none is on it."""
+        with FakeTensorMode():
+            fake = torch.ones(1000, device="mps", requires_grad=True)
+            (fake * 2).sum().backward()
+        assert mps.allocator.allocated == 0
+        assert not mps.holds(fake)
+
+    def test_compiled_model(self):
+        """A model that is compiled without a compiler computes forward and backward."""
+        layer = torch.nn.Linear(2, 2).to("mps")
+        torch.compile(layer, backend="aot_eager")(ones(2, 2)).sum().backward()
+        assert layer.weight.grad.shape == (2, 2)
+
+
+def _sweep(*arguments, timeout):
+    command = [sys.executable, str(SWEEP), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+# One of each kind of rule: an iterator, a reduction, indices, a copy, a matrix, a graph, a list, a composite function.
+REPRESENTATIVES = (
+    *("add", "where", "addcmul", "sum", "index_put", "gather", "masked_fill", "slice_scatter", "mm", "cat"),
+    *("nn.functional.linear", "nn.functional.conv2d", "nn.functional.embedding", "linalg.eigh", "normal"),
+)
+
+
+def test_sweep_of_representative_operators():
+    """Samples of torch's database run forward and backward without an abort, and refusals follow the dispatcher's rules."""
+    figures = _sweep(*REPRESENTATIVES, "--samples", "1", timeout=240)["figures"]
+    assert figures["operators"] == len(REPRESENTATIVES)
+    assert figures["aborts"] == 0
+    assert figures["operators refused on the device"] == 1  # linalg.eigh, which MPS does not have.
+    assert figures["refused"] > 10
+    assert figures.get("failed otherwise", 0) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_sweep_of_all_operators():
+    """No sample of torch's whole database aborts, and what differs is what docs/devices.md lists, with the reason."""
+    report = _sweep(timeout=3500)
+    page = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+    assert report["figures"]["operators"] > 600
+    assert report["figures"]["aborts"] == 0
+    assert report["failed otherwise"] == {}
+    differing = {name for kind in DIFFERENCES for name in report[kind]}
+    assert sorted(name for name in differing if f"`{name}`" not in page) == []
+
+
+DIFFERENCES = (
+    "accepted though the rules refuse",
+    "refused though the rules accept",
+    "expected to fail by torch's tests, accepted",
+    "refused, not expected to fail by torch's tests",
+)
