@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -90,6 +91,8 @@ class ResultsFile:
         lock = Path(f"{self.path}.lock")
         if not self.path.parent.exists():
             raise self._unusable("is in a folder that does not exist", "Make the folder, or name another file.")
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise self._unusable("is not a regular file", "Name another file.")
         with contextlib.suppress(OSError):  # No such file, as it should be, or a folder that the lock reports.
             if lock.stat().st_size > 0:  # A lock is empty.
                 raise self._unusable(f"needs the name {lock.name!r}, which is a file of yours", "Name another file.")
@@ -97,6 +100,8 @@ class ResultsFile:
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
+            if not os.access(lock, os.F_OK) and not can_hold_files(self.path.parent):
+                raise self._unusable("is in a folder that takes no new files", "Name another file.") from error
             raise self._unusable("is being written by another run", "Wait for it, or name another file.") from error
         except OSError as error:
             raise self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.") from error
@@ -176,6 +181,15 @@ class ResultsFile:
 
     def _unusable(self, what: str, remedy: str) -> ConfigurationError:
         return ConfigurationError(f"The file {str(self.path)!r} {what}.", remedy)
+
+
+def can_hold_files(folder: Path) -> bool:
+    """Return whether a file can be made in a folder; in those of /proc none can, whatever their permissions say."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def answers_in(path: str | os.PathLike[str]) -> int:
