@@ -142,6 +142,10 @@ def checked_policy(replacement: Any) -> Policy:
             "A replacement", replacement, f"Pass a text such as {REPLACEMENT!r}, or a mapping of labels to such texts."
         )
     given = replacement if isinstance(replacement, Mapping) else {"": replacement}
+    folded = [label.casefold() for label in given if isinstance(label, str)]
+    if len(set(folded)) < len(folded):
+        what = "A replacement names one label twice: capitals make no difference."
+        raise ConfigurationError(what, "Name each label once.")
     for label, text in given.items():
         if not isinstance(label, str) or not (text is None or isinstance(text, str)):
             raise cannot_be("A replacement", text, "Pass a text for each label, or None for a label that stays.")
@@ -174,14 +178,15 @@ def masked_text(text: str, spans: Iterable[tuple[int, int, str]], policy: Policy
         >>> masked_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
         'on 3 May, X'
     """
-    templates: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
+    given: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
+    templates = {label.casefold(): template for label, template in given.items()}  # As ``only`` takes labels.
     usual = policy if isinstance(policy, str) else REPLACEMENT
     there = ((*widened(text, start, end, is_inside), bare(label)) for start, end, label in spans if end > start)
     parts: list[str] = []
     found: list[MaskedSpan] = []
     position = length = 0
-    for start, end, label in joined([one for one in there if templates.get(one[-1], usual) is not None]):
-        template = templates.get(label, usual) or ""
+    for start, end, label in joined([one for one in there if templates.get(one[-1].casefold(), usual) is not None]):
+        template = templates.get(label.casefold(), usual) or ""
         before, replacement = text[position:start], template.format(label=label)
         begin = length + len(before)
         length = begin + len(replacement)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from ..errors import (
     whole,
 )
 from ..errors import number as in_range
-from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, checked_policy, masked_text
+from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, bare, checked_policy, masked_text
 from .references import Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
@@ -371,6 +372,15 @@ def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
     yield Piece(text[position:])
 
 
+def _warn_of_absent(labels: Iterable[str], present: Iterable[str]) -> None:
+    """Warn of labels that no entity has, in any case; without an entity, nothing is known of them."""
+    there = {label.casefold() for label in present}
+    for label in labels:
+        if there and label.casefold() not in there:
+            shown = f"label {label!r}" if re.fullmatch(r"\S{1,40}", label) else "label that was passed"
+            warn(f"No entity has the {shown}. {offered(label.casefold(), sorted(there))}")
+
+
 def shown_label(name: str) -> str:
     return name if name.strip() else UNNAMED
 
@@ -533,7 +543,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
 
         Args:
             replacement: What stands for an entity, with ``{label}`` for its label; or a mapping with such a text for some labels,
-                and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
+                in capitals or not, and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
 
         Returns:
             A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both
@@ -554,6 +564,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
             ['She has ***.', 'No complaints.']
         """
         policy = checked_policy(replacement)
+        if isinstance(policy, Mapping):
+            _warn_of_absent(policy, map(bare, self.answers.labels))
         again = iter(()) if self.texts is None else stream_of(self.texts)
         masked = MaskedTexts()
         for which, entities in enumerate(self):
@@ -607,13 +619,10 @@ class Annotations(Shown, Sequence[list[Entity]]):
         least = in_range("score", score, 1.0, such_as="0.9")
         if not (labels or least):
             return self
-        there = {label.casefold() for label in self.answers.labels}
         for label in labels:
             if not isinstance(label, str):
                 raise cannot_be("A label", label, "Pass one as it stands in the results, such as 'disease'.")
-            if there and label.casefold() not in there:
-                what = f"No entity has the label {shorten(label)!r}."
-                warn(f"{what} {offered(label.casefold(), sorted(there))}")
+        _warn_of_absent(labels, self.answers.labels)
         named = " or ".join(map(shorten, labels))
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
