@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from ..errors import (
 )
 from ..errors import number as in_range
 from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, bare, checked_policy, masked_text
-from .references import Reference, fingerprint_of, read, stream_of
+from .references import FileText, Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -443,6 +444,10 @@ class Summary(Shown):
         )
 
 
+def _are_files(texts: Any) -> bool:
+    return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileText) for text in texts)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Annotations(Shown, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with a list for each text, in the order of the texts.
@@ -481,13 +486,28 @@ class Annotations(Shown, Sequence[list[Entity]]):
         """Why texts have no answer, by their number."""
         return dict(self.answers.errors)
 
+    @cached_property
+    def sources(self) -> tuple[str | None, ...]:
+        """The path of the file of each text, by its number, ``None`` for a text that is not a file.
+
+        Paths are in results alone: no error, report or log has one, because a name of a file can be that of a patient.
+        """
+        texts = self.texts if _are_files(self.texts) else ()
+        paths = [text.path for text in islice(texts, len(self))]
+        return (*paths, *[None] * (len(self) - len(paths)))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return model, device, and for each text its entities or its error, as plain mappings and lists."""
+        """Return model, device, and for each text its entities or its error, as plain mappings and lists.
+
+        A text that is a file also has its ``source``; see :attr:`sources`.
+        """
         errors = self.answers.errors
-        texts = [
+        texts: list[dict[str, Any]] = [
             {"error": errors[number]} if number in errors else {"entities": entities}
             for number, entities in enumerate(self)
         ]
+        if _are_files(self.texts):
+            texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
@@ -497,6 +517,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row for each entity: ``text`` (its number), label, ``score``, ``word``, ``start``, ``end``.
 
+        Where the texts are files, the column ``source`` has the path of each; see :attr:`sources`.
+
         Raises:
             ConfigurationError: If pandas is not installed.
         """
@@ -504,7 +526,10 @@ class Annotations(Shown, Sequence[list[Entity]]):
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        return pd.DataFrame(self.answers.columns())
+        columns = self.answers.columns()
+        if _are_files(self.texts):
+            columns["source"] = [self.sources[number] for number in columns["text"]]
+        return pd.DataFrame(columns)
 
     def show(self, number: int) -> AnnotatedText:
         """Return one of the texts with its entities marked.
