@@ -211,7 +211,7 @@ def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | Configurat
             matches = {os.path.realpath(path): path} if is_named else _paths_matching(path)
             # A shell makes a file named ``*.txt`` by mistake; without the others, their notes would be missing.
             folder = os.path.dirname(path)
-            if len(patterns) == 1 and is_named and len(_matching({folder: folder}, name)) > 1:
+            if len(patterns) == 1 and is_named and not is_folder and len(_matching({folder: folder}, name)) > 1:
                 what = f"{shown} is the name of a file on {host}, and a pattern that other files match."
                 return ConfigurationError(what, "Rename that file.")
         except OSError as error:
@@ -249,13 +249,15 @@ def _paths_matching(pattern: str) -> dict[str, str]:
     """
     anchor, names = PurePath(pattern).anchor, PurePath(pattern).parts[1:]
     folders = {os.path.realpath(anchor): anchor}  # real path and path as it was named
+    is_literal = True  # no wildcard so far
     for name in names[:-1]:
-        exact = _exact(folders, name)
+        exact = _exact(folders, name) if is_literal else []
         folders = _all_below(folders) if name == "**" and not exact else _folders_of(exact or _matching(folders, name))
+        is_literal = bool(exact)
     last = names[-1]
     if last == "**":
         folders = _all_below(folders)
-    entries = _exact(folders, last) or _matching(folders, last)
+    entries = _matching(folders, last)
     files = {entry.real: entry.path for entry in entries if not entry.is_folder}
     links = {entry.real: os.path.realpath(entry.path) for entry in entries if entry.is_link}
     return {real: path for real, path in files.items() if links.get(real, real) == real or links[real] not in files}
@@ -272,8 +274,14 @@ def _exact(folders: Mapping[str, str], name: str) -> list[_Entry]:
 
 
 def _matching(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
-    """Return the entries of folders that match one part of a pattern."""
-    return _listed(folders, _ONE_IN_BRACKETS.sub(r"[[]\1]", pattern)) if glob.has_magic(pattern) else []
+    """Return the entries of folders that one part of a pattern stands for.
+
+    Where ``[A]`` is part of a name, only that name counts. ``*`` also matches itself, so it stands for all.
+    """
+    exact = _exact(folders, pattern)
+    if not glob.has_magic(pattern) or (exact and not fnmatch.fnmatchcase(pattern, pattern)):
+        return exact
+    return _listed(folders, _ONE_IN_BRACKETS.sub(r"[[]\1]", pattern))
 
 
 def _listed(folders: Mapping[str, str], pattern: str) -> list[_Entry]:

@@ -110,6 +110,8 @@ def test_file_with_the_name_of_a_pattern_does_not_hide_the_others(write):
 
     assert isinstance(files_matching([str(named)]), ConfigurationError)
     assert names_matching(named, other) == [str(named), str(other)]
+    assert names_matching(named.parent.parent / f"{named.parent.name[:-1]}?" / "*.txt") == [str(named), str(other)]
+    assert names_matching(named.parent / "**" / "*.txt") == [str(named), str(other)]
 
 
 def test_class_of_characters_is_a_pattern(tmp_path, write):
