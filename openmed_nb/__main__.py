@@ -17,6 +17,8 @@ from typing import NoReturn
 
 from .activity import Activity
 from .annotation.corpus import annotate_text
+from .annotation.references import FileText, read, unless_failed
+from .annotation.tables import reader_by_name
 from .display import Json
 from .errors import ConfigurationError, Interrupted, OpenMedError, cause, parser_problem
 from .models.registry import BUNDLED_FOLDER
@@ -96,7 +98,10 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     text = read_note(asked.note)
     found = annotate_text(SESSION, text, asked.model, asked.device)
     choice = SESSION.device(asked.device)
-    return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})) if asked.json else f"{choice}\n\n{found}", 0
+    if asked.json:
+        return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})), 0
+    # A byte order mark counts as a character of the file, and means nothing on a terminal.
+    return f"{choice}\n\n{found}".replace("\ufeff", ""), 0
 
 
 def examine(arguments: list[str]) -> tuple[str, int]:
@@ -160,16 +165,16 @@ def show_progress(activity: Activity | None) -> None:
 
 
 def read_note(path: Path) -> str:
-    """Return the text of a file.
+    """Return the text of a file, as ``annotate`` reads one: offsets count its characters, line ends and marks included.
 
     Raises:
-        ConfigurationError: Where it cannot be read as UTF-8 text.
+        ConfigurationError: If it is a table.
+        UnreadableText: If it cannot be read as UTF-8 text.
     """
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigurationError(f"The note {str(path)!r} cannot be read: {reason}.", "Name a text file.") from error
+    if reader := reader_by_name(str(path)):
+        raise ConfigurationError("The note is a table.", f"Pass its column of texts to annotate(): {reader}.")
+    text: str = unless_failed(read(FileText.at(str(path)), 0))
+    return text
 
 
 if __name__ == "__main__":

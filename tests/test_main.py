@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import openmed_nb as nb
 from openmed_nb.__main__ import NOTE, main, show_progress
 from openmed_nb.activity import Activity
 
@@ -43,9 +44,9 @@ def test_mistakes_are_one_line(capsys):
     mistakes = {
         ("--device", "banana"): "UnknownDevice: 'banana'",
         ("--model", "disease_detection_tinny"): "UnknownModel: There is no model named 'disease_detection_tinny'",
-        ("no such note.txt",): "cannot be read: No such file or directory",
-        (str(NOTE.parent),): "cannot be read: Is a directory",
-        (str(NOTE.parent / "disease" / "model.safetensors"),): "it is not UTF-8 text",
+        ("no such note.txt",): "No such file or directory",
+        (str(NOTE.parent),): "Is a directory",
+        (str(NOTE.parent / "disease" / "model.safetensors"),): "UnreadableText: ",
         ("doctor", "disease_detection_tinny"): "UnknownModel: ",
         ("ladder", "--seconds", "0"): "seconds",
     }
@@ -58,7 +59,7 @@ def test_mistakes_are_one_line(capsys):
 
 
 def test_control_characters_of_a_note_do_not_reach_the_terminal(tmp_path, capsys):
-    """Escape codes in a note are shown as pictures, and a byte order mark is no character of the note."""
+    """Escape codes in a note are shown as pictures, and a byte order mark is not shown."""
     note = tmp_path / "note.txt"
     note.write_bytes(b"\xef\xbb\xbfPatient \x1b[2Jwith asthma\r\n")
     main([str(note), "--model", "bundled_small"])
@@ -67,6 +68,62 @@ def test_control_characters_of_a_note_do_not_reach_the_terminal(tmp_path, capsys
     assert "\x1b" not in printed
     assert "␛[2J" in printed
     assert "\ufeff" not in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        pytest.param(b"\xef\xbb\xbfPatient\r\nwith asthma\r\n", "\ufeffPatient\r\nwith asthma\r\n", id="mark and crlf"),
+        pytest.param(b"Pat\xc3\xa9\rwith asthma", "Pat\u00e9\rwith asthma", id="cr"),
+        pytest.param(b"", "", id="empty"),
+    ],
+)
+def test_note_is_read_as_annotate_reads_it(content, text, tmp_path, capsys):
+    """Regression: line ends and a byte order mark were dropped, and offsets were not those of the file."""
+    note = tmp_path / "note [1].txt"
+    note.write_bytes(content)
+
+    assert main([str(note), "--model", "bundled_small", "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == text
+    assert all(text[entity["start"] : entity["end"]] == entity["word"] for entity in answer["entities"])
+    found = nb.annotate(note, "bundled_small", progress=False)
+    assert answer["entities"] == found[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param("asthma".encode("utf-16-le"), "zero", id="utf-16 without a mark"),
+        pytest.param(b"Anna\0", "zero", id="nul"),
+        pytest.param(b"Anna \xe9", "not UTF-8", id="latin-1"),
+        pytest.param(b"PAR1\0", "read_parquet", id="parquet"),
+    ],
+)
+def test_bytes_that_are_no_note_are_one_line(content, said, tmp_path, capsys):
+    """The command and ``annotate`` raise the same error, which quotes nothing."""
+    note = tmp_path / "anna.txt"
+    note.write_bytes(content)
+
+    assert main([str(note)]) == 2
+
+    printed = capsys.readouterr().err
+    with pytest.raises(nb.errors.UnreadableText) as caught:
+        nb.annotate(note, "bundled_small", progress=False)
+    assert printed == f"UnreadableText: {caught.value}\n"
+    assert said in printed
+    assert "anna" not in printed.casefold()
+
+
+def test_table_is_refused_with_the_line_that_reads_its_column(tmp_path, capsys):
+    """Regression: a table was one note."""
+    table = tmp_path / "notes.csv"
+    table.write_text("patient,report\n1,asthma\n", "utf-8")
+
+    assert main([str(table)]) == 2
+
+    assert "pandas.read_csv(path)['report']" in capsys.readouterr().err
 
 
 def test_doctor_prints_its_report_and_how_it_is(capsys):

@@ -30,7 +30,7 @@ from ..models.registry import is_named
 from ..session import SESSION, Session
 from .loading import create_pipeline
 from .masking import SHOWN_TEXTS
-from .references import BLANK, MISSING, Reference, check_series, fingerprint_of, index_of, stream_of
+from .references import BLANK, MISSING, Reference, check_series, fingerprint_of, index_of, stream_of, warn_if_file_name
 from .results import AnnotatedText, Annotations, Answered, Answers
 from .resume import ResultsFile, answers_in, differences, settings_of
 
@@ -61,7 +61,9 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         texts: One text as a string, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``:
             anything that gives strings one by one. They are read as they are needed; kept are the first texts, what all of
             them came in (no copy), 16 bytes for each text and 24 for each entity, and each word once. Or the
-            ``pathlib.Path`` of files that are a text each, with ``*`` for any name, or a list of such paths. Or a column of
+            ``pathlib.Path`` of files that are a text each, with ``*``, ``?``, ``[a-z]`` and ``**`` as in ``Path.glob``, or a
+            list of such paths. A part of a path that exists under its own name is no pattern. Files come in the order of
+            ``sorted(paths)``, each once, without hidden ones; ``sources`` has the file of each text. Or a column of
             ``dask.dataframe``, of which a partition is read at a time, after all were read once to count their rows; not as
             it is after ``persist()`` on a cluster. Dask may have changed what is not a text in it: it makes ``"5"`` of a 5
             (its setting ``dataframe.convert-string``). A missing value (``None``, NaN, ``pd.NA`` and the like) has no
@@ -212,6 +214,7 @@ class CorpusRun(Iterator[Any]):
         self._pulled: deque[int] = deque()  # the fingerprints of texts without an answer
         # The fingerprints and texts, by number, of which an earlier run has no result.
         self._again: dict[int, tuple[int, Any]] = {}
+        self._warned_of_file_name = False
 
     def __next__(self) -> Any:
         text = next(self._stream)
@@ -220,6 +223,8 @@ class CorpusRun(Iterator[Any]):
         if fingerprint == MISSING:  # A model reads nothing in its place; it is known by its fingerprint.
             text = "" if self.source.settings["delimiter"] is None else []
         if len(self._first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
+            if isinstance(text, str) and not self._warned_of_file_name:
+                self._warned_of_file_name = warn_if_file_name(text, len(self._first_texts))
             words = text if isinstance(text, list) else [text]
             self._first_texts.append(self._delimiter.join(word for word in words if isinstance(word, str)))
         return text

@@ -349,7 +349,8 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     unknown = np.flatnonzero(np.isnan(scores))
     for sequence in {*run.tokens.sequences(unknown).tolist()}:
         what = f"The model computes no numbers (NaN) on {device} in {network.model.dtype}."
-        remedy = f"Load it in float32, or use {elsewhere(device.type)}."
+        check = "Load it in float32" if network.model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
+        remedy = f"{check}, or use {elsewhere(device.type)}."
         failures.setdefault(sequence, ModelUnusable(what, remedy))
     scores[unknown] = 0  # NaN is unlike itself, and decoding compares
     return Predictions(labels, scores, probabilities), failures

@@ -147,6 +147,10 @@ def checked_policy(replacement: Any) -> Policy:
             "A replacement", replacement, f"Pass a text such as {REPLACEMENT!r}, or a mapping of labels to such texts."
         )
     given = replacement if isinstance(replacement, Mapping) else {"": replacement}
+    folded = [label.casefold() for label in given if isinstance(label, str)]
+    if len(set(folded)) < len(folded):
+        what = "A replacement names one label twice: capitals make no difference."
+        raise ConfigurationError(what, "Name each label once.")
     for label, text in given.items():
         if not isinstance(label, str) or not (text is None or isinstance(text, str)):
             raise cannot_be("A replacement", text, "Pass a text for each label, or None for a label that stays.")
@@ -193,19 +197,20 @@ def masked_text(text: str, spans: Iterable[tuple[Any, ...]], policy: Policy, sho
         >>> masked_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
         'on 3 May, X'
     """
-    templates: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
+    given: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
+    templates = {label.casefold(): template for label, template in given.items()}  # As ``only`` takes labels.
     usual = policy if isinstance(policy, str) else REPLACEMENT
     replaced: list[LabeledSpan] = []
-    for given in spans:
-        span = LabeledSpan(*given)
+    for values in spans:
+        span = LabeledSpan(*values)
         start, end = whole_words(text, span.start, span.end)
-        if end > start and templates.get(span.label, usual) is not None:
+        if end > start and templates.get(span.label.casefold(), usual) is not None:
             replaced.append(span._replace(start=start, end=end))
     parts: list[str] = []
     found: list[MaskedSpan] = []
     position = length = 0
     for start, end, label, _continues in joined(replaced):
-        template = templates.get(label, usual) or ""
+        template = templates.get(label.casefold(), usual) or ""
         before, replacement = text[position:start], template.format(label=label)
         begin = length + len(before)
         length = begin + len(replacement)

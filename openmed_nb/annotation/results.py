@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,6 @@ from ..errors import (
     OpenMedError,
     UnreadableText,
     cannot_be,
-    describe_value,
     offered,
     shorten,
     warn,
@@ -37,7 +37,7 @@ from .masking import (
     continues_entity,
     masked_text,
 )
-from .references import MISSING, Reference, fingerprint_of, read, stream_of
+from .references import MISSING, FileText, Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -502,6 +502,14 @@ def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
     yield Piece(text[position:])
 
 
+def _warn_of_absent(labels: Iterable[str], present: Iterable[str]) -> None:
+    """Warn of labels that no entity has, in any case; without an entity, nothing is known of them."""
+    there = {label.casefold() for label in present}
+    for label in labels:
+        if there and label.casefold() not in there:
+            warn(f"No entity has the label {describe_value(label)}. {offered(label.casefold(), sorted(there))}")
+
+
 def shown_label(name: str) -> str:
     return name if name.strip() else UNNAMED
 
@@ -565,6 +573,10 @@ class Summary(Shown):
             spoken=(title, *self.only, *filter(None, rest)),
             pictures=(picture,),
         )
+
+
+def _are_files(texts: Any) -> bool:
+    return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileText) for text in texts)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -639,8 +651,21 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         """The numbers of the texts in whose place was a missing value, such as ``None`` or NaN; they have no entities."""
         return self.answers.missing
 
+    @cached_property
+    def sources(self) -> tuple[str | None, ...]:
+        """The path of the file of each text, by its number, ``None`` for a text that is not a file.
+
+        Paths are in results alone: no error, report or log has one, because a name of a file can be that of a patient.
+        """
+        texts = self.texts if _are_files(self.texts) else ()
+        paths = [text.path for text in islice(texts, len(self))]
+        return (*paths, *[None] * (len(self) - len(paths)))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return model, device, and for each text its entities, its error, or that it is missing, as plain mappings and lists."""
+        """Return model, device, and for each text its entities, its error, or that it is missing, as plain mappings and lists.
+
+        A text that is a file also has its ``source``; see :attr:`sources`.
+        """
         texts: list[dict[str, Any]] = [{"entities": entities} for entities in self]
         for number, spans in self.answers.dropped.items():
             texts[number]["dropped"] = [span._asdict() for span in spans]
@@ -648,6 +673,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             texts[number] = {"missing": True}
         for number, error in self.answers.errors.items():
             texts[number] = {"error": error}
+        if _are_files(self.texts):
+            texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
@@ -661,6 +688,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             The table. Its index is that of the notes, if they came in a Series: ``found.to_frame().join(table["patient"])``
             gives each entity the patient of its note. Otherwise, rows are numbered.
 
+        Where the texts are files, the column ``source`` has the path of each; see :attr:`sources`.
+
         Raises:
             ConfigurationError: If pandas is not installed.
         """
@@ -668,7 +697,10 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        frame = pd.DataFrame(self.answers.columns())
+        columns = self.answers.columns()
+        if _are_files(self.texts):
+            columns["source"] = [self.sources[number] for number in columns["note"]]
+        frame = pd.DataFrame(columns)
         return frame if self.row_index is None else frame.set_axis(self.row_index.take(frame["note"]))
 
     def show(self, number: int) -> AnnotatedText:
@@ -711,7 +743,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
 
         Args:
             replacement: What stands for an entity, with ``{label}`` for its label; or a mapping with such a text for some labels,
-                and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
+                in capitals or not, and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
 
         Returns:
             A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both
@@ -732,6 +764,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             ['She has ***.', 'No complaints.']
         """
         policy = checked_policy(replacement)
+        if isinstance(policy, Mapping):
+            _warn_of_absent(policy, map(bare, self.answers.labels))
         again = iter(()) if self.texts is None else stream_of(self.texts)
         masked = MaskedTexts()
         for which, entities in enumerate(self):
@@ -791,13 +825,10 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         least = in_range("score", score, 1.0, such_as="0.9")
         if not (labels or least):
             return self
-        there = {label.casefold() for label in self.answers.labels}
         for label in labels:
             if not isinstance(label, str):
                 raise cannot_be("A label", label, "Pass one as it stands in the results, such as 'disease'.")
-            if there and label.casefold() not in there:
-                what = f"No entity has the label {describe_value(label)}."
-                warn(f"{what} {offered(label.casefold(), sorted(there))}")
+        _warn_of_absent(labels, self.answers.labels)
         named = " or ".join(map(shorten, labels))
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}

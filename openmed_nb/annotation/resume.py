@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -95,6 +96,8 @@ class ResultsFile:
         lock = Path(f"{self.path}.lock")
         if not self.path.parent.exists():
             raise self._unusable("is in a folder that does not exist", "Make the folder, or name another file.")
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise self._unusable("is not a regular file", "Name another file.")
         with contextlib.suppress(OSError):  # No such file, as it should be, or a folder that the lock reports.
             if lock.stat().st_size > 0:  # A lock is empty.
                 raise self._unusable(f"needs the name {lock.name!r}, which is a file of yours", "Name another file.")
@@ -102,6 +105,8 @@ class ResultsFile:
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
+            if not os.access(lock, os.F_OK) and not can_hold_files(self.path.parent):
+                raise self._unusable("is in a folder that takes no new files", "Name another file.") from error
             raise self._unusable("is being written by another run", "Wait for it, or name another file.") from error
         except OSError as error:
             raise self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.") from error
@@ -224,6 +229,15 @@ def dropped_span_of(value: Mapping[str, Any]) -> DroppedSpan:
     if [type(part) for part in span] != [str, float, int, int] or not math.isfinite(span.score):
         raise ValueError(len(value))
     return span
+
+
+def can_hold_files(folder: Path) -> bool:
+    """Return whether a file can be made in a folder; in those of /proc none can, whatever their permissions say."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def answers_in(path: str | os.PathLike[str]) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,8 +47,13 @@ CHARACTERS_PER_TOKEN = 4
 def check_text(text: object, name: str = "The text") -> None:
     """Refuse anything but a text, and half of a surrogate pair, which no encoding can write."""
     if not isinstance(text, str):
-        path = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
-        remedy = path if isinstance(text, PurePath) else "Pass a string, '' where there is no text."
+        remedy = "Pass a string, '' where there is no text."
+        if isinstance(text, os.PathLike):
+            remedy = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
+        elif isinstance(text, (list, tuple)):
+            remedy = "Pass the words of a text as one string, such as ' '.join(words)."
+        elif type(text).__module__.partition(".")[0] == "pyarrow":
+            remedy = "Pass the strings of a column of Arrow, as in column.to_pylist()."
         raise UnreadableText(f"{name} must be a string, not {type(text).__name__}.", remedy)
     try:
         text.encode()

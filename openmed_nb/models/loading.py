@@ -65,6 +65,9 @@ REST = re.compile(
 # The heads that a body was trained with; they do not change what it says of tokens.
 PRETRAINING = re.compile(r"(cls|lm_head|mlm|nsp|predictions|discriminator_predictions|generator_\w+|vocab_\w+)\.")
 
+# Settings that are the probability of a dropout. torch checks some of them only when the model runs.
+PROBABILITY = re.compile(r"(\w*_)?(dropout|pdrop|drop_rate|drop_path_rate|layerdrop)(_prob|_p|_rate|_ratio)?")
+
 INT8 = "int8"
 ANOTHER_TYPE = "Use dtype='bfloat16', or 'float32'."
 
@@ -200,6 +203,16 @@ def without_kernels(trusted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def not_on_meta() -> Iterator[None]:
+    """Let weights be read where torch's default device is ``meta``, which holds no numbers."""
+    import torch
+
+    is_meta = torch.get_default_device().type == "meta"
+    with torch.device("cpu") if is_meta else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
     """Turn any error while a part of a model is loaded into one that names the part and the model.
 
@@ -231,9 +244,10 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
 
     stored = stored_tensors(files.weight_files(folder))
     check_counts(settings, stored, name)
+    check_probabilities(settings, name)
     source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers sets torch's default type while it makes a model: a load in another thread would take it over.
-    with TENSOR_LOCK, collector_at_rest(), quiet_transformers(), without_kernels(trusted):
+    with TENSOR_LOCK, collector_at_rest(), quiet_transformers(), without_kernels(trusted), not_on_meta():
         with unusable_on_error("config.json", name, folder):
             # Without a type transformers 5 takes the stored one, and a 16-bit file is three times slower on a CPU.
             config = AutoConfig.from_pretrained(folder, dtype=READ_AS.get(spec.dtype, spec.dtype), **source)
@@ -360,6 +374,19 @@ def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: s
             held = counted(len(stored), "tensor")
             what = f"The config.json of {describe_value(name)} asks for {key} = {shorten(f'{asked:,}')}, and its weights hold {held}."
             raise ModelUnusable(what, "Correct its config.json.")
+
+
+def check_probabilities(settings: dict[str, Any], name: str) -> None:
+    """Refuse settings that are NaN, and dropouts that are not probabilities."""
+    for key, value, _ in files.everything_in(settings):
+        is_probability = PROBABILITY.fullmatch(key) is not None
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                continue
+            if math.isnan(number) or (is_probability and not 0 <= number <= 1):
+                limits = "a probability from 0 to 1" if is_probability else "a number"
+                what = f"The config.json of {name!r} has {number} for {key}, which is not {limits}."
+                raise ModelUnusable(what, "Correct its config.json.")
 
 
 def check_size(settings: dict[str, Any], config: PreTrainedConfig, stored: Mapping[str, Stored], name: str) -> None:

@@ -219,7 +219,9 @@ class TestTextThatCannotBeRead:
         with pytest.raises(UnreadableText) as caught:
             annotated(pipe, ["asthma", text, "asthma"])
         assert caught.value.what == what
-        assert caught.value.remedy == "Pass a string, '' where there is no text." or "surrogate" in what
+        join = "Pass the words of a text as one string, such as ' '.join(words)."
+        remedy = join if isinstance(text, list) else "Pass a string, '' where there is no text."
+        assert caught.value.remedy == remedy or "surrogate" in what
         assert "secret" not in str(caught.value)
         assert words(caught.value.annotations) == [["asthma"]]
         assert caught.value.annotations.first_texts == ("asthma",)

@@ -10,7 +10,7 @@ import openmed_nb as nb
 from openmed_nb.annotation.masking import NO_GUARANTEE, checked_policy, masked_text, refine_spans
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
 from openmed_nb.display import plain
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 # Text, spans, policy, and what is left.
 CASES = [
@@ -27,6 +27,8 @@ CASES = [
     ("李明咳嗽", [(0, 2, "NAME")], "[{label}]", "[NAME]咳嗽"),
     ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None}, "on 3 May, [NAME]"),
     ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": ""}, "on , [NAME]"),
+    ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "Name")], {"date": None, "NAME": "X"}, "on 3 May, X"),
+    ("on 3 May", [(3, 8, "Stra\u00dfe")], {"STRASSE": "<{label}>"}, "on <Stra\u00dfe>"),
     ("Jo", [(0, 0, "NAME")], "X", "Jo"),
     ("Jo", [(0, 99, "NAME")], "X", "X"),
     ("Jo", [], "X", "Jo"),
@@ -41,12 +43,42 @@ def test_entities_are_replaced(text, spans, policy, left):
 
 
 @pytest.mark.parametrize(
-    "replacement", [3, None, {"A": 3}, {1: "x"}, "{name}", "{}", "{label", "{label!x}", "{0}", ["x"]]
+    "replacement",
+    [3, None, {"A": 3}, {1: "x"}, "{name}", "{}", "{label", "{label!x}", "{0}", ["x"], {"A": "", "a": None}],
 )
 def test_a_replacement_that_cannot_be_used_is_refused(replacement):
     """A replacement is a text with no field but its label, or a mapping of labels to such texts."""
     with pytest.raises(ConfigurationError):
         checked_policy(replacement)
+
+
+@pytest.mark.parametrize("label", ["disease", "Disease", "DISEASE"])
+def test_mask_matches_labels_as_only_does(label):
+    """Regression: ``mask({"disease": ...})`` was ignored."""
+    found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)
+
+    assert [masked.text for masked in found.mask({label: "***"})] == ["She has ***."]
+    assert [masked.text for masked in found.mask({label: None})] == ["She has asthma."]
+
+
+@pytest.mark.parametrize("label", ["diseas", "Mr Smith of Leeds"])
+def test_mask_warns_of_a_label_that_no_entity_has(label):
+    """The warning is that of ``only``, and quotes no label with a space."""
+    found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)
+
+    with pytest.warns(OpenMedWarning, match="No entity has the label") as caught:
+        found.mask({label: "***"})
+    with pytest.warns(OpenMedWarning, match="No entity has the label"):
+        found.only(label)
+
+    assert "Smith" not in str(caught[0].message)
+
+
+def test_mask_does_not_warn_of_a_label_without_any_entity():
+    """Nothing is known of the labels then."""
+    found = nb.annotate(["No complaints."], "bundled_small", device="cpu", progress=False)
+
+    assert found.mask({"NAME": "***"})[0].text == "No complaints."
 
 
 PLAIN = st.text(alphabet="abc .,-\n<>&\"'", max_size=12)
@@ -77,6 +109,7 @@ def texts_with_secrets(draw):
 POLICIES = st.sampled_from(("[{label}]", "", "***", {"DATE": "when"}))
 
 
+@pytest.mark.filterwarnings("ignore:No entity has the label")  # A policy may name labels that no entity has.
 @given(texts_with_secrets(), POLICIES)
 def test_no_character_of_an_entity_is_left_in_any_form(case, policy):
     """In text, HTML, JSON, repr and errors of what masking returns, no character of an entity is left."""

@@ -301,6 +301,20 @@ class TestNoResults:
         with pytest.raises(ConfigurationError, match="cannot be written"):
             run(tmp_path / "file" / "run.jsonl")
 
+    @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="a file of Linux")  # noqa: PTH110
+    @pytest.mark.parametrize(
+        ("path", "said"), [("/proc/self/mem", "no new files"), ("/dev/null", "regular"), ("pipe", "regular")]
+    )
+    def test_special_file_is_not_another_run(self, run, path, said, tmp_path):
+        """Regression: files of /proc were "being written by another run"."""
+        os.mkfifo(tmp_path / "pipe")
+
+        with pytest.raises(ConfigurationError, match=said) as caught:
+            run(tmp_path / path)
+
+        assert "another run" not in str(caught.value)
+        assert os.listdir(tmp_path) == ["pipe"]  # noqa: PTH208
+
     @pytest.mark.parametrize("name", ["a" * 300, "a\0b"], ids=["long", "null"])
     def test_impossible_name(self, run, tmp_path, name):
         """A name that no file can have is refused."""
@@ -316,10 +330,10 @@ class TestNoResults:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without an end")
     def test_device_without_an_end(self, tmp_path):
-        """A device that gives zeros for ever is refused after its first bytes."""
+        """A device that gives zeros for ever is refused before it is read."""
         (tmp_path / "link").symlink_to("/dev/full")
         with (
-            pytest.raises(ConfigurationError, match=r"is not a file of results|/dev/full\.lock"),  # Not as root.
+            pytest.raises(ConfigurationError, match="is not a regular file"),
             ResultsFile(tmp_path / "link", {}),
         ):
             pass

@@ -110,6 +110,48 @@ def test_float64_becomes_float32_for_mps(keyword_model, load_folder):
         assert model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
 
 
+def test_load_ignores_meta_as_default_device(keyword_model, load_folder, home):
+    """Regression: the remedy was to download the files again."""
+    with torch.device("meta"):
+        loaded = load_folder(keyword_model)
+
+    assert {parameter.device.type for parameter in loaded.model.parameters()} == {home}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_dropout_prob", float("nan")),
+        ("attention_probs_dropout_prob", float("nan")),
+        ("classifier_dropout", 1.5),
+        ("attn_pdrop", -0.1),
+        ("layerdrop", float("inf")),
+        ("drop_path_rate", [0.0, float("nan")]),
+        ("layer_norm_eps", float("nan")),
+        ("text_config", {"dropout": float("nan")}),
+    ],
+)
+def test_load_rejects_settings_that_are_not_numbers_or_probabilities(key, value, folder, tiny, load_folder):
+    """Regression: the run failed with the advice to restart the kernel."""
+    tiny.change_json(folder / "config.json", **{key: value})
+
+    with pytest.raises(ModelUnusable, match=r"config\.json") as caught:
+        load_folder(folder)
+
+    assert caught.value.remedy == "Correct its config.json."
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("classifier_dropout", None), ("hidden_dropout_prob", 1), ("time_step_limit", [0.0, float("inf")])],
+)
+def test_load_accepts_other_settings(key, value, folder, tiny, load_folder):
+    """No dropout, a whole number, and a limit that is infinite, as Mamba has."""
+    tiny.change_json(folder / "config.json", **{key: value})
+
+    assert load_folder(folder).config
+
+
 class TestLongTexts:
     """Nothing is cut off at the model's longest input."""
 

@@ -1,0 +1,248 @@
+"""Tables in the place of notes, bytes that are not text, and strings that name files."""
+
+import glob
+import os
+import zipfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from openmed_nb.annotation.references import files_matching
+from openmed_nb.annotation.tables import reader_by_content, reader_by_name
+from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnreadableText
+
+NOTES = ["the patient has asthma .", "no history ,\nnone"]
+
+
+@pytest.fixture
+def frame():
+    """A table of notes."""
+    return pd.DataFrame({"patient": [513, 514], "note": NOTES})
+
+
+def write_workbook(path):
+    """Write an empty workbook as Excel's are made: a zip file with these parts."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("[Content_Types].xml", "<Types/>")
+        file.writestr("xl/workbook.xml", "<workbook/>")
+
+
+WRITERS = {
+    "notes.csv": lambda frame, path: frame.to_csv(path, index=False),
+    "NOTES.CSV": lambda frame, path: frame.to_csv(path, index=False),
+    "bom.csv": lambda frame, path: frame.to_csv(path, index=False, encoding="utf-8-sig"),
+    "german.csv": lambda frame, path: frame.to_csv(path, index=False, sep=";"),
+    "notes.tsv": lambda frame, path: frame.to_csv(path, index=False, sep="\t"),
+    "notes.csv.gz": lambda frame, path: frame.rename(columns={"note": "text"}).to_csv(path, index=False),
+    "notes.parquet": lambda frame, path: frame.rename(columns={"note": "text"}).to_parquet(path),
+    "notes.jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+    "notes.ndjson": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_annotate_refuses_table_with_the_line_that_reads_its_column(name, frame, tmp_path, found_in):
+    """Regression: a CSV of 5,000 notes was one text of 13,106 entities. The line is evaluated as it is printed."""
+    WRITERS[name](frame, tmp_path / name)
+
+    with pytest.raises(ConfigurationError, match="table") as caught:
+        found_in(tmp_path / name)
+
+    line = caught.value.remedy.removeprefix("Pass its column of texts: ").rstrip(".")
+    texts = eval(line, {"pandas": pd, "path": tmp_path / name})  # noqa: S307 - the line of the remedy
+    assert texts.tolist() == NOTES
+
+
+@pytest.mark.parametrize("name", ["notes.xlsx", "notes.XLS", "notes.ods", "notes.sas7bdat", "notes.dta"])
+def test_reader_by_name_knows_other_tables(name):
+    """They are refused by their names, whatever is in them."""
+    assert reader_by_name(name)
+
+
+def test_annotate_refuses_table_among_matches_without_its_name(frame, tmp_path, found_in):
+    """A pattern that also matches a table is refused, and the name of that file is not quoted."""
+    (tmp_path / "p1.txt").write_text(NOTES[0], "utf-8")
+    frame.to_csv(tmp_path / "anna_smith.csv")
+
+    with pytest.raises(ConfigurationError, match="table") as caught:
+        found_in(tmp_path / "*")
+
+    assert "anna_smith" not in str(caught.value)
+
+
+def test_annotate_refuses_folder_of_a_parquet_table(frame, tmp_path, found_in):
+    """Dask and Spark write a table as a folder."""
+    (tmp_path / "notes.parquet").mkdir()
+    frame.to_parquet(tmp_path / "notes.parquet/part-0")
+
+    with pytest.raises(ConfigurationError, match="read_parquet"):
+        found_in(tmp_path / "notes.parquet")
+    with pytest.raises(UnreadableText, match=r"Text 0: .*read_parquet"):
+        found_in(tmp_path / "notes.parquet" / "*")
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if not name.endswith(".gz")])
+def test_table_with_the_name_of_a_note_is_an_error_by_number(name, frame, tmp_path, found_in):
+    """What is clearly a table by its contents is not a note."""
+    WRITERS[name](pd.concat([frame] * 2), tmp_path / name)
+    (tmp_path / name).replace(tmp_path / "b.txt")
+    (tmp_path / "a.txt").write_text(NOTES[0], "utf-8")
+
+    found = found_in(tmp_path / "*.txt", on_error="record")
+
+    assert list(found.errors) == [1]
+    assert "pandas.read_" in found.errors[1]
+
+
+def test_workbook_with_the_name_of_a_note_is_an_error_by_number(tmp_path, found_in):
+    """A workbook is known by its magic bytes."""
+    write_workbook(tmp_path / "n.txt")
+
+    with pytest.raises(UnreadableText, match=r"Text 0: .*read_excel"):
+        found_in(tmp_path / "n.txt")
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "Note, as dictated: the patient has asthma .\nNo fever, no cough.\nPlan, none.",
+        "Na,135,mmol/L\nK,4.1,mmol/L\nCl,101,mmol/L",
+        "test;value\nNa;135\nK;4.1",
+        "text, note\nThe patient has asthma, and diabetes, and more.\nHe is well.",
+        "[Note] asthma\n{text} asthma",
+        '{"resourceType": "DiagnosticReport", "text": "asthma"}',
+        '[1] "asthma"',
+        "note\tdate",
+        "Report|\n|",
+        "",
+        "\n",
+    ],
+)
+def test_reader_by_content_takes_a_note_for_a_note(note):
+    """Commas, tabs and braces make no table of a note."""
+    assert reader_by_content(note.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param("asthma\n".encode("utf-16-le"), "byte 1 is zero", id="utf-16-le"),
+        pytest.param("asthma\n".encode("utf-16-be"), "byte 0 is zero", id="utf-16-be"),
+        pytest.param("asthma".encode("utf-16"), "not UTF-8 at byte 0", id="utf-16"),
+        pytest.param("asthma".encode("utf-32-le"), "byte 1 is zero", id="utf-32-le"),
+        pytest.param(b"secret asthma\0", "byte 13 is zero", id="nul"),
+        pytest.param(b"secret caf\xe9", "not UTF-8 at byte 10", id="latin-1"),
+        pytest.param(b"\x1f\x8b\x08\x00secret", "not UTF-8 at byte 1", id="gzip"),
+    ],
+)
+def test_bytes_that_are_not_text_are_an_error_by_number(content, said, tmp_path, found_in):
+    """Regression: UTF-16 without a byte order mark was read without an entity and without an error."""
+    (tmp_path / "n.txt").write_bytes(content)
+
+    with pytest.raises(UnreadableText, match=r"^Text 0: ") as caught:
+        found_in(tmp_path / "n.txt")
+
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+FORMS = {
+    "pattern": "notes/*.txt",
+    "pattern without a suffix": "notes/*",
+    "home": "~/nowhere/*.txt",
+    "folder": "notes",
+    "missing": [r"C:\notes\p1.TXT"],
+    "table": "notes.csv",
+    "listdir": os.listdir,
+    "glob": lambda folder: glob.glob(f"{folder}/*.txt"),  # noqa: PTH207 - as users do
+    "iglob": lambda folder: glob.iglob(f"{folder}/*.txt"),  # noqa: PTH207 - as users do
+    "generator": lambda folder: (str(path) for path in folder.glob("*.txt")),
+    "tuple": lambda folder: tuple(map(str, folder.iterdir())),
+    "series": lambda folder: pd.Series(list(map(str, folder.iterdir()))),
+    "second": lambda folder: ["", *map(str, folder.iterdir())],
+}
+
+
+class TestStringsThatNameFiles:
+    """A string is a text. If it looks like the name of a file, a warning says so."""
+
+    @pytest.fixture
+    def folder(self, tmp_path, monkeypatch):
+        """The working directory, with notes in a folder."""
+        (tmp_path / "notes").mkdir()
+        for number in range(2):
+            (tmp_path / "notes" / f"p {number}.txt").write_text("asthma", "utf-8")
+        (tmp_path / "notes.csv").write_text("note\nasthma\n", "utf-8")
+        monkeypatch.chdir(tmp_path)
+        return Path("notes")
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_annotate_warns_once(self, form, folder, found_in):
+        """The warning quotes no name, and the run goes on."""
+        texts = FORMS[form](folder) if callable(FORMS[form]) else FORMS[form]
+
+        with pytest.warns(OpenMedWarning, match=r"^Text [01] (is|looks like) the name of a ") as caught:
+            found_in(texts)
+
+        assert len(caught) == 1
+        assert "p 0" not in str(caught[0].message)
+        assert Path(caught[0].filename) == Path(__file__) or "conftest" in caught[0].filename
+
+    @pytest.mark.parametrize(
+        "text", ["asthma", "", ".", "/", "BP 120/80 *", "**", "Take 1/2 tab.", "a" * 5000, "a\0b.", "~"]
+    )
+    @pytest.mark.usefixtures("folder")
+    def test_annotate_warns_of_no_text(self, text, found_in):
+        """Warnings are errors in these tests."""
+        assert len(found_in([text])) == 1
+
+    @pytest.mark.usefixtures("folder")
+    def test_warning_for_a_table_reads_its_column(self, found_in):
+        """Regression: the advice to pass a path made one note of the table."""
+        with pytest.warns(OpenMedWarning, match=r"pandas\.read_csv\(path\)\['note'\]"):
+            found_in("notes.csv")
+
+    @pytest.mark.parametrize("paths", [lambda folder: folder.glob("*.txt"), lambda folder: list(os.scandir(folder))])
+    def test_paths_in_another_series_are_refused_with_a_list(self, paths, folder, found_in):
+        """Paths in a generator, and entries of a folder."""
+        with pytest.raises(UnreadableText, match="Pass paths in a list"):
+            found_in(paths(folder))
+
+
+class TestOtherSeries:
+    """What is not a series of strings gets a remedy that fits."""
+
+    @pytest.mark.parametrize("kind", ["array", "chunked_array"])
+    def test_annotate_refuses_arrow_column(self, kind, found_in):
+        """Arrow gives scalars of its own."""
+        pyarrow = pytest.importorskip("pyarrow")
+        column = getattr(pyarrow, kind)([["asthma"]] if kind == "chunked_array" else ["asthma"])
+
+        with pytest.raises(ConfigurationError, match="to_pylist"):
+            found_in(column)
+        with pytest.raises(UnreadableText, match="to_pylist"):
+            found_in(list(column))
+
+    def test_annotate_refuses_arrow_column_of_datasets(self, found_in):
+        """A column of a dataset in Arrow's format."""
+        datasets = pytest.importorskip("datasets")
+        column = datasets.Dataset.from_dict({"text": ["asthma"]}).with_format("arrow")["text"]
+
+        with pytest.raises((ConfigurationError, UnreadableText), match="to_pylist"):
+            found_in(column)
+
+    @pytest.mark.parametrize("words", [["has", "asthma"], ("has", "asthma")])
+    def test_annotate_refuses_lists_of_words(self, words, found_in):
+        """The remedy joins them."""
+        with pytest.raises(UnreadableText, match="join"):
+            found_in([words])
+
+
+def test_pipe_with_the_name_of_a_table_is_not_read(tmp_path):
+    """A pipe would be waited for without end."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("there are no pipes in folders there")
+    os.mkfifo(tmp_path / "notes.csv")
+
+    assert isinstance(files_matching([str(tmp_path / "*.csv")]), ConfigurationError)
