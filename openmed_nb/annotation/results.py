@@ -7,7 +7,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +19,7 @@ from ..errors import (
     OpenMedError,
     UnreadableText,
     cannot_be,
+    describe_value,
     offered,
     shorten,
     warn,
@@ -383,6 +384,14 @@ class Answers(Sequence[list[Entity]]):
         return self._texts(self._labels)
 
     @property
+    def masked_labels(self) -> set[str]:
+        """The labels of all that masking replaces, without the prefixes of tokens."""
+        labels = {*self.labels}
+        if self._key == "entity":
+            labels = {*map(bare, labels)}
+        return labels | {span.label for spans in self.dropped.values() for span in spans}
+
+    @property
     def words(self) -> Sequence[str]:
         """The word of every entity, text after text."""
         return self._texts(self._words)
@@ -613,13 +622,14 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: an error goes to logs and to other processes, and must not bring texts there."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}  # Without what is cached, such as sources.
         if self.unfinished:
-            return {**vars(self), "answers": Answers(), "first_texts": (), "texts": None, "row_index": None}
+            return {**state, "answers": Answers(), "first_texts": (), "texts": None, "row_index": None}
         if self.show_text:
-            return vars(self)
+            return state
         settings = {**self.settings, "words": "left out"}  # No run goes on from them.
         answers = self.answers.without_words()
-        return {**vars(self), "answers": answers, "first_texts": (), "texts": None, "settings": settings}
+        return {**state, "answers": answers, "first_texts": (), "texts": None, "settings": settings}
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -765,7 +775,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         """
         policy = checked_policy(replacement)
         if isinstance(policy, Mapping):
-            _warn_of_absent(policy, map(bare, self.answers.labels))
+            _warn_of_absent(policy, self.answers.masked_labels)
         again = iter(()) if self.texts is None else stream_of(self.texts)
         masked = MaskedTexts()
         for which, entities in enumerate(self):
