@@ -19,7 +19,7 @@ from ..models.config import OpenMedConfig
 from ..models.registry import is_named
 from ..session import SESSION, Session
 from .loading import create_pipeline
-from .masking import SHOWN_TEXTS
+from .masking import SHOWN_TEXTS, entity_labels
 from .references import Reference, check_series, fingerprint_of, stream_of
 from .results import AnnotatedText, Annotations, Answers
 from .resume import ResultsFile, answers_in, differences, settings_of
@@ -149,7 +149,8 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         model = name or "bundled"
         session.tell(Activity("Annotating", model))
-        return AnnotatedText(text, tuple(pipe(text)), model, shown_device(str(pipe.device)), show_text)
+        labels = entity_labels(pipe.model.config.id2label)
+        return AnnotatedText(text, tuple(pipe(text)), model, shown_device(str(pipe.device)), show_text, labels)
 
 
 def source_here(
@@ -169,7 +170,8 @@ def source_here(
     annotator = pipe.own_annotator(batch_tokens)
     shapes = annotator.network.shapes if annotator.budget.few_shapes else None
     answers = functools.partial(annotator.answers, at_hand=isinstance(found, Sequence))
-    return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes)
+    labels = entity_labels(pipe.model.config.id2label)
+    return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes, labels)
 
 
 def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
@@ -242,7 +244,8 @@ class CorpusRun(Iterator[Any]):
         first, source = tuple(self._first_texts[: len(self.answers)]), self.source
         shapes = None if source.shapes is None else len(source.shapes)
         again = None if isinstance(self._texts, Iterator) else self._texts
-        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes, again)
+        known = source.known_labels
+        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes, again, known)
 
 
 def known_length(texts: Any) -> int | None:

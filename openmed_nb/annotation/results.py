@@ -24,7 +24,7 @@ from ..errors import (
     whole,
 )
 from ..errors import number as in_range
-from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, checked_policy, masked_text
+from .masking import REPLACEMENT, MaskedText, MaskedTexts, Policy, checked_policy, masked_text, replaced
 from .references import Reference, fingerprint_of, read, stream_of
 
 if TYPE_CHECKING:
@@ -309,6 +309,7 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
         model: The name of the model.
         device: The device that it ran on.
         show_text: Whether the text, and the words in it, are part of what is shown.
+        known_labels: The labels of the entities that the model can find; ``None`` where that is not known.
     """
 
     text: str
@@ -316,6 +317,7 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
     model: str
     device: str
     show_text: bool = True
+    known_labels: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.entities)
@@ -346,7 +348,8 @@ class AnnotatedText(Shown, Sequence[Mapping[str, Any]]):
             >>> annotate("She has asthma.", "bundled_small", device="cpu").mask("[{label}]").text
             'She has [DISEASE].'
         """
-        return masked_text(self.text, map(span_of, self.entities), checked_policy(replacement), self.show_text)
+        policy, spans = checked_policy(replacement), map(span_of, self.entities)
+        return masked_text(self.text, spans, policy, self.show_text, self.known_labels)
 
     def _table(self) -> Table:
         rows = []
@@ -449,6 +452,8 @@ class Annotations(Shown, Sequence[list[Entity]]):
         settings: What tells its run from another: the model and everything that changes its answers.
         shapes: How many shapes its batches had, on MPS, which compiles for each; ``None`` elsewhere, and on a cluster.
         texts: What the texts can be read from again, as it was passed, no copy; ``None`` for a stream of them.
+        known_labels: The labels of the entities that the model can find, and that were not left out; ``None`` where that is not
+            known.
     """
 
     answers: Answers
@@ -459,6 +464,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
     settings: Mapping[str, Any] = field(default_factory=dict)
     shapes: int | None = None
     texts: Any = None
+    known_labels: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -526,7 +532,7 @@ class Annotations(Shown, Sequence[list[Entity]]):
         if why := self.answers.errors.get(which):
             raise UnreadableText(why, "Read another text; .errors has those without an answer.")
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
-        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text)
+        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text, self.known_labels)
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
         """Return the texts with their entities replaced, such as the personal data that a privacy filter finds.
@@ -556,13 +562,14 @@ class Annotations(Shown, Sequence[list[Entity]]):
         policy = checked_policy(replacement)
         again = iter(()) if self.texts is None else stream_of(self.texts)
         masked = MaskedTexts()
+        masked.known_labels = replaced(self.known_labels, policy)
         for which, entities in enumerate(self):
             given = next(again, None)
             if why := self.answers.errors.get(which):
                 masked.append(MaskedText("", error=why))
                 continue
             text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
-            masked.append(masked_text(text, map(span_of, entities), policy, self.show_text))
+            masked.append(masked_text(text, map(span_of, entities), policy, self.show_text, self.known_labels))
         return masked
 
     def _text(self, which: int) -> str:
@@ -618,7 +625,11 @@ class Annotations(Shown, Sequence[list[Entity]]):
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
         kept = self.answers.only({label.casefold() for label in labels}, least)
-        return replace(self, answers=kept, settings=settings)
+        wanted = {label.casefold() for label in labels}
+        known = self.known_labels
+        if known is not None and wanted:
+            known = tuple(label for label in known if label.casefold() in wanted)
+        return replace(self, answers=kept, settings=settings, known_labels=known)
 
     def summary(self) -> Summary:
         """Return counts: of texts, of entities by label, and of the words that were found most often."""

@@ -369,3 +369,4 @@ class Source:
     settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
     device: str
     shapes: Collection[Any] | None = None  # of the batches so far, if the device compiles for each
+    known_labels: tuple[str, ...] | None = None  # of the entities that the model can find

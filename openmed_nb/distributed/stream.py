@@ -213,7 +213,7 @@ def source_on_workers(
     settings, characters = ready[0].settings, min(one.characters for one in ready)
     annotator = ClusterAnnotator(client, replace(work, terms=terms), characters, settings["delimiter"] is not None)
     label = Members(tuple(one.member for one in ready)).label
-    return name, found, Source(annotator.answers, settings, label)
+    return name, found, Source(annotator.answers, settings, label, known_labels=ready[0].known_labels)
 
 
 def members_of(client: Client, reason: str | None = None) -> Members:
