@@ -6,10 +6,10 @@ It stands above ``distributed``, because a run over many texts goes to the worke
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
 from ..activity import Activity
@@ -20,8 +20,8 @@ from ..models.registry import is_named
 from ..session import SESSION, Session
 from .loading import create_pipeline
 from .masking import SHOWN_TEXTS, entity_labels
-from .references import Reference, check_series, fingerprint_of, stream_of
-from .results import AnnotatedText, Annotations, Answers
+from .references import Reference, check_series, fingerprint_of, stream_of, weight
+from .results import AnnotatedText, Annotations, AnswerColumns, Answers
 from .resume import ResultsFile, answers_in, differences, settings_of
 
 if TYPE_CHECKING:
@@ -111,10 +111,11 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
 
                 SESSION.tell(Activity("Asking", "the workers"))
                 chosen, found, source = source_on_workers(client, texts, model, arguments, batch_tokens)
-            run, total = CorpusRun(found, source), known_length(found)
+            run, total, size = CorpusRun(found, source), known_length(found), known_size(found)
 
-            def tell(done: int) -> None:
-                SESSION.tell(Activity("Annotating", f"{chosen} on {source.device}", done, total, "text"))
+            def tell(done: int, size_done: int) -> None:
+                name = f"{chosen} on {source.device}"
+                SESSION.tell(Activity("Annotating", name, done, total, "text", size_done, size))
 
             with contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file:
                 run.replay(file or earlier)
@@ -169,7 +170,12 @@ def source_here(
         pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
     annotator = pipe.own_annotator(batch_tokens)
     shapes = annotator.network.shapes if annotator.budget.few_shapes else None
-    answers = functools.partial(annotator.answers, at_hand=isinstance(found, Sequence))
+    at_hand = isinstance(found, Sequence)
+
+    def answers(texts: Iterator[Any], first: int, tell: Callable[[int, float], None]) -> Iterator[AnswerColumns]:
+        found: Iterator[AnswerColumns] = annotator.answers(texts, first, at_hand, tell)
+        return found
+
     labels = entity_labels(pipe.model.config.id2label)
     return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes, labels)
 
@@ -196,10 +202,13 @@ class CorpusRun(Iterator[Any]):
         self._texts, self._stream, self._delimiter = texts, stream_of(texts), settings["delimiter"] or ""
         self._first_texts: list[str] = []  # to be shown
         self._pulled: deque[int] = deque()  # the fingerprints of texts without an answer
+        self._sizes: deque[int] = deque()  # of the same texts, in characters
+        self._size_done = 0
 
     def __next__(self) -> Any:
         text = next(self._stream)
         self._pulled.append(fingerprint_of(text))
+        self._sizes.append(weight(text))
         if len(self._first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
             words = text if isinstance(text, list) else [text]
             self._first_texts.append(self._delimiter.join(word for word in words if isinstance(word, str)))
@@ -225,18 +234,24 @@ class CorpusRun(Iterator[Any]):
                 what = f"Text {len(self.answers)} is not the one that the earlier run has an answer for."
                 raise ConfigurationError(what, remedy)
             self.answers.add(*answered)
+            self._size_done += self._sizes.popleft()
 
-    def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
-        """Annotate the texts that are left, telling how many are done; with ``raise``, up to the first that cannot be."""
-        tell(len(self.answers))
-        for chunk in self.source.answers(self, len(self.answers)):
+    def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int, int], None]) -> None:
+        """Annotate the texts that are left, telling how many and how much is done; with ``raise``, up to the first that cannot be."""
+
+        def under_way(count: int, share: float) -> None:
+            tell(len(self.answers), self._size_done + int(share * sum(islice(self._sizes, count))))
+
+        tell(len(self.answers), self._size_done)
+        for chunk in self.source.answers(self, len(self.answers), under_way):
             stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
             fingerprints = [self._pulled.popleft() for _ in range(stop)]
             if file:
                 answers = (str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk)
                 file.append(zip(fingerprints, answers, strict=False))
             self.answers.extend(fingerprints, chunk)
-            tell(len(self.answers))
+            self._size_done += sum(self._sizes.popleft() for _ in range(stop))
+            tell(len(self.answers), self._size_done)
             if stop < len(chunk):
                 raise chunk.failures[stop]
 
@@ -246,6 +261,13 @@ class CorpusRun(Iterator[Any]):
         again = None if isinstance(self._texts, Iterator) else self._texts
         known = source.known_labels
         return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes, again, known)
+
+
+def known_size(texts: Any) -> int | None:
+    """Return how many characters texts have, ``None`` where to ask would read them twice."""
+    if type(texts) not in {list, tuple} and not type(texts).__module__.startswith("pandas."):
+        return None
+    return sum(map(weight, texts))
 
 
 def known_length(texts: Any) -> int | None:
