@@ -27,6 +27,8 @@ class Activity:
         done: How many are done.
         total: How many there are, ``None`` if nobody knows.
         unit: What there are so many of, such as ``"text"``.
+        size_done: How much of the work is done, where things differ in size, such as texts in characters.
+        size: How much work there is, ``None`` if nobody knows.
 
     Example:
         >>> str(Activity("Moving to mps", "bundled", 1, 3))
@@ -42,6 +44,18 @@ class Activity:
     done: int = 0
     total: int | None = 1
     unit: str = ""
+    size_done: int = 0
+    size: int | None = None
+
+    @property
+    def amount(self) -> int:
+        """How much is done, to be compared with :attr:`whole`."""
+        return self.done if self.size is None else self.size_done
+
+    @property
+    def whole(self) -> int | None:
+        """How much there is to do; ``None`` if nobody knows."""
+        return self.total if self.size is None else self.size
 
     @property
     def count(self) -> str:
@@ -53,7 +67,8 @@ class Activity:
     @property
     def share(self) -> float | None:
         """How much is done, from 0 to 1; ``None`` if nobody knows, or if there is only one."""
-        return min(1.0, self.done / self.total) if self.total is not None and self.total > 1 else None
+        whole = self.whole
+        return min(1.0, self.amount / whole) if whole is not None and whole > 1 and self.total != 1 else None
 
     def __str__(self) -> str:
         return f"{self.doing}: {self.name}" + (f" ({self.count})" if self.count else "")

@@ -242,6 +242,8 @@ FOLDED = "margin:0.4em 0"
 SUMMARY = "cursor:pointer"
 TEXT = "white-space:pre-wrap"
 SEPARATED = "border-top:1px solid rgba(128,128,128,0.35);padding:0.4em 0"
+BOUNDED = "max-height:30em;overflow:auto"  # A long text scrolls in itself.
+WIDE = "max-width:100%;overflow:auto"  # A table that is wider than a page does, too.
 HEARD = "font-size:0"  # Screen readers tell it, and eyes do not see it; no other way to do so is left to a page without trust.
 ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
 
@@ -253,6 +255,8 @@ COLOURS = (
 )
 
 SHORT = 24  # How many characters a cell may have that is not broken into lines.
+LONG = 3000  # A running text with more characters than that scrolls in a box.
+PAGE = 100  # About how many characters stand beside each other on a page.
 
 # A number or two, with a unit, and perhaps with a share in parentheses.
 NUMBER = re.compile(r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?")
@@ -376,7 +380,17 @@ def _html_rows(table: Table, results: list[int]) -> str:
         else f'<caption style="{CAPTION}{line}">{escape(table.caption)}</caption>'
     )
     head = f'<thead><tr style="{TOP_ROW}">{head}</tr></thead>'
-    return f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
+    made = f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
+    return f'<div style="{WIDE}">{made}</div>' if _least_width(table) > PAGE else made
+
+
+def _least_width(table: Table) -> int:
+    """Return about how many characters a table needs beside each other: cells are broken between words, and short ones are not."""
+    width = 0
+    for column in zip(table.columns, *table.rows, strict=True):
+        whole = max(map(len, column)) <= SHORT
+        width += max(max(map(len, [cell] if whole else cell.split()), default=0) for cell in column) + 2
+    return width
 
 
 def _cell_style(column: tuple[str, ...]) -> str:
@@ -422,7 +436,9 @@ def _html_text(pieces: tuple[Piece, ...]) -> str:
     starts = [place for place, piece in enumerate(pieces) if piece.begins or not place]
     texts = ["".join(map(_html_piece, pieces[a:b])) for a, b in pairwise([*starts, len(pieces)])]
     style = TEXT if len(texts) == 1 else f"{TEXT};{SEPARATED}"
-    return "".join(f'<div dir="auto" style="{style}">{text.rstrip()}</div>' for text in texts)
+    shown = "".join(f'<div dir="auto" style="{style}">{text.rstrip()}</div>' for text in texts)
+    long = sum(len(piece.text) for piece in pieces) > LONG
+    return f'<div style="{BOUNDED}">{shown}</div>' if long else shown
 
 
 def _html_piece(piece: Piece) -> str:

@@ -20,6 +20,7 @@ from itertools import cycle
 # For lines and bars, each with a contrast of at least 3 to 1 with white and with #111111, and apart for the colour-blind.
 PALETTE = ("#2f7ed8", "#c8680a", "#2b9460", "#8f6ad8")
 QUIET, LIMIT = "#808080", "#e0413f"
+INK = "#7a7a7a"  # Of words in an image, which cannot have the colour of the page: at least 4 to 1 with white and with #111111.
 
 # The sign of each status and the background on which it stands in white, with a contrast of at least 4.5 to 1.
 SIGNS = {

@@ -137,6 +137,15 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
 
 
+@dataclass(frozen=True)
+class Progressed:
+    """How far something was at a moment."""
+
+    time: float
+    amount: int  # In texts, or in characters of them.
+    done: int
+
+
 class Course:
     """What was told since a verb began, and when: enough to say how long it will take.
 
@@ -147,32 +156,38 @@ class Course:
     def __init__(self, time: float) -> None:
         self.began = self._told = time
         self.loading = 0.0
-        # What goes on, when how many were done (at first, after a step, and last), and after how many steps: one value, because
+        # What goes on, when how much was done (at first, after a step, and last), and after how many steps: one value, because
         # the thread that draws may ask at any moment.
-        self._heard: tuple[Activity, tuple[tuple[float, int], ...], int] = Activity("", ""), (), 0
+        self._heard: tuple[Activity, tuple[Progressed, ...], int] = Activity("", ""), (), 0
+        self._work: tuple[Activity, tuple[Progressed, ...], int] = (
+            self._heard
+        )  # The same of what was no load: once all is finished, the line is of that.
 
     def hear(self, activity: Activity, time: float) -> None:
         """Note what begins, or goes on, at a time."""
         before, marks, steps = self._heard
         self.loading += time - self._told if before.doing in LOADS else 0.0
         self._told = time
-        mark = time, activity.done
+        mark = Progressed(time, activity.amount, activity.done)
         if (activity.doing, activity.name, activity.unit) != (before.doing, before.name, before.unit):
             marks, steps = (mark,), 0
-        elif activity.done != marks[-1][1]:
+        elif (mark.amount, mark.done) != (marks[-1].amount, marks[-1].done):
             marks, steps = (*marks[:2], mark), steps + 1
         self._heard = activity, marks, steps
+        if activity.doing not in LOADS:
+            self._work = self._heard
 
     def line(self, time: float, end: str = "") -> Line:
         """Return what is shown at a time."""
-        activity, marks, steps = self._heard
+        activity, marks, steps = self._work if end == FINISHED and self._work[1] else self._heard
         first, last = marks[0], marks[-1]
-        done, seconds = last[1] - first[1], last[0] - first[0]
+        done, seconds = last.done - first.done, last.time - first.time
         many = activity.total is None or activity.total >= MANY
         left = None
-        if activity.total and steps > 2:  # noqa: PLR2004 - the first, and two after it
-            later, since = last[1] - marks[1][1], last[0] - marks[1][0]
-            left = max(0.0, (activity.total - last[1]) * since / later - (time - last[0])) if later > 0 else None
+        if activity.whole and steps > 2:  # noqa: PLR2004 - the first, and two after it
+            later, since = last.amount - marks[1].amount, last.time - marks[1].time
+            remaining = activity.whole - last.amount
+            left = max(0.0, remaining * since / later - (time - last.time)) if later > 0 else None
         speed = done / seconds if many and done > 0 and seconds > 0 else None
         return Line(activity, time - self.began, end, left, speed, self.loading)
 

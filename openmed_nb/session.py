@@ -18,7 +18,7 @@ from .devices.backend import TorchSeam
 from .devices.choice import DeviceChoice, DeviceList, Explanation
 from .devices.computer import Computer
 from .devices.environment import VARIABLES
-from .devices.machine import DEFAULT_MEMORY, Machine, read_machine
+from .devices.machine import DEFAULT_MEMORY, Machine, parse_memory, read_machine
 from .devices.request import DeviceRequest, Wish, decide, device_of, kind_of, precedence, shown_variables
 from .errors import ConfigurationError, DeviceUnavailable, OpenMedError, check_flag, describe_names, model_label
 from .models.config import OpenMedConfig, with_arguments
@@ -281,6 +281,7 @@ class Session:
         defects: str | Iterable[str] = (),
     ) -> SimulatedMps:
         """Let the session run on a simulated Mac, as :func:`simulated_mps` does, until :meth:`end_simulation`."""
+        parse_memory(memory)  # Torch, which takes seconds to import, is not needed to refuse it.
         with self.told_after(), self.lock, contextlib.ExitStack() as undo:
             self.computer.load_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))

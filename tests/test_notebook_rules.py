@@ -138,6 +138,14 @@ def test_nothing_names_the_computer_it_was_made_on(notebook):
         assert not [found[0] for text in texts for found in ABSOLUTE.finditer(text)]
 
 
+def test_notebook_keeps_what_it_measures_in_a_folder_of_its_own(notebook):
+    """What made-up texts give is no certificate and no batch size of a person's own work."""
+    code = "\n".join(cell.source for cell in code_cells(notebook))
+    kept = re.search(r"\b(validate_precision|nb\.sweep|%openmed_sweep|nb\.report|%openmed_report)\b", code)
+
+    assert not kept or 0 <= code.find('os.environ["OPENMED_NB_DATA"] = tempfile.mkdtemp()') < kept.start()
+
+
 def test_every_link_to_a_file_leads_to_one(notebook):
     """Every link of a notebook's text is an address, or names a file that is there."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")

@@ -10,9 +10,11 @@ from contextlib import nullcontext
 
 import pytest
 
+import openmed_nb as nb
 from openmed_nb.activity import IMPORTING, LOADING, RELEASING, Activity, Listeners
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
+from openmed_nb.session import SESSION
 
 
 def of_texts(done, total=300):
@@ -109,6 +111,51 @@ def test_the_time_to_load_is_said():
 
     assert (line.loading, line.seconds) == (4, 10)
     assert "finished after 10 s (loading took 4.0 s)" in str(line)
+
+
+def test_finished_line_names_the_work_and_not_a_load_after_it():
+    """What is read or loaded behind the work, such as files whose fingerprint is kept, is no work that finishes."""
+    course = Course(0.0)
+    course.hear(Activity(LOADING, "bundled"), 0.0)
+    course.hear(Activity("Sweeping", "bundled, 4 rows", 1, 3, "round"), 5.0)
+    course.hear(Activity(LOADING, "bundled"), 58.0)
+    course.hear(Activity(IMPORTING, "torch"), 59.0)
+
+    assert str(course.line(60.0)).startswith("Importing: torch")
+    assert str(course.line(60.0, "finished")).startswith("Sweeping: bundled, 4 rows")
+    assert "finished after 1:00 (loading took 6.0 s)" in str(course.line(60.0, "finished"))
+    assert str(course.line(60.0, "stopped")).startswith("Importing: torch")  # What was under way when it stopped.
+
+
+def test_time_left_counts_the_size_of_texts():
+    """Where it is known how long the texts are, a short text is little work and a long one is much."""
+    course = Course(0.0)
+    for time, done, size in ((0, 0, 0), (1, 10, 100), (2, 20, 200), (3, 30, 300)):
+        course.hear(Activity("Annotating", "bundled", done, 40, "text", size, 1300), time)
+
+    assert course.line(3.0).left == pytest.approx(10.0)  # By texts it would be a second.
+    assert course.line(3.0).share == pytest.approx(300 / 1300)
+    assert "text 31 of 40" in str(course.line(3.0))
+
+
+def test_annotate_tells_how_much_of_all_characters_is_done():
+    """Of texts at hand the characters are counted, also while a long text is under way; a stream has no total."""
+    told, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 9000]
+    stop = SESSION.listen(lambda one: told.append(one) if one and one.doing == "Annotating" else None)
+    try:
+        nb.annotate(notes, "bundled_small", device="cpu")
+        of_list = told.copy()
+        told.clear()
+        nb.annotate(iter(notes), "bundled_small", device="cpu")
+    finally:
+        stop()
+
+    assert (of_list[0].size_done, of_list[-1].size_done) == (0, of_list[-1].size)
+    assert of_list[-1].size == sum(len(note) + 1 for note in notes)
+    assert [one.size_done for one in of_list] == sorted(one.size_done for one in of_list)
+    last = max(one.done for one in of_list if one.done < len(notes))
+    assert len({one.size_done for one in of_list if one.done == last}) > 3  # The long text is seen to go on.
+    assert {one.size for one in told} == {None}
 
 
 def test_a_line_can_be_asked_for_at_any_moment():

@@ -6,11 +6,11 @@ It stands above ``distributed``, because a run over many texts goes to the worke
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
 from ..activity import Activity
@@ -29,9 +29,19 @@ from ..models.config import OpenMedConfig
 from ..models.registry import is_named
 from ..session import SESSION, Session
 from .loading import create_pipeline
-from .masking import SHOWN_TEXTS
-from .references import BLANK, MISSING, Reference, check_series, fingerprint_of, index_of, stream_of, warn_if_file_name
-from .results import AnnotatedText, Annotations, Answered, Answers
+from .masking import SHOWN_TEXTS, entity_labels
+from .references import (
+    BLANK,
+    MISSING,
+    Reference,
+    check_series,
+    fingerprint_of,
+    index_of,
+    stream_of,
+    warn_if_file_name,
+    weight,
+)
+from .results import AnnotatedText, Annotations, AnswerColumns, Answered, Answers
 from .resume import ResultsFile, answers_in, differences, settings_of
 
 if TYPE_CHECKING:
@@ -125,10 +135,11 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
 
                 SESSION.tell(Activity("Asking", "the workers"))
                 chosen, found, source = source_on_workers(client, texts, model, arguments, batch_tokens)
-            run, total = CorpusRun(found, source), known_length(found)
+            run, total, size = CorpusRun(found, source), known_length(found), known_size(found)
 
-            def tell(done: int) -> None:
-                SESSION.tell(Activity("Annotating", f"{model_label(chosen)} on {source.device}", done, total, "text"))
+            def tell(done: int, size_done: int) -> None:
+                name = f"{model_label(chosen)} on {source.device}"
+                SESSION.tell(Activity("Annotating", name, done, total, "text", size_done, size))
 
             with contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file:
                 run.replay(file or earlier)
@@ -167,7 +178,10 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         (answers,) = pipe.own_annotator().answers([text])
         entities = tuple(entities_of(answers[0]))
         dropped = answers.dropped.get(0, ())
-        return AnnotatedText(text, entities, model, shown_device(str(pipe.device)), show_text, dropped=dropped)
+        labels = entity_labels(pipe.model.config.id2label)
+        return AnnotatedText(
+            text, entities, model, shown_device(str(pipe.device)), show_text, dropped=dropped, known_labels=labels
+        )
 
 
 def source_here(
@@ -186,8 +200,17 @@ def source_here(
         pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
     annotator = pipe.own_annotator(batch_tokens)
     shapes = annotator.network.shapes if annotator.budget.few_shapes else None
-    answers = functools.partial(annotator.answers, at_hand=isinstance(found, Sequence))
-    return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes)
+    at_hand = isinstance(found, Sequence)
+
+    def answers(
+        texts: Iterator[Any], first: int, tell: Callable[[int, float], None] | None = None
+    ) -> Iterator[AnswerColumns]:
+        found: Iterator[AnswerColumns] = annotator.answers(texts, first, at_hand, tell)
+        return found
+
+    ignored = annotator.settings.ignore_labels
+    labels = tuple(label for label in entity_labels(pipe.model.config.id2label) if label not in ignored)
+    return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes, labels)
 
 
 def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
@@ -215,6 +238,8 @@ class CorpusRun(Iterator[Any]):
         # The fingerprints and texts, by number, of which an earlier run has no result.
         self._again: dict[int, tuple[int, Any]] = {}
         self._warned_of_file_name = False
+        self._sizes: deque[int] = deque()  # of the same texts, in characters
+        self._size_done = 0
 
     def __next__(self) -> Any:
         text = next(self._stream)
@@ -222,6 +247,7 @@ class CorpusRun(Iterator[Any]):
         self._pulled.append(fingerprint)
         if fingerprint == MISSING:  # A model reads nothing in its place; it is known by its fingerprint.
             text = "" if self.source.settings["delimiter"] is None else []
+        self._sizes.append(weight(text))
         if len(self._first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
             if isinstance(text, str) and not self._warned_of_file_name:
                 self._warned_of_file_name = warn_if_file_name(text, len(self._first_texts))
@@ -253,18 +279,25 @@ class CorpusRun(Iterator[Any]):
             if fingerprint != before and not (failed or was_blank):
                 what = f"Text {number} is not the one that the earlier run has an answer for."
                 raise ConfigurationError(what, remedy)
+            self._size_done += self._sizes.popleft()
             # It is read again only after all results were found to be of the same texts: otherwise, another series of texts
             # would leave a result in the file.
             if failed or (was_blank and fingerprint not in BLANK):
+                self._size_done -= weight(text)
                 self._again[number] = fingerprint, text
                 self.answers.add(before, answer)
             else:
                 self.answers.add(fingerprint, answer, dropped)
 
-    def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
-        """Annotate the texts that are left, telling how many are done; with ``raise``, up to the first that cannot be."""
-        tell(len(self.answers) - len(self._again))
-        for chunk in self.source.answers(self, len(self.answers)):
+    def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int, int], None]) -> None:
+        """Annotate the texts that are left, telling how many and how much is done; with ``raise``, up to the first that cannot be."""
+
+        def under_way(count: int, share: float) -> None:
+            size = self._size_done + int(share * sum(islice(self._sizes, count)))
+            tell(len(self.answers) - len(self._again), size)
+
+        tell(len(self.answers) - len(self._again), self._size_done)
+        for chunk in self.source.answers(self, len(self.answers), under_way):
             stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
             fingerprints = [self._pulled.popleft() for _ in range(stop)]
             if file:
@@ -272,12 +305,13 @@ class CorpusRun(Iterator[Any]):
                 dropped = (chunk.dropped.get(place, ()) for place in range(stop))
                 file.append(map(Answered, fingerprints, answers, dropped))
             self.answers.extend(fingerprints, chunk)
-            tell(len(self.answers) - len(self._again))
+            self._size_done += sum(self._sizes.popleft() for _ in range(stop))
+            tell(len(self.answers) - len(self._again), self._size_done)
             if stop < len(chunk):
                 raise chunk.failures[stop]
         self._read_again(on_error, file, tell)
 
-    def _read_again(self, on_error: str, file: ResultsFile | None, tell: Callable[[int], None]) -> None:
+    def _read_again(self, on_error: str, file: ResultsFile | None, tell: Callable[[int, int], None]) -> None:
         """Annotate the texts of which an earlier run has no result, after all others: they may fail, or end workers, again."""
         found: dict[int, Answered] = {}
         runs: list[list[int]] = []  # of consecutive numbers, because errors count texts from the first
@@ -300,7 +334,8 @@ class CorpusRun(Iterator[Any]):
                     if file and results:
                         file.append(results.values(), results)
                     found.update(done)
-                    tell(len(self.answers) - len(self._again) + len(found))
+                    self._size_done += sum(weight(self._again[number][1]) for number in numbers)
+                    tell(len(self.answers) - len(self._again) + len(found), self._size_done)
                     if stop < len(chunk):
                         raise chunk.failures[stop]
         finally:
@@ -311,8 +346,25 @@ class CorpusRun(Iterator[Any]):
         first, source = tuple(self._first_texts[: len(self.answers)]), self.source
         shapes = None if source.shapes is None else len(source.shapes)
         again = None if isinstance(self._texts, Iterator) else self._texts
-        index = index_of(self._texts)
-        return Annotations(self.answers, first, model, source.device, show_text, source.settings, shapes, again, index)
+        return Annotations(
+            self.answers,
+            first,
+            model,
+            source.device,
+            show_text,
+            source.settings,
+            shapes,
+            again,
+            row_index=index_of(self._texts),
+            known_labels=source.known_labels,
+        )
+
+
+def known_size(texts: Any) -> int | None:
+    """Return how many characters texts have, ``None`` where to ask would read them twice."""
+    if type(texts) not in {list, tuple} and not type(texts).__module__.startswith("pandas."):
+        return None
+    return sum(map(weight, texts))
 
 
 def known_length(texts: Any) -> int | None:

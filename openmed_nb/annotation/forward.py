@@ -229,6 +229,7 @@ class ForwardRun:
     failures: dict[int, OpenMedError] = field(default_factory=dict)  # windows that do not fit in memory alone
     error: Exception | None = None  # what ended the run early
     fitting: int = sys.maxsize  # how many tokens at once fit in memory, as far as is known
+    tell: Callable[[float], None] | None = None  # gets the share of the run that is computed, on the CPU
 
 
 def copy(network: Network, run: ForwardRun, batches: Sequence[Batch]) -> None:
@@ -251,8 +252,13 @@ def start(network: Network, run: ForwardRun) -> None:
         return
     with TENSOR_LOCK:
         try:
-            while run.waiting:
+            sizes = [batch.height * batch.length for batch, _ in run.waiting]
+            done, whole = 0, sum(sizes)
+            for size in sizes:
                 start_batch(network, run, *run.waiting.popleft())
+                done += size
+                if run.tell and done < whole and network.device.type == "cpu":  # Elsewhere it is only started.
+                    run.tell(done / whole)
             run.waits[network.device] = work_done(network.device)
         except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect
             run.error = error

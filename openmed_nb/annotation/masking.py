@@ -17,6 +17,37 @@ SHOWN_TEXTS = 5  # Of many texts; only these are kept.
 IS_MISSING = "The text is missing."
 NO_GUARANTEE = "This is no guarantee: what the model did not find stays in the text. Read it before you pass it on."
 
+# What identifies somebody, in kinds, each with the labels of models that stand for it: in capitals, and letters alone.
+KINDS = {
+    "names": (
+        *("NAME", "PERSON", "PER", "PATIENT", "DOCTOR", "PHYSICIAN", "PROVIDER", "CLINICIAN", "STAFF", "HCW"),
+        *("FIRSTNAME", "GIVENNAME", "MIDDLENAME", "LASTNAME", "SURNAME", "FAMILYNAME", "FULLNAME", "HUMANNAME"),
+        *("PERSONNAME", "PERSONALNAME", "PATIENTNAME", "NAMEPATIENT", "DOCTORNAME", "NAMEDOCTOR", "STAFFNAME"),
+    ),
+    "dates": (
+        "DATE",
+        "DATES",
+        "DATETIME",
+        "DOB",
+        "DATEOFBIRTH",
+        "BIRTHDATE",
+        "BIRTHDAY",
+        "ADMISSIONDATE",
+        "DISCHARGEDATE",
+    ),
+    "places": (
+        *("LOCATION", "LOC", "PLACE", "GPE", "ADDRESS", "STREET", "STREETADDRESS", "CITY", "TOWN", "STATE", "COUNTY"),
+        *("COUNTRY", "ZIP", "ZIPCODE", "POSTCODE", "POSTALCODE", "HOSPITAL", "HOSP", "LOCATIONOTHER", "LOCATIONCITY"),
+    ),
+    "numbers": (
+        *("ID", "IDNUM", "IDNUMBER", "NUMBER", "PHONE", "PHONENUMBER", "TELEPHONE", "TELEPHONENUM", "TELEPHONENUMBER"),
+        *("FAX", "FAXNUMBER", "MRN", "MEDICALRECORD", "MEDICALRECORDNUMBER", "PATIENTID", "NATIONALID", "NHSNUMBER"),
+        *("SSN", "SOCIALSECURITYNUMBER", "PASSPORT", "PASSPORTNUMBER", "ACCOUNT", "ACCOUNTNUMBER", "IDCARDNUM"),
+    ),
+}
+OF_FILTERS = ("PRIVATE", "PERSONAL", "PII", "PHI")  # What some models write before each of their labels.
+SHOWN_LABELS = 12
+
 # What a replacement may be: a text for every label, or one for each, with None for a label that stays.
 Policy = str | Mapping[str, str | None]
 
@@ -50,6 +81,7 @@ class MaskedText(Shown):
         error: Why the text has no answer, so that nothing of it is shown; empty where it has one.
         show_text: Whether the text is part of what is shown.
         missing: Whether there was a missing value in its place.
+        known_labels: The labels of the model that are replaced where it finds them; ``None`` where that is not known.
     """
 
     text: str
@@ -57,6 +89,9 @@ class MaskedText(Shown):
     error: str = ""
     show_text: bool = True
     missing: bool = False
+    known_labels: tuple[str, ...] | None = None
+
+    HIDDEN = ("known_labels",)
 
     def original(self, position: int) -> int:
         """Return where a character of the masked text stands in the text that was annotated.
@@ -93,9 +128,10 @@ class MaskedText(Shown):
         if self.missing:
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
         hidden = () if self.show_text else ("(the text is hidden)",)
-        title = f"{counted(len(self.spans), 'entity', 'entities')} masked"
+        stay, known = what_stays(self.known_labels)
+        title = f"{counted(len(self.spans), 'entity', 'entities')} masked{stay}"
         pieces = tuple(self._pieces()) if self.show_text else ()
-        return Report(title, (NO_GUARANTEE, *hidden), pieces=pieces, status=WARNING)
+        return Report(title, (*known, NO_GUARANTEE, *hidden), pieces=pieces, status=WARNING)
 
     def _pieces(self) -> Iterator[Piece]:
         position = 0
@@ -109,6 +145,9 @@ class MaskedText(Shown):
 
 class MaskedTexts(Shown, list[MaskedText]):
     """The masked texts of a run: a list that shows how much was replaced, and the first texts."""
+
+    known_labels: tuple[str, ...] | None = None  # As in :class:`MaskedText`.
+    filters: tuple[str, ...] = ()  # What :meth:`Annotations.only` kept, as sentences; all else stays in the texts.
 
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [one.to_dict() for one in self]}
@@ -124,9 +163,10 @@ class MaskedTexts(Shown, list[MaskedText]):
             text = one.report()
             said = text.pieces or (Piece(text.sentences[-1]),)
             pieces += [Piece(f"{number}: ", begins=True), *said, Piece("\n")]
-        sentences = tuple(filter(None, (NO_GUARANTEE, first)))
-        title = f"{count} masked in {counted(len(self), 'text')}"
-        spoken = (title, NO_GUARANTEE, another) if more else ()
+        stay, known = what_stays(self.known_labels)
+        sentences = tuple(filter(None, (*self.filters, *known, NO_GUARANTEE, first)))
+        title = f"{count} masked in {counted(len(self), 'text')}{stay}"
+        spoken = (title, *self.filters, *known, NO_GUARANTEE, another) if more else ()
         return Report(title, sentences, pieces=tuple(pieces), spoken=spoken, status=WARNING)
 
 
@@ -174,6 +214,54 @@ class LabeledSpan(NamedTuple):
     continues: bool = False  # whether it continues a span of its label that it touches
 
 
+def entity_labels(id2label: Mapping[int, str]) -> tuple[str, ...]:
+    """Return the labels of a model's entities, each once.
+
+    Example:
+        >>> entity_labels({0: "O", 1: "B-NAME", 2: "I-NAME", 3: "DATE"})
+        ('NAME', 'DATE')
+    """
+    return tuple(dict.fromkeys(bare(label) for label in id2label.values() if label != "O"))
+
+
+def replaced(labels: Iterable[str] | None, policy: Policy) -> tuple[str, ...] | None:
+    """Return the labels that a policy replaces; ``None`` where the labels are not known."""
+    if labels is None:
+        return None
+    items = policy.items() if isinstance(policy, Mapping) else ()
+    stays = {label.casefold() for label, text in items if text is None}
+    return tuple(label for label in labels if label.casefold() not in stays)
+
+
+def unknown_kinds(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the kinds of what identifies somebody that none of a model's labels stands for.
+
+    Example:
+        >>> unknown_kinds(["DISEASE"]), unknown_kinds(["private_person", "First Name", "DATE", "MRN"])
+        (('names', 'dates', 'places', 'numbers'), ('places',))
+    """
+    plain = {re.sub(r"[^A-Z]", "", label.upper()) for label in labels}
+    for word in OF_FILTERS:
+        plain |= {label.removeprefix(word) for label in plain}
+    return tuple(kind for kind, known in KINDS.items() if plain.isdisjoint(known))
+
+
+def what_stays(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
+    """Return the end of a headline, and a sentence: which labels a model knows, and which kinds stay in the text.
+
+    Example:
+        >>> what_stays(("DISEASE",))
+        ('; names, dates, places and numbers stay', ('Only what the model labels DISEASE is replaced.',))
+    """
+    if labels is None:
+        return "", ()
+    kinds = unknown_kinds(labels)
+    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    known = ", ".join(map(shorten, labels[:SHOWN_LABELS])) + more if labels else "nothing"
+    end = f"; {' and '.join(filter(None, (', '.join(kinds[:-1]), kinds[-1])))} stay" if kinds else ""
+    return end, (f"Only what the model labels {known} is replaced.",)
+
+
 def bare(label: str) -> str:
     """Return a token's label without its prefix: ``B-NAME`` is NAME."""
     prefix, dash, rest = label.partition("-")
@@ -185,11 +273,18 @@ def continues_entity(label: str) -> bool:
     return not (bare(label) != label and label[0] in "BSU")
 
 
-def masked_text(text: str, spans: Iterable[tuple[Any, ...]], policy: Policy, show_text: bool = True) -> MaskedText:
+def masked_text(
+    text: str,
+    spans: Iterable[tuple[Any, ...]],
+    policy: Policy,
+    show_text: bool = True,
+    labels: tuple[str, ...] | None = None,
+) -> MaskedText:
     """Return a text in which spans, each a :class:`LabeledSpan` or its values, are replaced.
 
     White space at the ends of a span stays. A span that starts or ends inside a word takes the whole word, because the rest of a
-    name still identifies it. Spans that overlap are replaced once, with the label of the longest.
+    name still identifies it. Spans that overlap are replaced once, with the label of the longest. ``labels`` are those that the
+    model knows.
 
     Example:
         >>> masked_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
@@ -200,16 +295,16 @@ def masked_text(text: str, spans: Iterable[tuple[Any, ...]], policy: Policy, sho
     given: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
     templates = {label.casefold(): template for label, template in given.items()}  # As ``only`` takes labels.
     usual = policy if isinstance(policy, str) else REPLACEMENT
-    replaced: list[LabeledSpan] = []
+    masked: list[LabeledSpan] = []
     for values in spans:
         span = LabeledSpan(*values)
         start, end = whole_words(text, span.start, span.end)
         if end > start and templates.get(span.label.casefold(), usual) is not None:
-            replaced.append(span._replace(start=start, end=end))
+            masked.append(span._replace(start=start, end=end))
     parts: list[str] = []
     found: list[MaskedSpan] = []
     position = length = 0
-    for start, end, label, _continues in joined(replaced):
+    for start, end, label, _continues in joined(masked):
         template = templates.get(label.casefold(), usual) or ""
         before, replacement = text[position:start], template.format(label=label)
         begin = length + len(before)
@@ -217,7 +312,9 @@ def masked_text(text: str, spans: Iterable[tuple[Any, ...]], policy: Policy, sho
         parts += before, replacement
         found.append(MaskedSpan(label, start, end, begin, length))
         position = end
-    return MaskedText("".join((*parts, text[position:])), tuple(found), show_text=show_text)
+    return MaskedText(
+        "".join((*parts, text[position:])), tuple(found), show_text=show_text, known_labels=replaced(labels, policy)
+    )
 
 
 def joined(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:

@@ -409,6 +409,15 @@ def index_of(texts: Any) -> Any:
     return getattr(texts, "row_index", None)
 
 
+def weight(text: Any) -> int:
+    """Return about how many characters a text has; every text counts, also an empty one."""
+    if isinstance(text, str):
+        return len(text) + 1
+    if isinstance(text, Reference):
+        return text.characters + 1
+    return 1 + sum(map(weight, text)) if isinstance(text, list) else 1
+
+
 def check_series(texts: Any) -> None:
     """Refuse a table, a single text, a mapping, and what cannot be gone through, without reading it."""
     dimensions = getattr(texts, "ndim", 2)  # What is only computed later can have anything, but no number of them.

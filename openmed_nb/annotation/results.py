@@ -37,6 +37,7 @@ from .masking import (
     checked_policy,
     continues_entity,
     masked_text,
+    replaced,
 )
 from .references import MISSING, FileText, Reference, fingerprint_of, read, stream_of
 
@@ -438,6 +439,7 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
         show_text: Whether the text, and the words in it, are part of what is shown; if not, they are not pickled either.
         missing: Whether there was a missing value in its place.
         dropped: What the model labeled too, but no entity has; see :attr:`Annotations.dropped`.
+        known_labels: The labels of the entities that the model can find; ``None`` where that is not known.
     """
 
     text: str
@@ -447,6 +449,7 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
     show_text: bool = True
     missing: bool = False
     dropped: tuple[DroppedSpan, ...] = ()
+    known_labels: tuple[str, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self.show_text:
@@ -486,7 +489,7 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
             'She has [DISEASE].'
         """
         spans = masked_spans(self.entities, self.dropped)
-        return masked_text(self.text, spans, checked_policy(replacement), self.show_text)
+        return masked_text(self.text, spans, checked_policy(replacement), self.show_text, self.known_labels)
 
     def _table(self) -> Table:
         rows = []
@@ -607,6 +610,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         row_index: The index of the Series or column that the texts came in, no copy; ``None`` where they had none.
         unfinished: Whether they are part of an error. Then nothing of them is pickled; nor are texts and words with
             ``show_text=False``.
+        known_labels: The labels of the entities that the model can find, and that were not left out; ``None`` where that is not
+            known.
     """
 
     answers: Answers
@@ -619,6 +624,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
     texts: Any = None
     row_index: Any = None
     unfinished: bool = False
+    known_labels: tuple[str, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: an error goes to logs and to other processes, and must not bring texts there."""
@@ -746,7 +752,10 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True)
         shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
         dropped = self.answers.dropped.get(which, ())
-        return AnnotatedText(shown, tuple(self[which]), self.model, self.device, self.show_text, dropped=dropped)
+        entities = tuple(self[which])
+        return AnnotatedText(
+            shown, entities, self.model, self.device, self.show_text, dropped=dropped, known_labels=self.known_labels
+        )
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
         """Return the texts with their entities replaced, such as the personal data that a privacy filter finds.
@@ -778,6 +787,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             _warn_of_absent(policy, self.answers.masked_labels)
         again = iter(()) if self.texts is None else stream_of(self.texts)
         masked = MaskedTexts()
+        masked.known_labels = replaced(self.known_labels, policy)
+        masked.filters = self.settings.get("only", ())
         for which, entities in enumerate(self):
             given = next(again, None)
             if why := self.answers.errors.get(which):
@@ -788,7 +799,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
                 continue
             text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
             spans = masked_spans(entities, self.answers.dropped.get(which, ()))
-            masked.append(masked_text(text, spans, policy, self.show_text))
+            masked.append(masked_text(text, spans, policy, self.show_text, self.known_labels))
         return masked
 
     def _text(self, which: int) -> str:
@@ -843,7 +854,11 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
         kept = self.answers.only({label.casefold() for label in labels}, least)
-        return replace(self, answers=kept, settings=settings)
+        wanted = {label.casefold() for label in labels}
+        known = self.known_labels
+        if known is not None and wanted:
+            known = tuple(label for label in known if label.casefold() in wanted)
+        return replace(self, answers=kept, settings=settings, known_labels=known)
 
     def summary(self) -> Summary:
         """Return counts: of texts, of entities by label, and of the words that were found most often."""

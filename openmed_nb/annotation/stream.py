@@ -22,7 +22,7 @@ from ..errors import OpenMedError, UnreadableText
 from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .lexicon import Lexicon
-from .references import Reference, read
+from .references import read, weight
 from .results import Answer, AnswerColumns, Entity, by_text, dropped_span, uncovered
 from .tokens import Tokens, Truncation, Windows, assemble, encoded, plan_windows, tokenise_words
 
@@ -137,15 +137,6 @@ def in_chunks(
     yield Chunk(first, [], error)
 
 
-def weight(text: Any) -> int:
-    """Return about how many characters a text has; every text counts, also an empty one."""
-    if isinstance(text, str):
-        return len(text) + 1
-    if isinstance(text, Reference):
-        return text.characters + 1
-    return 1 + sum(map(weight, text)) if isinstance(text, list) else 1
-
-
 def chunk_characters(budget: Budget) -> int:
     """Return about how many characters are read at a time."""
     return max(CHUNK_TOKENS, CHUNK_BATCHES * budget.tokens) * CHARACTERS_PER_TOKEN
@@ -192,8 +183,16 @@ class Annotator:
     join: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
     lexicon: Lexicon | None = None  # None for a tokenizer that it does not serve
 
-    def answers(self, texts: Iterable[Any], first: int = 0, at_hand: bool = False) -> Iterator[AnswerColumns]:
+    def answers(
+        self,
+        texts: Iterable[Any],
+        first: int = 0,
+        at_hand: bool = False,
+        tell: Callable[[int, float], None] | None = None,
+    ) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
+
+        ``tell`` gets how many texts the chunk under way has, and the share of it that is computed, on the CPU.
 
         While a GPU computes a chunk, another thread tokenises the next ones. Of texts that are ``at_hand`` several chunks are read
         ahead, of a stream one: if it is slow, it must not hold up the answers before it.
@@ -211,6 +210,8 @@ class Annotator:
                     yield decode()
                 upcoming.read(1, begin)
                 prepared, run = under_way
+                if tell:
+                    run.tell = functools.partial(tell, len(prepared.texts))
                 start(self.network, run)
                 budget = budget.within(run.fitting)
                 ready = upcoming.next()
@@ -396,7 +397,9 @@ def entities_of(answer: Answer) -> list[Entity]:
 class Source:
     """What answers a run over many texts: a pipeline of this process, or the workers of a cluster."""
 
-    answers: Callable[[Iterable[Any], int], Iterator[AnswerColumns]]  # from texts and the number of the first
+    # From texts, the number of the first, and what hears how far a chunk is; see Annotator.answers().
+    answers: Callable[..., Iterator[AnswerColumns]]
     settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
     device: str
     shapes: Collection[Any] | None = None  # of the batches so far, if the device compiles for each
+    known_labels: tuple[str, ...] | None = None  # of the entities that the model can find

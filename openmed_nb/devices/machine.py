@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..display import MARK
-from ..errors import check_is_real
+from ..errors import ConfigurationError, check_is_real, describe_value
 from .backend import TorchFacts
 from .request import canonical, kind_of
 
@@ -200,6 +201,18 @@ def processor_name(file: Path = CPUINFO) -> str:
 
 
 DEFAULT_MEMORY = "8 GiB"  # The RAM of a simulated Mac unless a person asks for another.
+MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
+SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
+
+
+def parse_memory(memory: str | int) -> int:
+    """Return an amount of memory in bytes; a Mac that is sold with "8 GB" has 8 GiB, so both mean that."""
+    match = MEMORY.fullmatch(memory) if isinstance(memory, str) else None
+    number = float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper())) if match else memory
+    if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
+        return int(number)
+    raise ConfigurationError(f"{describe_value(memory)} is not an amount of memory.", "Use one such as '8 GiB'.")
+
 
 # The simulation that is on, if any; there is one for the process, and its tensors belong to the thread that began it.
 SIMULATION_ON: list[object] = []

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from ..display import Plain
-from ..errors import ConfigurationError, UnknownDevice, cannot_be, describe_value, nearest
+from ..errors import ConfigurationError, UnknownDevice, cannot_be, describe_value
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"
@@ -44,6 +44,7 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
 SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
 AUTO = ("", "auto", "default")
 ONLY_ONE = {"mps:0": "mps", "cpu:0": "cpu"}  # Of these there is no second one, but their number is written, too.
+MISSPELT = 0.6  # How like a device a word is that misspells it, by difflib.
 CUDA = re.compile(r"cuda:(\d{1,4})", re.ASCII)
 NOBODY = "nobody"
 
@@ -83,13 +84,33 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         if value in (*SPELLINGS, *ONLY_ONE):
             return cls(ONLY_ONE.get(value, value), source)
         kind, _, index = value.partition(":")
-        near = nearest(kind, ("cpu", "cuda", "mps", "gpu", "auto", "default")) or "auto"
-        if kind.startswith(("apple", "metal")):  # Whose GPU it is, and what drives it: by these names it is asked for.
-            near = "mps"
-        suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
         shown = masked(source, spelling) if isinstance(spelling, str) else spelling
         what = f"{describe_value(shown)} (from {source}) names no device."
+        near = _meant(kind)
+        if not near:
+            raise UnknownDevice(what, f"Use one of {', '.join(SPELLINGS)}.")
+        suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
         raise UnknownDevice(what, f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}.")
+
+
+# By whose GPU it is, or what drives it, a device is asked for too.
+OF_VENDORS = {"apple": "mps", "metal": "mps", "nvidia": "cuda"}
+
+
+def _meant(kind: str) -> str:
+    """Return the device that a word misspells, empty where it is as near to another one: a tpu is neither a cpu nor a gpu."""
+    import difflib
+
+    for vendor, device in OF_VENDORS.items():
+        if kind.startswith(vendor):
+            return device
+    matcher = difflib.SequenceMatcher(b=kind)
+    likeness = {}
+    for known in ("cpu", "cuda", "mps", "gpu", "auto", "default"):
+        matcher.set_seq1(known)
+        likeness[known] = matcher.ratio()
+    first, second = sorted(likeness, key=likeness.__getitem__, reverse=True)[:2]
+    return first if likeness[first] >= MISSPELT and likeness[first] > likeness[second] else ""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def import_extra(name: str, what: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        remedy = "Install it: python -m pip install 'openmed-nb[cluster]'."
+        remedy = "Install it: python -m pip install 'dask[distributed]' asyncssh."
         raise ConfigurationError(f"{what}: {cause(error)}.", remedy) from error
 
 

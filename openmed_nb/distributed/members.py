@@ -150,6 +150,7 @@ class Ready:
     settings: Mapping[str, Any]  # The model, by a fingerprint, and all that changes its answers.
     characters: int  # About how many it reads at a time.
     warnings: tuple[str, ...] = ()  # Those of loading the model.
+    known_labels: tuple[str, ...] = ()  # Of the entities that the model can find.
 
     @property
     def terms(self) -> dict[str, Any]:

@@ -72,8 +72,10 @@ class ClusterAnnotator:
     split: bool = False  # Whether texts are lists of words.
     patience: float = PATIENCE  # After how many seconds without a working worker a run ends.
 
-    def answers(self, texts: Iterable[Any], first: int = 0) -> Iterator[AnswerColumns]:
+    def answers(self, texts: Iterable[Any], first: int = 0, _tell: Any = None) -> Iterator[AnswerColumns]:
         """Yield the answers to a stream of texts in order, chunk by chunk; errors count texts from ``first``.
+
+        Chunks are so small that nothing is told within one.
 
         What ends it early, such as an error of the stream itself, is raised after the answers to all texts before it.
         """
@@ -213,7 +215,7 @@ def source_on_workers(
     settings, characters = ready[0].settings, min(one.characters for one in ready)
     annotator = ClusterAnnotator(client, replace(work, terms=terms), characters, settings["delimiter"] is not None)
     label = Members(tuple(one.member for one in ready)).label
-    return name, found, Source(annotator.answers, settings, label)
+    return name, found, Source(annotator.answers, settings, label, known_labels=ready[0].known_labels)
 
 
 def members_of(client: Client, reason: str | None = None) -> Members:

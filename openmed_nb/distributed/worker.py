@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from ..annotation.forward import Budget
 from ..annotation.loading import create_pipeline
+from ..annotation.masking import entity_labels
 from ..annotation.results import AnswerColumns
 from ..annotation.resume import settings_of
 from ..annotation.stream import Annotator, Chunk, chunk_characters
@@ -94,7 +95,8 @@ def load(work: Work) -> LoadedWork:
         annotator = pipe.own_annotator(work.batch_tokens)
     messages = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
     characters = chunk_characters(annotator.budget)
-    ready = Ready(member(str(pipe.device)), settings_of(pipe, annotator), characters, messages)
+    labels = entity_labels(pipe.model.config.id2label)
+    ready = Ready(member(str(pipe.device)), settings_of(pipe, annotator), characters, messages, labels)
     return LoadedWork(annotator, ready, annotator.budget)
 
 

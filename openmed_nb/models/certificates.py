@@ -233,7 +233,8 @@ class Gate:
     recall_loss: float = RECALL_LOSS  # How much of the reference's recall may be lost, where gold entities are given.
     minimum_entities: int = 50  # With fewer in the reference there is no verdict.
     minimum_distinct: int = 10  # With fewer entities that differ in their words or labels there is no verdict.
-    minimum_texts: int = 20  # With fewer texts that differ in their words there is no verdict.
+    # With fewer texts that differ in their words there is no verdict: a list of made-up sentences is no sample of notes.
+    minimum_texts: int = 50
 
 
 @dataclass(frozen=True)

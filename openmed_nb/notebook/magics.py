@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from keyword import iskeyword
@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, output_can_be_silenced
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+    output_can_be_silenced,
+)
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split
+from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
 from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated
@@ -75,8 +84,11 @@ def by_arguments(verb: Callable[..., Any]) -> Any:
     takes_text = "text" in inspect.signature(verb).parameters
 
     @argument("-h", "--help", action="store_true", help="print this help")
+    @no_var_expand  # IPython leaves a name that is not defined as it stands; see expanded().
+    @needs_local_scope
     @wraps(verb)
-    def magic(self: Magics, line: str, *cell: str) -> Any:
+    def magic(self: Magics, line: str, *cell: str, local_ns: Mapping[str, Any] | None = None) -> Any:
+        line = expanded(line, {**self.shell.user_ns, **(local_ns or {})})
         options, text = split(magic.parser, line) if takes_text else (line, "")
         arguments = parse(magic, options)
         if arguments.help:
@@ -99,6 +111,37 @@ def examples(name: str) -> list[str]:
     rows = [row for row in CHEATS if row[0].split()[0].lstrip("%") == name]
     width = max((len(typed) for typed, _ in rows), default=0)
     return ["", "examples:", *(f"  {typed:{width}}  {does}" for typed, does in rows)] if rows else []
+
+
+def expanded(line: str, namespace: dict[str, Any]) -> str:
+    """Return a line in which variables stand for ``{name}`` and ``$name``, as IPython has it.
+
+    A name in braces that is not defined, or an expression that fails, is an error, because the braces themselves would be read as a
+    note. Braces that hold no Python stay as they are.
+
+    Example:
+        >>> expanded("--model {name} {{x}} {type 2 diabetes} $cost", {"name": "bundled"})
+        '--model {name} {{x}} {type 2 diabetes} $cost'
+        >>> expanded("{name} since {year + 1}", {"name": "Asthma", "year": 2019})
+        'Asthma since 2020'
+        >>> expanded("{nmae}", {"name": "Asthma"})
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.MagicError: No variable is called 'nmae'. Define it first, or write {{ and }} for braces in a text.
+    """
+    try:
+        return str(DollarFormatter().vformat(line, args=[], kwargs=namespace))
+    except (SyntaxError, ValueError):
+        return line
+    except NameError as error:
+        name = error.name or ""
+        if not re.search(rf"{{[^{{}}]*\b{re.escape(name)}\b", line):  # It stands behind a dollar sign.
+            return line
+        remedy = "Define it first, or write {{ and }} for braces in a text."
+        raise MagicError(f"No variable is called {describe_value(name)}.", remedy) from None
+    except Exception as error:  # noqa: BLE001 - of whatever code stands between the braces
+        what = f"An expression in braces fails with {type(error).__name__}."
+        raise MagicError(what, "Mend it, or write {{ and }} for braces in a text.") from None
 
 
 def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from ..activity import Activity
 from ..devices.machine import mps_is_simulated, now
 from ..devices.request import canonical
 from ..display import UNITS, Report, Table, counted, in_bytes, plain
-from ..drawing import Axes, Line, Mark, Picture
+from ..drawing import LIMIT, Axes, Line, Mark, Picture
 from ..errors import ConfigurationError, describe_value, number, shorten, whole_or_none
 from ..models.registry import is_named
 from ..session import SESSION
@@ -345,6 +345,11 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
 def drawn(report: SweepReport) -> Any:
     """Return a matplotlib figure of a sweep: throughput above, memory below, over the batch sizes."""
     plots = needing(".plot")
+    with plots.themed():
+        return _drawn(report, plots)
+
+
+def _drawn(report: SweepReport, plots: Any) -> Any:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     figure, points = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained"), fitting(report.points)
@@ -362,7 +367,7 @@ def drawn(report: SweepReport) -> Any:
         known, taken = zip(*((one, memory / 1024**exponent) for one, memory in sizes), strict=True)
         below.plot(known, taken, "--s", label="memory of a step")
     if report.limit is not None and report.limit <= NEAR * most:
-        below.axhline(report.limit / 1024**exponent, linestyle=":", color="firebrick", linewidth=1.5, label="limit")
+        below.axhline(report.limit / 1024**exponent, linestyle=":", color=LIMIT, linewidth=1.5, label="limit")
     for axes, unit in ((above, "rows/s"), (below, UNITS[exponent])):
         axes.set_ylabel(unit)
         mark_sizes(axes, report, named=axes is above)
@@ -387,7 +392,7 @@ def mark_sizes(axes: Any, report: SweepReport, named: bool) -> None:
     if failed:
         label, place = OUT_OF_MEMORY if named else None, axes.get_xaxis_transform()
         heights = [0.03] * len(failed)  # A share of the height, near the axis.
-        axes.plot(failed, heights, "x", color="firebrick", transform=place, label=label, clip_on=False)
+        axes.plot(failed, heights, "x", color=LIMIT, transform=place, label=label, clip_on=False)
     axes.set_xscale("log", base=2)
     highest = axes.dataLim.ymax if axes.lines else 0.0
     axes.set_ylim(0, highest * 1.15 if 0 < highest < math.inf else 1)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
-import re
 import sys
 import threading
 from collections import Counter
@@ -27,16 +25,13 @@ from torch.utils import _device as default_device
 from ..devices import backend
 from ..devices.computer import Computer
 from ..devices.environment import FALLBACK, variables_kept
-from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine
+from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine, parse_memory
 from ..devices.profilers import modes_on
 from ..display import Report, Shown, Table, counted
-from ..errors import ConfigurationError, DeviceUnavailable, check_flag, describe_value
+from ..errors import DeviceUnavailable, check_flag
 from .memory import MacMemory, SimulatedAllocator, in_units
 from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
 from .operators import Defect, Fallbacks, OperatorCall, checked_defects
-
-MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
-SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
 
 CHIP = "Apple Silicon (SIMULATED)"
 MACOS = (15, 5)
@@ -173,15 +168,6 @@ def default_device_given_back() -> Iterator[None]:
     yield
     if getattr(default_device.CURRENT_DEVICE, "type", "") == "mps":  # torch's own question makes a tensor on it.
         torch.set_default_device(None)
-
-
-def parse_memory(memory: str | int) -> int:
-    """Return an amount of memory in bytes; a Mac that is sold with "8 GB" has 8 GiB, so both mean that."""
-    match = MEMORY.fullmatch(memory) if isinstance(memory, str) else None
-    number = float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper())) if match else memory
-    if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
-        return int(number)
-    raise ConfigurationError(f"{describe_value(memory)} is not an amount of memory.", "Use one such as '8 GiB'.")
 
 
 class SimulatedTorch:

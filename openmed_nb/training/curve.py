@@ -520,5 +520,6 @@ def needing(module: str) -> Any:
     try:
         return importlib.import_module(module, __package__)
     except ModuleNotFoundError as error:
-        what = f"The picture needs {(error.name or '').partition('.')[0]}, which is not installed."
-        raise ConfigurationError(what, "Install it: python -m pip install 'openmed-nb[train]'.") from error
+        package = (error.name or "").partition(".")[0]
+        what = f"The picture needs {package}, which is not installed."
+        raise ConfigurationError(what, f"Install it: python -m pip install {package}.") from error

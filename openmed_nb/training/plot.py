@@ -6,15 +6,33 @@ Importing this file imports matplotlib; so it is imported only through ``curve.n
 from __future__ import annotations
 
 import io
+from contextlib import AbstractContextManager
 from typing import Any
 
+from cycler import cycler
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..drawing import INK, LIMIT, PALETTE, QUIET
 from .curve import MemoryCurve
 
 # What tells the lines apart without colour: their style and marker.
 STYLES = (("-", "o"), ("--", "s"), (":", "^"))
+
+
+# What is written and drawn stands out from a white and from a black page, as in the pictures of ``drawing``.
+COLOURS = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), QUIET),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    "axes.prop_cycle": cycler(color=PALETTE),
+}
+
+
+def themed() -> AbstractContextManager[None]:
+    """Return what lets figures that are made within it have no ground of their own, and colours for any."""
+    return rc_context(COLOURS)
 
 
 class CurveFigure(Figure):
@@ -22,12 +40,17 @@ class CurveFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         written = io.BytesIO()
-        self.savefig(written, format="png", dpi=110)
+        self.savefig(written, format="png", dpi=110, facecolor="none")
         return written.getvalue()
 
 
 def draw(curve: MemoryCurve) -> CurveFigure:
     """Return a matplotlib figure of a curve: the memory of the device above, that of the process below."""
+    with themed():
+        return _drawn(curve)
+
+
+def _drawn(curve: MemoryCurve) -> CurveFigure:
     figure = CurveFigure(figsize=(7.0, 4.0), layout="constrained")
     parts = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     for part, picture in zip(parts, curve.pictures, strict=True):
@@ -36,7 +59,7 @@ def draw(curve: MemoryCurve) -> CurveFigure:
             ends = [index for index, said in enumerate(line.shown) if said]
             part.plot(line.across, line.up, style, marker=marker, markevery=ends, label=line.name)
         for limit, style in zip(axes.limits, ("--", ":"), strict=False):
-            part.axhline(limit.at, linestyle=style, color="firebrick", linewidth=1, label=limit.name)
+            part.axhline(limit.at, linestyle=style, color=LIMIT, linewidth=1, label=limit.name)
         for first in curve.boundaries[:1]:
             part.axvspan(first.epoch - 1, first.epoch, alpha=0.12, color="grey", label="warm-up")
         part.set_ylabel(axes.unit)
@@ -54,6 +77,7 @@ def draw(curve: MemoryCurve) -> CurveFigure:
 
 def with_legend(axes: Any) -> None:
     """Draw a grid, and name the lines at their right."""
+    axes.tick_params(colors=INK)  # Ticks are made when they are drawn, which may be outside of themed().
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="medium", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)

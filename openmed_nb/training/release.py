@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Callable, Container, MutableMapping
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from ..activity import RELEASING, Activity
@@ -16,7 +16,7 @@ from ..devices.machine import mps_is_simulated
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table, in_bytes
-from ..errors import ConfigurationError, DeviceError, check_flag, nearest, number, shorten
+from ..errors import ConfigurationError, DeviceError, check_flag, number, shorten
 from ..session import SESSION
 from .curve import resident_bytes
 from .guards import WATCHED, Guards
@@ -262,10 +262,9 @@ def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], ne
     unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
     if unknown:
         shown = ", ".join(shorten(str(name) if isinstance(name, str) else type(name).__name__) for name in unknown)
-        held = [one for one, value in namespace.items() if not isinstance(value, ModuleType)]
-        meant = nearest(shown, [one for one in held if isinstance(one, str) and not one.startswith("_")])
-        remedy = f"Did you mean {meant}?" if meant else "Name variables that are there; %whos lists them in a notebook."
-        raise ConfigurationError(f"No variable is called {shown}.", remedy)
+        # No other name is offered: the line that is repeated with it deletes what it names.
+        remedy = "Name variables that are there; %whos lists them in a notebook."
+        raise ConfigurationError(f"No variable is called {shown}, and nothing was released.", remedy)
     own = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]
     if own:
         raise ConfigurationError(f"The notebook itself needs {', '.join(own)}.", "Pass names of your own variables.")

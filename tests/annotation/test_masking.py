@@ -12,6 +12,8 @@ from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
 from openmed_nb.display import plain
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
+STAY = "names, dates, places and numbers stay"  # By a model that knows diseases alone.
+
 # Text, spans, policy, and what is left.
 CASES = [
     ("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]", "[NAME] coughs."),
@@ -193,15 +195,18 @@ class TestManyTexts:
         """Masking replaces what the annotations have: ``only`` chooses among them."""
         found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
 
-        assert found.only(score=1.0).mask()[0].text == "She has asthma."
+        masked = found.only(score=1.0).mask()
+        assert masked[0].text == "She has asthma."
+        assert "Only entities with a score from 1." in masked.report().sentences
 
     def test_the_first_texts_are_shown(self):
         """All masked texts together show how much was replaced, once what that does not promise, and the first of them."""
         found = nb.annotate(["She has asthma.", 5] * 4, "bundled_small", device="cpu", on_error="record")
         masked = found.mask()
 
-        assert str(masked).splitlines()[:5] == [
-            "4 entities masked in 8 texts",
+        assert str(masked).splitlines()[:6] == [
+            f"4 entities masked in 8 texts; {STAY}",
+            "  Only what the model labels DISEASE is replaced.",
             f"  {NO_GUARANTEE}",
             "  Shown: the first 5 texts.",
             "0: She has [DISEASE].",
@@ -290,3 +295,36 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
     assert [{**one, "score": 0} for one in found] == [{**one, "score": 0} for one in expected]
     assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
     assert found
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (("DISEASE",), STAY),
+        (("DRUG_NAME", "GENE_NAME", "DOSE"), STAY),  # Names, but of nobody.
+        (("LABEL_1", "LABEL_2"), STAY),
+        (("B-PER", "I-PER", "B-LOC", "B-ORG"), "dates and numbers stay"),
+        (("PATIENT", "DOB", "HOSPITAL", "MRN"), ""),
+        (("FIRSTNAME", "Date", "CITY", "phone_number"), ""),
+        (("private_person", "private_date", "private_address", "account_number", "secret"), ""),
+        (("EMAIL", "date_of_birth"), "names, places and numbers stay"),
+    ],
+)
+def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, says):
+    """What no label of the model stands for stays in the text, and the first line says so; the next one has the labels."""
+    pipe = nb.load_pipeline(tiny.save(tmp_path, tiny.random_bert(("O", *labels))), device="cpu")
+    for masked in (nb.annotate(["The patient has asthma."], pipe).mask(), nb.annotate("Has asthma.", pipe).mask()):
+        headline, knows, *_ = str(masked).splitlines()
+
+        assert headline.endswith(f"; {says}") if says else "stay" not in headline
+        assert labels[0].removeprefix("B-") in knows
+        assert not says or says in masked._repr_html_()
+
+
+def test_headline_of_masked_texts_counts_what_the_policy_or_the_filter_leaves_out():
+    """A label that stays, and one that was filtered out, is masked nowhere."""
+    found = Annotations(Answers(), (), "m", "cpu", known_labels=("NAME", "DATE", "CITY", "ID"))
+
+    assert str(found.mask()).splitlines()[0] == "0 entities masked in 0 texts"
+    assert str(found.mask({"NAME": None})).splitlines()[0] == "0 entities masked in 0 texts; names stay"
+    assert str(found.only("name").mask()).splitlines()[0].endswith("; dates, places and numbers stay")

@@ -54,7 +54,7 @@ PARITY = ParityReport(
     *("m", "cpu", "bfloat16", 20, "09b4", 1000, 22, Differences(0.6, 1e-7, 2e-7, 1e-6), 1, 0),
     Spans(exact=98, moved=2, changes=(Change(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE")),)),
 )
-EVIDENCE = CertificateEvidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
+EVIDENCE = CertificateEvidence(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
 IDENTITY = Identity("m", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=True)
 
 REPORTS = {

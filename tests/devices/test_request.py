@@ -49,16 +49,19 @@ def test_every_spelling_of_the_error_is_accepted():
 
 
 SUGGESTIONS = {
-    **dict.fromkeys(("mpss", "msp", "mps:1", "metal", "apple"), "mps"),
+    **dict.fromkeys(("mpss", "msp", "mps:1", "mbs", "metal", "apple"), "mps"),
     **dict.fromkeys(("cpus", "cpu:1"), "cpu"),
     **dict.fromkeys(("cuda:", "cuda:one", "cuda:-1", "cuda:12345", "CUDA:N", "nvidia"), "cuda"),
     "cuda:\N{ARABIC-INDIC DIGIT THREE}": "cuda",
     "cdua:1": "cuda:1",
     "cude:12": "cuda:12",
-    **dict.fromkeys(("0", "aut", "zzz"), "auto"),
+    "aut": "auto",
     "defualt": "default",
     "gup": "gpu",
 }
+
+# Other devices of torch, and words as near to one of ours as to another: nothing is offered in the place of what was asked for.
+UNLIKE = ("tpu", "TPU", "tpu:0", "xpu", "npu", "hpu:1", "ipu", "meta", "xla", "hip", "vulkan", "0", "zzz", "banana")
 
 
 def test_unknown_spelling():
@@ -70,6 +73,15 @@ def test_unknown_spelling():
 
             assert caught.value.what == f"{describe_value(spelling)} (from {source}) names no device."
             assert caught.value.remedy == f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}."
+
+
+@pytest.mark.parametrize("spelling", UNLIKE)
+def test_device_request_offers_no_device_of_another_kind(spelling):
+    """Nothing is offered in the place of another kind of device; what is accepted is listed."""
+    with pytest.raises(UnknownDevice) as caught:
+        DeviceRequest.parse(spelling, "argument")
+
+    assert caught.value.remedy == f"Use one of {', '.join(SPELLINGS)}."
 
 
 @given(st.text(max_size=80) | st.from_regex(r"(cuda|cdua|mps|cpu) ?: ?[0-9]{0,6}", fullmatch=True))
@@ -85,8 +97,8 @@ def test_any_text(spelling):
     suggestion = re.match(r"Use '([^']+)';", caught.value.remedy)
 
     assert len(str(caught.value).splitlines()) == 1
-    assert suggestion
-    assert DeviceRequest.parse(suggestion[1], "argument")
+    assert suggestion or caught.value.remedy == f"Use one of {', '.join(SPELLINGS)}."
+    assert suggestion is None or DeviceRequest.parse(suggestion[1], "argument")
 
 
 SESSION = DeviceRequest("mps", "use()")

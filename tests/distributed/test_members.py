@@ -99,7 +99,9 @@ def test_host_of_an_address(address, host):
 
 
 def test_a_package_that_is_missing():
-    """A package that is not installed is named with the extra that has it."""
-    message = r"^A cluster needs it: No module named 'no_such_package'\. Install it: .* 'openmed-nb\[cluster\]'\.$"
+    """A package that is not installed is named with the line that installs it."""
+    message = (
+        r"^A cluster needs it: No module named 'no_such_package'\. Install it: .* 'dask\[distributed\]' asyncssh\.$"
+    )
     with pytest.raises(ConfigurationError, match=message):
         import_extra("no_such_package", "A cluster needs it")

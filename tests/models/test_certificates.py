@@ -23,7 +23,7 @@ from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.registry import ModelReference
 
 HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
-EVIDENCE = CertificateEvidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
+EVIDENCE = CertificateEvidence(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
 CERTIFICATE = Certificate(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
 
 CHANGED = {
@@ -269,7 +269,7 @@ def test_what_is_shown():
     """The text has the model, its type, the device and the counts; all that is known stands among the figures of the HTML."""
     assert str(CERTIFICATE).splitlines() == [
         "Certificate: mine in bfloat16 on mps",
-        "  On 20 texts it kept 60 of 60 entities.",
+        "  On 50 texts it kept 60 of 60 entities.",
     ]
     single = replace(EVIDENCE, texts=1, exact=0, missing=1)
     assert replace(CERTIFICATE, evidence=single).summary == "On 1 text it kept 0 of 1 entity."

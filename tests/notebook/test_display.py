@@ -234,3 +234,33 @@ def test_a_cell_that_only_reads_like_a_status_is_left_alone():
 
     assert "<details" not in page
     assert words_of(page)[-3:] == ["mps", "not", "applicable"]
+
+
+def test_report_of_a_long_text_scrolls_and_keeps_all_of_it():
+    """A long note has a box of a bounded height; a short one has none, and nothing of either is lost."""
+    long = tuple(Piece(f"Sentence {number}. ") for number in range(1000))
+    shown, short = to_html(Report("Found", pieces=long)), to_html(Report("Found", pieces=long[:9]))
+
+    assert "max-height" in shown
+    assert "max-height" not in short
+    assert all(f"Sentence {number}. " in shown for number in range(999))
+    assert "Sentence 998. " in to_text(Report("Found", pieces=long))
+
+
+@pytest.mark.parametrize(
+    ("cells", "scrolls"),
+    [
+        (
+            ("aten::fractional_max_pool2d_backward.grad_input", "falls back to the CPU", "1 (FractionalMaxPool2d)") * 2,
+            True,
+        ),
+        (("aten::fractional_max_pool2d", "falls back to the CPU", "a sentence with many words " * 9), False),
+        (("x" * 24,) * 5, True),
+        (("cpu", "yes"), False),
+    ],
+)
+def test_table_wider_than_a_page_scrolls_in_itself(cells, scrolls):
+    """What cannot be broken into lines decides on the width of a table."""
+    shown = to_html(Report("Found", tables=(Table("", tuple("abcdef"[: len(cells)]), (cells,)),)))
+
+    assert ("overflow:auto" in shown) is scrolls

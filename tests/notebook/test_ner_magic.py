@@ -190,3 +190,56 @@ def test_an_error_is_one_line_without_the_note(kernel, line, name, words):
     assert "leprosy" not in str(reply)
     assert (reply.shown, reply.streams) == ([], {})
     assert kernel.state() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%openmed_ner {nosuch}", "No variable is called 'nosuch'."),
+        ("%openmed_ner --model bundled_small Patient {nosuch} has asthma.", "No variable is called 'nosuch'."),
+        ("%openmed_ner {nosuch.title} and {sys}", "No variable is called 'nosuch'."),
+        ("%openmed_ner {sys.nosuch}", "fails with AttributeError"),
+        ("%openmed_ner {sys.argv[10**6]}", "fails with IndexError"),
+        ("%openmed_log {nosuch}.json", "No variable is called 'nosuch'."),
+        ("%openmed_log --diff {nosuch}/before.json", "No variable is called 'nosuch'."),
+        ("%openmed_report {nosuch}", "No variable is called 'nosuch'."),
+        (f"{SMALL} --out {{nosuch}}\nShe has asthma.", "No variable is called 'nosuch'."),
+    ],
+)
+def test_magics_refuse_an_undefined_name_in_braces(kernel, line, says):
+    """What cannot be expanded is one line of error in every magic, and no text, file or folder of that name."""
+    kernel.run("import sys")
+    name, value, traceback = kernel.run(line).error
+
+    assert name == "MagicError"
+    assert says in value
+    assert len(traceback) == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("{{asthma}} since 2019", "{asthma} since 2019"),  # As IPython has it.
+        ('{"history": "asthma"}', '{"history": "asthma"}'),
+        ("asthma} and {epilepsy", "asthma} and {epilepsy"),
+        ("$nosuch for asthma", "$nosuch for asthma"),
+        ("{type 2 diabetes}", "{type 2 diabetes}"),
+        ("{braced_note}", "no {epilepsy} here"),
+    ],
+)
+def test_ner_magic_reads_other_braces_as_they_are_written(kernel, written, read):
+    """Braces that hold no Python, doubled ones, and those of an expanded note stay."""
+    kernel.run("braced_note = 'no {epilepsy} here'")
+    kernel.run(f"%openmed_ner --model bundled_small --out found {written}")
+
+    assert kernel.value("found.text") == read
+
+
+def test_magics_expand_variables_of_the_function_that_calls_them(kernel):
+    """The local variables of a function come before those of the notebook."""
+    kernel.run(
+        "def marked(own_note):\n"
+        "    return get_ipython().run_line_magic('openmed_ner', '--model bundled_small {own_note}')\n"
+    )
+
+    assert kernel.value("marked('She has asthma.').text") == "She has asthma."

@@ -244,3 +244,18 @@ class TestMagic:
         )
         assert "device='mps" not in kernel.run("%unload_ext openmed_nb\nx").text
         assert kernel.run("%load_ext openmed_nb").status == "ok"
+
+
+@pytest.mark.parametrize("line", ["--simulate mps --memory eight", "--simulate mps --memory 8", "--simulate cuda"])
+def test_device_magic_refuses_a_wrong_simulation_before_it_imports_torch(run_ipython, line):
+    """A mistake of the line is told at once."""
+    done = run_ipython(
+        "import sys\n"
+        "get_ipython().run_line_magic('load_ext', 'openmed_nb')\n"
+        "try:\n"
+        f"    get_ipython().run_line_magic('openmed_device', {line!r})\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, 'torch' in sys.modules)\n"
+    )
+
+    assert done.stdout in ("ConfigurationError False\n", "MagicError False\n")

@@ -1,5 +1,6 @@
 """The pictures of a curve, with its limits: a figure of matplotlib, and what its HTML form draws."""
 
+import io
 import sys
 from dataclasses import replace
 
@@ -23,6 +24,13 @@ def curve_of(sizes, device="mps", unit=MIB, recommended=None, **options):
 
 
 CURVE = curve_of([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
+
+
+def plt_image(png):
+    """Return the pixels of a picture: red, green, blue and how opaque, from 0 to 1."""
+    from matplotlib import image
+
+    return image.imread(io.BytesIO(png), format="png")
 
 
 def labels(axes):
@@ -84,6 +92,19 @@ def test_a_simulated_curve_says_so_in_its_pictures():
     assert escape(NOTE) in live.value
 
 
+def test_figure_has_no_ground_and_words_for_any_page():
+    """A notebook's theme shows through, and no word or line of the figure is black or white."""
+    figure = CURVE.plot()
+    image = plt_image(figure._repr_png_())
+    corners = [image[0][0], image[-1][-1]]
+    drawn = image[image[..., 3] > 0.9][:, :3]  # Where something is drawn that is not seen through.
+
+    assert all(corner[3] == 0 for corner in corners)
+    assert len(drawn)
+    assert drawn.max(axis=1).min() > 0.4  # Nothing is nearly black,
+    assert drawn.min(axis=1).max() < 0.75  # and nothing nearly white.
+
+
 def test_drawing_leaves_matplotlib_as_it_was():
     """No figure stays open, and no setting of matplotlib is changed."""
     import matplotlib as mpl
@@ -102,5 +123,7 @@ def test_nothing_draws(monkeypatch):
     for loaded in ("matplotlib.figure", "openmed_nb.training.plot"):
         monkeypatch.delitem(sys.modules, loaded)
 
-    with pytest.raises(ConfigurationError, match="The picture needs matplotlib, which is not installed"):
+    with pytest.raises(ConfigurationError, match="The picture needs matplotlib, which is not installed") as caught:
         CURVE.plot()
+
+    assert caught.value.remedy == "Install it: python -m pip install matplotlib."

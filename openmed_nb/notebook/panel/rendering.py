@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ...devices.machine import shows_simulated
+from ...devices.machine import shown_device, shows_simulated
 from ...display import NOTE, Report, Table, counted, escape, in_bytes, milliseconds, to_html
 from .state import MemoryBar, PanelState
 
@@ -105,6 +105,12 @@ def answer(state: PanelState) -> str:
         return ""
     report = state.answer.report()
     notes = (NOTE,) if shows_simulated(state.answer.device) else ()
+    if state.answer_is_old:
+        now = "no device" if state.choice is None else shown_device(state.choice.device)
+        notes = (
+            *notes,
+            f"This answer is of {state.answer.device}, and the device is {now} now. Click Annotate for another.",
+        )
     seconds = state.seconds or 0.0
     took = milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
     took = took.replace(" ms", "\N{NO-BREAK SPACE}ms")

@@ -166,6 +166,12 @@ class PanelState(Shown):
         return self.devices.choice
 
     @property
+    def answer_is_old(self) -> bool:
+        """Whether the last annotated text was read on another device than the one that is in force now."""
+        here = "" if self.choice is None else canonical(shown_device(self.choice.device))
+        return self.answer is not None and canonical(self.answer.device) != here
+
+    @property
     def buttons(self) -> tuple[DeviceButton, ...]:
         requested = self.choice.requested if self.choice else ""
         auto = DeviceButton("auto", pressed=requested == "auto", reason="The best device of this computer")

@@ -21,6 +21,7 @@ from .state import PanelState
 
 if TYPE_CHECKING:
     from ...annotation.results import AnnotatedText
+    from ...devices.choice import DeviceChoice
 
 
 # A synthetic sentence to try.
@@ -187,21 +188,29 @@ class TryRegion(Region):
     """A text, and what a model finds in it."""
 
     def __init__(self, kit: Kit, model: PanelModel, clicked: Clicked) -> None:
+        self.model = model
         self.text = kit.make(TextBox, SENTENCE, description="Text to annotate", rows=2, continuous_update=False)
         self.answer = kit.make(HTML)
-        self._shown: AnnotatedText | None = None
+        self._shown: tuple[AnnotatedText | None, bool, DeviceChoice | None] = (None, False, None)
         hover = "Find entities in the text, which stays in this kernel."
         verb = partial(model.annotate_soon, lambda: self.text.value)
         annotate = self.button(kit, "Annotate", hover, verb)
         parts = {"controls": (annotate,), "above": (self.text,), "below": (self.answer,)}
         super().__init__(kit, "Try it", lambda _state: "", clicked, **parts)
+        self.text.observe(self._edited, "value")
 
     def paint(self, state: PanelState) -> None:
         """Show what was found; a long answer is made into HTML once."""
         super().paint(state)
-        if state.answer is not self._shown:
-            self._shown = state.answer
+        shown = state.answer, state.answer_is_old, state.choice if state.answer_is_old else None
+        if state.answer is not self._shown[0] or shown[1:] != self._shown[1:]:
+            self._shown = shown
             self.answer.value = rendering.answer(state)
+
+    def _edited(self, change: Any) -> None:
+        """Take an answer away that is of another text than the one that stands above it now."""
+        answer = self._shown[0]
+        self.answer.value = rendering.answer(self.model.state) if answer and answer.text == change["new"] else ""
 
 
 class ModelsRegion(Region):

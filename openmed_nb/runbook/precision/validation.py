@@ -111,7 +111,7 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
 
     The type is accepted if at least 99 percent of the entities are the same as on the CPU in float32, in the aggregation
     strategy that loses most, and if at most one percent of the gold entities is lost; of at least 50 entities, 10 of them
-    different, in 20 texts of different words. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
+    different, in 50 texts of different words. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
     names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
     ``dtype="auto"`` takes the type from then on if nearly every reading was faster than float32, and loading the model in
     this type warns no more. It counts for these very files on this device with this torch and transformers, as long as its

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...activity import Activity
 from ...devices.machine import SIMULATION_ON, now, processor_name
-from ...display import Report, Shown, Table, counted, in_bytes, plain
+from ...display import FAILED, WARNING, Report, Shown, Table, counted, in_bytes, plain
 from ...errors import ConfigurationError, Interrupted, check_flag, given_path
 from ...plain import read_as, save_in, to_json, utc
 from ...session import SESSION
@@ -129,8 +129,10 @@ def verdict_of(record: DeviceReport, judged: Verdict) -> tuple[str, str]:
     else:
         first = f"On {record.device or 'a device that is not known'}: {judged.recommendation}, because {judged.reason.when[0].rstrip('.')}."
     done = len(record.planned) - len(record.missing)
-    second = f"{done} of {counted(len(record.planned), 'step')} gave an answer"
-    return first, f"{second}: not {', '.join(record.missing)}." if record.missing else f"{second}."
+    second = f"{done} of {counted(len(record.planned), 'step')} ran"
+    second += f": not {', '.join(record.missing)}." if record.missing else "."
+    bad = [one.step for one in record.steps if one.outcome == DONE and one.status in {WARNING, FAILED}]
+    return first, f"{second} To be looked at: {', '.join(bad)}." if bad else second
 
 
 def facts_of(record: Record) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ...devices.machine import now
-from ...display import FAILED, OK, plain, worst
+from ...display import FAILED, plain, worst
 from ...distributed.tethered import end_with_input
 from ...errors import OpenMedError, cause
 from ...plain import from_plain, utc, write_whole
@@ -206,7 +206,7 @@ def told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
     says = answer.says or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
     return {
         "what": " ".join(filter(None, (says, f"Failed: {failed}." if failed else ""))),
-        "status": worst(findings) if findings else OK,
+        "status": worst(findings) if findings else answer.status,
         "report": shown,
         "data": answer.shown,
         "figures": answer.figures or tuple(map(figures_of, answer.judged)),

@@ -51,6 +51,7 @@ class Answer:
     judged: tuple[Any, ...] = ()  # The reports in it that a logbook and a verdict read.
     figures: tuple[ReportFigures, ...] = ()  # Figures of what no logbook reads otherwise.
     says: str = ""  # What it found in a sentence with figures; empty where the report says it itself.
+    status: str = OK  # How good that is, where the report has no findings.
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,9 @@ def sweep(asked: Asked) -> Answer:
 
     largest, seconds = (32, 5.0) if asked.quick else (None, 30.0)
     found = sweep(MODEL, training=asked.training, device=asked.device, largest=largest, seconds=seconds)
+    if found.knee is None:
+        says = f"No best batch was found. {found.why} Run nb.sweep() with more seconds."
+        return Answer(found, (found,), says=says, status=WARNING)
     return Answer(found, (found,), says=f"The knee: {found.why} {found.end}")
 
 

@@ -285,3 +285,32 @@ class TestModels:
         assert any("Loading: bundled_small" in one for one in told)
         assert told[-1] == ""
         assert view.region("Models").unloads.children[0].description == "Unload bundled_small"
+
+
+def test_try_region_takes_an_answer_to_another_text_away(open_panel):
+    """Under an edited text stands no answer of the former one; it comes back with its text, and a click gives the new one."""
+    view = open_panel(model="bundled_small")
+    attempt = view.region("Try it")
+    attempt.text.value = "She has asthma."
+    view.click("Annotate")
+    assert "asthma" in attempt.answer.value
+
+    attempt.text.value = "He has epilepsy."
+    assert attempt.answer.value == ""
+    attempt.text.value = "She has asthma."
+    assert "asthma" in attempt.answer.value
+    attempt.text.value = "He has epilepsy."
+    view.click("Annotate")
+    assert "epilepsy" in attempt.answer.value
+
+
+def test_try_region_says_that_an_answer_is_of_another_device(open_panel):
+    """After the device has changed, the answer says of which device it is, until the text is annotated again."""
+    view = open_panel(model="bundled_small")
+    view.click("Annotate")
+    former = SESSION.device().device
+    with nb.simulated_mps():
+        answer = view.region("Try it").answer.value
+        assert f"This answer is of {former}, and the device is mps (SIMULATED) now." in answer
+        view.click("Annotate")
+        assert "This answer is of" not in view.region("Try it").answer.value

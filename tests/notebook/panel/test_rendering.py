@@ -351,6 +351,7 @@ class TestAnswer:
         assert [one.text for one in shown.find("p")] == [
             "1 entity found by m on mps (SIMULATED) in 12\N{NO-BREAK SPACE}ms",
             "SIMULATED MPS: no figure here is one of MPS.",
+            "This answer is of mps (SIMULATED), and the device is cpu now. Click Annotate for another.",
         ]
 
     def test_nothing(self, plain):

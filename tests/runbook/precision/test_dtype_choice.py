@@ -25,7 +25,7 @@ from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
 
-EVIDENCE = CertificateEvidence(20, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
+EVIDENCE = CertificateEvidence(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
 NOTE = "no history of asthma ."
 
 
@@ -86,8 +86,8 @@ class TestAuto:
             "Type: bfloat16 on cpu",
             "  'auto' took it: it is validated here for this model, and the fastest of those that are.",
             "  type      certificate",
-            "  bfloat16  On 20 texts it kept 60 of 60 entities.",
-            "  float16   On 20 texts it kept 60 of 60 entities. It is not clearly faster than float32.",
+            "  bfloat16  On 50 texts it kept 60 of 60 entities.",
+            "  float16   On 50 texts it kept 60 of 60 entities. It is not clearly faster than float32.",
             "  int8      There is no certificate.",
         ]
 

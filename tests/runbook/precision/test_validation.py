@@ -40,7 +40,7 @@ CLOSE = texts_with("asthma")
 FEW = "Too little to tell: {} that are needed."
 
 REPORT = ParityReport(
-    "mine", "cpu", "bfloat16", 30, "f", 900, 30, Differences(0.1), 0, 0, Spans(exact=100), distinct=30
+    "mine", "cpu", "bfloat16", 60, "f", 900, 60, Differences(0.1), 0, 0, Spans(exact=100), distinct=30
 )
 IDENTITY = Identity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
 
@@ -80,8 +80,8 @@ def test_judgement():
             ["Only 10 of 15 entities are the same.", FEW.format("15 of the 50 entities")],
         ),
         ({"distinct": 9}, [FEW.format("9 of the 10 different entities")]),
-        ({"texts": 19}, [FEW.format("19 of the 20 different texts")]),
-        ({"distinct": 1, "texts": 1}, [FEW.format("1 of the 10 different entities, 1 of the 20 different texts")]),
+        ({"texts": 49}, [FEW.format("49 of the 50 different texts")]),
+        ({"distinct": 1, "texts": 1}, [FEW.format("1 of the 10 different entities, 1 of the 50 different texts")]),
         ({"not_numbers": 3}, ["3 tokens became NaN or infinity."]),
         ({"gold": (Score(100, 100, 90), Score(100, 100, 89))}, []),
         ({"gold": (Score(100, 100, 80), Score(100, 100, 95))}, []),
@@ -104,10 +104,10 @@ def test_certificate_names_what_it_was_measured_on():
 
     evidence = certificate.evidence
     assert certificate.identity == IDENTITY
-    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint, evidence.distinct) == (30, 900, "f", 30)
+    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint, evidence.distinct) == (60, 900, "f", 30)
     assert (evidence.not_numbers, evidence.exact, evidence.missing) == (0, 99, 1)
     assert (evidence.recall_reference, evidence.recall, evidence.speed_up) == (0.9, 0.9, 1.432)
-    minimum = {"minimum_entities": 50, "minimum_distinct": 10, "minimum_texts": 20}
+    minimum = {"minimum_entities": 50, "minimum_distinct": 10, "minimum_texts": 50}
     assert certificate.gate == {"span_agreement": 0.99, "recall_loss": 0.01, **minimum}
     assert certificate.date == "2026-03-01"
 
@@ -124,7 +124,7 @@ def test_what_is_shown():
     ]
     assert str(accepted).splitlines()[:2] == [
         "Accepted: mine in bfloat16 on cpu",
-        "  On 30 texts it kept 100 of 100 entities.",
+        "  On 60 texts it kept 100 of 100 entities.",
     ]
     assert str(accepted) == str(judge(REPORT, IDENTITY, 2.8, "2027-01-01"))
     assert "2026-03-01" in accepted._repr_html_()
@@ -182,7 +182,7 @@ def test_texts_that_say_the_same_give_no_certificate(keyword_model, texts):
     verdict = nb.runbook.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
 
     (refused,) = verdict.refusals
-    assert "1 of the 10 different entities, 1 of the 20 different texts that are needed." in refused.reason
+    assert "1 of the 10 different entities, 1 of the 50 different texts that are needed." in refused.reason
     assert ("59 texts with the words of another one did not count." in str(verdict)) == (len(texts) > 1)
 
 

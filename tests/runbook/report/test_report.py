@@ -120,7 +120,7 @@ def test_the_others_go_on(found):
     assert [report.of(name).outcome for name in ("well", "wrong")] == ["done", "done"]
     assert report.missing == tuple(OUTCOMES)
     assert report.exit_code == 1
-    assert f"2 of 9 steps gave an answer: not {', '.join(OUTCOMES)}." in report.verdict
+    assert f"2 of 9 steps ran: not {', '.join(OUTCOMES)}. To be looked at: wrong." in report.verdict
     assert (report.of("wrong").status, report.of("wrong").what) == ("failed", "Seen on cpu. Failed: long products.")
     assert report.of("wrong").data["device"] is None
 
@@ -364,7 +364,7 @@ def test_a_whole_report(options, tmp_path, capsys):
 
     assert (status, report.missing) == (0, ()), report
     assert [step.step for step in report.steps] == [step.name for step in STEPS]
-    assert f"{len(STEPS)} of {len(STEPS)} steps gave an answer." in printed.out
+    assert f"{len(STEPS)} of {len(STEPS)} steps ran." in printed.out
     assert printed.err.count("Reporting: ") == len(STEPS) + 1  # The last one says that all are done.
     jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8"))).validate(report.to_dict())
     assert report.of("logbook").data["figures"]
