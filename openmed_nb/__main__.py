@@ -20,7 +20,7 @@ from .annotation.corpus import annotate_text
 from .annotation.references import FileText, read, unless_failed
 from .annotation.tables import reader_by_name
 from .display import Json
-from .errors import ConfigurationError, Interrupted, OpenMedError, cause, parser_problem
+from .errors import ConfigurationError, Interrupted, OpenMedError, cause, parser_problem, short_type_name
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
             answer, status = run(rest)
             return status if printed(answer) else PIPE_CLOSED
         except OpenMedError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            print(f"{short_type_name(error)}: {error}", file=sys.stderr)
             return 2
         except Interrupted as stopped:
             print(f"\n{stopped}", file=sys.stderr)

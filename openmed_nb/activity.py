@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from .display import counted
-from .errors import check_flag, warn
+from .errors import check_flag, short_type_name, warn
 
 Thing = TypeVar("Thing")
 
@@ -141,7 +141,7 @@ class Listeners:
                 try:
                     listener(activity)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is the listener's fault and not the verb's
-                    what = f"A panel or another listener of the session failed: {type(error).__name__}."
+                    what = f"A panel or another listener of the session failed: {short_type_name(error)}."
                     warn(f"{what} %openmed_panel opens a new panel.")
 
     def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:

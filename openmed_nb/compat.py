@@ -16,7 +16,7 @@ from .annotation.masking import refine_spans
 from .devices.environment import DEFAULT_HIGH, DEFAULT_LOW, FALLBACK, HIGH, LOW
 from .devices.request import DEVICE_VARIABLE as LEGACY_DEVICE_ENV_VAR
 from .devices.request import TORCH_DEVICE_VARIABLE as TORCH_DEVICE_ENV_VAR
-from .errors import ConfigurationError
+from .errors import ConfigurationError, short_type_name
 from .models.config import OpenMedConfig, meant_here
 from .models.registry import BUNDLED, all_aliases
 from .session import SESSION
@@ -69,7 +69,7 @@ class ModelLoader:
             elsewhere = {one.name: one.default for one in fields(config) if one.name not in known}
             config = OpenMedConfig(**meant_here(vars(config), elsewhere))
         if not isinstance(config, OpenMedConfig | None):
-            raise ConfigurationError(f"A loader cannot be made of {type(config).__name__}.", "Pass an OpenMedConfig.")
+            raise ConfigurationError(f"A loader cannot be made of {short_type_name(config)}.", "Pass an OpenMedConfig.")
         self.config = config or OpenMedConfig()
 
     def list_available_models(self, include_registry: bool = True, include_remote: bool = True) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .display import plain
-from .errors import ConfigurationError, cause, describe_file
+from .errors import ConfigurationError, cause, describe_file, short_type_name
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
     if schema and not (isinstance(stored, Mapping) and stored.get("schema") == schema):
         raise ValueError(f"{place} is of another kind")
     if not isinstance(stored, Mapping):
-        raise ValueError(f"{place} cannot be {type(stored).__name__}")  # noqa: TRY004 - what is read is wrong, no argument
+        raise ValueError(f"{place} cannot be {short_type_name(stored)}")  # noqa: TRY004 - what is read is wrong, no argument
     also = {*getattr(kind, "ALSO", ()), "schema"} - hints.keys()  # What follows from the fields stands in the JSON too.
     stored = {name: one for name, one in stored.items() if name not in also}
     for flat, names in getattr(kind, "FLAT", {}).items():
@@ -112,7 +112,7 @@ def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
 def _plain_from(kind: Any, stored: Any, place: str) -> Any:
     accepted = (int, float) if kind is float else (kind,)
     if type(stored) not in accepted:
-        raise ValueError(f"{place} cannot be {type(stored).__name__}")
+        raise ValueError(f"{place} cannot be {short_type_name(stored)}")
     if isinstance(stored, float) and not math.isfinite(stored):
         raise ValueError(f"{place} is no finite number")
     if isinstance(stored, int) and abs(stored) >= LARGEST:

@@ -22,6 +22,7 @@ from ..errors import (
     check_flag,
     choice,
     model_label,
+    short_type_name,
     whole_or_none,
     wrong_type,
 )
@@ -121,7 +122,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     check_flag("show_text", show_text)
     batch_tokens = whole_or_none("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
-        what = f"resume cannot be {type(resume).__name__}."
+        what = f"resume cannot be {short_type_name(resume)}."
         raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
     name = resume if isinstance(resume, (str, os.PathLike)) else None
     done = earlier = resume if isinstance(resume, Annotations) else Annotations(Answers(), (), "no model", "no device")

@@ -20,7 +20,16 @@ from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..display import Report, Shown, Table
 from ..drawing import bars_of
-from ..errors import ConfigurationError, UnknownDevice, cause, check_flag, describe_value, whole, whole_or_none
+from ..errors import (
+    ConfigurationError,
+    UnknownDevice,
+    cause,
+    check_flag,
+    describe_value,
+    short_type_name,
+    whole,
+    whole_or_none,
+)
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
@@ -334,7 +343,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     def own_annotator(self, batch_tokens: int | None = None) -> Annotator:
         """Return what annotates a stream of texts, with the pipeline's own parameters but for the budget of tokens."""
         if self.overridden:
-            what = f"{type(self).__name__} overrides {', '.join(self.overridden)}, which would not run here."
+            what = f"{short_type_name(self)} overrides {', '.join(self.overridden)}, which would not run here."
             raise ConfigurationError(what, "Call the pipeline itself on the texts.")
         forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
         return self.annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
@@ -349,7 +358,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """Return what annotates a stream of texts, from transformers' three mappings of parameters."""
         model, frame = self.model, self.frame
         if frame is None:
-            what = f"The tokenizer of {type(model).__name__} makes no tokens with offsets."
+            what = f"The tokenizer of {short_type_name(model)} makes no tokens with offsets."
             raise ConfigurationError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")

@@ -20,7 +20,7 @@ from numbers import Number
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from ..errors import ConfigurationError, OpenMedError, UnreadableText, warn
+from ..errors import ConfigurationError, OpenMedError, UnreadableText, short_type_name, warn
 from .tables import reader_by_content, reader_by_name
 
 Answered = TypeVar("Answered")
@@ -157,7 +157,7 @@ def readable(text: Any) -> str:
     if isinstance(text, Reference):
         return f"\0{text.identity}"
     words = map(readable, text) if isinstance(text, list) else ()
-    return "\0".join((f"\0{type(text).__name__}", *words))
+    return "\0".join((f"\0{short_type_name(text)}", *words))
 
 
 MISSING = _digest(readable(None))
@@ -423,10 +423,10 @@ def check_series(texts: Any) -> None:
     dimensions = getattr(texts, "ndim", 2)  # What is only computed later can have anything, but no number of them.
     named = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if named and isinstance(dimensions, int) and dimensions > 1:
-        what = f"{type(texts).__name__} is a table."
+        what = f"{short_type_name(texts)} is a table."
         raise ConfigurationError(what, "Pass its column of texts, such as table['text'].")
     if type(texts).__module__.partition(".")[0] == "pyarrow":  # It gives scalars of its own, not strings.
-        what = f"{type(texts).__name__} is a column of Arrow."
+        what = f"{short_type_name(texts)} is a column of Arrow."
         raise ConfigurationError(what, "Pass its strings, as in column.to_pylist().")
     # Some series have no __iter__, transformers' KeyDataset among them.
     series = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
@@ -435,5 +435,5 @@ def check_series(texts: Any) -> None:
 
 
 def no_series(texts: Any) -> ConfigurationError:
-    what = f"{type(texts).__name__} is not a series of texts."
+    what = f"{short_type_name(texts)} is not a series of texts."
     return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")

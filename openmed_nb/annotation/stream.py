@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices.backend import queues_copies
-from ..errors import OpenMedError, UnreadableText
+from ..errors import OpenMedError, UnreadableText, short_type_name
 from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .lexicon import Lexicon
@@ -54,12 +54,16 @@ def check_text(text: object, name: str = "The text") -> None:
             remedy = "Pass the words of a text as one string, such as ' '.join(words)."
         elif type(text).__module__.partition(".")[0] == "pyarrow":
             remedy = "Pass the strings of a column of Arrow, as in column.to_pylist()."
-        raise UnreadableText(f"{name} must be a string, not {type(text).__name__}.", remedy)
+        raise UnreadableText(f"{name} must be a string, not {short_type_name(text)}.", remedy)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        what = f"{name} has half of a surrogate pair at character {error.start}."
-        raise UnreadableText(what, "Remove it, or read the file it comes from with its right encoding.") from None
+        position = error.start
+    else:
+        return
+    # Outside of the handler: the other error has the text, and would be the context of this one.
+    what = f"{name} has half of a surrogate pair at character {position}."
+    raise UnreadableText(what, "Remove it, or read the file it comes from with its right encoding.")
 
 
 def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
@@ -76,7 +80,7 @@ def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
             for word in text:
                 check_text(word, f"A word of text {number}")
         else:
-            what = f"Text {number} must be a list of words, not {type(text).__name__}."
+            what = f"Text {number} must be a list of words, not {short_type_name(text)}."
             return UnreadableText(what, "Pass a list of strings.")
     except UnreadableText as error:
         return error

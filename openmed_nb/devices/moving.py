@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..display import counted
-from ..errors import ConfigurationError, NumberTooLarge, cause, warn
+from ..errors import ConfigurationError, NumberTooLarge, cause, short_type_name, warn
 from .backend import TENSOR_LOCK
 from .request import kind_of
 
@@ -139,7 +139,7 @@ def module_in(thing: Any, remedy: str = "Pass the name of a model, a torch modul
 
     module = thing if isinstance(thing, torch.nn.Module) else getattr(thing, "model", None)
     if not isinstance(module, torch.nn.Module):
-        raise ConfigurationError(f"{type(thing).__name__} is not a model.", remedy)
+        raise ConfigurationError(f"{short_type_name(thing)} is not a model.", remedy)
     return module
 
 

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from ..display import Plain
-from ..errors import ConfigurationError, UnknownDevice, cannot_be, describe_value
+from ..errors import ConfigurationError, UnknownDevice, cannot_be, describe_value, short_type_name
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"
@@ -185,6 +185,6 @@ def device_of(thing: Any) -> str:
     if isinstance(device, str):
         return device
     if not (isinstance(getattr(device, "type", None), str) and hasattr(device, "index")):
-        what = f"{type(thing).__name__} has no device."
+        what = f"{short_type_name(thing)} has no device."
         raise ConfigurationError(what, "Pass a name such as 'cpu', or an Accelerator.")
     return canonical(str(device))

@@ -10,7 +10,7 @@ from concurrent import futures as threads
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from ..errors import ClusterError, ClusterUnusable, ConfigurationError, OpenMedError, cause
+from ..errors import ClusterError, ClusterUnusable, ConfigurationError, OpenMedError, cause, short_type_name
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -48,7 +48,7 @@ def checked_client(client: Any) -> Client:
             remedy = "Pass its client: client=cluster.client."
         elif isinstance(client, Cluster):
             remedy = "Pass a client of it: client=dask.distributed.Client(cluster)."
-        raise ConfigurationError(f"client must be a client of Dask, not {type(client).__name__}.", remedy)
+        raise ConfigurationError(f"client must be a client of Dask, not {short_type_name(client)}.", remedy)
     if client.asynchronous:
         raise ConfigurationError("The client is asynchronous.", "Pass one that was made without asynchronous=True.")
     if client.status != "running":
@@ -170,7 +170,7 @@ def check_sendable(arguments: Mapping[str, Any]) -> None:
         try:
             cloudpickle.dumps(value)
         except Exception:  # noqa: BLE001, PERF203 - of the value's own code too
-            what = f"{name} cannot go to workers as {type(value).__name__}."
+            what = f"{name} cannot go to workers as {short_type_name(value)}."
             raise ConfigurationError(what, "Pass numbers, words and names, which can.") from None
 
 

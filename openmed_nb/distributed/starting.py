@@ -22,7 +22,7 @@ from ..devices.environment import variables_kept
 from ..devices.machine import import_psutil, mps_is_simulated
 from ..devices.request import DeviceRequest
 from ..display import Report, Shown
-from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, cause, warn, whole_or_none
+from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, cause, short_type_name, warn, whole_or_none
 from ..session import SESSION
 from .client import import_extra
 from .members import Members, WorkerPlan, plan_workers, visible_gpus
@@ -188,7 +188,7 @@ def checked_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
         import_extra("cryptography", "No certificates can be made")
         return Security.temporary()
     if not isinstance(security, Security):
-        what = f"security cannot be {type(security).__name__}."
+        what = f"security cannot be {short_type_name(security)}."
         raise ConfigurationError(what, "Pass a distributed.Security, or leave it out.")
     fields = ("tls_ca_file", *(f"tls_{role}_cert" for role in ROLES))
     if missing := [field for field in fields if not getattr(security, field)]:

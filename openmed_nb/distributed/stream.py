@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..annotation.references import Reference, absolute, check_series
 from ..annotation.results import AnswerColumns
 from ..annotation.stream import END, Chunk, Source, in_chunks, unreadable
-from ..errors import ClusterUnusable, ConfigurationError, WorkerKilled, warn
+from ..errors import ClusterUnusable, ConfigurationError, WorkerKilled, short_type_name, warn
 from ..models.registry import BUNDLED, is_named
 from . import worker
 from .client import (
@@ -198,7 +198,7 @@ def source_on_workers(
     """Return the name of a model, the texts to send out, and what answers them on the workers of a cluster."""
     client = checked_client(client)
     if not is_named(model):
-        what = f"model must be a name or a folder where workers load it, not {type(model).__name__}."
+        what = f"model must be a name or a folder where workers load it, not {short_type_name(model)}."
         raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
     check_sendable(arguments)

@@ -177,7 +177,9 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
             'cpu'
         """
         if not isinstance(settings, Mapping):
-            raise ConfigurationError(f"{type(settings).__name__} holds no settings.", "Pass a mapping, such as a dict.")
+            raise ConfigurationError(
+                f"{short_type_name(settings)} holds no settings.", "Pass a mapping, such as a dict."
+            )
         known = [*(one.name for one in fields(cls)), *ELSEWHERE]
         for name in settings:
             if name not in known:

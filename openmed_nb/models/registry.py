@@ -169,20 +169,23 @@ def explained(error: Exception, repo_id: str, revision: str | None, offline: str
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        what = f"The model {repo_id!r} is gated."
+        what = f"The model {describe_value(repo_id)} is gated."
         return ModelUnreachable(what, "Ask for access at its page on the hub, then run: hf auth login.")
     if isinstance(error, errors.RevisionNotFoundError):
-        return UnknownModel(f"The model {repo_id!r} has no revision {revision!r}.", "Use a branch, tag or commit.")
+        return UnknownModel(
+            f"The model {describe_value(repo_id)} has no revision {describe_value(revision)}.",
+            "Use a branch, tag or commit.",
+        )
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
         return unknown_model(repo_id, "If it is private, run: hf auth login.")
     if offline:
-        what = f"The model {repo_id!r} is not on this computer, neither as a folder nor downloaded, and {offline}."
+        what = f"The model {describe_value(repo_id)} is not on this computer, neither as a folder nor downloaded, and {offline}."
         return ModelUnreachable(what, OFFLINE_REMEDY)
     full = isinstance(error, OSError) and error.errno in DISK_ERRORS
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
-    what = f"The model {repo_id!r} could not be downloaded: {masked('', cause(first))}."
+    what = f"The model {describe_value(repo_id)} could not be downloaded: {masked('', cause(first))}."
     return ModelUnreachable(what, DISK_REMEDY if full else OFFLINE_REMEDY)
 
 

@@ -40,6 +40,7 @@ from ..errors import (
     given_path,
     nearest,
     parser_problem,
+    short_type_name,
 )
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION, Session
@@ -140,7 +141,7 @@ def expanded(line: str, namespace: dict[str, Any]) -> str:
         remedy = "Define it first, or write {{ and }} for braces in a text."
         raise MagicError(f"No variable is called {describe_value(name)}.", remedy) from None
     except Exception as error:  # noqa: BLE001 - of whatever code stands between the braces
-        what = f"An expression in braces fails with {type(error).__name__}."
+        what = f"An expression in braces fails with {short_type_name(error)}."
         raise MagicError(what, "Mend it, or write {{ and }} for braces in a text.") from None
 
 

@@ -15,7 +15,7 @@ from ..devices.backend import random_numbers_kept, to_array
 from ..devices.machine import now
 from ..devices.moving import copy_of, named_tensors, to_device, with_tensors
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, cause, check_flag, whole_or_none
+from ..errors import ConfigurationError, cause, check_flag, short_type_name, whole_or_none
 from ..models.config import dtype_name
 from ..models.loading import LoadSpec, dtype_of, is_quantized, load
 from ..models.registry import is_named
@@ -452,10 +452,10 @@ def check_series(name: str, data: Any, such_as: str = "a DataLoader, or a list o
     import torch
 
     if isinstance(data, (torch.Tensor, Mapping, str)):
-        what = f"{type(data).__name__} is one batch for {name}, not a series of batches."
+        what = f"{short_type_name(data)} is one batch for {name}, not a series of batches."
         raise ConfigurationError(what, "Pass [batch].")
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
-        what = f"{type(data).__name__} does not give {name} batches again and again."
+        what = f"{short_type_name(data)} does not give {name} batches again and again."
         raise ConfigurationError(what, f"Pass {such_as}.")
 
 

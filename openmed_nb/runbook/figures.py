@@ -10,7 +10,7 @@ from typing import Any
 from ..devices.machine import shows_simulated
 from ..devices.request import kind_of
 from ..display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, short_type_name
 from ..training.curve import GROWING, MemoryCurve
 from ..training.loader import LoaderCheck
 from .comparison import Comparison, DeviceFigures
@@ -63,7 +63,7 @@ def figures_of(report: Any) -> ReportFigures:
     found = next((figures for kind, figures, _ in READERS if isinstance(report, kind)), None)
     read: FiguresReader | None = found or getattr(type(report), "logbook_figures", None)
     if read is None:
-        raise ConfigurationError(f"{type(report).__name__} is not a report for a logbook.", REPORTS)
+        raise ConfigurationError(f"{short_type_name(report)} is not a report for a logbook.", REPORTS)
     return read(report)
 
 

@@ -27,7 +27,7 @@ from ..display import (
     worst,
 )
 from ..drawing import Bar, Picture, bars_of
-from ..errors import ConfigurationError, given_path
+from ..errors import ConfigurationError, given_path, short_type_name
 from ..plain import read_as, save, to_json
 from .operators.fallbacks import Fallback
 from .workloads import (
@@ -224,7 +224,7 @@ class Profile(StepReport):
             (0, False)
         """
         if not isinstance(other, Profile):
-            what = f"A profile cannot be compared with {type(other).__name__}."
+            what = f"A profile cannot be compared with {short_type_name(other)}."
             raise ConfigurationError(what, "Pass what nb.runbook.profile() or Profile.read() returned.")
         return ProfileDiff(*sorted((self, other), key=lambda one: one.written))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.backend import random_numbers_from, random_states
 from ..display import Report, Shown
-from ..errors import ConfigurationError, describe_value
+from ..errors import ConfigurationError, describe_value, short_type_name
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,9 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise ConfigurationError(f"{type(model).__name__} has no modules.", "Pass the model itself, a torch.nn.Module.")
+        raise ConfigurationError(
+            f"{short_type_name(model)} has no modules.", "Pass the model itself, a torch.nn.Module."
+        )
     if not names and hasattr(model, "supports_gradient_checkpointing"):
         return _transformers(model)
     chosen = _chosen(model, names)
@@ -105,7 +107,7 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
 def _transformers(model: Any) -> ActivationCheckpointing:
     """Switch it on the way transformers does; the hooks that this leaves on the embeddings are removed by ``off``."""
     if not model.supports_gradient_checkpointing:
-        what = f"{type(model).__name__} has no activation checkpointing of its own."
+        what = f"{short_type_name(model)} has no activation checkpointing of its own."
         raise ConfigurationError(what, "Name modules of it instead.")
     changed = tuple(model.modules())
     _remember(changed)

@@ -17,7 +17,16 @@ from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table
-from ..errors import ConfigurationError, NonFinite, describe_value, given_path, offered, warn, wrong_type
+from ..errors import (
+    ConfigurationError,
+    NonFinite,
+    describe_value,
+    given_path,
+    offered,
+    short_type_name,
+    warn,
+    wrong_type,
+)
 from .batch_checks import (
     BEFORE_2_14,
     CHECKS,
@@ -175,7 +184,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
         """
         torch = import_torch()
         if not isinstance(model, torch.nn.Module):
-            what = f"Guards cannot watch a value of type {type(model).__name__}."
+            what = f"Guards cannot watch a value of type {short_type_name(model)}."
             raise ConfigurationError(what, "Pass the model itself, a torch.nn.Module.")
         self.unwatch()
         if model in WATCHED:

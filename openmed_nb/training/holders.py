@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.backend import import_torch, torch_is_loaded
 from ..devices.machine import mps_is_simulated
 from ..display import Plain, Report, Shown, Table, counted, in_bytes
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, short_type_name
 
 if TYPE_CHECKING:
     import torch
@@ -240,7 +240,7 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
         return Holders(())
     if not isinstance(namespace, Mapping | None):
         raise ConfigurationError(
-            f"The namespace must be a mapping, got {type(namespace).__name__}.", "Pass globals(), or nothing."
+            f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or nothing."
         )
     found, holders = _search(_roots() if namespace is None else namespace.items())
     if namespace is None:

@@ -22,7 +22,7 @@ from ..devices.backend import finish
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
 from ..devices.request import kind_of
 from ..display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
-from ..errors import ConfigurationError, cause, describe_value, whole, whole_or_none, wrong_type
+from ..errors import ConfigurationError, cause, describe_value, short_type_name, whole, whole_or_none, wrong_type
 from ..session import SESSION
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ def check(
     if not any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__")):
         raise wrong_type("The loader", loader, "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
-        what = f"A {type(loader).__name__} can be gone through once, and would be used up."
+        what = f"A {short_type_name(loader)} can be gone through once, and would be used up."
         raise ConfigurationError(what, "Pass the loader itself.")
     if not callable(step):
         raise wrong_type("The step", step, "Pass the model, or a function of a batch.")
@@ -433,7 +433,7 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
     streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
     sequence = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
     if not streams and (not sequence or isinstance(dataset, Mapping)):
-        what = f"The dataset is of type {type(dataset).__name__}, which has no length or no items by number."
+        what = f"The dataset is of type {short_type_name(dataset)}, which has no length or no items by number."
         raise ConfigurationError(what, "Pass a list, a Dataset with a length, or an IterableDataset.")
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
     if max(counts) and method in IMPORTING:

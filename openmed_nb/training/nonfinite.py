@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..devices.backend import States, random_numbers_from, random_states
 from ..devices.moving import named_tensors, numbers_in, shown_key, with_tensors
 from ..devices.request import kind_of
-from ..errors import cause
+from ..errors import cause, short_type_name
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ def keep_batch(batch: Any, folder: Path, step: int) -> str:
     except OSError as error:
         return f"The batch could not be saved: {cause(error)}."
     except Exception as error:  # noqa: BLE001 - the error of the training must be shown, whatever fails after it
-        return f"The batch could not be saved: {type(error).__name__}."
+        return f"The batch could not be saved: {short_type_name(error)}."
 
 
 def _saved(batch: Any, folder: Path, step: int) -> str:
@@ -268,7 +268,7 @@ def find(model: torch.nn.Module, held: Pass) -> Origin | None:
         with held.conditions(model):
             return _repeat(model.get_submodule(held.module), held)
     except Exception as error:  # noqa: BLE001 - whatever the model fails with the second time; its text may be clinical
-        return Origin("unknown", f"the pass could not be repeated: {type(error).__name__}")
+        return Origin("unknown", f"the pass could not be repeated: {short_type_name(error)}")
 
 
 def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:

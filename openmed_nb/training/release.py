@@ -16,7 +16,7 @@ from ..devices.machine import mps_is_simulated
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
 from ..display import Report, Shown, Table, in_bytes
-from ..errors import ConfigurationError, DeviceError, check_flag, number, shorten
+from ..errors import ConfigurationError, DeviceError, check_flag, describe_names, number, short_type_name
 from ..session import SESSION
 from .curve import resident_bytes
 from .guards import WATCHED, Guards
@@ -205,7 +205,7 @@ def release(
         variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
     if not isinstance(variables, MutableMapping):
         raise ConfigurationError(
-            f"The namespace must be a mapping, got {type(variables).__name__}.", "Pass globals(), or nothing."
+            f"The namespace must be a mapping, got {short_type_name(variables)}.", "Pass globals(), or nothing."
         )
     _check_names(names, variables, () if shell is None else shell.user_ns_hidden)
     causes: dict[str, Callable[[], Any]] = {"unused blocks of the device": lambda: True}
@@ -261,7 +261,7 @@ def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], ne
     """Refuse names that are not variables, and those that the notebook itself needs."""
     unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
     if unknown:
-        shown = ", ".join(shorten(str(name) if isinstance(name, str) else type(name).__name__) for name in unknown)
+        shown = describe_names(name if isinstance(name, str) else short_type_name(name) for name in unknown)
         # No other name is offered: the line that is repeated with it deletes what it names.
         remedy = "Name variables that are there; %whos lists them in a notebook."
         raise ConfigurationError(f"No variable is called {shown}, and nothing was released.", remedy)

@@ -24,7 +24,17 @@ from ..devices.machine import Machine, apple_generation
 from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
 from ..display import Report, Shown
-from ..errors import ConfigurationError, cause, check_flag, describe_value, number, warn, whole, wrong_type
+from ..errors import (
+    ConfigurationError,
+    cause,
+    check_flag,
+    describe_value,
+    number,
+    short_type_name,
+    warn,
+    whole,
+    wrong_type,
+)
 from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, labels_of
 
@@ -324,7 +334,7 @@ def _listed(parameters: Iterable[Any]) -> list[Any]:
 def _list(parameters: Any) -> list[Any]:
     several = isinstance(parameters, Iterable) and not isinstance(parameters, (str, bytes, import_torch().Tensor))
     if not several:
-        what = f"The parameters must be several tensors, and they are of type {type(parameters).__name__}."
+        what = f"The parameters must be several tensors, and they are of type {short_type_name(parameters)}."
         raise ConfigurationError(what, AS_TORCH)
     return list(parameters)
 
@@ -337,7 +347,7 @@ def _tensors(parameters: Iterable[Any]) -> Iterator[torch.Tensor]:
             continue
         tensor = one[1] if isinstance(one, tuple) and len(one) == 2 else one  # noqa: PLR2004 - name and tensor
         if not isinstance(tensor, import_torch().Tensor):
-            what = f"A parameter must be a tensor, and one is of type {type(tensor).__name__}."
+            what = f"A parameter must be a tensor, and one is of type {short_type_name(tensor)}."
             raise ConfigurationError(what, AS_TORCH)
         yield tensor
 
@@ -396,7 +406,7 @@ def count_examples(batch: Any) -> int:
 
 
 def _weightless(batch: Any, missing: str) -> ConfigurationError:
-    what = f"A batch of type {type(batch).__name__} has no {missing} to weigh it by."
+    what = f"A batch of type {short_type_name(batch)} has no {missing} to weigh it by."
     remedy = "Pass weight=, a function that returns over how many items the batch's mean loss is."
     return ConfigurationError(what, remedy)
 

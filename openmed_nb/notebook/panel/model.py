@@ -22,7 +22,7 @@ from ...activity import Activity
 from ...annotation.corpus import annotate_text
 from ...annotation.loading import create_pipeline
 from ...display import Report
-from ...errors import OpenMedError
+from ...errors import OpenMedError, short_type_name
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ...training.release import release
@@ -263,7 +263,7 @@ class PanelModel:
             changes = {"error": OpenMedError(f"{activity} was interrupted.", remedy)}
         except Exception as error:  # noqa: BLE001 - it is raised on, without its text and its frames
             # Its text could quote a note, and a kernel writes what is raised into the notebook.
-            what = f"{activity.doing} failed with {type(error).__name__}."
+            what = f"{activity.doing} failed with {short_type_name(error)}."
             failure = OpenMedError(what, "Type the same as a command: its traceback tells where.")
             changes = {"error": failure}
         finally:

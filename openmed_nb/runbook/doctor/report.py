@@ -17,7 +17,7 @@ from ...devices.backend import TorchFacts
 from ...devices.choice import DeviceChoice, torch_for
 from ...devices.moving import module_in, unwrapped
 from ...display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
-from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause
+from ...errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause, model_label
 from ...models.certificates import validation_of
 from ...models.config import OpenMedConfig
 from ...models.registry import is_named
@@ -212,7 +212,7 @@ def _models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
 
 def _look_at(name: str, model: Any, device: str, session: Session) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
-        return (Finding(name, FAILED, model.what, model.remedy),)
+        return (Finding(model_label(name), FAILED, model.what, model.remedy),)
     inner = unwrapped(module_in(model))
     key = session.models.key_of(inner)
     known = None if key is None else validation_of(key, str(inner.device), session.computer, session.environ)

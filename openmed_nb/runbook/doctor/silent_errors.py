@@ -27,7 +27,7 @@ from ...devices.machine import shown_device
 from ...devices.memory import empty_cache
 from ...devices.request import kind_of
 from ...display import FAILED, NOT_APPLICABLE, OK, Finding
-from ...errors import cause
+from ...errors import cause, short_type_name
 from ...session import SESSION
 from ...training.batch_checks import REDUCTION
 from ...training.guards import LSTM_REMEDY
@@ -330,7 +330,7 @@ def fault(expected: torch.Tensor | BaseException, found: torch.Tensor | BaseExce
         name = type(expected).__name__
         return "" if isinstance(found, BaseException) else f"gives numbers where the CPU raises {name}"
     if isinstance(found, BaseException):
-        return f"raises {type(found).__name__} ({cause(found)})"
+        return f"raises {short_type_name(found)} ({cause(found)})"
     if expected.shape != found.shape:
         return "gives another shape than the CPU"
     near = torch.allclose(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -28,7 +28,7 @@ from ...activity import Activity
 from ...devices.machine import distribution_of
 from ...devices.request import MASK
 from ...display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
-from ...errors import ConfigurationError, cause, check_flag, describe_file, describe_value, given_path
+from ...errors import ConfigurationError, cause, check_flag, describe_file, describe_value, given_path, short_type_name
 from ...models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ...models.loading import LoadSpec, model_folder
 from ...models.registry import is_named
@@ -284,10 +284,10 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
 def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool, owner: Any) -> None:
     """Refuse what cannot be handed over, before anything is loaded."""
     if not is_named(model):
-        what = f"{type(model).__name__} is not the name of a model, and has no files that can be handed over."
+        what = f"{short_type_name(model)} is not the name of a model, and has no files that can be handed over."
         raise ConfigurationError(what, "Save it with save_pretrained(), its tokenizer too, and pass the folder.")
     if logbook is not None and not isinstance(logbook, Logbook):
-        what = f"{type(logbook).__name__} is not a logbook."
+        what = f"{short_type_name(logbook)} is not a logbook."
         raise ConfigurationError(what, "Pass what nb.logbook() or Logbook.read() returned.")
     if owner is not None and not (
         isinstance(owner, str) and 0 < len(owner.strip()) <= LONGEST_OWNER and owner.isprintable()

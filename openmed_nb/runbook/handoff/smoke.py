@@ -46,6 +46,7 @@ from ...errors import (
     describe_file,
     describe_value,
     given_path,
+    short_type_name,
     whole,
 )
 from ...models.config import OpenMedConfig
@@ -561,7 +562,7 @@ def from_command_line(bundle: Path, arguments: list[str]) -> int:
     try:
         report = smoke(bundle, asked.device, asked.model)
     except OpenMedError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{short_type_name(error)}: {error}\n")
         keep({"passed": False, **error.to_dict()}, bundle / RESULT)
         return 1
     sys.stdout.write(f"{report}\n")

@@ -33,7 +33,7 @@ from ...devices.machine import (
 from ...devices.memory import allocator
 from ...devices.moving import module_in
 from ...devices.request import DeviceRequest, canonical, kind_of
-from ...errors import ConfigurationError, check_flag, describe_value, given_path
+from ...errors import ConfigurationError, check_flag, describe_value, given_path, short_type_name
 from ...models.certificates import validation_of
 from ...models.loading import dtype_of, model_folder
 from ...models.registry import is_named
@@ -292,7 +292,7 @@ def loader_of(loader: Any) -> sections.Loader | None:
         }
         found: sections.Loader = from_plain(sections.Loader, facts)
     except (AttributeError, ValueError) as error:
-        what = f"{type(loader).__name__} is not a DataLoader."
+        what = f"{short_type_name(loader)} is not a DataLoader."
         raise ConfigurationError(what, "Pass the loader of the training.") from error
     return found
 
@@ -315,7 +315,7 @@ def strategies_of(strategies: Any) -> dict[str, Any]:
     for one in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
         name, value = next(((name, value) for kind, name, value in STRATEGIES if isinstance(one, kind)), ("", str))
         if not name:
-            what = f"{type(one).__name__} is no strategy of a training."
+            what = f"{short_type_name(one)} is no strategy of a training."
             remedy = (
                 "Pass what checkpoint_activations(), GradientAccumulation() or precision() of nb.training returned."
             )
@@ -341,7 +341,9 @@ def seeds_of(seeds: Any) -> dict[str, int]:
         if not isinstance(name, str) or not SEED_NAME.fullmatch(name):
             raise ConfigurationError("The name of a seed is not a short word.", SEEDS)
         if type(seed) is not int or abs(seed) >= LARGEST:
-            raise ConfigurationError(f"The seed {describe_value(name)} is {type(seed).__name__}, or too large.", SEEDS)
+            raise ConfigurationError(
+                f"The seed {describe_value(name)} is {short_type_name(seed)}, or too large.", SEEDS
+            )
     return dict(named)
 
 

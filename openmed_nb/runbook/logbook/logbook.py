@@ -12,7 +12,7 @@ from typing import Any
 
 from ...devices.request import canonical, kind_of
 from ...display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes
-from ...errors import ConfigurationError, cause, describe_file, given_path, one_line
+from ...errors import ConfigurationError, cause, describe_file, given_path, one_line, short_type_name
 from ...plain import from_plain, save, to_json
 from .privacy import ALL_LOGGED, CLEANERS, LOGS
 from .sections import OWN_WORDS, SCHEMA, ReportFigures, Run, Sections
@@ -92,7 +92,7 @@ class Logbook(Sections, Shown):
             ConfigurationError: For what is not a logbook.
         """
         if not isinstance(other, Logbook):
-            what = f"A logbook cannot be compared with {type(other).__name__}."
+            what = f"A logbook cannot be compared with {short_type_name(other)}."
             raise ConfigurationError(what, "Pass what nb.logbook() or Logbook.read() returned.")
         return LogbookDiff(self, other)
 
@@ -122,11 +122,13 @@ class Logbook(Sections, Shown):
             ConfigurationError: For a file that is not a logbook, is cut off, or was written by a newer version.
         """
         file = given_path(path, "the file of a logbook")
+        reason = ""
         try:
             text = file.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigurationError(f"The logbook {describe_file(file)} cannot be read: {reason}.", ANOTHER) from None
+        if reason:  # Outside of the handler: the other error has the path, and would be the context of this one.
+            raise ConfigurationError(f"The logbook {describe_file(file)} cannot be read: {reason}.", ANOTHER)
         try:
             stored = json.loads(text, object_pairs_hook=_each_name_once)
         except (ValueError, RecursionError):

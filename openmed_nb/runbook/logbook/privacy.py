@@ -18,7 +18,7 @@ from ...annotation.references import readable, stream_of
 from ...devices.backend import TENSOR_LOCK
 from ...devices.environment import VARIABLES as MPS_VARIABLES
 from ...devices.request import MASK, masked
-from ...errors import ConfigurationError, given_path, one_line
+from ...errors import ConfigurationError, given_path, one_line, short_type_name
 from ...models.config import dtype_name
 from ...models.files import content_of, digest_of
 from .sections import Dataset, Hypothesis, Model
@@ -216,19 +216,19 @@ def dataset_of(data: Any) -> Dataset:
     try:
         return _of_folder(path) if path.is_dir() else Dataset("file", digest_of(path, "sha256"), 1, path.stat().st_size)
     except OSError as error:
-        what = f"The dataset cannot be read: {type(error).__name__}."
+        what = f"The dataset cannot be read: {short_type_name(error)}."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER) from None
 
 
 def _of_texts(data: Any) -> Dataset:
     series = stream_of(data)
     if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
-        what = f"{type(data).__name__} has no length or no order: it may have no end, or can be read once only."
+        what = f"{short_type_name(data)} has no length or no order: it may have no end, or can be read once only."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
     digest, items, size = hashlib.sha256(), 0, 0
     for text in series:
         if not isinstance(text, (str, list)):
-            what = f"Item {items} of the dataset is {type(text).__name__}, not a text."
+            what = f"Item {items} of the dataset is {short_type_name(text)}, not a text."
             raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
         content = readable(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
@@ -317,7 +317,7 @@ def _pieces(state: Any) -> Iterator[bytes]:
     elif state is None or isinstance(state, (str, bytes, int, float, torch.dtype, torch.device)):
         yield repr(state).encode("utf-8", "surrogatepass")
     else:
-        raise ConfigurationError(f"The model holds a {type(state).__name__}, which has no fingerprint.", SAVE_IT)
+        raise ConfigurationError(f"The model holds a {short_type_name(state)}, which has no fingerprint.", SAVE_IT)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

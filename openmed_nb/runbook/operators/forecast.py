@@ -17,7 +17,7 @@ from ...devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
 from ...devices.machine import mps_is_simulated
 from ...devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
 from ...display import OK, WARNING, Report, Shown, Table, counted
-from ...errors import ConfigurationError, cause, check_flag
+from ...errors import ConfigurationError, cause, check_flag, short_type_name
 from ...models.config import OpenMedConfig
 from ...models.registry import is_named
 from ...session import SESSION
@@ -83,7 +83,7 @@ def read_example(inputs: Any) -> Example:
     """
     import torch
 
-    check_memory(f"The {type(inputs).__name__} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
+    check_memory(f"The {short_type_name(inputs)} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
     if isinstance(inputs, Mapping):
         flat = _are_flat(inputs.values())
         example = Example(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
@@ -93,7 +93,7 @@ def read_example(inputs: Any) -> Example:
         example = Example(tuple(_tensor(value, _are_flat(values)) for value in values))
     if next(named_tensors(example.tensors), None) is None:
         remedy = "a tensor, a tuple of tensors, or a mapping such as what a tokenizer returns with return_tensors='pt'"
-        what = f"{type(inputs).__name__} without a tensor is no example input of a model."
+        what = f"{short_type_name(inputs)} without a tensor is no example input of a model."
         raise ConfigurationError(what, f"Pass {remedy}.")
     return example
 
@@ -122,7 +122,7 @@ def _tensor(value: Any, flat: bool) -> Any:
     try:
         made = torch.tensor(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        what = f"The example inputs hold a {type(value).__name__} that is no tensor: {cause(error)}."
+        what = f"The example inputs hold a {short_type_name(value)} that is no tensor: {cause(error)}."
         raise ConfigurationError(what, "Pad the rows to one length, or pass tensors.") from error
     return made.unsqueeze(0) if listed and flat else made
 
@@ -169,8 +169,8 @@ def _running_copy(model: torch.nn.Module, example: Example) -> torch.nn.Module:
 
 
 def _failed(what: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
-    where = f"{what} of {type(model).__name__} failed on the CPU"
-    return ConfigurationError(f"{where}: {type(error).__name__}: {cause(error)}.", remedy)
+    where = f"{what} of {short_type_name(model)} failed on the CPU"
+    return ConfigurationError(f"{where}: {short_type_name(error)}: {cause(error)}.", remedy)
 
 
 def _trace_inference(model: torch.nn.Module, example: Example, record: CallRecord) -> None:
@@ -224,7 +224,7 @@ def _step(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple
     loss = loss_or_mean(output)
     if loss is None:
         nothing = "no tensor was found that depends on the parameters in what the model returns"
-        return (f"No training step: {nothing}, a {type(output).__name__}.",)
+        return (f"No training step: {nothing}, a {short_type_name(output)}.",)
     record.phase = BACKWARD
     loss.backward()
     record.phase = OPTIMIZER
@@ -510,7 +510,7 @@ def forecast(
         if example_inputs is not None:
             example = read_example(example_inputs)
         elif tokenizer is None or module is model:
-            what = f"{type(model).__name__} needs example inputs: only a pipeline has a tokenizer to make them with."
+            what = f"{short_type_name(model)} needs example inputs: only a pipeline has a tokenizer to make them with."
             raise ConfigurationError(what, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them.")
         else:
             example = synthetic_example(module, tokenizer)

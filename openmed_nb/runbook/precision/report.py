@@ -25,7 +25,7 @@ from ...display import (
     findings_table,
     worst,
 )
-from ...errors import ConfigurationError, whole_number
+from ...errors import ConfigurationError, short_type_name, whole_number
 from ...models.certificates import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, EntityCounts
 
 Span = tuple[int, int, str]  # Where an entity begins and ends, in characters, and its label.
@@ -179,11 +179,11 @@ GOLD_REMEDY = (
 def gold_spans(gold: Any) -> tuple[tuple[Span, ...], ...]:
     """Return the gold entities that a person gives, for each text."""
     if not _is_series(gold):
-        raise ConfigurationError(f"The gold cannot be {type(gold).__name__}.", GOLD_REMEDY)
+        raise ConfigurationError(f"The gold cannot be {short_type_name(gold)}.", GOLD_REMEDY)
     texts = []
     for number, entities in enumerate(gold):
         if not _is_series(entities):
-            raise ConfigurationError(f"The gold of text {number} cannot be {type(entities).__name__}.", GOLD_REMEDY)
+            raise ConfigurationError(f"The gold of text {number} cannot be {short_type_name(entities)}.", GOLD_REMEDY)
         spans = [_gold_span(entity) for entity in entities]
         if None in spans:
             what = f"The gold of text {number} has no entity at its place {spans.index(None)}."

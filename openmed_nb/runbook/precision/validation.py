@@ -13,7 +13,7 @@ from ...activity import Activity
 from ...devices.machine import seconds_of
 from ...devices.request import kind_of
 from ...display import FAILED, OK, WARNING, Report, Shown, counted
-from ...errors import ConfigurationError, ModelUnusable, describe_value
+from ...errors import ConfigurationError, ModelUnusable, describe_value, short_type_name
 from ...models.certificates import (
     REDUCED,
     WORTH,
@@ -145,7 +145,7 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
     given = {**arguments, **({} if device is None else {"device": device})}
     with SESSION.told_after(progress):
         if not is_named(model):
-            what = f"A certificate is of the files of a model, and {type(model).__name__} names none."
+            what = f"A certificate is of the files of a model, and {short_type_name(model)} names none."
             raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
         check_texts(texts)
         read, name = list(stream_of(texts)), dtype_name(dtype)

@@ -25,7 +25,7 @@ from typing import Any
 from ...devices.machine import now
 from ...display import FAILED, plain, worst
 from ...distributed.tethered import end_with_input
-from ...errors import OpenMedError, cause
+from ...errors import OpenMedError, cause, short_type_name
 from ...plain import from_plain, utc, write_whole
 from ...session import SESSION
 from ..logbook.sections import ReportFigures
@@ -157,7 +157,7 @@ def main() -> None:
     try:
         answer = answered(task)
     except OpenMedError as error:
-        answer = {"what": f"{type(error).__name__}: {error.what}", "remedy": error.remedy}
+        answer = {"what": f"{short_type_name(error)}: {error.what}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
         if (full := what_is_full(error)) is None:
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...devices.request import canonical
 from ...display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plain, Report, Shown, Table
 from ...drawing import Lamp, Picture
-from ...errors import ConfigurationError, UnknownModel, describe_value
+from ...errors import ConfigurationError, UnknownModel, describe_value, short_type_name
 from ...models.registry import BUNDLED, find_model
 from ..logbook.sections import ReportFigures, numbers
 from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
@@ -295,7 +295,7 @@ def verdict(
         ('measure first', ['nb.compare(model, texts)', 'nb.runbook.parity(model, texts)'])
     """
     if gates is not None and not isinstance(gates, Gates):
-        raise ConfigurationError(f"gates cannot be {type(gates).__name__}.", "Pass nb.runbook.gates(speed_up=0.3).")
+        raise ConfigurationError(f"gates cannot be {short_type_name(gates)}.", "Pass nb.runbook.gates(speed_up=0.3).")
     return judge(evidence_of(*reports, gates=gates, task=task, texts_to_do=texts_to_do), gates)
 
 
@@ -375,7 +375,7 @@ def by_kind(reports: Iterable[Any], kinds: Iterable[type]) -> dict[type, Any]:
     for report in reports:
         kind = next((kind for kind in kinds if isinstance(report, kind)), None)
         if kind is None:
-            what = f"{type(report).__name__} is not a report for a verdict."
+            what = f"{short_type_name(report)} is not a report for a verdict."
             raise ConfigurationError(what, "Pass what nb.compare, nb.sweep, nb.runbook.parity and the others return.")
         if kind in found:
             what = f"There are two reports of one kind: {kind.__name__}."

@@ -1,0 +1,212 @@
+"""No magic quotes words of its line or its cell that may be words of a note."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+MARKER = "Zyxwv"
+SENTENCE = f"Mr {MARKER} has HIV"
+LONG_WORD = MARKER * 9
+CELL = f"{SENTENCE} and asthma."
+
+OPTIONS = {
+    "openmed_device": ["--simulate", "--memory", "--simulate mps --memory"],
+    "openmed_ner": ["--model", "--strategy", "--device", "--from", "--out"],
+    "openmed_panel": ["--model"],
+    "openmed_doctor": ["--ops"],
+    "openmed_log": ["--diff"],
+    "openmed_sweep": ["--length", "--largest", "--seconds", "--device"],
+}
+"""The options that take a value, by magic."""
+
+FLAGS = {
+    "openmed": [],
+    "openmed_device": ["--reset", "--list", "--explain", "--json"],
+    "openmed_panel": ["--close"],
+    "openmed_release": ["--keep-models"],
+    "openmed_doctor": ["--json"],
+    "openmed_log": ["--json"],
+    "openmed_sweep": ["--training", "--json"],
+    "openmed_report": ["--quick", "--json"],
+}
+"""The options without a value, by magic; each is tried with a value that it does not take."""
+
+REFUSED_LATER = {"openmed_report", "openmed_log"}
+"""Magics that accept any word as the name of a file or a folder."""
+
+
+class Leak(NamedTuple):
+    """One place where a planted value was quoted."""
+
+    cell: str
+    where: str
+    message: str
+
+
+def refused_cells() -> list[str]:
+    """Return cells that fail, with words of a note as each argument of each magic."""
+    cells = []
+    for magic in ("openmed", *OPTIONS, "openmed_release", "openmed_report"):
+        for word in (SENTENCE, LONG_WORD):
+            cells.append(f"%{magic} --{word}")
+            cells.append(f"%{magic} -{word}")
+            if magic not in REFUSED_LATER | {"openmed_ner"}:
+                cells.append(f'%{magic} "{word}"')
+                cells.append(f'%{magic} x "{word}"')
+        cells.append(f"%{magic} -HIV positive {MARKER}")
+        cells.append(f"%{magic} '{SENTENCE}")
+        cells.append(f'%{magic} "a" "{SENTENCE}" --bogus')
+        for option in OPTIONS.get(magic, []):
+            for word in (SENTENCE, LONG_WORD):
+                text = " She has asthma." if magic == "openmed_ner" and option != "--from" else ""
+                cells.append(f'%{magic} {option} "{word}"{text}')
+                cells.append(f'%{magic} {option}="{word}"{text}')
+                cells.append(f"%{magic} {option} {word}{text}")
+        cells.extend(f'%{magic} {flag}="{SENTENCE}"' for flag in FLAGS.get(magic, []))
+        cells.extend(
+            f'%{magic} {flag} "{SENTENCE}" "{SENTENCE}"' for flag in FLAGS.get(magic, []) if magic not in REFUSED_LATER
+        )
+    cells.extend([
+        f"%openmed_ner -{MARKER} positive",
+        f"%openmed_ner --{MARKER} positive",
+        f"%openmed_ner --model {MARKER} --{MARKER} positive",
+        f"%%openmed_ner {SENTENCE}\n{CELL}",
+        f"%%openmed_ner -{MARKER} has HIV\n{CELL}",
+        f"%%openmed_ner --device nope\n{CELL}",
+        f"%%openmed_ner --model nope\n{CELL}",
+        f"%%openmed_ner --strategy nope\n{CELL}",
+        f"%%openmed_ner --out 1x\n{CELL}",
+        f"%%openmed_ner --from note\n{CELL}",
+        f"%%openmed_ner --bogus\n{CELL}",
+        f"%%openmed_ner --model note\n{CELL}",
+        f'%%openmed_ner --out "{SENTENCE}"\n{CELL}',
+        f"%openmed_ner --from note {SENTENCE}",
+        "%openmed_ner --from numbers",
+        "%openmed_ner --from keyed",
+        "%openmed_ner --from thing",
+        "%openmed_ner --from kind",
+        "%openmed_ner --from mixed",
+        "%openmed_ner --from encoded",
+        f"%%openmed_device cpu\n{CELL}",
+        f"%%openmed_doctor\n{CELL}",
+        f"%%openmed_sweep\n{CELL}",
+        f"%%openmed_log\n{CELL}",
+        f"%%openmed_report\n{CELL}",
+        f"%%openmed_release\n{CELL}",
+        f"%%openmed_panel\n{CELL}",
+        f"%%openmed\n{CELL}",
+        "%openmed_doctor thing",
+        "%openmed_doctor kind",
+        "%openmed_doctor note",
+        "%openmed_doctor mixed",
+        "%openmed_doctor --ops thing",
+        "%openmed_doctor --ops note",
+        "%openmed_sweep thing",
+        "%openmed_sweep note",
+        "%openmed_sweep {note}",
+        "%openmed_device {note}",
+        "%openmed_device $note",
+        '%openmed_log "FILE"',
+        '%openmed_log --diff "FILE"',
+        '%openmed_report "FILE"',
+        '%openmed_doctor "FILE"',
+        '%openmed_sweep "FILE"',
+        '%openmed_ner --model "FILE" She has asthma.',
+        '%openmed_ner --model "FOLDER" She has asthma.',
+        '%openmed_doctor "FOLDER"',
+    ])  # fmt: skip
+    return cells
+
+
+PREPARATION = f"""
+note = {SENTENCE!r}
+numbers = [{SENTENCE!r}, 1]
+keyed = {{{SENTENCE!r}: 1}}
+class Thing:
+    def __repr__(self):
+        return note
+thing = Thing()
+kind = type(note, (), {{}})()
+mixed = [note, thing, None]
+encoded = note.encode()
+"""
+
+
+@pytest.fixture
+def prepared(kernel: Any, tmp_path: Path) -> Any:
+    """A kernel with the extension, variables that hold a note, and an empty folder to work in."""
+    assert kernel.run("%load_ext openmed_nb\n%openmed_device cpu").status == "ok"
+    assert kernel.run(f"import os\nfolder_before = os.getcwd()\nos.chdir({str(tmp_path)!r})").status == "ok"
+    assert kernel.run(PREPARATION).status == "ok"
+    yield kernel
+    kernel.run("os.chdir(folder_before)")
+
+
+def places_in_reply(reply: Any) -> list[tuple[str, str]]:
+    """Return everything that a front end shows of a cell."""
+    name, value, lines = reply.error
+    places = [("ename", name), ("evalue", value), *(("traceback", line) for line in lines)]
+    places.extend(reply.streams.items())
+    places.extend((form, str(text)) for shown in reply.shown for form, text in shown.items())
+    places.append(("page", reply.page))
+    return places
+
+
+def run_all(kernel: Any, cells: list[str], tmp_path: Path) -> list[Leak]:
+    """Run cells, and return the leaks."""
+    file = tmp_path / f"{SENTENCE}.json"
+    file.write_text(json.dumps({SENTENCE: SENTENCE}), "utf-8")
+    folder = tmp_path / f"{SENTENCE} folder"
+    folder.mkdir(exist_ok=True)
+    leaks = []
+    for cell in cells:
+        reply = kernel.run(cell.replace("FILE", str(file)).replace("FOLDER", str(folder)))
+        shows_text = reply.status == "ok" and "openmed_ner" in cell
+        places = [] if shows_text else places_in_reply(reply)
+        found = [(where, text) for where, text in places if MARKER.lower() in text.lower()]
+        if found:
+            where = "+".join(dict.fromkeys(where for where, _ in found))
+            leaks.append(Leak(cell, where, found[-1][1]))
+    return leaks
+
+
+def report_leaks(leaks: list[Leak], cells: int) -> None:
+    """Fail with all leaks at once."""
+    if leaks:
+        lines = [
+            "\t".join(
+                (leak.cell.replace("\n", "\\n"), "cell", "text", leak.where, " ".join(leak.message.split())[:150])
+            )
+            for leak in leaks
+        ]
+        pytest.fail(f"{len(leaks):,} leaks in {cells:,} cells:\n" + "\n".join(lines), pytrace=False)
+
+
+def test_magics_do_not_quote_words(prepared, tmp_path):
+    """No magic quotes words that it refuses."""
+    cells = refused_cells()
+    report_leaks(run_all(prepared, cells, tmp_path), len(cells))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"- {MARKER} asthma",
+        f"-- -{MARKER} asthma",
+        f"-- --{MARKER} asthma",
+        f"--model bundled_small - {MARKER} asthma",
+        f"--model bundled_small -- - {MARKER} asthma",
+        "-- --help asthma",
+        f"-- {MARKER}'s asthma",
+    ],
+)
+def test_ner_magic_annotates_lines_that_begin_with_dashes(prepared, line):
+    """A single dash, and all that stands behind two dashes, is text of the note."""
+    reply = prepared.run(f"%openmed_ner {line}")
+    assert reply.status == "ok", reply.error
+    assert "asthma" in reply.text
+    assert "DISEASE" in reply.text
