@@ -386,7 +386,7 @@ class Stream(torch.utils.data.IterableDataset):
         (itertools.count(), None),
         (torch.utils.data.DataLoader(Stream()), None),
     ],
-    ids=str,
+    ids=["a number", "a range", "the largest number", "a long range", "a longer range", "an endless count", "a stream"],
 )
 def test_epochs_without_an_end_are_not_planned(epochs, planned):
     """A number that stands for "as long as it takes" is no axis; nor is that of an iterable that does not know its own."""
