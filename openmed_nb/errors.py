@@ -291,7 +291,9 @@ def describe_value(value: Any) -> str:
     elif isinstance(value, (str, PurePath)):
         text = str.__str__(value) if isinstance(value, str) else str(value)
         noun = "string" if isinstance(value, str) else "path"
-        described = repr(text) if is_identifier(text) else f"a {noun} of {len(text):,} characters"
+        described = (
+            repr(text) if is_identifier(text) else f"a {noun} of {len(text):,} character{'' if len(text) == 1 else 's'}"
+        )
     elif kind in {list, tuple, set, frozenset, dict}:
         described = f"a {kind.__name__} of {len(value):,} item{'' if len(value) == 1 else 's'}"
     elif kind in {bytes, bytearray}:

@@ -281,8 +281,8 @@ class Session:
         defects: str | Iterable[str] = (),
     ) -> SimulatedMps:
         """Let the session run on a simulated Mac, as :func:`simulated_mps` does, until :meth:`end_simulation`."""
-        parse_memory(memory)  # Torch, which takes seconds to import, is not needed to refuse it.
         with self.told_after(), self.lock, contextlib.ExitStack() as undo:
+            parse_memory(memory)  # Torch, which takes seconds to import, is not needed to refuse it.
             self.computer.load_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
             self.use("auto" if device.defects else "mps", source)  # A device that fails its probe is not used.

@@ -132,6 +132,8 @@ class Decoder:
     ) -> dict[int, tuple[DroppedSpan, ...]]:
         """Return for each sequence the labeled tokens that are in none of the entities, neighbors of one kind as one span."""
         left = self.tables.group_kept[predictions.labels]
+        if not left.any():
+            return {}
         inside = positions(firsts, lasts)
         counts = lasts - firsts
         # Offsets may go back (byte-level BPE behind an added token), so a token can reach out of its own entity.

@@ -156,10 +156,11 @@ class Network:
 
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
-        return self.started(*self.moved([inputs]))
+        with evaluation_mode(self.model):
+            return self.started(*self.moved([inputs]))
 
     def started(self, moved: Moved) -> tuple[torch.Tensor, ...]:
-        """Start a forward pass over a batch that is on the device."""
+        """Start a forward pass over a batch that is on the device, of a model that is in evaluation mode."""
         import torch
 
         with torch.no_grad():
@@ -178,7 +179,8 @@ class Network:
 
     def logits(self, inputs: Inputs) -> torch.Tensor:
         """Start a forward pass; return the logits of all labels, ``(rows, length, labels)``, on the model's device."""
-        return self.logits_of(*self.moved([inputs]))
+        with evaluation_mode(self.model):
+            return self.logits_of(*self.moved([inputs]))
 
     def moved(self, batches: Sequence[Inputs]) -> list[Moved]:
         """Start to copy batches to the model's device, all at once."""
@@ -195,7 +197,7 @@ class Network:
     def logits_of(self, moved: Moved) -> torch.Tensor:
         device, dtype, size = self.device, self.first_parameter.dtype, moved["input_ids"].numel()
         products = contextlib.nullcontext() if self.compiled else fast_linear(device, size)
-        with products, attention_without_plans(device, dtype), evaluation_mode(self.model):
+        with products, attention_without_plans(device, dtype):
             output = self.model(**moved)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits
@@ -250,7 +252,7 @@ def start(network: Network, run: ForwardRun) -> None:
     """Start all batches that wait on the model's device, if any do; an error is kept for when its turn comes."""
     if not run.waiting:
         return
-    with TENSOR_LOCK:
+    with evaluation_mode(network.model):  # Once for all batches, because it looks at every module.
         try:
             sizes = [batch.height * batch.length for batch, _ in run.waiting]
             done, whole = 0, sum(sizes)

@@ -185,7 +185,9 @@ def explained(error: Exception, repo_id: str, revision: str | None, offline: str
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
-    what = f"The model {describe_value(repo_id)} could not be downloaded: {masked('', cause(first))}."
+    status = getattr(getattr(first, "response", None), "status_code", None)
+    answer = "" if status is None else f" (HTTP {status})"
+    what = f"The model {describe_value(repo_id)} could not be downloaded{answer}: {masked('', cause(first))}."
     return ModelUnreachable(what, DISK_REMEDY if full else OFFLINE_REMEDY)
 
 

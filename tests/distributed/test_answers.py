@@ -436,7 +436,7 @@ class TestErrors:
             ("./nowhere/model", {}, UnknownModel, r"^On .+: There is no model named './nowhere/model'"),
             ("", {}, UnknownModel, r"^On .+: There is no model named ''"),
             ("~", {}, OpenMedError, r"^On .+: "),
-            ("x" * 5000, {}, UnknownModel, r"^On .+: There is no model named 'xxx"),
+            ("x" * 5000, {}, UnknownModel, r"^On .+: There is no model named a string of 5,000 characters"),
             (None, {"bogus": 1}, ConfigurationError, r"^On .+: The pipeline does not take these options"),
             (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' \(asked for by argument\) cannot be used"),
         ],

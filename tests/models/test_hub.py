@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
-from openmed_nb.errors import ModelUnreachable
+from openmed_nb.errors import ModelUnreachable, describe_value
 from openmed_nb.models.registry import answers
 
 pytestmark = pytest.mark.real_computer  # The client is a process of its own.
@@ -120,7 +120,7 @@ def test_missing_revision(load, revision):
     """A revision that the model does not have is an unknown model, and the error says it is the revision."""
     answer = load(revision=revision)
     assert answer["error"] == "UnknownModel"
-    assert f"has no revision {revision!r}" in answer["text"]
+    assert f"has no revision {describe_value(revision)}" in answer["text"]
 
 
 class TestInterruptedDownload:

@@ -394,9 +394,9 @@ def test_sweep_of_representative_operators():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_sweep_of_all_operators():
-    """No sample of torch's whole database aborts, and what differs is what docs/devices.md lists, with the reason."""
+    """No sample of torch's whole database aborts, and what differs is what docs/simulated_mps.md lists, with the reason."""
     report = _sweep(timeout=3500)
-    page = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "simulated_mps.md").read_text()
     assert report["figures"]["operators"] > 600
     assert report["figures"]["aborts"] == 0
     assert report["failed otherwise"] == {}
