@@ -340,6 +340,7 @@ PLACES = {
 }
 
 
+@pytest.mark.real_computer  # It is about Python's containers; the simulation keeps modes in contexts of its own.
 @pytest.mark.parametrize(("make", "name"), PLACES.values(), ids=PLACES)
 def test_who_holds_names_every_place(make, name):
     """A tensor is found wherever it is, by a name that begins with the variable's, and counted once."""
@@ -453,6 +454,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.real_computer  # The graphs of the simulated device have nodes of their own.
 @pytest.mark.usefixtures("saved_tensors_tell")
 @pytest.mark.parametrize(("function", "least"), GRAPHS.values(), ids=GRAPHS)
 def test_losses_are_named_with_what_their_graphs_keep(function, least):
