@@ -492,6 +492,7 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
 
 def given_path(path: Any, what: str) -> Path:
     """Return a path that a person passes, with their home in the place of ``~``; nothing need be there."""
+    reason = ""
     try:
         found = Path(path).expanduser()
         os.stat(found)  # noqa: PTH116 - it answers alike in every Python; Path.exists hides some errors in some
@@ -499,8 +500,9 @@ def given_path(path: Any, what: str) -> Path:
         pass
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text that names a file"
+    if reason:  # Outside of the handler: the other error has the path, and would be the context of this one.
         unusable = f"What was passed as {what} is not a usable path: {reason}."
-        raise ConfigurationError(unusable, "Pass another path.") from None  # It quotes the path.
+        raise ConfigurationError(unusable, "Pass another path.")
     return found
 
 

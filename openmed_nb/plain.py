@@ -182,5 +182,8 @@ def save_in(folder: Path, texts: Mapping[str, str], what: str) -> None:
         for name, text in texts.items():
             write_whole(folder / name, text)
     except OSError as error:
-        what = f"{what} cannot be written into {describe_file(folder)}: {cause(error)}."
-        raise ConfigurationError(what, "Name a folder that can be written, on a disk with room.") from None
+        problem = f"{what} cannot be written into {describe_file(folder)}: {cause(error)}."
+    else:
+        return
+    # Outside of the handler: the other error has the path, and would be the context of this one.
+    raise ConfigurationError(problem, "Name a folder that can be written, on a disk with room.")

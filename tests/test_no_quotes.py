@@ -395,6 +395,10 @@ def is_own_signature_error(error: BaseException) -> bool:
     return type(error) is TypeError and SIGNATURE.search(str(error)) is not None
 
 
+NAMED = ("class", "instance")
+"""Kinds of values whose class has the planted text as its name."""
+
+
 def places_in_error(error: BaseException, kind: str) -> Iterator[tuple[str, str]]:
     """Yield everything that an error shows or keeps, each with its place."""
     if is_own_signature_error(error):
@@ -402,6 +406,8 @@ def places_in_error(error: BaseException, kind: str) -> Iterator[tuple[str, str]
     ours = isinstance(error, OpenMedError)
     if kind in FAILING and not ours:
         return  # The error is the user's own.
+    if kind in NAMED and not ours:
+        return  # Python's own errors have the name of a class, which is the user's code and not a note.
     yield "str", f"{type(error).__name__}: {error}"
     yield "repr", repr(error)
     yield "args", repr(error.args)
@@ -409,9 +415,11 @@ def places_in_error(error: BaseException, kind: str) -> Iterator[tuple[str, str]
     if ours:
         yield "traceback of IPython", "\n".join(error._render_traceback_())
         yield "to_dict", json.dumps(error.to_dict(), ensure_ascii=False)
+    if kind in NAMED:
+        return
     with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError, RuntimeError):
         yield "pickle", re.sub(rb"[^ -~]+", b" ", pickle.dumps(error)).decode("ascii")
-    if kind in FAILING:
+    if kind in FAILING or kind in NAMED:
         return
     for shown in printed_chain(error):
         if is_own_signature_error(shown):

@@ -200,7 +200,7 @@ def checked_policy(replacement: Any) -> Policy:
             remedy = "Write {{ and }} for braces, and {label} for the label."
             raise ConfigurationError(f"{describe_value(text)} is no replacement: {error}.", remedy) from None
         if wrong := next((one for one in fields if one != ("label", "", None)), None):
-            what = f"A replacement has no field {shorten(':'.join(filter(None, wrong)))!r}."
+            what = f"A replacement has no field {describe_value(':'.join(filter(None, wrong)))}."
             raise ConfigurationError(what, f"Use {{label}}, as in {REPLACEMENT!r}.")
     return replacement
 
@@ -385,11 +385,16 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         raise wrong_type("entities", entities, THOSE_FOUND)
     found = []
     for one in entities:
+        score = None
         try:
             label = str(one.get("entity_group") or one.get("entity") or "")
             first, last, score = int(one["start"]), int(one["end"]), float(one["score"])
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
-            raise ConfigurationError("An entity has no start, end or score that is a number.", THOSE_FOUND) from None
+            pass
+        if (
+            score is None
+        ):  # Outside of the handler: Python's error quotes the value, and would be the context of this one.
+            raise ConfigurationError("An entity has no start, end or score that is a number.", THOSE_FOUND)
         if not 0 <= first <= last <= len(text):
             what = f"An entity from {first} to {last} is not in a text of {len(text)} characters."
             raise ConfigurationError(what, THOSE_FOUND)

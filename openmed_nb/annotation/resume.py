@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
-from ..errors import ConfigurationError, cause, given_path
+from ..errors import ConfigurationError, cause, describe_file, describe_value, given_path
 from ..models.loading import packed_layers
 from .references import MISSING
 from .results import Answered, Answers, DroppedSpan, is_entity
@@ -91,8 +91,6 @@ class ResultsFile:
         self._checksums = True
 
     def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self came with Python 3.11
-        from filelock import FileLock, Timeout
-
         lock = Path(f"{self.path}.lock")
         if not self.path.parent.exists():
             raise self._unusable("is in a folder that does not exist", "Make the folder, or name another file.")
@@ -100,26 +98,41 @@ class ResultsFile:
             raise self._unusable("is not a regular file", "Name another file.")
         with contextlib.suppress(OSError):  # No such file, as it should be, or a folder that the lock reports.
             if lock.stat().st_size > 0:  # A lock is empty.
-                raise self._unusable(f"needs the name {lock.name!r}, which is a file of yours", "Name another file.")
-        self._lock = FileLock(lock)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            if not os.access(lock, os.F_OK) and not can_hold_files(self.path.parent):
-                raise self._unusable("is in a folder that takes no new files", "Name another file.") from error
-            raise self._unusable("is being written by another run", "Wait for it, or name another file.") from error
-        except OSError as error:
-            raise self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.") from error
+                raise self._unusable(
+                    f"needs the name {describe_file(lock)}, which is a file of yours", "Name another file."
+                )
+        self._acquire(lock)
+        problem = None
         try:
             self.path.touch(mode=0o600)  # It will hold words of notes.
             self._file = self.path.open("r+b")
             self._check_header()
-        except BaseException as error:
+        except OSError as error:
             self.__exit__()
-            if isinstance(error, OSError):
-                raise self._unusable(f"cannot be written: {cause(error)}", "Name another file.") from error
+            problem = self._unusable(f"cannot be written: {cause(error)}", "Name another file.")
+        except BaseException:
+            self.__exit__()
             raise
+        if problem:
+            raise problem
         return self
+
+    def _acquire(self, lock: Path) -> None:
+        """Lock the file, or raise why it cannot be."""
+        from filelock import FileLock, Timeout
+
+        self._lock = FileLock(lock)
+        problem = None  # Raised outside of the handlers: the other errors have the path, and would be the context.
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            problem = self._unusable("is being written by another run", "Wait for it, or name another file.")
+            if not os.access(lock, os.F_OK) and not can_hold_files(self.path.parent):
+                problem = self._unusable("is in a folder that takes no new files", "Name another file.")
+        except OSError as error:
+            problem = self._unusable(f"cannot be written: {cause(error)}", "Name a file in a folder of yours.")
+        if problem:
+            raise problem
 
     def __exit__(self, *_error: object) -> None:
         with contextlib.suppress(OSError):  # What a full disk did not take was reported when it was written.
@@ -220,7 +233,7 @@ class ResultsFile:
         return self._unusable(f"is damaged in line {number}", "Delete the file from that line on.")
 
     def _unusable(self, what: str, remedy: str) -> ConfigurationError:
-        return ConfigurationError(f"The file {str(self.path)!r} {what}.", remedy)
+        return ConfigurationError(f"The file {describe_value(self.path)} {what}.", remedy)
 
 
 def dropped_span_of(value: Mapping[str, Any]) -> DroppedSpan:

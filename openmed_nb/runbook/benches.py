@@ -15,7 +15,7 @@ from ..devices.backend import random_numbers_kept, to_array
 from ..devices.machine import now
 from ..devices.moving import copy_of, named_tensors, to_device, with_tensors
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, cause, check_flag, short_type_name, whole_or_none
+from ..errors import ConfigurationError, cause, check_flag, model_label, short_type_name, whole_or_none
 from ..models.config import dtype_name
 from ..models.loading import LoadSpec, dtype_of, is_quantized, load
 from ..models.registry import is_named
@@ -561,9 +561,10 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
     """
     check_flag("training", training)
     length = whole_or_none("length", length)
-    kind = type(model).__name__
+    kind = short_type_name(model)
     if isinstance(model, type):
-        raise ConfigurationError(f"{model.__name__} is a class.", f"Pass an instance: {model.__name__}(...).")
+        name = model_label(model.__name__)
+        raise ConfigurationError(f"{name} is a class.", f"Pass an instance: {name}(...).")
     if not (is_named(model) or callable(model)):
         remedy = "Pass a model's name, a pipeline, a torch module, or a function that does a step."
         raise ConfigurationError(f"{kind} cannot be measured.", remedy)

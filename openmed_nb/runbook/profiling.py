@@ -12,7 +12,7 @@ from typing import Any
 from ..activity import Activity
 from ..devices import profilers
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, check_flag, describe_file, whole, whole_or_none
+from ..errors import ConfigurationError, check_flag, describe_file, short_type_name, whole, whole_or_none
 from ..plain import utc
 from ..session import SESSION
 from .profile_report import Profile
@@ -121,7 +121,7 @@ def checked_trace(trace: Any) -> Path | None:
         return None
     name = os.fspath(trace) if isinstance(trace, (str, os.PathLike)) else ""
     if not str(name).endswith((".json", ".json.gz")):
-        shown = describe_file(Path(name)) if name else type(trace).__name__
+        shown = describe_file(Path(name)) if name else short_type_name(trace)
         raise ConfigurationError(f"A trace cannot be written to {shown}.", "Use a name that ends in .json or .json.gz.")
     file = Path(name)
     try:  # torch's profiler says nothing if it cannot write.

@@ -291,9 +291,9 @@ def loader_of(loader: Any) -> sections.Loader | None:
             "worker_seeding": seeding if loader.num_workers else "no workers",
         }
         found: sections.Loader = from_plain(sections.Loader, facts)
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, ValueError):
         what = f"{short_type_name(loader)} is not a DataLoader."
-        raise ConfigurationError(what, "Pass the loader of the training.") from error
+        raise ConfigurationError(what, "Pass the loader of the training.") from None
     return found
 
 

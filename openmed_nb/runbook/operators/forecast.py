@@ -17,7 +17,7 @@ from ...devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
 from ...devices.machine import mps_is_simulated
 from ...devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
 from ...display import OK, WARNING, Report, Shown, Table, counted
-from ...errors import ConfigurationError, cause, check_flag, short_type_name
+from ...errors import ConfigurationError, cause, check_flag, model_label, short_type_name
 from ...models.config import OpenMedConfig
 from ...models.registry import is_named
 from ...session import SESSION
@@ -504,7 +504,7 @@ def forecast(
             name = "bundled" if model is None else str(model)
             model = create_pipeline(SESSION, name, OpenMedConfig())
         table = operator_table()
-        SESSION.tell(Activity("Forecasting", name))
+        SESSION.tell(Activity("Forecasting", model_label(name)))
         module = module_in(model, "Pass a torch module, a pipeline, or the name of a model.")
         tokenizer = getattr(model, "tokenizer", None)
         if example_inputs is not None:

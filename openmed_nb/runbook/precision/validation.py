@@ -13,7 +13,7 @@ from ...activity import Activity
 from ...devices.machine import seconds_of
 from ...devices.request import kind_of
 from ...display import FAILED, OK, WARNING, Report, Shown, counted
-from ...errors import ConfigurationError, ModelUnusable, describe_value, short_type_name
+from ...errors import ConfigurationError, ModelUnusable, describe_value, model_label, short_type_name
 from ...models.certificates import (
     REDUCED,
     WORTH,
@@ -155,7 +155,7 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
             )
         spec, on = SESSION.files(model, {**given, "dtype": name})
         identity = identity_of(spec, spec.dtype, on, SESSION.computer)
-        SESSION.tell(Activity("Validating", spec.reference.name))
+        SESSION.tell(Activity("Validating", model_label(spec.reference.name)))
         verdict = measured(spec, on, read, gold, identity)
         if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
             what = f"The files of {identity.model!r} changed while it was measured."
