@@ -264,7 +264,7 @@ IDENTIFIER_PATTERN = re.compile(r"[!-~]*")
 COMPOUND_PATTERN = re.compile(r"(<class ')?[/~.]*\w{1,40}([./\\:_-]+\w{1,40})+('>)?", re.ASCII)
 
 # A part of a message in quotation marks, an apostrophe inside a word not being one.
-QUOTED_PATTERN = re.compile(r"""(?<!\w)(['"`])(.*?)\1(?!\w)""", re.DOTALL)
+QUOTED_PATTERN = re.compile(r"""(?<!\w)(?:[bru]{1,2}(?=['"]))?(['"`])(.*?)\1(?!\w)""", re.DOTALL)
 
 
 def is_identifier(text: str) -> bool:

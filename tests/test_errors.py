@@ -157,6 +157,10 @@ def test_a_whole_number_is_no_other_type(value):
         whole("batch_size", value)
 
 
+def test_cause_hides_quoted_bytes_that_may_be_a_note():
+    assert cause(ValueError("cannot read b'Has asthma now.' here")) == "cannot read '…' here"
+
+
 def test_the_cause_of_another_error():
     """What an error of someone else says stands in ours without its full stop, or else the name of its class."""
     assert cause(ValueError("no such file.")) == "no such file"

@@ -124,27 +124,36 @@ class Decoder:
             ),
             starts=tokens.starts[firsts],
             ends=tokens.ends[lasts - 1],
-            dropped=self.dropped(tokens, predictions, firsts, lasts),
+            dropped=self.dropped(tokens, predictions, firsts, lasts, self.tables.kinds[units.labels[edges[kept]]]),
         )
 
     def dropped(
-        self, tokens: Tokens, predictions: Predictions, firsts: np.ndarray, lasts: np.ndarray
+        self,
+        tokens: Tokens,
+        predictions: Predictions,
+        firsts: np.ndarray,
+        lasts: np.ndarray,
+        entity_kinds: np.ndarray,
     ) -> dict[int, tuple[DroppedSpan, ...]]:
-        """Return for each sequence the labeled tokens that are in none of the entities, neighbors of one kind as one span."""
+        """Return for each sequence the labeled tokens that are in no entity of their kind, neighbors of one kind as one span."""
         left = self.tables.group_kept[predictions.labels]
         if not left.any():
             return {}
         inside = positions(firsts, lasts)
         counts = lasts - firsts
-        # Offsets may go back (byte-level BPE behind an added token), so a token can reach out of its own entity.
-        left[inside] &= (tokens.starts[inside] < np.repeat(tokens.starts[firsts], counts)) | (
-            tokens.ends[inside] > np.repeat(tokens.ends[lasts - 1], counts)
+        kinds = self.tables.kinds[predictions.labels]
+        # A token of another label is masked by its own. Offsets may go back (byte-level BPE behind an added token), so a token can
+        # reach out of its own entity.
+        left[inside] &= (
+            (kinds[inside] != np.repeat(entity_kinds, counts))
+            | (tokens.starts[inside] < np.repeat(tokens.starts[firsts], counts))
+            | (tokens.ends[inside] > np.repeat(tokens.ends[lasts - 1], counts))
         )
         places = np.flatnonzero(left)
         if not len(places):
             return {}
         sequences = tokens.sequences(places)
-        kinds = self.tables.kinds[predictions.labels[places]]
+        kinds = kinds[places]
         apart = np.ones(len(places), bool)
         apart[1:] = (np.diff(places) > 1) | (np.diff(sequences) > 0) | (np.diff(kinds) != 0)
         first = np.flatnonzero(apart)

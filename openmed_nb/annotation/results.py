@@ -116,8 +116,12 @@ def dropped_span(entity: Mapping[str, Any]) -> DroppedSpan:
 
 def uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
     """Return the spans that are not wholly inside one of the entities, in order, each once."""
-    inside = [span_of(entity)[:2] for entity in entities]
-    left = {span for span in spans if not any(start <= span.start and span.end <= end for start, end in inside)}
+    inside = [masked_span(entity)[:3] for entity in entities]
+    left = {
+        span
+        for span in spans
+        if not any(start <= span.start and span.end <= end and span.label == label for start, end, label in inside)
+    }
     return tuple(sorted(left, key=lambda span: (span.start, span.end)))
 
 
@@ -488,6 +492,8 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
             >>> annotate("She has asthma.", "bundled_small", device="cpu").mask("[{label}]").text
             'She has [DISEASE].'
         """
+        if self.missing:
+            return MaskedText("", show_text=self.show_text, missing=True)
         spans = masked_spans(self.entities, self.dropped)
         return masked_text(self.text, spans, checked_policy(replacement), self.show_text, self.known_labels)
 

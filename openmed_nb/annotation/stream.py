@@ -345,7 +345,9 @@ class Annotator:
                 answers.append(merged)
                 # Of two overlapping entities one is removed; its characters are labeled all the same.
                 labeled = [*found.dropped.get(place, ()), *map(dropped_span, entities)]
-                dropped[place] = uncovered(labeled, merged)
+                dropped.pop(place, None)
+                if left := uncovered(labeled, merged):
+                    dropped[place] = left
             else:
                 answers.append(entities)
         return replace(AnswerColumns.of(answers, found.key), dropped=dropped)

@@ -114,6 +114,18 @@ def test_transformers_boundaries_drop_the_name_and_masking_replaces_it(architect
     assert found.show(0).mask().text == "cc: ([NAME] [NAME]"
 
 
+def test_token_of_another_label_inside_an_entity_is_masked_by_its_own(architectures):
+    tokenizer = byte_level()
+    model = architectures.labeler(tokenizer, {"Anna": "B-DATE", "Smith": "B-NAME"})
+    pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy="first")
+    found = nb.annotate(["AnnaSmith"], pipe, progress=False)
+
+    assert [(entity["entity_group"], entity["start"], entity["end"]) for entity in found[0]] == [("DATE", 0, 9)]
+    assert [(span.label, span.start, span.end) for span in found.dropped[0]] == [("NAME", 4, 9)]
+    assert found.mask({"DATE": None})[0].text == "[NAME]"
+    assert found.mask()[0].text == "[DATE]"
+
+
 def test_transformers_boundaries_must_be_a_flag(architectures):
     with pytest.raises(ConfigurationError):
         names_pipe(architectures, byte_level(), transformers_boundaries="yes")

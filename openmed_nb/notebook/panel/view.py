@@ -205,12 +205,15 @@ class TryRegion(Region):
         shown = state.answer, state.answer_is_old, state.choice if state.answer_is_old else None
         if state.answer is not self._shown[0] or shown[1:] != self._shown[1:]:
             self._shown = shown
-            self.answer.value = rendering.answer(state)
+            self._show(state, self.text.value)
 
     def _edited(self, change: Any) -> None:
-        """Take an answer away that is of another text than the one that stands above it now."""
+        self._show(self.model.state, change["new"])
+
+    def _show(self, state: PanelState, text: str) -> None:
+        """Show the answer, unless it is one to another text than the one above it."""
         answer = self._shown[0]
-        self.answer.value = rendering.answer(self.model.state) if answer and answer.text == change["new"] else ""
+        self.answer.value = rendering.answer(state) if answer and answer.text == text else ""
 
 
 class ModelsRegion(Region):
