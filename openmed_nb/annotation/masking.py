@@ -296,11 +296,17 @@ def masked_text(
     templates = {label.casefold(): template for label, template in given.items()}  # As ``only`` takes labels.
     usual = policy if isinstance(policy, str) else REPLACEMENT
     masked: list[LabeledSpan] = []
-    for values in spans:
-        span = LabeledSpan(*values)
+    last = LabeledSpan(-1, -1, "")
+    for span in sorted(LabeledSpan(*values) for values in spans):
+        if span.end <= span.start or templates.get(span.label.casefold(), usual) is None:
+            continue
+        if last.start <= span.start and span.end <= last.end:  # Its words were looked for already.
+            masked.append(span)
+            continue
         start, end = whole_words(text, span.start, span.end)
-        if end > start and templates.get(span.label.casefold(), usual) is not None:
-            masked.append(span._replace(start=start, end=end))
+        if start < end:
+            last = span._replace(start=start, end=end)
+            masked.append(last)
     parts: list[str] = []
     found: list[MaskedSpan] = []
     position = length = 0

@@ -322,6 +322,14 @@ def test_whole_words_takes_linear_time_in_ignorable_characters():
     assert is_ignorable("\u00ad")
 
 
+def test_masked_text_takes_linear_time_in_spans_of_one_word():
+    text = "ACGT" * 50_000
+
+    masked = masked_text(text, [(place, place + 2, "GENE") for place in range(0, len(text), 4)], "[{label}]")
+
+    assert masked.text == "[GENE]"
+
+
 def test_mask_keeps_neighbors_apart_and_white_space(architectures):
     """With untrimmed offsets, entities have the white space before them; two people stay two."""
     pipe = names_pipe(architectures, byte_level(trim=False), "simple")
