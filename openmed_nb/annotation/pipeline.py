@@ -36,7 +36,6 @@ from ..models.loading import LoadedModel, is_quantized, move
 from ..session import SESSION
 from .decoding import Decoder, LabelTables, Speller
 from .forward import Budget, Network, evaluation_mode, hides_padding, input_names
-from .lexicon import Lexicon, serves
 from .results import Answer, Entity, span_of
 from .stream import Annotator, Settings, entities_of
 from .tokens import Frame
@@ -387,10 +386,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
         speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
         decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
-        theirs = settings.has_transformers_boundaries
-        lexicon = Lexicon(self.tokenizer, theirs) if serves(self.tokenizer, theirs) else None
-        join = self.aggregate_overlapping_entities
-        return Annotator(network, self.tokenizer, decoder, settings, budget, join, lexicon)
+        return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
 
 
 def device_budget(device: torch.device, model: Any) -> Budget:

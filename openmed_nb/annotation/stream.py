@@ -21,7 +21,7 @@ from ..devices.backend import queues_copies
 from ..errors import OpenMedError, UnreadableText, short_type_name
 from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
-from .lexicon import Lexicon
+from .lexicon import FEWEST_CHARACTERS, Lexicon, serves
 from .references import read, weight
 from .results import Answer, AnswerColumns, Entity, by_text, dropped_span, uncovered
 from .tokens import Tokens, Truncation, Windows, assemble, encoded, plan_windows, tokenise_words
@@ -185,7 +185,12 @@ class Annotator:
     settings: Settings
     budget: Budget
     join: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
-    lexicon: Lexicon | None = None  # None for a tokenizer that it does not serve
+
+    @functools.cached_property
+    def lexicon(self) -> Lexicon | None:
+        """The lexicon of this call, ``None`` for a tokenizer that it does not serve."""
+        theirs = self.settings.has_transformers_boundaries
+        return Lexicon(self.tokenizer, theirs) if serves(self.tokenizer, theirs) else None
 
     def answers(
         self,
@@ -294,7 +299,7 @@ class Annotator:
             assembled = functools.partial(
                 tokenise_words, self.tokenizer, readable, delimiter, truncation, settings.has_transformers_boundaries
             )
-        elif self.lexicon and truncation is None:
+        elif truncation is None and sum(map(len, readable)) >= FEWEST_CHARACTERS and self.lexicon:
             tokens = self.lexicon.tokens(readable)  # Here, not in ready(): most of it is numpy's work.
             assembled = functools.partial(lambda: tokens)
         else:
