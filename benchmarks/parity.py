@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.parity import pair_of_files, parity_of
-from openmed_nb.runbook.precision.validation import float32_there, speed_up
+from openmed_nb.runbook.checks.precision.parity import pair_of_files, parity_of
+from openmed_nb.runbook.checks.precision.validation import float32_there, speed_up
 
 SENTENCES = ("ncbi-disease/devel.tsv", "bc5cdr/disease/devel.tsv")
 NOTES = "clinical-notes/aci_valid.csv"

@@ -114,8 +114,8 @@ def examine(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("--json", action="store_true", help="print JSON")
     asked = command.parse_args(arguments)
-    from .runbook.doctor.report import doctor
-    from .runbook.operators.forecast import forecast
+    from .runbook.checks.doctor.report import doctor
+    from .runbook.checks.operators.forecast import forecast
 
     answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops, training=True)
     return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
@@ -123,7 +123,7 @@ def examine(arguments: list[str]) -> tuple[str, int]:
 
 def measure(arguments: list[str]) -> tuple[str, int]:
     """Measure this computer; return what the report says, and the exit status: 1 where a step has no answer."""
-    from .runbook.report.report import FOLDER, LOOK_FIRST, report
+    from .runbook.records.report.report import FOLDER, LOOK_FIRST, report
 
     command = _Parser(
         "python -m openmed_nb report",
@@ -142,7 +142,7 @@ def measure(arguments: list[str]) -> tuple[str, int]:
 
 def climb(arguments: list[str]) -> tuple[str, int]:
     """Bring a model up; return how far it came, and the exit status: 1 where a stage is not passed."""
-    from .runbook.bring_up import FOLDER, SECONDS, ladder
+    from .runbook.records.bring_up import FOLDER, SECONDS, ladder
 
     command = _Parser(
         "python -m openmed_nb ladder",

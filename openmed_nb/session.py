@@ -429,7 +429,7 @@ class Session:
 # - the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
 # - what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``,
 #   ``annotation.forward``, ``models.files``, ``training.epochs``, ``runbook.profile_watch`` and
-#   ``runbook.operators.table``);
+#   ``runbook.checks.operators.table``);
 # - what clusters change of the process while they live (``distributed.starting``, ``distributed.ssh``), and in a worker
 #   the model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()

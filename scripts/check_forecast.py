@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-from openmed_nb.runbook.operators.forecast import Forecast, forecast
-from openmed_nb.runbook.operators.recorders import CallRecord, watching
-from openmed_nb.runbook.operators.table import DEVICE_SWITCHES, FALLS_BACK, NATIVE, OperatorTable, operator_table
+from openmed_nb.runbook.checks.operators.forecast import Forecast, forecast
+from openmed_nb.runbook.checks.operators.recorders import CallRecord, watching
+from openmed_nb.runbook.checks.operators.table import DEVICE_SWITCHES, FALLS_BACK, NATIVE, OperatorTable, operator_table
 from openmed_nb.simulation.device import simulated_device
 
 ROOT = Path(__file__).parents[1]

@@ -72,9 +72,9 @@ WORK = {
     "nb.annotate": (lambda: nb.annotate(NOTES, model="bundled_small"), r"annotation/stream\.py: .*prepare"),
     "nb.sweep": (
         lambda: nb.sweep("bundled_small", seconds=1),
-        r"runbook/sweep.*: .*[Ss]earch",
+        r"runbook/bench/sweep.*: .*[Ss]earch",
     ),
-    "nb.doctor": (nb.doctor, r"runbook/doctor/.*findings"),
+    "nb.doctor": (nb.doctor, r"runbook/checks/doctor/.*findings"),
 }
 
 

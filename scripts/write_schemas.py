@@ -2,7 +2,7 @@
 
     python scripts/write_schemas.py
 
-Tests compare ``openmed_nb/runbook/logbook/logbook.schema.json`` and ``openmed_nb/runbook/report/report.schema.json`` with what
+Tests compare ``openmed_nb/runbook/records/logbook/logbook.schema.json`` and ``openmed_nb/runbook/records/report/report.schema.json`` with what
 this would write.
 """
 
@@ -16,12 +16,12 @@ from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from openmed_nb.plain import Pattern
-from openmed_nb.runbook.logbook import sections as logbook
-from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
-from openmed_nb.runbook.logbook.sections import Sections
-from openmed_nb.runbook.report import record as report
-from openmed_nb.runbook.report.record import SCHEMA_FILE as REPORT_FILE
-from openmed_nb.runbook.report.record import Record
+from openmed_nb.runbook.records.logbook import sections as logbook
+from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
+from openmed_nb.runbook.records.logbook.sections import Sections
+from openmed_nb.runbook.records.report import record as report
+from openmed_nb.runbook.records.report.record import SCHEMA_FILE as REPORT_FILE
+from openmed_nb.runbook.records.report.record import Record
 
 # The names of plain types in JSON Schema.
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}

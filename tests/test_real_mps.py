@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.runbook.report.report import reported
-from openmed_nb.runbook.report.steps import STEPS
+from openmed_nb.runbook.records.report.report import reported
+from openmed_nb.runbook.records.report.steps import STEPS
 
 torch = pytest.importorskip("torch")
 

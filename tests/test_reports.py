@@ -12,9 +12,9 @@ import openmed_nb as nb
 from openmed_nb.annotation.corpus import annotate_text
 from openmed_nb.distributed.members import PACKAGES, Member, Members
 from openmed_nb.drawing import Bar, Picture
-from openmed_nb.runbook.logbook.sections import ReportFigures, Software
-from openmed_nb.runbook.report.record import SCHEMA, Outcome, Subject
-from openmed_nb.runbook.report.report import DeviceReport
+from openmed_nb.runbook.records.logbook.sections import ReportFigures, Software
+from openmed_nb.runbook.records.report.record import SCHEMA, Outcome, Subject
+from openmed_nb.runbook.records.report.report import DeviceReport
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
 

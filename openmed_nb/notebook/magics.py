@@ -389,8 +389,8 @@ class OpenMedMagics(Magics):
         """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor cannot look at one model and forecast another.", "Ask for one of them.")
-        from ..runbook.doctor.report import doctor
-        from ..runbook.operators.forecast import forecast
+        from ..runbook.checks.doctor.report import doctor
+        from ..runbook.checks.operators.forecast import forecast
 
         if arguments.ops is not None:
             return forecast(self._named(arguments.ops), training=True)
@@ -403,8 +403,8 @@ class OpenMedMagics(Magics):
     @line_verb
     def openmed_log(self, arguments: argparse.Namespace) -> Any:
         """Write down what figures are measured with here and now, or compare that with a logbook."""
-        from ..runbook.logbook.gathering import logbook
-        from ..runbook.logbook.logbook import Logbook
+        from ..runbook.records.logbook.gathering import logbook
+        from ..runbook.records.logbook.logbook import Logbook
 
         if arguments.file is not None and given_path(arguments.file, "the file of a logbook").exists():
             what = f"{describe_file(Path(arguments.file))} is there already, and its figures would be gone."
@@ -426,7 +426,7 @@ class OpenMedMagics(Magics):
     @line_verb
     def openmed_sweep(self, arguments: argparse.Namespace) -> Any:
         """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
-        from ..runbook.sweep import sweep
+        from ..runbook.bench.sweep import sweep
 
         wanted = ("training", "device", "length", "largest", "seconds")
         said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
@@ -440,7 +440,7 @@ class OpenMedMagics(Magics):
     @line_verb
     def openmed_report(self, arguments: argparse.Namespace) -> Any:
         """Measure this computer from end to end, each step in a process of its own, and write what was found."""
-        from ..runbook.report.report import FOLDER, LOOK_FIRST, report
+        from ..runbook.records.report.report import FOLDER, LOOK_FIRST, report
 
         folder = FOLDER if arguments.folder is None else arguments.folder
         found = report(folder, quick=arguments.quick, training=arguments.training)

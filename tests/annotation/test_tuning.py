@@ -12,8 +12,8 @@ from openmed_nb.annotation.pipeline import LADDER, Calibration, compare
 from openmed_nb.devices.machine import shown_device, timed_by
 from openmed_nb.errors import OpenMedWarning
 from openmed_nb.models.certificates import LEARNED
-from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.runbook.bench.sweep import SweepReport
+from openmed_nb.runbook.bench.sweep_knee import Point
 from openmed_nb.session import SESSION
 
 
@@ -147,7 +147,7 @@ class TestLearned:
         """The knee of a sweep over texts is kept, unless throughput still rises there, or there is none."""
         points = (Point(4, 10.0), Point(8, 11.0))
         report = SweepReport("mine", "annotation", device=home, points=points, knee=knee, length=64)
-        monkeypatch.setattr("openmed_nb.runbook.sweep.swept", lambda *_: report)
+        monkeypatch.setattr("openmed_nb.runbook.bench.sweep.swept", lambda *_: report)
         usual = self.fresh(keyword_model, home).batch_tokens
         nb.sweep(keyword_model, device=home)
 

@@ -6,9 +6,9 @@ import pytest
 
 from openmed_nb.display import Report, Table
 from openmed_nb.drawing import Bar, Picture
-from openmed_nb.runbook.logbook.sections import Software
-from openmed_nb.runbook.report.page import page_of
-from openmed_nb.runbook.report.record import SCHEMA, Outcome, Record, Subject
+from openmed_nb.runbook.records.logbook.sections import Software
+from openmed_nb.runbook.records.report.page import page_of
+from openmed_nb.runbook.records.report.record import SCHEMA, Outcome, Record, Subject
 
 pytestmark = pytest.mark.slow
 

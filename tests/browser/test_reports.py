@@ -17,18 +17,18 @@ from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.distributed.members import PACKAGES, Member, Members
 from openmed_nb.models.certificates import Certificate, CertificateEvidence, Gate, GateRefusal, Identity
-from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Interval
-from openmed_nb.runbook.doctor.report import DoctorReport
-from openmed_nb.runbook.precision.report import Change, Differences, ParityReport, Spans
-from openmed_nb.runbook.precision.validation import PrecisionVerdict
-from openmed_nb.runbook.profile_watch import OperatorTime
-from openmed_nb.runbook.profiling import Profile
-from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Interval
+from openmed_nb.runbook.bench.profile_watch import OperatorTime
+from openmed_nb.runbook.bench.profiling import Profile
+from openmed_nb.runbook.bench.sweep import SweepReport
+from openmed_nb.runbook.bench.sweep_knee import Point
+from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.checks.doctor.report import DoctorReport
+from openmed_nb.runbook.checks.precision.report import Change, Differences, ParityReport, Spans
+from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import Gates
 from openmed_nb.runbook.verdict.verdict import judge
-from openmed_nb.runbook.workloads import Split
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.guards import Guards
 from openmed_nb.training.release import MemoryLimit

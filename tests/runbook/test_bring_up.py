@@ -8,10 +8,10 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.devices.environment import FALLBACK
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bring_up import STAGES, Ladder, not_met
+from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.records.bring_up import STAGES, Ladder, not_met
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.verdict import judge
-from openmed_nb.runbook.workloads import Split
 from openmed_nb.session import SESSION
 
 TEXTS = ["Patient has asthma.", "No fever, but diabetes mellitus.", "Longstanding hypertension."]

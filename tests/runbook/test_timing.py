@@ -1,8 +1,8 @@
 """Steps are timed as they are in a long run: what a loader has read ahead in a pause is not among them."""
 
 from openmed_nb.devices.machine import timed_by
-from openmed_nb.runbook.comparison import seconds_in_turn, steps_of_turn
-from openmed_nb.runbook.workloads import FORWARD, FORWARD_PASS, Workload, whole_rounds
+from openmed_nb.runbook.bench.comparison import seconds_in_turn, steps_of_turn
+from openmed_nb.runbook.bench.workloads import FORWARD, FORWARD_PASS, Workload, whole_rounds
 
 
 def logged(log, workers, ahead):

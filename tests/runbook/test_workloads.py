@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, UnreadableText
-from openmed_nb.runbook import benches
-from openmed_nb.runbook.benches import Repeated
-from openmed_nb.runbook.workloads import put_on_devices
+from openmed_nb.runbook.bench import benches
+from openmed_nb.runbook.bench.benches import Repeated
+from openmed_nb.runbook.bench.workloads import put_on_devices
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")

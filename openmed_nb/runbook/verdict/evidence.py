@@ -14,8 +14,8 @@ from ...display import Report, Shown, Table
 from ...errors import ConfigurationError, describe_value
 from ...models.certificates import ROUNDING
 from ...training.curve import TOO_SHORT
-from ..precision.report import TOLERANCES
-from ..workloads import ANNOTATION, DATA, TRANSFER
+from ..bench.workloads import ANNOTATION, DATA, TRANSFER
+from ..checks.precision.report import TOLERANCES
 
 INFERENCE, TRAINING, GENERATION = "inference", "training", "generation"
 # What a model is used for: finding entities, forward passes of a module of one's own, training, or writing text.

@@ -14,10 +14,10 @@ from ...display import Report, Shown, Table, counted, to_text
 from ...errors import ConfigurationError, describe_value, number, offered
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE
-from ..precision.report import TOLERANCES
-from ..sweep_knee import KNEE_GAIN
-from ..sweep_measurement import HEADROOM_SHARE
-from ..workloads import ANNOTATION, DATA_SHARE, TOKENISE_MORE
+from ..bench.sweep_knee import KNEE_GAIN
+from ..bench.sweep_measurement import HEADROOM_SHARE
+from ..bench.workloads import ANNOTATION, DATA_SHARE, TOKENISE_MORE
+from ..checks.precision.report import TOLERANCES
 from .evidence import DIFFERENCE, FIGURES, HOURS, SHARE, TRAINING, Area, Case, Figures, in_unit
 
 # How many characters a line of the text form has at most, but for the spaces between columns.

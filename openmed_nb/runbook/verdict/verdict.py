@@ -11,14 +11,14 @@ from ...display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plai
 from ...drawing import Lamp, Picture
 from ...errors import ConfigurationError, UnknownModel, describe_value, short_type_name
 from ...models.registry import BUNDLED, find_model
-from ..logbook.sections import ReportFigures, numbers
-from ..workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from ..bench.workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from ..records.logbook.sections import ReportFigures, numbers
 from . import lanes as of_lanes
 from .evidence import INFERENCE, TRAINING, Area, Case, Evidence, Figures, Requirement
 from .gates import CPU, FALL_BACK, LEANING, MEASURING, MLX, REMOTE, RULES, STAY, STAYING, Gates, VerdictRule
 
 if TYPE_CHECKING:
-    from ..comparison import Comparison
+    from ..bench.comparison import Comparison
 
 # What a measured step is a part of; a person's own step may be a part of any.
 TASK_OF = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: TRAINING}
@@ -337,9 +337,9 @@ def evidence_of(
     *reports: Any, gates: Gates | None = None, task: str | None = None, texts_to_do: int | None = None
 ) -> Evidence:
     """Return the figures of reports, in any order; an :class:`Evidence` among them has a person's own, which count most."""
-    from ..comparison import Comparison  # These import numpy.
-    from ..figures import READERS, Context
-    from ..signals import Signals
+    from ..bench.comparison import Comparison  # These import numpy.
+    from ..records.signals import Signals
+    from .figures import READERS, Context
 
     found = by_kind(reports, [Evidence, *(kind for kind, _, read in READERS if read)])
     own: Evidence = found.pop(Evidence, Evidence())

@@ -9,7 +9,7 @@ import pytest
 
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.comparison import (
+from openmed_nb.runbook.bench.comparison import (
     Comparison,
     DeviceFigures,
     Interval,
@@ -17,7 +17,7 @@ from openmed_nb.runbook.comparison import (
     devices_to_compare,
     figures_on,
 )
-from openmed_nb.runbook.workloads import Split, Workload, split_of
+from openmed_nb.runbook.bench.workloads import Split, Workload, split_of
 
 EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
 LOAD = Utilisation(0.05, 0.65, 5)

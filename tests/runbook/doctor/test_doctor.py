@@ -12,10 +12,10 @@ from openmed_nb.devices.machine import Machine
 from openmed_nb.devices.request import DeviceRequest
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import DeviceUnavailable, TorchUnusable
-from openmed_nb.runbook.doctor.checks import Computation, DoctorFacts
-from openmed_nb.runbook.doctor.report import DoctorReport, diagnose
-from openmed_nb.runbook.doctor.silent_errors import BUGS, ProbeOutcome, bugs_of
-from openmed_nb.runbook.signals import Signals
+from openmed_nb.runbook.checks.doctor.checks import Computation, DoctorFacts
+from openmed_nb.runbook.checks.doctor.report import DoctorReport, diagnose
+from openmed_nb.runbook.checks.doctor.silent_errors import BUGS, ProbeOutcome, bugs_of
+from openmed_nb.runbook.records.signals import Signals
 
 MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
 MAC_TORCH = TorchFacts(

@@ -11,9 +11,9 @@ import openmed_nb as nb
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
 from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, TorchUnusable, UnknownModel
-from openmed_nb.runbook.doctor.checks import Computation, package_findings, read_packages
-from openmed_nb.runbook.doctor.report import compute_on, diagnose, examine
-from openmed_nb.runbook.doctor.silent_errors import BUGS
+from openmed_nb.runbook.checks.doctor.checks import Computation, package_findings, read_packages
+from openmed_nb.runbook.checks.doctor.report import compute_on, diagnose, examine
+from openmed_nb.runbook.checks.doctor.silent_errors import BUGS
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import KNOWN
 

@@ -11,8 +11,8 @@ from accelerate.state import AcceleratorState
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.doctor.launching import Launch, accelerate_findings, launch_findings, settings_file
-from openmed_nb.runbook.doctor.report import diagnose, examine
+from openmed_nb.runbook.checks.doctor.launching import Launch, accelerate_findings, launch_findings, settings_file
+from openmed_nb.runbook.checks.doctor.report import diagnose, examine
 
 PLAIN = {
     "compute_environment": "LOCAL_MACHINE",

@@ -4,7 +4,7 @@ import sys
 from importlib.metadata import Distribution
 
 from openmed_nb.display import FAILED, OK, WARNING
-from openmed_nb.runbook.doctor.checks import CHECKED, package_findings, read_packages
+from openmed_nb.runbook.checks.doctor.checks import CHECKED, package_findings, read_packages
 
 GOOD = {
     "openmed-nb": "0.1.0",

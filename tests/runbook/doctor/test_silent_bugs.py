@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.doctor.silent_errors import (
+from openmed_nb.runbook.checks.doctor.silent_errors import (
     BUGS,
     ProbeOutcome,
     bug_findings,

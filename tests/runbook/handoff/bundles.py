@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from openmed_nb.runbook.handoff.bundle import write_checksums
+from openmed_nb.runbook.records.handoff.bundle import write_checksums
 
 
 def change(bundle: Path, name: str, edit: Callable[[Any], None]) -> None:

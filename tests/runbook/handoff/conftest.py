@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.runbook.handoff.bundle import Handoff
+from openmed_nb.runbook.records.handoff.bundle import Handoff
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 
 import openmed_nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.handoff.bundle import lock, requirements_text, write_wheel
-from openmed_nb.runbook.handoff.smoke import unmet
+from openmed_nb.runbook.records.handoff.bundle import lock, requirements_text, write_wheel
+from openmed_nb.runbook.records.handoff.smoke import unmet
 
 LINUX = "sys_platform == 'linux' or sys_platform == 'darwin' or sys_platform == 'win32'"
 

@@ -7,8 +7,8 @@ import pytest
 
 from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING
 from openmed_nb.models.files import Content
-from openmed_nb.runbook.handoff.smoke import SCHEMA, FoundEntity, Golden, Observed, SmokeReport, Trial
-from openmed_nb.runbook.logbook.sections import Background
+from openmed_nb.runbook.records.handoff.smoke import SCHEMA, FoundEntity, Golden, Observed, SmokeReport, Trial
+from openmed_nb.runbook.records.logbook.sections import Background
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 LOGBOOKS = Path(__file__).parents[1] / "logbook" / "logbooks.py"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from openmed_nb.runbook.logbook.logbook import Logbook
-from openmed_nb.runbook.logbook.sections import (
+from openmed_nb.runbook.records.logbook.logbook import Logbook
+from openmed_nb.runbook.records.logbook.sections import (
     SCHEMA,
     Background,
     Code,

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.logbook.logbook import CANNOT_BE_TOLD, deciding, listed
-from openmed_nb.runbook.logbook.sections import Run
-from openmed_nb.runbook.profiling import Profile
-from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_knee import Point
-from openmed_nb.runbook.workloads import Split
+from openmed_nb.runbook.bench.profiling import Profile
+from openmed_nb.runbook.bench.sweep import SweepReport
+from openmed_nb.runbook.bench.sweep_knee import Point
+from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.records.logbook.logbook import CANNOT_BE_TOLD, deciding, listed
+from openmed_nb.runbook.records.logbook.sections import Run
 
 OTHERS = [
     ("simulation", "", {"simulated": True}),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import openmed_nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.plain import from_plain
-from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE, Logbook
-from openmed_nb.runbook.logbook.privacy import kept_variables
-from openmed_nb.runbook.logbook.sections import Hypothesis
+from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, Logbook
+from openmed_nb.runbook.records.logbook.privacy import kept_variables
+from openmed_nb.runbook.records.logbook.sections import Hypothesis
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 BARE = {"model": None, "dataset": None, "loader": None, "network": None}

@@ -15,9 +15,9 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
-from openmed_nb.runbook.logbook.gathering import resident_peak
-from openmed_nb.runbook.logbook.logbook import SCHEMA_FILE
-from openmed_nb.runbook.logbook.privacy import model_in_memory, weights_in_memory
+from openmed_nb.runbook.records.logbook.gathering import resident_peak
+from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE
+from openmed_nb.runbook.records.logbook.privacy import model_in_memory, weights_in_memory
 from openmed_nb.session import SESSION
 
 NOTE = "The patient John Smith has diabetes mellitus."
@@ -151,8 +151,8 @@ def test_pipelines_and_modules_are_fingerprinted_in_memory():
 
 def test_reports_fill_what_nobody_said(home):
     """Batch, length and figures come from reports, and from the person where no report says them; reports can be added later."""
-    from openmed_nb.runbook.sweep import SweepReport
-    from openmed_nb.runbook.sweep_knee import Point
+    from openmed_nb.runbook.bench.sweep import SweepReport
+    from openmed_nb.runbook.bench.sweep_knee import Point
 
     sweep = SweepReport("mine", "annotation", home, (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
     early = nb.logbook()

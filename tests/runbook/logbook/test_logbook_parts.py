@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.logbook import gathering as repository
-from openmed_nb.runbook.logbook.gathering import (
+from openmed_nb.runbook.records.logbook import gathering as repository
+from openmed_nb.runbook.records.logbook.gathering import (
     Mounted,
     ProcessorTimes,
     background,
@@ -28,7 +28,7 @@ from openmed_nb.runbook.logbook.gathering import (
     read_randomness,
     seeds_of,
 )
-from openmed_nb.runbook.logbook.privacy import (
+from openmed_nb.runbook.records.logbook.privacy import (
     CLEANERS,
     LONGEST,
     MOST,
@@ -40,7 +40,7 @@ from openmed_nb.runbook.logbook.privacy import (
     kept_variables,
     short_path,
 )
-from openmed_nb.runbook.logbook.sections import Code
+from openmed_nb.runbook.records.logbook.sections import Code
 
 MOUNTS = Path(__file__).parents[2] / "recorded" / "mounts"
 NOTE = "The patient John Smith has diabetes mellitus."

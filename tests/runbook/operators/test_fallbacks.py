@@ -9,9 +9,9 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.fallbacks import FallbackLedger
-from openmed_nb.runbook.operators.recorders import FallbackRecord, FallbackWatch
-from openmed_nb.runbook.operators.table import ModulePlace, operator_table
+from openmed_nb.runbook.checks.operators.fallbacks import FallbackLedger
+from openmed_nb.runbook.checks.operators.recorders import FallbackRecord, FallbackWatch
+from openmed_nb.runbook.checks.operators.table import ModulePlace, operator_table
 
 pytestmark = pytest.mark.real_computer
 

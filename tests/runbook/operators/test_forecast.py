@@ -9,9 +9,9 @@ import openmed_nb as nb
 from openmed_nb.activity import IMPORTING
 from openmed_nb.devices.backend import release_of
 from openmed_nb.errors import ConfigurationError, UnknownModel
-from openmed_nb.runbook.operators import table
-from openmed_nb.runbook.operators.forecast import SENTENCES, SHOWN_ROWS, Forecast, rows_of
-from openmed_nb.runbook.operators.table import (
+from openmed_nb.runbook.checks.operators import table
+from openmed_nb.runbook.checks.operators.forecast import SENTENCES, SHOWN_ROWS, Forecast, rows_of
+from openmed_nb.runbook.checks.operators.table import (
     DEVICE_SWITCHES,
     ELEMENTS,
     NATIVE,

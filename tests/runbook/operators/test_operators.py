@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from openmed_nb.errors import TorchUnusable
-from openmed_nb.runbook.operators import table as operators
-from openmed_nb.runbook.operators.table import (
+from openmed_nb.runbook.checks.operators import table as operators
+from openmed_nb.runbook.checks.operators.table import (
     ALWAYS_ON_CPU,
     COMPOSITE,
     DEVICE_SWITCHES,

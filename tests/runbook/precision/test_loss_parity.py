@@ -8,8 +8,15 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable
-from openmed_nb.runbook.precision.rounding import RoundedOnce
-from openmed_nb.runbook.precision.trajectory import EARLY, FACTOR, LossParity, first_beyond, first_wrong, tolerance_of
+from openmed_nb.runbook.checks.precision.rounding import RoundedOnce
+from openmed_nb.runbook.checks.precision.trajectory import (
+    EARLY,
+    FACTOR,
+    LossParity,
+    first_beyond,
+    first_wrong,
+    tolerance_of,
+)
 from openmed_nb.session import SESSION
 from openmed_nb.training.nonfinite import Origin
 

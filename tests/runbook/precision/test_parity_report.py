@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.precision.report import (
+from openmed_nb.runbook.checks.precision.report import (
     TOLERANCES,
     Change,
     Differences,

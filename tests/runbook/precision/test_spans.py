@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.precision.report import SHOWN_CHANGES, Score, Spans, compare_spans, gold_spans, score
+from openmed_nb.runbook.checks.precision.report import SHOWN_CHANGES, Score, Spans, compare_spans, gold_spans, score
 
 D, G = "DISEASE", "GENE"
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.models.certificates import WORTH
-from openmed_nb.runbook.precision.validation import PAIRS, gain_of
+from openmed_nb.runbook.checks.precision.validation import PAIRS, gain_of
 
 SECONDS = st.floats(1e-3, 1e3)
 READINGS = st.lists(st.tuples(SECONDS, SECONDS), min_size=PAIRS, max_size=PAIRS)

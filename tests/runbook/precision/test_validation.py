@@ -17,8 +17,8 @@ from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
 from openmed_nb.models.certificates import Identity, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.precision.report import Differences, ParityReport, Score, Spans
-from openmed_nb.runbook.precision.validation import judge, settle
+from openmed_nb.runbook.checks.precision.report import Differences, ParityReport, Score, Spans
+from openmed_nb.runbook.checks.precision.validation import judge, settle
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "data"), pytest.mark.real_computer]

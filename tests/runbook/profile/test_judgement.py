@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
-from openmed_nb.runbook.operators.table import ModulePlace
-from openmed_nb.runbook.profile_watch import CodePlace, OperatorTime, Synchronisation
-from openmed_nb.runbook.profiling import Profile
-from openmed_nb.runbook.workloads import Split
+from openmed_nb.runbook.bench.profile_watch import CodePlace, OperatorTime, Synchronisation
+from openmed_nb.runbook.bench.profiling import Profile
+from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
+from openmed_nb.runbook.checks.operators.table import ModulePlace
 
 HEALTHY = Profile(
     name="bundled",

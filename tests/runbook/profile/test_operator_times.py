@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.runbook.profile_watch import operator_times, total
+from openmed_nb.runbook.bench.profile_watch import operator_times, total
 
 
 def event(name, span, host=0, device=0, where="CPU"):

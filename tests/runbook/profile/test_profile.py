@@ -16,7 +16,7 @@ import openmed_nb as nb
 from openmed_nb.devices.profilers import without_notes
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
-from openmed_nb.runbook.profile_watch import CALLS
+from openmed_nb.runbook.bench.profile_watch import CALLS
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]

@@ -7,10 +7,10 @@ import pytest
 
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
-from openmed_nb.runbook.operators.table import ModulePlace
-from openmed_nb.runbook.profiling import Profile
-from openmed_nb.runbook.workloads import CodePlace, OperatorTime, Split, Synchronisation
+from openmed_nb.runbook.bench.profiling import Profile
+from openmed_nb.runbook.bench.workloads import CodePlace, OperatorTime, Split, Synchronisation
+from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
+from openmed_nb.runbook.checks.operators.table import ModulePlace
 
 
 def operators(**seconds):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.runbook.profile_watch import (
+from openmed_nb.runbook.bench.profile_watch import (
     CodePlace,
     StepRecord,
     Synchronisation,

@@ -17,7 +17,7 @@ from pathlib import Path
 from openmed_nb.display import FAILED, Finding, Report, Shown
 from openmed_nb.drawing import Bar, Picture
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.report.steps import Answer
+from openmed_nb.runbook.records.report.steps import Answer
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,12 +17,12 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb.errors import ConfigurationError, Interrupted
-from openmed_nb.runbook.logbook.sections import ReportFigures
-from openmed_nb.runbook.report.record import SCHEMA_FILE, last_lines, private
-from openmed_nb.runbook.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
-from openmed_nb.runbook.report.running import ending
-from openmed_nb.runbook.report.steps import STEPS, Step
-from openmed_nb.runbook.signals import Gpu, Signals
+from openmed_nb.runbook.records.logbook.sections import ReportFigures
+from openmed_nb.runbook.records.report.record import SCHEMA_FILE, last_lines, private
+from openmed_nb.runbook.records.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
+from openmed_nb.runbook.records.report.running import ending
+from openmed_nb.runbook.records.report.steps import STEPS, Step
+from openmed_nb.runbook.records.signals import Gpu, Signals
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
 
@@ -206,8 +206,8 @@ def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
     """Where the report itself is killed, nothing can end the step, and it ends by itself."""
     code = (
         "import sys; from pathlib import Path; import planted_steps as planted\n"
-        "from openmed_nb.runbook.report.report import reported\n"
-        "from openmed_nb.runbook.report.steps import Step\n"
+        "from openmed_nb.runbook.records.report.report import reported\n"
+        "from openmed_nb.runbook.records.report.steps import Step\n"
         "reported(Path(sys.argv[1]), True, False, [Step('x', 'x', planted.kills_the_report, 1, 1)])"
     )
     (home / "pids").unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
 
     assert done.returncode == -9
     for process in psutil.process_iter(["cmdline"]):
-        if any("openmed_nb.runbook.report.running" in word for word in process.info["cmdline"] or ()):
+        if any("openmed_nb.runbook.records.report.running" in word for word in process.info["cmdline"] or ()):
             process.wait(60)
 
 

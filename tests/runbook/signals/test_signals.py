@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb.devices.machine import Machine, parse_sysctl
 from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook import signals as parsers
-from openmed_nb.runbook.signals import Gpu, Signals, number_in, read_signals, whole_number_in
+from openmed_nb.runbook.records import signals as parsers
+from openmed_nb.runbook.records.signals import Gpu, Signals, number_in, read_signals, whole_number_in
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)

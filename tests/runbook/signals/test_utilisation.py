@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.devices.machine import Machine, timed_by
-from openmed_nb.runbook.signals import busy_reader, busy_share
-from openmed_nb.runbook.utilisation import Utilisation, goes_on, sampling, utilisation_during, utilisation_of
+from openmed_nb.runbook.bench.utilisation import Utilisation, goes_on, sampling, utilisation_during, utilisation_of
+from openmed_nb.runbook.records.signals import busy_reader, busy_share
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
 MAC = Machine("Darwin", "arm64", apple_silicon=True)

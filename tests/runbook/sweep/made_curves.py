@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from openmed_nb.runbook.sweep_knee import Point, Search, close_points, knee_of
+from openmed_nb.runbook.bench.sweep_knee import Point, Search, close_points, knee_of
 
 
 @dataclass

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb.runbook.sweep import SweepReport, drawn
-from openmed_nb.runbook.sweep_knee import (
+from openmed_nb.runbook.bench.sweep import SweepReport, drawn
+from openmed_nb.runbook.bench.sweep_knee import (
     LARGEST,
     MEMORY,
     OUT_OF_MEMORY,

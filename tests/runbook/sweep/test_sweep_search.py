@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import mps_is_simulated
-from openmed_nb.runbook.sweep_knee import (
+from openmed_nb.runbook.bench.sweep_knee import (
     KNEE_GAIN,
     LARGEST,
     MEMORY,
@@ -21,7 +21,7 @@ from openmed_nb.runbook.sweep_knee import (
     fitting,
     knee_of,
 )
-from openmed_nb.runbook.sweep_measurement import (
+from openmed_nb.runbook.bench.sweep_measurement import (
     ALLOCATOR,
     HEADROOM,
     HEADROOM_SHARE,

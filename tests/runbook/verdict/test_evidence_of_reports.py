@@ -13,24 +13,24 @@ from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.runbook.comparison import Comparison, DeviceFigures, Interval, Utilisation
-from openmed_nb.runbook.doctor.report import DoctorReport
-from openmed_nb.runbook.operators.fallbacks import FELL_BACK, Fallback
-from openmed_nb.runbook.operators.fallbacks import REFUSED as MET_AN_ERROR
-from openmed_nb.runbook.operators.forecast import Forecast, OperatorForecast
-from openmed_nb.runbook.operators.table import FALLS_BACK, ModulePlace
-from openmed_nb.runbook.precision.report import Differences, GradientDifference, ParityReport, Score, Spans
-from openmed_nb.runbook.precision.trajectory import LossParity
-from openmed_nb.runbook.precision.validation import PrecisionVerdict
-from openmed_nb.runbook.profile_watch import CodePlace, OperatorTime, Synchronisation
-from openmed_nb.runbook.profiling import Profile
-from openmed_nb.runbook.signals import Signals
-from openmed_nb.runbook.sweep import SweepReport
-from openmed_nb.runbook.sweep_knee import Point
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Interval, Utilisation
+from openmed_nb.runbook.bench.profile_watch import CodePlace, OperatorTime, Synchronisation
+from openmed_nb.runbook.bench.profiling import Profile
+from openmed_nb.runbook.bench.sweep import SweepReport
+from openmed_nb.runbook.bench.sweep_knee import Point
+from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.checks.doctor.report import DoctorReport
+from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
+from openmed_nb.runbook.checks.operators.fallbacks import REFUSED as MET_AN_ERROR
+from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
+from openmed_nb.runbook.checks.operators.table import FALLS_BACK, ModulePlace
+from openmed_nb.runbook.checks.precision.report import Differences, GradientDifference, ParityReport, Score, Spans
+from openmed_nb.runbook.checks.precision.trajectory import LossParity
+from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
+from openmed_nb.runbook.records.signals import Signals
 from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.verdict import evidence_of
-from openmed_nb.runbook.workloads import Split
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 from openmed_nb.training.nonfinite import Origin
 

@@ -1,0 +1,1 @@
+"""Measure what a model costs: workloads, timing, sweep, compare, profile."""

@@ -1,0 +1,485 @@
+"""``nb.compare``: the same work on several devices, in turn, and what the figures mean."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ...activity import LOADING, Activity
+from ...devices.machine import mps_is_simulated, now, shown_device
+from ...devices.request import canonical, kind_of
+from ...display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
+from ...drawing import Bar, Picture
+from ...errors import ConfigurationError, DeviceUnavailable, describe_value, number, whole, whole_or_none
+from ...session import SESSION
+from .sweep import rate
+from .utilisation import Utilisation, load_on, time_to_watch
+from .workloads import TRANSFER, Split, StepReport, Workload, in_turn, put_on_devices, whole_rounds
+
+CPU = "cpu"
+
+# What the interval of a speed-up says: it is above 1, below 1, or holds it.
+FASTER, SLOWER, NO_DIFFERENCE = "faster than the CPU", "slower than the CPU", "no difference shown"
+
+TRY_LARGER = "Use a larger batch: nb.sweep() finds the best."
+SPEED_FINDINGS = {
+    FASTER: (OK, ""),
+    SLOWER: (WARNING, f"{TRY_LARGER} Otherwise compute on the CPU."),
+    NO_DIFFERENCE: (WARNING, f"{TRY_LARGER} More pairs show smaller differences."),
+}
+
+SIMULATED_SPEED = "a simulated device computes on the CPU"
+ALONE = "There is only the CPU here: nothing to compare it with."
+
+# How probable it is that the interval of a median holds the true one, at least, and how many values that takes.
+LEVEL, FEWEST_VALUES = 0.95, 6
+
+
+@dataclass(frozen=True)
+class Interval(Plain):
+    """A median and its confidence interval.
+
+    Attributes:
+        low: The lower end.
+        middle: The median.
+        high: The upper end.
+        level: How probable it is that such an interval holds the true median, at least.
+
+    Example:
+        >>> str(Interval(1.1, 1.25, 1.5, 0.9586))
+        '1.25 (1.10 to 1.50, 95.9 % sure)'
+    """
+
+    low: float
+    middle: float
+    high: float
+    level: float
+
+    def holds(self, value: float) -> bool:
+        """Tell whether a value is in the interval, its ends included."""
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.level:.1f} % sure)"
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Return the median of at least :data:`FEWEST_VALUES` values with its narrowest interval of at least 95 percent.
+
+    Of n values in order, the k-th from below and the k-th from above enclose the median of what they were drawn from with a
+    probability of 1 - 2 B(k - 1; n, 1/2), where B is the binomial distribution; no distribution of the values is assumed
+    (Thompson 1936; Conover, Practical Nonparametric Statistics, 3.2).
+
+    Example:
+        >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])
+        Interval(low=2.0, middle=5.5, high=9.0, level=0.978515625)
+    """
+    ordered, count = sorted(values), len(values)
+    if count < FEWEST_VALUES:
+        message = f"{count} values have no interval of level {LEVEL}: at least {FEWEST_VALUES} are needed"
+        raise ValueError(message)
+    below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
+    levels = [1 - 2 * ways / 2**count for ways in below]  # By rank, the widest interval first.
+    rank = sum(level >= LEVEL for level in levels)
+    return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """What was measured on one device.
+
+    Attributes:
+        device: Its name.
+        seconds: How long a step takes at full speed, data included: the median, in seconds.
+        quartiles: A quarter of the steps is below the first, and a quarter above the second, in seconds.
+        rows: How many texts, or rows, a step usually has.
+        split: Where the time goes, each phase waited for.
+        speed_up: How many times as fast as the CPU it is; 1.22 is 22 % faster. ``None`` for the CPU itself.
+        load: How busy it was, before and meanwhile.
+        mean_rows: How many rows a step has in the mean, if a loader gives batches of several sizes.
+        simulated: Whether the device is simulated: it computes on the CPU, and has no speed of its own.
+    """
+
+    device: str
+    seconds: float
+    quartiles: tuple[float, float]
+    rows: int
+    split: Split
+    speed_up: Interval | None = None
+    load: Utilisation = field(default_factory=Utilisation)
+    mean_rows: float | None = None
+    simulated: bool = False
+
+    @property
+    def rows_per_second(self) -> float:
+        """How many texts, or rows, are done in a second."""
+        return (self.mean_rows or self.rows) / self.seconds if self.seconds else 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Which part of a step each phase is, from 0 to 1."""
+        return self.split.shares
+
+    @property
+    def utilisation(self) -> float | None:
+        """How busy the work kept the device, from 0 to 1, without what it does when idle; ``None`` if it is not known."""
+        return self.load.net
+
+    @property
+    def speed(self) -> str | None:
+        """What the interval of the speed-up says, in words; ``None`` for the CPU."""
+        if self.speed_up is None:
+            return None
+        if self.simulated:
+            return f"{NOT_APPLICABLE}: simulated"
+        return NO_DIFFERENCE if self.speed_up.holds(1.0) else FASTER if self.speed_up.low > 1 else SLOWER
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as mappings, numbers and strings, ready for JSON."""
+        return {
+            "device": self.device,
+            "seconds_per_step": self.seconds,
+            "quartiles": list(self.quartiles),
+            "rows": self.rows,
+            "rows_per_second": self.rows_per_second,
+            "phases": self.split.to_dict(),
+            "speed_up": None if self.simulated else self.speed_up and self.speed_up.to_dict(),
+            "speed": self.speed,
+            "utilisation": self.load.to_dict(),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(StepReport):
+    """The same work on the CPU and on other devices, in one run, in turn.
+
+    Beside ``name``, ``task``, ``dtype``, ``workers``, ``row_shape`` and ``simulated`` it has:
+
+    Attributes:
+        devices: What was measured on each device, the CPU first.
+        pairs: How often each device had its turn.
+        batch_tokens: How many tokens a batch might have; ``None`` if no texts were annotated.
+    """
+
+    devices: tuple[DeviceFigures, ...]
+    pairs: int
+    batch_tokens: int | None = None
+
+    SCHEMA = "openmed_nb/comparison/1"
+    ALSO = ("findings",)
+
+    def of(self, device: str) -> DeviceFigures:
+        """Return what was measured on a device.
+
+        Raises:
+            ConfigurationError: For a device that was not compared.
+        """
+        for one in self.devices:
+            if canonical(one.device) == canonical(device):
+                return one
+        names = ", ".join(one.device for one in self.devices)
+        raise ConfigurationError(f"{describe_value(device)} was not compared.", f"Use one of {names}.")
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the figures mean, in words."""
+        return (*map(self._of_speed, self.devices[1:]), *map(self._of_phases, self.devices))
+
+    @property
+    def fastest(self) -> DeviceFigures | None:
+        """The device that is faster than the others for sure; ``None`` if no difference was shown, or it is simulated."""
+        sure = [one for one in self.devices if one.speed == FASTER]
+        others_slower = all(one.speed == SLOWER for one in self.devices[1:])
+        best = self.devices[0] if others_slower and len(self.devices) > 1 else None
+        return max(sure, key=lambda one: one.rows_per_second, default=best)
+
+    @property
+    def headline(self) -> str:
+        """Which device is how many times as fast as the CPU, in a sentence."""
+        if len(self.devices) == 1:
+            return ALONE
+        return "; ".join(map(self._said_of, self.devices[1:]))
+
+    def _said_of(self, one: DeviceFigures) -> str:
+        name = self.shown(one.device)
+        if one.simulated or one.speed_up is None:
+            return f"{name} has no speed of its own: {SIMULATED_SPEED}"
+        low, middle, high = one.speed_up.low, one.speed_up.middle, one.speed_up.high
+        if one.speed == NO_DIFFERENCE:
+            return f"No difference in speed was shown between {name} and the CPU ({low:.2f} to {high:.2f} times)"
+        if one.speed == SLOWER:
+            return f"The CPU is {1 / middle:.2f} times as fast as {name} ({1 / high:.2f} to {1 / low:.2f})"
+        return f"{name} is {middle:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
+
+    def _bar(self, one: DeviceFigures) -> Bar:
+        """Return the speed of a device as a bar, with the quartiles of its steps."""
+        rows, (low, high) = one.mean_rows or one.rows, one.quartiles
+        ends = (rows / high, rows / low) if low and high else (None, None)
+        return Bar(
+            self.shown(one.device),
+            one.rows_per_second,
+            f"{rate(one.rows_per_second)} rows/s",
+            low=ends[0],
+            high=ends[1],
+            strong=one is self.fastest,
+        )
+
+    def report(self) -> Report:
+        """Return what the figures mean in words; the figures stand in the HTML."""
+        names = [self.shown(one.device) for one in self.devices]
+        title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
+        sizes = " and ".join(dict.fromkeys(counted(one.rows, "row") for one in self.devices))
+        how = f"{sizes} a step; each device had its turn {counted(self.pairs, 'time')}."
+        sentences = (how, ALONE) if len(self.devices) == 1 else (how,)
+        speeds = Table(
+            "Speed",
+            ("device", "milliseconds a step", "quartiles", "rows a second", "times the CPU", "utilisation"),
+            tuple(map(self._speed_row, self.devices)),
+            folded=True,
+        )
+        phases = dict.fromkeys(name for one in self.devices for name in one.split.seconds)
+        rows = tuple((name, *(one.split.shown(name) for one in self.devices)) for name in phases)
+        split = Table("Where the time goes", ("phase", *names), rows, folded=True)
+        drawing = Picture("Speed, with the quartiles of the steps", tuple(map(self._bar, self.devices)))
+        return Report(
+            title,
+            sentences,
+            (findings_table("", self.findings),),
+            figures=(speeds, split),
+            spoken=(self.headline, f"{title}: {how}"),
+            pictures=(drawing,),
+        )
+
+    def _of_speed(self, one: DeviceFigures) -> Finding:
+        shown = self.shown(one.device)
+        if one.speed is None or one.simulated or shown != one.device:
+            return Finding(f"speed on {shown}", NOT_APPLICABLE, SIMULATED_SPEED)
+        status, remedy = SPEED_FINDINGS[one.speed]
+        return Finding(f"speed on {shown}", status, one.speed, remedy)
+
+    def _of_phases(self, one: DeviceFigures) -> Finding:
+        name = f"time on {self.shown(one.device)}"
+        if one.device == CPU and one.split.dominating == TRANSFER:  # Nothing is copied there: the rest is even smaller.
+            return Finding(name, OK, "the work is too small to tell")
+        return one.split.finding(name, self.data_remedy)
+
+    def _speed_row(self, one: DeviceFigures) -> tuple[str, ...]:
+        low, high = one.quartiles
+        return (
+            self.shown(one.device),
+            f"{1000 * one.seconds:.2f}",
+            f"{1000 * low:.2f} to {1000 * high:.2f}",
+            f"{one.rows_per_second:,.1f}",
+            NOT_APPLICABLE if one.simulated else str(one.speed_up or ""),
+            str(one.load),
+        )
+
+
+PAIRS = 20  # How often each device has its turn by default; 20 pairs give an interval that is 95.9 % sure.
+WARM_UP = 3  # Steps before any that counts: the first compile, fill caches, and start what reads ahead.
+PHASE_STEPS = 10  # How many steps are waited for phase by phase, fewer if they are slow.
+SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5  # A turn repeats a quick step until it takes so many seconds, but not more.
+SECONDS = 30.0  # How long all of it may take by default.
+TURNS_SHARE = 0.4  # The share of that time after which no more turns begin; the rest is for the phases and to watch.
+WATCH = 3.0  # How long a device is watched by default: time for enough answers.
+LONGEST_WATCH = 3600  # A device is watched for at most so many seconds.
+ROUNDS_OF_WORKERS = 4  # A turn has at least so many batches of each worker of a loader: they come in bursts.
+
+
+def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
+    model: Any = None,
+    data: Any = None,
+    *,
+    devices: Any = None,
+    training: bool = False,
+    batch_size: int | None = None,
+    pairs: int = PAIRS,
+    watch: float = WATCH,
+    seconds: float = SECONDS,
+    progress: bool = True,
+    **arguments: Any,
+) -> Comparison:
+    """Do the same work on each device in one run, in turn: how much faster than the CPU, and where the time goes.
+
+    Each device has its turns at full speed, data included, and the speed-up is the median of the ratios to the CPU of all
+    rounds, with an interval that assumes nothing of how times are distributed. Then steps are waited for phase by phase, and
+    at last each device works without a pause while the system is asked how busy it is. :func:`annotate` tokenises while a GPU
+    computes: of its phases there, data count only as long as they outlast the forward pass.
+
+    Args:
+        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a
+            function of your own, which computes where the tensors of its batch are.
+        data: Texts for a name or a pipeline; example inputs or a ``DataLoader`` for a module or for training; for a function
+            batches, which are moved to each device, or a function that makes one of a number of rows. Synthetic texts where
+            nobody says.
+        devices: The devices beside the CPU, which is always among them; ``None`` for all that can be used.
+        training: Whether training steps are compared: forward, backward and AdamW, on copies of the model.
+        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has. Texts
+            run in batches of tokens, the same on every device and planned as for the first but the CPU: of 128 for each text
+            of a ``batch_size`` that is passed, which is what :func:`sweep` measures; without one, of as many as suit that
+            device. The result says it as ``batch_tokens``.
+        pairs: How often each device has its turn, from 6, if there is time for it.
+        watch: For how many seconds each device is watched while it works, and before while it does not, up to twice as long
+            if there are too few answers for a mean by then; 0 leaves ``utilisation`` out.
+        seconds: About how long the whole call may take. Where the work is slow, there are fewer turns, but at least 6, and devices
+            are watched for a shorter time, or not at all; ask for more with it to have more.
+        progress: Whether to show what is under way, where it takes longer than half a second.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+
+    Returns:
+        The comparison: ``of("mps")`` has ``speed_up`` with ``low``, ``middle`` and ``high`` (1.22 is 22 % faster), ``speed`` in
+        words, ``seconds``, ``rows_per_second``, ``shares`` of the phases, ``split.dominating``, and ``utilisation`` from 0 to 1
+        without what the device does when idle, ``None`` where it cannot be read; ``findings`` says it in words. Its text has
+        no times.
+
+    Raises:
+        ConfigurationError: For data and numbers that are none.
+        ModelError: Where the model cannot be loaded.
+        DeviceError: Where a device cannot be used, or a batch does not fit in its memory.
+
+    On its own, a CPU takes smaller batches of texts, with less filling, than are planned for MPS or CUDA: the bundled model is 1.3
+    to 1.4 times faster in them than in those for MPS (notes and sentences, one core).
+
+    Models are loaded for the comparison and let go after it; the session, a model of yours and random numbers stay as they
+    are; hooks of a model of yours run in its copies. Utilisation is that of all processes together: on a Mac ``ioreg`` says it, on CUDA ``nvidia-smi``, and of the CPU
+    psutil, once a second. Under a simulated MPS device nothing of it is read.
+
+    Example:
+        >>> import torch
+        >>> comparison = compare(torch.nn.Linear(8, 8), torch.ones(2, 8), devices="cpu", pairs=6, watch=0)
+        >>> list(comparison.of("cpu").shares), comparison.of("cpu").speed_up is None
+        (['data', 'transfer', 'forward'], True)
+        >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", pairs=6, watch=0).task
+        'own step'
+    """
+    from .benches import in_same_batches, subject_of  # It imports numpy.
+
+    batch_size, pairs = whole_or_none("batch_size", batch_size), whole("pairs", pairs, FEWEST_VALUES)
+    begin, seconds = now(), number("seconds", seconds, above=0, such_as=f"{SECONDS:g}")
+    watch = number("watch", watch, LONGEST_WATCH, such_as=f"{WATCH:g}; 0 leaves the utilisation out")
+    if "device" in arguments:
+        raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
+    with SESSION.told_after(progress):
+        subject, device = subject_of(model, data, training=training, arguments=arguments, moved=True)
+        asked = (device, *usable_devices()) if devices is None else devices
+        several = isinstance(asked, Iterable) and not isinstance(asked, str)
+        names = devices_to_compare(*(SESSION.device(one).device for one in (asked if several else [asked])))
+
+        alone = "" if len(names) > 1 else ", the only device here"
+
+        def tell(name: str) -> None:
+            what = f"{subject.name} on {shown_device(name)}{alone}"
+            SESSION.tell(Activity(LOADING, what, names.index(name), len(names)))
+
+        with put_on_devices(subject, names, tell) as benches:
+            work = {name: bench.stream(batch_size) for name, bench in in_same_batches(benches).items()}
+            return compared(work, pairs, watch, begin + seconds)
+
+
+def usable_devices() -> Iterator[str]:
+    """Yield the devices that compute, the best first."""
+    for one in SESSION.devices().candidates:
+        if one.usable is not False:
+            with contextlib.suppress(DeviceUnavailable):  # A GPU that was not tried yet, and that fails.
+                yield SESSION.device(one.device).device
+
+
+def devices_to_compare(*names: str) -> tuple[str, ...]:
+    """Return the devices of a comparison: the CPU, which the others are compared with, and each other once.
+
+    Example:
+        >>> devices_to_compare("cuda", "cpu", "cuda:0")
+        ('cpu', 'cuda')
+    """
+    first: dict[str, str] = {}
+    for name in (CPU, *names):
+        first.setdefault(canonical(name), name)
+    return tuple(first.values())
+
+
+def compared(work: Mapping[str, Workload], pairs: int, watch: float, until: float = math.inf) -> Comparison:
+    """Return what is measured of the same work on devices: its turns, its phases, and then how busy each device is.
+
+    It ends about at a moment of the clock, ``until``.
+    """
+    turns = seconds_in_turn(work, pairs, now() + TURNS_SHARE * (until - now()))
+    model = work[CPU].name
+    phases = SESSION.steps("Comparing", f"{model}, phase by phase", work, "device")
+    splits = {name: split_on(work[name]) for name in phases}
+    watched = SESSION.steps("Comparing", f"{model}, how busy a device is", work, "device") if watch else work
+    loads = {}
+    for done, name in enumerate(watched):
+        loads[name] = load_on(name, work[name], time_to_watch(watch, until - now(), len(work) - done))
+    SESSION.tell(Activity("Comparing", model))
+    figures = tuple(figures_on(one, name, turns, splits[name], loads[name]) for name, one in work.items())
+    first = work[CPU]
+    return Comparison(**first.facts, devices=figures, pairs=len(turns[CPU]), batch_tokens=first.batch_tokens)
+
+
+def figures_on(
+    workload: Workload, device: str, turns: Mapping[str, Sequence[float]], split: Split, load: Utilisation
+) -> DeviceFigures:
+    """Return what was measured on a device; the speed-up is the median of the ratios of all pairs."""
+    seconds = turns[device]
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    ratios = [cpu / own for cpu, own in zip(turns[CPU], seconds, strict=True)]
+    return DeviceFigures(
+        device,
+        middle,
+        (low, high),
+        workload.usual_rows,
+        split,
+        None if device == CPU else median_interval(ratios),
+        load,
+        mean_rows=workload.mean_rows,
+        simulated=mps_is_simulated() and kind_of(device) == "mps",
+    )
+
+
+def seconds_in_turn(work: Mapping[str, Workload], pairs: int, until: float = math.inf) -> dict[str, list[float]]:
+    """Return the seconds of a step on each device at full speed, in rounds that begin with each device in turn.
+
+    After a moment of the clock, ``until``, no round begins but those without which there is no interval.
+
+    The n-th turn of each device has the same batches if the loader gives them in the same order.
+    """
+    with contextlib.ExitStack() as stack:
+        batches = {device: stack.enter_context(one.begun()) for device, one in work.items()}
+        warm = [warmed_up(one, batches[device]) for device, one in work.items()]
+        steps = steps_of_turn(warm, max(one.workers for one in work.values()))
+        alone, model = "" if len(work) > 1 else " with nothing but the CPU", next(iter(work.values())).name
+        turns = SESSION.steps("Comparing", f"{model}{alone}", range(pairs), "turn")
+
+        def turn_of(device: str) -> float:
+            work[device].settle(batches[device])
+            return work[device].seconds_of_steps(batches[device], steps)
+
+        rounds = itertools.takewhile(lambda turn: turn < FEWEST_VALUES or now() <= until, turns)
+        return in_turn({device: partial(turn_of, device) for device in work}, rounds)
+
+
+def warmed_up(workload: Workload, batches: Iterator[Any]) -> float:
+    """Run the first steps, and return how long the last of them took, in seconds."""
+    return [workload.seconds_of_steps(batches) for _ in range(WARM_UP)][-1]
+
+
+def steps_of_turn(seconds: Collection[float], workers: int) -> int:
+    """Return how many steps a turn has, from the seconds of a step on each device and the processes that read ahead."""
+    quickest, slowest = max(1e-6, min(seconds)), max(1e-6, *seconds)
+    most = max(1, int(LONGEST_TURN / slowest))
+    return whole_rounds(max(min(math.ceil(SHORTEST_TURN / quickest), most), ROUNDS_OF_WORKERS * workers), workers)
+
+
+def split_on(workload: Workload) -> Split:
+    """Return where the time of a step goes; steps follow each other here, as loaders that read ahead need it."""
+    with workload.begun() as batches:
+        warmed_up(workload, batches)
+        workload.settle(batches)
+        fewest = ROUNDS_OF_WORKERS * workload.workers
+        return workload.split(batches, whole_rounds(max(PHASE_STEPS, fewest), workload.workers), fewest)

@@ -1,0 +1,513 @@
+"""What a profile says: where the time of a step goes and what holds it up; and how two of them differ.
+
+``profiling`` measures it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ...devices.request import kind_of
+from ...display import (
+    NOT_APPLICABLE,
+    OK,
+    WARNING,
+    Finding,
+    Report,
+    Shown,
+    Table,
+    counted,
+    findings_table,
+    milliseconds,
+    worst,
+)
+from ...drawing import Bar, Picture, bars_of
+from ...errors import ConfigurationError, given_path, short_type_name
+from ...plain import read_as, save, to_json
+from ..checks.operators.fallbacks import Fallback
+from .workloads import (
+    DATA,
+    DATA_SHARE,
+    OWN_STEP,
+    OperatorTime,
+    Split,
+    StepReport,
+    Synchronisation,
+)
+
+# What is looked for, by the names of the findings.
+DATA_FINDING, SYNCHRONISATION, TINY_BATCH, FALLBACK = "data", "synchronisation", "tiny batch", "fallback"
+
+# A batch is tiny if kernels run on the GPU for less than half of a step: it mostly waits for the next to be started.
+# Measured on an H200: a BERT of base size with rows of 128 tokens crosses it at 1 or 2 rows in forward passes and at about 8
+# in training steps; below it, twice the rows took no more time.
+KERNEL_SHARE = 0.5
+
+# If torch's profiler sees no kernels, a batch is tiny if more than this share of a step goes into starting operators.
+# What starting one takes is measured in turn with the steps, with operators that have nothing to compute, because it differs:
+# 25 to 110 microseconds on MPS (pytorch#82707), 3 to 7 on one CPU within minutes. Measured in forward passes and training steps
+# of linear layers, convolutions, elementwise functions and transformers, with 1 to 4096 rows: on the CPU (67 cases), twice the
+# rows take 1.1 times as long in the median if the share is above a half, and 1.8 times if it is not. On an H200, counted
+# as on MPS, the share is above a half in all 77 cases in which kernels run for less than half of a step, and in 8 of 12 others.
+STARTING_SHARE = 0.5
+
+# What to do about a wait, by its reason.
+WAIT_REMEDIES = {
+    "read": "Gather the numbers on the device and read them once in a while, not at each step.",
+    "copy": "Copy it with the batch, before the step computes, or make it on the device.",
+}
+
+SHOWN = 3  # How many places a finding names.
+DRAWN_OPERATORS, SHOWN_OPERATORS = 5, 12  # How many are drawn, and in the table.
+
+
+@dataclass(frozen=True, repr=False)
+class Profile(StepReport):
+    """A narrow look at a few steps.
+
+    Beside ``name``, ``task``, ``dtype``, ``workers``, ``row_shape`` and ``simulated`` it has:
+
+    Attributes:
+        device: The device.
+        rows: How many texts, or rows, a step has.
+        steps: How many steps torch's profiler saw.
+        warm_up: How many came before any that counts.
+        seconds: How long a step takes at full speed, data included: the median, in seconds.
+        split: Where the time of a step goes, each phase waited for.
+        data_only: How long it takes to get a batch and do nothing with it, in seconds: the mean.
+        compute_only: How long a step takes with the same batch again and again, in seconds: the median.
+        operators: The operators that take longest, by phase.
+        operators_per_step: How many operators a step starts that compute something; views do not count.
+        device_seconds: How long kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler cannot see that.
+        synchronisations: The calls that wait for the device within a step, except those of this package.
+        fallbacks: The operators that fell back from MPS to the CPU, in ``watched`` steps.
+        watched: How many steps were watched for both.
+        batch_tokens: How many tokens a batch might have on the device; ``None`` if no texts were annotated.
+        operator_seconds: How long operators compute in a step, in seconds, if that is on the CPU; else ``None``.
+        starting_seconds: How long it takes to start the operators of a step, in seconds, by what operators with nothing to
+            compute took in turn with the steps; ``None`` if torch's profiler sees the kernels, which tell more.
+        written: When it was measured, in UTC, such as ``"2026-11-01T12:00:00Z"``; empty if nobody knows.
+    """
+
+    device: str
+    rows: int
+    steps: int
+    warm_up: int
+    seconds: float
+    split: Split
+    data_only: float
+    compute_only: float
+    operators: tuple[OperatorTime, ...]
+    operators_per_step: float
+    device_seconds: float | None = None
+    synchronisations: tuple[Synchronisation, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    watched: int = 1
+    batch_tokens: int | None = None
+    operator_seconds: float | None = None
+    starting_seconds: float | None = None
+    written: str = ""
+
+    SCHEMA = "openmed_nb/profile/1"
+    ALSO = (
+        *("microseconds_per_operator", "starting_share", "kernel_share", "fallback_share"),
+        *("findings", "bottlenecks"),
+    )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Which part of a step each phase is, from 0 to 1."""
+        return self.split.shares
+
+    @property
+    def _computing(self) -> float:
+        """The seconds of a step, data left out; on the CPU those of the operators alone, without the person's own Python."""
+        return self.compute_only if self.operator_seconds is None else self.operator_seconds
+
+    @property
+    def microseconds_per_operator(self) -> float | None:
+        """How long a step takes for each operator that it starts, data left out; ``None`` if none was seen.
+
+        On the CPU it is the time of the operators alone, without that of the person's own Python.
+        """
+        return 1e6 * self._computing / self.operators_per_step if self.operators_per_step else None
+
+    @property
+    def starting_share(self) -> float | None:
+        """Which part of a step goes into starting operators, data left out, from 0 to 1; ``None`` if it is not known.
+
+        On the CPU it is the part of the time of the operators alone, without that of the person's own Python.
+        """
+        if self.starting_seconds is None or not self.operators_per_step or self._computing <= 0:
+            return None
+        return min(1.0, self.starting_seconds / self._computing)
+
+    @property
+    def kernel_share(self) -> float | None:
+        """Which part of a step kernels run on the GPU, data left out, from 0 to 1; ``None`` if it is not known."""
+        if self.device_seconds is None or self.compute_only <= 0:
+            return None
+        return min(1.0, self.device_seconds / self.compute_only)
+
+    @property
+    def fallbacks_per_step(self) -> float:
+        """How often operators fall back to the CPU in a step."""
+        return sum(one.count for one in self.fallbacks) / self.watched
+
+    @property
+    def fallback_share(self) -> float:
+        """Which part of the operators falls back to the CPU, by number, from 0 to 1."""
+        return min(1.0, self.fallbacks_per_step / self.operators_per_step) if self.operators_per_step else 0.0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was looked for and how it is: ``"data"``, ``"synchronisation"``, ``"tiny batch"`` and ``"fallback"``."""
+        return (self._data(), self._synchronisation(), self._tiny_batch(), self._fallback())
+
+    @property
+    def bottlenecks(self) -> tuple[str, ...]:
+        """The names of the findings that warn."""
+        return tuple(one.name for one in self.findings if one.status == WARNING)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the profile as JSON, in the schema that its first key names; it has no path, no shape and no text.
+
+        Args:
+            file: Where; an older file is written over, in one step.
+
+        Raises:
+            ConfigurationError: If it cannot be written.
+        """
+        save(given_path(file, "the file of a profile"), to_json(self))
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str]) -> Profile:
+        """Return the profile of a file that :meth:`save` has written.
+
+        Raises:
+            ConfigurationError: For a file that cannot be read, and for one that holds no profile.
+
+        Example:
+            >>> try:
+            ...     Profile.read("nowhere.json")
+            ... except ConfigurationError as error:
+            ...     print(error.remedy)
+            Pass a file that Profile.save() has written.
+        """
+        path = given_path(file, "the file of a profile")
+        remedy = "Pass a file that Profile.save() has written."
+        found: Profile = read_as(cls, path, "a profile of nb.runbook.profile()", remedy)
+        return found
+
+    def diff(self, other: Any) -> ProfileDiff:
+        """Compare with a profile of the same work at another time: what became faster, and whether to go on.
+
+        Args:
+            other: The other profile, such as one that :meth:`read` returned; which is the earlier one their dates say.
+
+        Returns:
+            Both, with the operators that take longest, ``progress``, and the stopping rule among the ``findings``.
+
+        Raises:
+            ConfigurationError: For what is not a profile.
+
+        Example:
+            >>> import torch
+            >>> from openmed_nb.runbook import profile
+            >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
+            >>> found.diff(found).days, found.diff(found).stop
+            (0, False)
+        """
+        if not isinstance(other, Profile):
+            what = f"A profile cannot be compared with {short_type_name(other)}."
+            raise ConfigurationError(what, "Pass what nb.runbook.profile() or Profile.read() returned.")
+        return ProfileDiff(*sorted((self, other), key=lambda one: one.written))
+
+    def report(self) -> Report:
+        """Return what holds the steps up; the figures stand in the HTML."""
+        title = f"Profile of {self.name} ({self.task}) on {self.shown(self.device)}"
+        how = f"{counted(self.steps, 'step')} of {counted(self.rows, 'row')}, after {self.warm_up} for warming up."
+        waits = tuple((one.call, str(one.place), f"{one.count:g}") for one in self.synchronisations)
+        tables = (
+            findings_table("", self.findings),
+            Table("What waits for the device", ("call", "where", "times a step"), waits),
+        )
+        return Report(
+            title,
+            (how,),
+            tables,
+            figures=(self._time_table(), self._operator_table()),
+            spoken=(self.headline, f"{title}: {how}"),
+            pictures=(self._time_picture(), self._operator_picture()),
+        )
+
+    @property
+    def headline(self) -> str:
+        """How long a step takes, and what takes most of it, in a sentence."""
+        most = max(self.shares, key=self.shares.__getitem__, default="")
+        share = f": {100 * self.shares[most]:.0f} % of it is {most}" if most not in {"", "step"} else ""
+        return f"A step takes {milliseconds(self.seconds)} on {self.shown(self.device)}{share}"
+
+    def _time_picture(self) -> Picture:
+        """Return the phases of a step, one after the other."""
+        begins = itertools.accumulate(self.split.waits.values(), initial=0.0)
+        bars = (
+            Bar(name, seconds, self.split.shown(name), begin, strong=name == self.split.dominating)
+            for (name, seconds), begin in zip(self.split.waits.items(), begins, strict=False)
+        )
+        return Picture("Where the time of a step goes, from its beginning to its end", tuple(bars))
+
+    def _operator_picture(self) -> Picture:
+        """Return the operators that take longest: on the GPU where its kernels are seen, else on the host."""
+        on_gpu = self.device_seconds is not None
+        times = [
+            (f"{one.operator} ({one.phase})", (one.device_seconds or 0.0) if on_gpu else one.seconds)
+            for one in self.operators
+        ]
+        longest = sorted(times, key=lambda one: -one[1])[:DRAWN_OPERATORS]
+        caption = f"Operators that take longest {'on the GPU' if on_gpu else 'on the host'}, in a step"
+        return bars_of(caption, longest, milliseconds)
+
+    def _data(self) -> Finding:
+        if self.shares.get(DATA, 0.0) > DATA_SHARE:
+            return Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
+        return Finding(DATA_FINDING, OK, "data come in time")
+
+    def _synchronisation(self) -> Finding:
+        mine = [one for one in self.synchronisations if one.place.is_own]
+        own = [one for one in mine if one.reason != "batch"]  # No step can do without its batch.
+        if not own:
+            waits = "only the batch is waited for, on its way to the device"
+            return Finding(SYNCHRONISATION, OK, waits if mine else "no line of the step waits for the device")
+        more = f", and {counted(len(own) - SHOWN, 'other')}" if len(own) > SHOWN else ""
+        places = f"{', '.join(str(one) for one in own[:SHOWN])}{more}"
+        if kind_of(self.device) == "cpu":
+            words = f"nothing waits on the CPU; a GPU would be waited for: {places}"
+            return Finding(SYNCHRONISATION, NOT_APPLICABLE, words)
+        return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", WAIT_REMEDIES[own[0].reason])
+
+    def _tiny_batch(self) -> Finding:
+        """Return whether a step does little but start operators."""
+        share, kernels = self.starting_share, self.kernel_share
+        if self.simulated and kind_of(self.device) == "mps":
+            return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device starts no operators")
+        # A step of one's own may spend its time in Python, which only the CPU's own operator times tell apart.
+        hides_python = self.task == OWN_STEP and self.operator_seconds is None
+        if kernels is None and (share is None or (share <= STARTING_SHARE and hides_python)):
+            return Finding(TINY_BATCH, NOT_APPLICABLE, "not known")
+        if kernels < KERNEL_SHARE if kernels is not None else (share or 0.0) > STARTING_SHARE:
+            remedy = "Use a larger batch: nb.sweep() finds the best."
+            return Finding(TINY_BATCH, WARNING, "most of a step goes into starting operators", remedy)
+        return Finding(TINY_BATCH, OK, "operators have enough to do")
+
+    def _fallback(self) -> Finding:
+        if kind_of(self.device) != "mps":
+            return Finding(FALLBACK, NOT_APPLICABLE, "only MPS has operators that fall back to the CPU")
+        names = sorted({one.operator for one in self.fallbacks})
+        if names:
+            remedy = (
+                "See where with nb.runbook.fallbacks(), and write it with other operators, or do this part on the CPU."
+            )
+            return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
+        return Finding(FALLBACK, OK, "nothing fell back to the CPU")
+
+    def _time_table(self) -> Table:
+        rows = [
+            ("a step at full speed", milliseconds(self.seconds)),
+            ("data only", milliseconds(self.data_only)),
+            ("the same batch again", milliseconds(self.compute_only)),
+            *((f"phase {name}", self.split.shown(name)) for name in self.split.seconds),
+            ("operators a step", f"{self.operators_per_step:g}"),
+        ]
+        if self.microseconds_per_operator is not None:
+            rows.append(("time for each operator", f"{self.microseconds_per_operator:.1f} µs"))
+        parts = (
+            ("starting operators", self.starting_seconds, self.starting_share),
+            ("kernels on the GPU", self.device_seconds, self.kernel_share),
+        )
+        rows += [
+            (name, f"{milliseconds(seconds)} ({100 * share:.0f} %)")
+            for name, seconds, share in parts
+            if seconds is not None and share is not None
+        ]
+        return Table("Times of a step", ("what", "figure"), tuple(rows), folded=True)
+
+    def _operator_table(self) -> Table:
+        rows = tuple(
+            (
+                one.operator,
+                one.phase,
+                f"{one.count:g}",
+                f"{1000 * one.seconds:.3f}",
+                "" if one.device_seconds is None else f"{1000 * one.device_seconds:.3f}",
+            )
+            for one in self.operators[:SHOWN_OPERATORS]
+        )
+        columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
+        return Table("Operators by the time that they take themselves", columns, rows, folded=True)
+
+
+# How many operators on top are compared, and after how many days without progress to stop (the runbook): after a week to move
+# the work or to accept it, after two to split it. What changes by less than CHANGE also changes from run to run.
+TOP, WEEK, TWO_WEEKS, CHANGE = 3, 7, 14, 0.1
+# What two profiles must have in common.
+SAME_WORK = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
+LANES = "print(nb.verdict(...).lanes) shows CPU, MPS, MLX and a remote pool beside each other."
+WORK, STEP_TIME, STOPPING = "same work", "time of a step", "stopping rule"  # The names of findings.
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """The seconds that an operator takes itself in a step, at two times."""
+
+    operator: str
+    before: float
+    now: float
+
+    @property
+    def change(self) -> str:
+        """How much more or less it takes, as people read it."""
+        return f"{100 * (self.now / self.before - 1):+.0f} %" if self.before else "new"
+
+
+@dataclass(frozen=True, repr=False)
+class ProfileDiff(Shown):
+    """Two profiles of the same work at two times.
+
+    Attributes:
+        first: The earlier one.
+        second: The later one.
+    """
+
+    first: Profile
+    second: Profile
+
+    SCHEMA, HIDDEN = "openmed_nb/profile_diff/1", ("first", "second")
+    ALSO = (
+        *("written", "days", "differences", "progress", "operators", "hotspots"),
+        *("stop", "findings", "status", "simulated"),
+    )
+    WHEN_SIMULATED = StepReport.WHEN_SIMULATED
+
+    @property
+    def simulated(self) -> bool:
+        """Whether one was measured under the simulation."""
+        return self.first.simulated or self.second.simulated
+
+    @property
+    def written(self) -> tuple[str, str]:
+        """When they were measured."""
+        return self.first.written, self.second.written
+
+    @property
+    def days(self) -> int | None:
+        """How many whole days lie between them; ``None`` if one has no date."""
+        try:
+            first, second = (datetime.fromisoformat(one.replace("Z", "+00:00")) for one in self.written)
+        except ValueError:
+            return None
+        return (second - first).days
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """In what the work differs, so that times cannot be compared; empty if it is the same."""
+        return tuple(one for one in SAME_WORK if getattr(self.first, one) != getattr(self.second, one))
+
+    @property
+    def progress(self) -> float | None:
+        """How much less time a step takes, 0.1 for a tenth, below 0 for more; ``None`` if the work differs."""
+        if self.differences or not self.first.seconds:
+            return None
+        return 1 - self.second.seconds / self.first.seconds
+
+    @property
+    def operators(self) -> tuple[OperatorTimes, ...]:
+        """The operators of both with their times of all phases, those that take longest first.
+
+        These are times on the GPU if both profiles know them, else on the host.
+        """
+        both = (self.first, self.second)
+        of_device = all(one.device_seconds is not None for one in both)
+        times = defaultdict[str, list[float]](lambda: [0.0, 0.0])
+        for at, one in enumerate(both):
+            for operator in one.operators:
+                times[operator.operator][at] += (operator.device_seconds or 0.0) if of_device else operator.seconds
+        found = [OperatorTimes(name, *taken) for name, taken in times.items()]
+        return tuple(sorted(found, key=lambda one: max(one.before, one.now), reverse=True))
+
+    @property
+    def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the three operators that take longest, of each."""
+        before = sorted((one for one in self.operators if one.before), key=lambda one: one.before, reverse=True)
+        now = sorted((one for one in self.operators if one.now), key=lambda one: one.now, reverse=True)
+        return tuple(one.operator for one in before[:TOP]), tuple(one.operator for one in now[:TOP])
+
+    @property
+    def stop(self) -> bool:
+        """Whether the stopping rule holds: a week or more apart, the same operators on top, and a step no faster."""
+        return self._stopping().status == WARNING
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Whether the work is the same, what became faster and slower, and the stopping rule."""
+        if self.differences:
+            remedy = "Profile the same work again, with the same batch on the same device."
+            return (Finding(WORK, WARNING, f"other {', '.join(self.differences)}: nothing is compared", remedy),)
+        changes: dict[str, list[str]] = {"faster": [], "slower": []}
+        for one in self.operators:
+            on_top = any(one.operator in names for names in self.hotspots)
+            if on_top and abs(one.now - one.before) > CHANGE * max(one.now, one.before):
+                changes["faster" if one.now < one.before else "slower"].append(one.operator)
+        changed = "; ".join(f"{word}: {', '.join(names)}" for word, names in changes.items() if names)
+        return (
+            Finding(WORK, OK, "model, batch and device are the same"),
+            self._step(),
+            Finding("operators", OK, changed or "those on top take as long as before"),
+            self._stopping(),
+        )
+
+    def _step(self) -> Finding:
+        gain = self.progress or 0.0
+        if gain < -CHANGE:
+            remedy = "Look at nb.signals(), and at what changed: nb.logbook(...).diff(...)."
+            return Finding(STEP_TIME, WARNING, "a step is slower", remedy)
+        return Finding(STEP_TIME, OK, "a step is faster" if gain > CHANGE else "a step takes as long as before")
+
+    @property
+    def status(self) -> str:
+        """The worst of the findings."""
+        return worst(self.findings)
+
+    def _stopping(self) -> Finding:
+        first, second = self.hotspots
+        if self.differences or not second:
+            return Finding(STOPPING, NOT_APPLICABLE, "the work differs, or no operator was seen")
+        if set(first) != set(second):
+            return Finding(STOPPING, OK, f"others are on top now: {', '.join(second)}")
+        if (self.progress or 0.0) > CHANGE:
+            return Finding(STOPPING, OK, "the same operators are on top, and a step is faster")
+        if self.days is None or self.days < WEEK:
+            when = "less than a week apart" if self.days is not None else "and one has no date"
+            return Finding(STOPPING, NOT_APPLICABLE, f"the same operators are on top, {when}")
+        what = f"the same operators are on top after {self.days} days, and a step is no faster: {', '.join(second)}"
+        do = "move this work" if self.days < TWO_WEEKS else "split off what they do"
+        return Finding(STOPPING, WARNING, what, f"Stop here: {do}, or accept it; {LANES}")
+
+    def report(self) -> Report:
+        """Return what became of the work; times stand in the HTML."""
+        of = f"{self.second.name} ({self.second.task}) on {self.second.shown(self.second.device)}"
+        apart = "at two times" if self.days is None else f"{counted(self.days, 'day')} apart"
+        said = "stop here" if self.stop else "other work" if self.differences else self._step().evidence
+        step = OperatorTimes("a step at full speed", self.first.seconds, self.second.seconds)
+        rows = tuple(
+            (one.operator, f"{1000 * one.before:.3f}", f"{1000 * one.now:.3f}", one.change)
+            for one in (step, *self.operators[:SHOWN_OPERATORS])
+        )
+        times = Table("Times of a step", ("what", "ms before", "ms now", "change"), rows)
+        title, tables = f"Two profiles of {of}, {apart}: {said}", (findings_table("", self.findings),)
+        return Report(title, tables=tables, figures=() if self.differences else (times,), status=self.status)

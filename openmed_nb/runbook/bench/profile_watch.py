@@ -1,0 +1,424 @@
+"""What a profile runs, and what it sees of steps: operators with their times, and calls that wait for the device with their lines.
+
+This file imports torch, because a subclass needs its base; it is itself imported only when steps are profiled.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import functools
+import itertools
+import re
+import statistics
+import sys
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...devices.moving import operator_tensors
+from ...devices.profilers import is_of_host, modes_on, profiling
+from ...devices.request import kind_of
+from ...training.holders import INSTALLED
+from ..checks.operators.fallbacks import Fallback, fallbacks
+from . import workloads
+from .workloads import DATA, OWN_STEP, CodePlace, OperatorTime, Reason, Synchronisation, Workload
+
+PREFIX = "openmed_nb: "  # Begins the names under which the phases stand in a trace.
+MICRO = 1e-6  # torch's profiler counts microseconds.
+
+# How names of operators look, and what is shown instead of any other name.
+OPERATOR, RANGE = re.compile(r"\w+(::[\w.]+)+"), "a range of yours"
+
+# The phase of operators with nothing to compute, and how many of them follow a step, so that waiting for the device once, at
+# their end, is a small part of their time.
+EMPTY, CALLS = "empty operators", 20
+
+
+def empty_operators(device: str) -> Workload:
+    """Return steps of a few linear layers of one number: what models mostly consist of, and among what costs most to start."""
+    row, weight, bias = (torch.ones(size, dtype=torch.float32).to(device) for size in ((1, 1), (1, 1), (1,)))
+
+    def start(_batch: Any) -> None:
+        for _ in range(CALLS):
+            torch.nn.functional.linear(row, weight, bias)
+
+    return Workload(EMPTY, OWN_STEP, device, 1, None, lambda: itertools.repeat(None), ((EMPTY, start),))
+
+
+def operators_of(
+    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, beside: Workload | None
+) -> tuple[OperatorTime, ...]:
+    """Run steps under torch's profiler and return their operators, those that take longest first.
+
+    ``beside`` are operators with nothing to compute, which follow each step; the trace is written in the format of Chrome.
+    """
+
+    def marked(phase: str) -> Any:
+        return record_function(f"{PREFIX}{phase}")
+
+    def marked_step() -> None:
+        with marked(DATA):
+            value = next(batches)
+        workload.run(value, marked)
+
+    with profiling(workload.device):  # The first profile of a process takes long to start.
+        marked_step()
+    with profiling(workload.device) as profiler:
+        for _ in range(steps):
+            marked_step()
+            if beside is not None:
+                beside.run(None, marked)
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
+    return operator_times(profiler.events(), steps, kind_of(workload.device) == "cuda")
+
+
+def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tuple[OperatorTime, ...]:
+    """Return the operators of so many steps, those that take longest first, from ``torch.profiler.profile.events``."""
+    listed = list(events)
+    phases = PhaseTimes(listed)
+    seen = defaultdict[tuple[str, str], Calls](Calls)
+    for event in listed:
+        # Not a mark, a call of the driver, a kernel or a node of autograd.
+        if "::" in event.name and not event.name.startswith(("autograd::", PREFIX)) and is_of_host(event):
+            step, phase = phases.of(event.time_range.start)
+            # A person's own range may be named anything.
+            name = event.name if OPERATOR.fullmatch(event.name) else RANGE
+            seen[name, phase].add(step, event)
+    empty = max((calls.median for (_name, phase), calls in seen.items() if phase == EMPTY), default=None)
+    times = [
+        OperatorTime(
+            name,
+            phase,
+            calls.count / steps,
+            calls.host() / steps,
+            calls.device / steps if sees_device else None,
+            None if empty is None else calls.host(most=empty) / steps,
+        )
+        for (name, phase), calls in seen.items()
+        if phase != EMPTY
+    ]
+    longest = "device_seconds" if sees_device else "seconds"
+    return tuple(sorted(times, key=lambda one: (-getattr(one, longest), one.operator, one.phase)))
+
+
+def total(times: Sequence[OperatorTime], name: str, with_data: bool = False) -> float | None:
+    """Return the sum of a figure of operators, usually without those that make the data; ``None`` if it is not known of any.
+
+    Example:
+        >>> times = [OperatorTime("aten::mm", "forward", 2.0, 0.25), OperatorTime("aten::stack", "data", 1.0, 0.1)]
+        >>> total(times, "seconds"), total(times, "starting_seconds")
+        (0.25, None)
+    """
+    values = [getattr(one, name) for one in times if with_data or one.phase != DATA]
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+class Calls:
+    """The calls of an operator in a phase of all steps, in seconds.
+
+    The first call of each step is compared with the first of the others, and so on. The median over the steps is what such a
+    call takes: on a busy computer the system stops the process now and then, and a call in which it does takes a thousand times
+    as long, so that a mean would tell of other programs.
+    """
+
+    def __init__(self) -> None:
+        self.device, self.count = 0.0, 0
+        self._places = defaultdict[int, list[float]](list)
+        self._in_step = Counter[int]()
+
+    def add(self, step: int, event: Any) -> None:
+        """Take an event of torch's profiler that is a call in a step."""
+        self._places[self._in_step[step]].append(event.self_cpu_time_total * MICRO)
+        self._in_step[step] += 1
+        self.count += 1
+        self.device += event.self_device_time_total * MICRO
+
+    @property
+    def median(self) -> float:
+        """How long the host is busy with any of them."""
+        return statistics.median(itertools.chain.from_iterable(self._places.values()))
+
+    def host(self, most: float = float("inf")) -> float:
+        """Return how long the host is busy with all of them, if none counts more than ``most``."""
+        return sum(min(most, statistics.median(seconds)) * len(seconds) for seconds in self._places.values())
+
+
+class PhaseTimes:
+    """When each phase of each step ran, by the marks in the trace.
+
+    A backward pass on a GPU runs in a thread of its own, so that only the clock tells where its operators belong.
+    """
+
+    def __init__(self, events: Iterable[Any]) -> None:
+        marks = [event for event in events if event.name.startswith(PREFIX) and is_of_host(event)]
+        self._marks = sorted(marks, key=lambda event: event.time_range.start)
+        self._starts = [mark.time_range.start for mark in self._marks]
+        self._steps = list(itertools.accumulate(mark.name == f"{PREFIX}{DATA}" for mark in self._marks))
+
+    def of(self, moment: float) -> tuple[int, str]:
+        """Return the number of the step and the phase of a moment; the phase is empty outside of all."""
+        index = bisect.bisect_right(self._starts, moment) - 1
+        if index < 0:
+            return 0, ""
+        mark = self._marks[index]
+        return self._steps[index], mark.name.removeprefix(PREFIX) if moment <= mark.time_range.end else ""
+
+
+WATCHED = 3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.
+
+
+def watched(
+    workload: Workload, batches: Iterator[Any]
+) -> tuple[float, tuple[Synchronisation, ...], tuple[Fallback, ...]]:
+    """Return how many operators a step starts, which calls wait for the device, and what fell back from MPS to the CPU."""
+    record = StepRecord(kind_of(workload.device))
+    ledger = fallbacks() if record.kind == "mps" else contextlib.nullcontext()
+    with ledger as seen:
+        for _ in range(WATCHED):
+            batch = next(batches)
+            with watching(record):
+                workload.run(batch)
+    return record.started / WATCHED, record.synchronisations(WATCHED), () if seen is None else seen.entries
+
+
+@dataclass
+class StepRecord:
+    """What was seen so far."""
+
+    kind: str  # The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
+    # How often each call waited for the device, where and why.
+    waits: Counter[tuple[str, CodePlace, Reason]] = field(default_factory=Counter)
+    started: int = 0  # How many operators were started that compute something.
+    begun: bool = False  # Whether this step has started one on the device.
+
+    def note(self, call: str, frame: FrameType, reason: Reason = "read") -> None:
+        """Count a call that waits, unless the measurement itself makes it."""
+        place = place_of(frame)
+        if place is not None:
+            self.waits[call, place, reason] += 1
+
+    def synchronisations(self, steps: int) -> tuple[Synchronisation, ...]:
+        """Return the calls that waited, the most frequent first."""
+        found = sorted(self.waits.items(), key=lambda item: (-item[1], item[0]))
+        return tuple(Synchronisation(call, place, count / steps, reason) for (call, place, reason), count in found)
+
+
+class WaitingFunctions(TorchFunctionMode):
+    """Sees the functions of torch that Python calls, and notes where one is called from that waits."""
+
+    def __init__(self, record: StepRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, record, name = kwargs or {}, self._record, getattr(function, "__name__", "")
+        read = waiting_call(name, args, kwargs, record.kind)
+        copied = "" if read else copying_call(name, args, kwargs, record.kind)
+        if read or copied:
+            reason: Reason = "read" if read else "copy" if record.begun else "batch"
+            record.note(read or copied, sys._getframe(1), reason)  # noqa: SLF001 - Python has no other name for it
+        before = record.started
+        answer = function(*args, **kwargs)
+        if not (record.begun or copied) and record.started > before:
+            record.begun = any(is_on(tensor, record.kind) for tensor in operator_tensors([*args, *kwargs.values()]))
+        return answer
+
+
+class StartedOperators(TorchDispatchMode):
+    """Counts the operators that compute; a view starts nothing on a device."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, record: StepRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
+        aliases = [one.alias_info for one in schema.returns] if schema is not None else []
+        self._record.started += not any(alias is not None and not alias.is_write for alias in aliases)
+        return operator(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def watching(record: StepRecord) -> Iterator[None]:
+    """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
+    record.begun = False
+    with contextlib.ExitStack() as stack:
+        for module in (getattr(torch, record.kind), torch.accelerator) if record.kind != "cpu" else ():
+            stack.callback(setattr, module, SYNCHRONIZE, getattr(module, SYNCHRONIZE))
+            call = f"{module.__name__}.{SYNCHRONIZE}()"
+            setattr(module, SYNCHRONIZE, noted(getattr(module, SYNCHRONIZE), call, record))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(modes_on(StartedOperators(record), WaitingFunctions(record)))
+        yield
+
+
+def noted(synchronize: Callable[..., Any], call: str, record: StepRecord) -> Callable[..., Any]:
+    """Return a function that waits and notes its call: it takes no tensor, so that no mode sees it."""
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it
+        if PACKAGE not in Path(caller.f_code.co_filename).parents:  # What looks for fallbacks waits, too.
+            record.note(call, caller)
+        return synchronize(*args, **kwargs)
+
+    return noting
+
+
+# Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make.
+WAITS: Mapping[str, str] = {
+    **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu")},
+    **{f"__{name}__": f"{name}()" for name in ("bool", "float", "int", "complex")},
+    **dict.fromkeys(("__repr__", "__str__"), "printing a tensor"),
+    **{name: f"torch.{name}()" for name in ("equal", "allclose")},
+    **{name: f"{name}()" for name in ("nonzero", "argwhere", "masked_select", "bincount")},
+    **{name: f"{name}()" for name in ("unique", "unique_consecutive")},
+    "__array__": "an array of numpy",
+    "is_nonzero": "bool()",
+    "__index__": "a Python index",
+    "__format__": "formatting a tensor",
+    "__contains__": "in",
+}
+
+SYNCHRONIZE = "synchronize"  # The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
+
+
+def waiting_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
+    """Return how a call of torch that waits for numbers of a kind of device is shown, empty for any other."""
+    first, *others = [*args, *kwargs.values()] or [None]
+    if name == "copy_":
+        waits = is_on(others[0], kind) and not is_on(first, kind) and not goes_on(args, kwargs)
+        return ".copy_() to the host" if waits else ""
+    if not is_on(first, kind):
+        return ""
+    if name == "to":
+        return ".to('cpu')" if "cpu" in devices_in(others) and not goes_on(args, kwargs) else ""
+    if name == "__getitem__":  # torch has to count the true values of a mask.
+        masked = any(str(getattr(part, "dtype", "")) in {"torch.bool", "torch.uint8"} for part in index_in(others))
+        return "a boolean mask" if masked else ""
+    if name == "where":
+        return "" if others else "torch.where() with a condition alone"
+    return WAITS.get(name, "")
+
+
+def copying_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
+    """Return how a call of torch that copies from the host to a kind of device is shown, empty for any other.
+
+    Unless it may go on meanwhile, torch waits there for all that was started before: on MPS ``copy_and_sync`` commits and
+    waits (``MPSStream.mm``), on CUDA ``memcpy_and_sync`` (``CUDAFunctions.h``).
+    """
+    first, *others = [*args, *kwargs.values()] or [None]
+    if kind == "cpu" or goes_on(args, kwargs):
+        return ""
+    if is_on(first, kind):
+        return copied_into(name, others) if others else ""
+    if name in {"to", "cuda"} and is_on(first, "cpu"):
+        return f".to({kind!r})" if name == kind or kind in devices_in(others) else ""
+    made_there = name in {"tensor", "as_tensor", "asarray"} and kind in devices_in(others)
+    return f"torch.{name}() on the device" if made_there else ""
+
+
+def copied_into(name: str, others: Sequence[Any]) -> str:
+    """Return how a method of a tensor of the device is shown that copies from the host, given its arguments."""
+    index, value = index_in(others), others[-1]
+    if name == "copy_":
+        return ".copy_() to the device" if is_on(others[0], "cpu") else ""
+    if name == "new_tensor":
+        return ".new_tensor() on the device"
+    if name in {"__getitem__", "__setitem__"} and any(is_on(part, "cpu") and part.dim() for part in index):
+        return "an index of the host"
+    # A single number is not copied.
+    return "a value of the host" if name == "__setitem__" and is_on(value, "cpu") and value.dim() else ""
+
+
+def is_on(thing: Any, kind: str) -> bool:
+    return isinstance(thing, torch.Tensor) and thing.device.type == kind
+
+
+def goes_on(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether the program goes on while a copy is made; among the arguments by their place that is the one which is true."""
+    return any(one is True for one in (kwargs.get("non_blocking"), *args[1:]))
+
+
+def devices_in(arguments: Sequence[Any]) -> list[str]:
+    """Return the kinds of devices that arguments name, among others that name none."""
+    return [kind_of(str(getattr(one, "device", one))) for one in arguments]
+
+
+def index_in(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts of the index with which a tensor is asked for numbers, or given some."""
+    return arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments[:1]
+
+
+# Whose code a file is: the person's, a library's, torch's, or Python's own, such as ``logging``.
+OWN, LIBRARY, TORCH, PYTHON = "own", "library", "torch", "python"
+
+HARNESS = workloads.__file__  # The file that calls a step; what is outside of it is not the step.
+PACKAGE = Path(__file__).parents[2]
+
+# torch's optimizers read counters that they keep on the CPU (``torch/optim/adam.py``), so they wait for nothing.
+OPTIMIZERS = Path(torch.optim.__file__).parent
+
+# How ``torch.nn.Module`` runs a ``forward`` (``torch/nn/modules/module.py``); no public name tells that.
+CALL_OF_A_MODULE = "_call_impl"
+
+
+def place_of(frame: FrameType | None) -> CodePlace | None:
+    """Return where the code is that led to the innermost frame, ``None`` if that is the measurement itself.
+
+    torch's and Python's own code is passed over: whoever asks a logger to print a tensor prints it.
+    """
+    library, in_model = "", False
+    while frame is not None and frame.f_code.co_filename != HARNESS:
+        code = frame.f_code
+        file, owner = code.co_filename, owner_of(code.co_filename)
+        if owner == TORCH and OPTIMIZERS in Path(file).parents:
+            return None
+        if owner == OWN:
+            return CodePlace(shown_file(file), frame.f_lineno, code.co_name, library if in_model else "", in_model)
+        if owner == LIBRARY:
+            library = library or str(frame.f_globals.get("__name__", Path(file).stem))
+        in_model = in_model or bool(library and owner == TORCH and code.co_name == CALL_OF_A_MODULE)
+        frame = frame.f_back
+    return CodePlace(library=library, in_model=True) if library and not library.startswith(PACKAGE.name) else None
+
+
+@functools.cache
+def owner_of(file: str) -> str:
+    """Return whose code a file is.
+
+    Example:
+        >>> import logging
+        >>> owner_of(logging.__file__), owner_of(torch.nn.__file__), owner_of("/home/a/study/train.py")
+        ('python', 'torch', 'own')
+        >>> owner_of("/usr/lib/python3/dist-packages/tqdm/std.py"), owner_of(__file__)
+        ('library', 'library')
+    """
+    path = Path(file)
+    if Path(torch.__file__).parent in path.parents:
+        return TORCH
+    if PACKAGE in path.parents or INSTALLED & set(path.parts):
+        return LIBRARY
+    homes = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    return PYTHON if file.startswith("<frozen") or homes & set(path.parents) else OWN
+
+
+def shown_file(file: str) -> str:
+    """Return a file by its name, and a cell of a notebook as IPython names it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    cell = shell.compile.format_code_name(file) if shell is not None else None
+    return " ".join(cell) if cell else Path(file).name

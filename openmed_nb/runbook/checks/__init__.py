@@ -1,0 +1,1 @@
+"""Check that a device is right: doctor, parity, precision, fallbacks, operator forecast."""

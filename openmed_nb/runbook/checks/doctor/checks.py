@@ -1,0 +1,451 @@
+"""What the doctor looks at: sections in the order of the report, each from the facts to its findings.
+
+Most of what can be wrong with a device is a rule of ``devices.choice``. A row here names the rules that fail it, the rules
+that make it meaningless, and what it shows if all is well.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ....devices import choice as rules
+from ....devices.backend import TENSOR_LOCK, TorchFacts
+from ....devices.choice import Cause, DeviceChoice, Surroundings, first_applying
+from ....devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan
+from ....devices.machine import Machine, distribution_of, shown_device
+from ....devices.moving import NARROWER, module_in, unwrapped
+from ....devices.request import canonical, kind_of
+from ....display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
+from ....errors import OpenMedError
+from ....models.certificates import REDUCED, Validation
+from ....models.config import dtype_name
+from ....models.loading import INT8, is_quantized
+from ....training.batch_checks import head_width, token_count
+from ...records.signals import Signals
+
+# The names of two findings, by which a verdict knows them too.
+COMPUTATION = "computation"
+SILENT_ERRORS = "known silent errors"
+
+if TYPE_CHECKING:
+    import torch
+
+    from .silent_errors import ProbeOutcome
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What came of computing on a device."""
+
+    device: str  # Where it was to be done.
+    place: str = ""  # Where torch says that the result is; empty if there is none.
+    failure: str = ""  # Why it failed; empty if it gave what the CPU gives.
+    # For each type of numbers that was tried, why it failed; empty if it did not.
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    probes: tuple[ProbeOutcome, ...] = ()  # What came of the probes of known silent errors.
+
+
+@dataclass(frozen=True)
+class DoctorFacts:
+    """All that the doctor judges."""
+
+    python: str  # The version of this Python.
+    machine: Machine  # The facts of this computer.
+    torch: TorchFacts  # What is known of torch.
+    choice: DeviceChoice | OpenMedError  # The device in force, or the error of the wishes.
+    environment: EnvPlan  # What became of the MPS variables.
+    torch_error: OpenMedError | None = None  # Why torch cannot be imported; None if it can.
+    environ: Mapping[str, str] = field(default_factory=dict)  # The environment variables that the rules read.
+    computed: Computation | None = None  # What came of computing on the device in force; None if there is none.
+    ruled_out: Computation | None = None  # The same on a GPU that is not in force because it gave wrong numbers.
+    packages: tuple[Finding, ...] = ()  # What was found about packages.
+    launching: tuple[Finding, ...] = ()  # What was found about the settings of accelerate launch.
+    signals: Signals = field(default_factory=Signals)  # The state of the computer.
+    models: tuple[Finding, ...] = ()  # What was found about each model.
+
+
+NO_TORCH = (Cause(lambda here: not here.torch.loaded, "torch cannot be used", ""), *rules.TORCH_CAUSES)
+UNKNOWN_MACOS = Cause(lambda here: here.machine.macos is None, "its version could not be read", "")
+
+
+@dataclass(frozen=True)
+class RuleCheck:
+    """One thing about the computer that rules can fail."""
+
+    name: str  # What it is.
+    device: str  # The device that the rules are asked about.
+    before: tuple[Cause, ...]  # Causes that make it meaningless; the first that applies says why.
+    fails: tuple[Cause, ...]  # Causes that fail it.
+    evidence: Callable[[DoctorFacts], str]  # What it shows if nothing is wrong.
+    warns: tuple[Cause, ...] = ()  # Causes of what the person may have wanted, asked before those that fail.
+
+    def finding(self, facts: DoctorFacts) -> Finding:
+        here = Surroundings(self.device, facts.machine, facts.torch, facts.environ)
+        for status, causes in ((NOT_APPLICABLE, self.before), (WARNING, self.warns), (FAILED, self.fails)):
+            rejection = first_applying(causes, here)
+            if rejection is not None:
+                remedy = "" if status == NOT_APPLICABLE else rejection.remedy
+                return Finding(self.name, status, rejection.reason, remedy)
+        return Finding(self.name, OK, self.evidence(facts))
+
+
+def _torch_build(facts: DoctorFacts) -> str:
+    build = facts.torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
+    return ", ".join(part for part in (facts.torch.shown, build) if part)
+
+
+COMPUTER = (
+    RuleCheck(
+        "Python", "mps", (), (rules.ROSETTA,), lambda facts: f"{facts.python}, built for {facts.machine.architecture}"
+    ),
+    RuleCheck(
+        "macOS",
+        "mps",
+        (rules.LINUX_ON_APPLE, rules.NO_MAC, rules.INTEL, UNKNOWN_MACOS),
+        rules.MACOS_CAUSES,
+        lambda facts: ".".join(map(str, facts.machine.macos or ())),
+    ),
+    RuleCheck("torch", "cpu", (), rules.TORCH_CAUSES, _torch_build),
+    RuleCheck(
+        "MPS in torch",
+        "mps",
+        (*rules.NO_APPLE_GPU, *NO_TORCH),
+        (rules.NOT_BUILT,),
+        lambda _facts: "torch was built with MPS",
+    ),
+    RuleCheck(
+        "MPS",
+        "mps",
+        (*rules.NO_APPLE_GPU, *rules.MACOS_CAUSES, *NO_TORCH, rules.NOT_BUILT),
+        (rules.NO_METAL, rules.BAD_WATERMARKS, rules.FAILED_PROBE),
+        lambda facts: f"torch finds the Metal device{facts.torch.metal and f': {facts.torch.metal}'}",
+    ),
+    RuleCheck(
+        "CUDA",
+        "cuda",
+        (rules.MACOS, rules.NO_DRIVER, *NO_TORCH),
+        (rules.NO_GPU, rules.FAILED_PROBE),
+        lambda facts: ", ".join(facts.torch.cuda_names or ()),
+        warns=(rules.CPU_BUILD, rules.HIDDEN_GPUS),
+    ),
+)
+
+
+def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
+    """Yield every finding, in the order in which a person would look."""
+    for one in COMPUTER:
+        if one.name == "torch" and facts.torch_error is not None:
+            yield Finding("torch", FAILED, facts.torch_error.what, facts.torch_error.remedy)
+        else:
+            yield one.finding(facts)
+    yield _device_in_force(facts)
+    yield _computation(facts)
+    yield from _variables(facts.environment)
+    yield from _types_of_numbers(facts)
+    suspected = facts.ruled_out or facts.computed
+    if suspected is None:
+        yield _idle(SILENT_ERRORS, facts)
+    else:
+        from .silent_errors import bug_findings
+
+        yield from bug_findings(SILENT_ERRORS, suspected.probes, suspected.device)
+    yield from facts.packages
+    yield from facts.launching
+    yield from facts.signals.findings()
+    yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
+
+
+def _idle(name: str, facts: DoctorFacts) -> Finding:
+    """Return that nothing was looked at, because nothing can be computed."""
+    why = "torch cannot be used" if facts.torch_error or facts.torch.version is None else "no device is in force"
+    return Finding(name, NOT_APPLICABLE, why)
+
+
+def _device_in_force(facts: DoctorFacts) -> Finding:
+    name, choice = "device in force", facts.choice
+    if facts.torch_error is not None:
+        return _idle(name, facts)
+    if isinstance(choice, OpenMedError):
+        return Finding(name, FAILED, choice.what, choice.remedy)
+    return Finding(name, OK, f"{shown_device(choice.device)}: {choice.reason}")
+
+
+def _computation(facts: DoctorFacts) -> Finding:
+    name, done = COMPUTATION, facts.computed
+    if done is None:
+        return _idle(name, facts)
+    device, place = shown_device(done.device), shown_device(done.place)
+    restart = "Restart the kernel; if it fails again, use 'cpu'."
+    if done.failure:
+        return Finding(name, FAILED, f"{device} fails: {done.failure}", restart)
+    if canonical(done.place) != canonical(done.device):
+        return Finding(name, FAILED, f"asked of {device}, the result is on {place}", restart)
+    return Finding(name, OK, f"right, and its result is on {place}")
+
+
+def _variables(plan: EnvPlan) -> Iterator[Finding]:
+    """Judge each MPS variable: in force, too late, in conflict with another, not for this device, or none that torch reads."""
+    for one in plan.settings:
+        status = FAILED if one.effect == CONFLICT else WARNING if one.remedy else OK
+        value = "not set" if one.value is None else f"{one.shown}, set by {SET_BY[one.origin]}"
+        evidence = "; ".join(part for part in (f"{value}: {one.effect}", one.note) if part)
+        yield Finding(one.name, NOT_APPLICABLE if one.effect == IDLE else status, evidence, one.remedy)
+
+
+NECESSARY = ("float32", "int64")  # Without these nothing runs; without one of the others a device is only slower.
+
+
+def _types_of_numbers(facts: DoctorFacts) -> Iterator[Finding]:
+    if facts.computed is None or not facts.computed.dtypes:
+        yield _idle("types of numbers", facts)
+        return
+    device, refused, computed = facts.computed.device, "", []
+    for name, failure in facts.computed.dtypes.items():
+        if not failure:
+            computed.append(name)
+        elif (kind_of(device), name) == ("mps", "float64"):
+            refused = "; float64 is refused, as MPS has none"
+        else:
+            needed = name in NECESSARY
+            remedy = "Use 'cpu', and update torch and the system." if needed else "Use float32."
+            yield Finding(name, FAILED if needed else WARNING, f"{shown_device(device)} fails: {failure}", remedy)
+    if computed:
+        evidence = f"{shown_device(device)} computes with {', '.join(computed)}{refused}"
+        yield Finding("types of numbers", OK, evidence)
+
+
+@dataclass(frozen=True)
+class ExaminedModel:
+    """A model that is looked at."""
+
+    model: torch.nn.Module  # The model itself.
+    tokenizer: Any  # Its tokenizer, or None.
+    device: str  # The device in force.
+    # What is known of it in a reduced type; None if it was not loaded by its name.
+    validation: Validation | None = None
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield parameters and buffers with their names."""
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()
+
+    def dtypes(self) -> list[str]:
+        """Return the types of a model's numbers; a quantized model is int8 whatever else is in it."""
+        if is_quantized(self.model):
+            return [INT8]
+        numbers = (tensor for _, tensor in self.tensors() if tensor.is_floating_point() or tensor.is_complex())
+        return sorted({dtype_name(tensor.dtype) for tensor in numbers})
+
+
+def model_findings(
+    name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: Validation | None = None
+) -> tuple[Finding, ...]:
+    """Return what is wrong with a module, a pipeline or a loaded model of ours, or one finding that nothing is."""
+    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    examined = ExaminedModel(unwrapped(module_in(model)), tokenizer, device, validation)
+    with TENSOR_LOCK:
+        wrong = tuple(finding for check in MODEL_CHECKS for finding in check(examined))
+    if wrong:
+        return tuple(Finding(f"{name}: {one.name}", one.status, one.evidence, one.remedy) for one in wrong)
+    places = sorted({shown_device(str(tensor.device)) for _, tensor in examined.tensors()})
+    summary = " and ".join(examined.dtypes()) or "no weights"
+    summary += f" on {' and '.join(places)}" if places else ""
+    return (Finding(name, OK, f"{summary}; nothing was found by {len(MODEL_CHECKS)} checks"),)
+
+
+def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
+    """Find numbers of 64 bits, which MPS does not have."""
+    tensors = list(examined.tensors())
+    names = [name for name, tensor in tensors if dtype_name(tensor.dtype) in NARROWER]
+    if names:
+        share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
+        evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
+        status = FAILED if kind_of(examined.device) == "mps" else WARNING
+        remedy = "Call model.float(), or move it with nb.training.to_device, which converts."
+        yield Finding("float64", status, evidence, remedy)
+
+
+def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
+    """Find weights in a reduced type that is not validated: answers can differ."""
+    types = [one for one in examined.dtypes() if one in REDUCED]
+    known = examined.validation if examined.validation and [examined.validation.dtype] == types else None
+    if not types or (known and not known.reason):
+        return
+    evidence = f"weights are {' and '.join(types)}, with which entities can move or be lost"
+    if known:
+        yield Finding("precision", WARNING, f"{evidence}; {known.reason}", f"Validate it: {known.command}.")
+    else:
+        remedy = f"Load it by its name, then nb.runbook.validate_precision('name', texts, dtype={types[0]!r})."
+        yield Finding("precision", WARNING, evidence, remedy)
+
+
+def label_map(examined: ExaminedModel) -> Iterator[Finding]:
+    """Find a map of labels that has another length than the last layer."""
+    labels = getattr(getattr(examined.model, "config", None), "id2label", None)
+    classifies = any(kind.__name__.endswith("Classification") for kind in type(examined.model).__mro__)
+    width = head_width(examined.model) if labels and classifies else None
+    if width is not None and labels is not None and len(labels) != width:
+        evidence = f"the configuration has {counted(len(labels), 'label')}, and the last layer gives {width:,} numbers"
+        remedy = "Load it with num_labels as many as the data has, or correct id2label in its configuration."
+        yield Finding("labels", FAILED, evidence, remedy)
+
+
+def vocabulary(examined: ExaminedModel) -> Iterator[Finding]:
+    """Find a tokenizer with tokens for which the model has no embedding."""
+    rows = token_count(examined.model)
+    tokens: dict[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
+    largest = max(tokens.values(), default=-1)
+    if rows is not None and largest >= rows:
+        evidence = f"the tokenizer has token {largest:,}, and the model has embeddings for {counted(rows, 'token')}"
+        remedy = "Use the tokenizer of this model, or call model.resize_token_embeddings(len(tokenizer))."
+        yield Finding("vocabulary", FAILED, evidence, remedy)
+
+
+def tensor_places(examined: ExaminedModel) -> Iterator[Finding]:
+    """Find parts on several devices, and parts without memory."""
+    counts = Counter(canonical(str(tensor.device)) for _, tensor in examined.tensors())
+    if "meta" in counts:
+        evidence = f"{counted(counts['meta'], 'tensor')} of {counts.total():,} have no memory (device meta)"
+        yield Finding("weights", FAILED, evidence, "Load the weights: from_pretrained, or load_state_dict.")
+    elif len(counts) > 1 and getattr(examined.model, "hf_device_map", None) is None:
+        parts = ", ".join(f"{count:,} on {shown_device(place)}" for place, count in sorted(counts.items()))
+        evidence = f"its tensors are on several devices: {parts}"
+        yield Finding("places", FAILED, evidence, "Move it whole: model.to(device).")
+
+
+def not_a_number(examined: ExaminedModel) -> Iterator[Finding]:
+    """Find weights that are NaN or infinite."""
+    names = [name for name, weight in examined.model.named_parameters() if not _finite(weight)]
+    if names:
+        evidence = f"{counted(len(names), 'weight')} with NaN or infinity: {_first(names)}"
+        yield Finding("NaN", FAILED, evidence, "Load it again, or go back to an earlier checkpoint.")
+
+
+MODEL_CHECKS = (double_precision, reduced_precision, label_map, vocabulary, tensor_places, not_a_number)
+
+
+def _finite(weight: torch.Tensor) -> bool:
+    import torch
+
+    # Types below 16 bits have no isfinite, and neither a meta, a lazy nor a sparse tensor can be asked.
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+    if weight.is_meta or torch.nn.parameter.is_lazy(weight) or weight.layout != torch.strided:
+        return True
+    return weight.dtype not in types or bool(torch.isfinite(weight.detach()).all())
+
+
+def _first(names: list[str], shown: int = 3) -> str:
+    return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")
+
+
+# The packages whose requirements are looked at.
+CHECKED = (
+    *("openmed-nb", "torch", "torchvision", "torchaudio", "transformers", "accelerate", "tokenizers", "safetensors"),
+    *("huggingface-hub", "ipywidgets", "jupyterlab-widgets"),
+)
+
+# The extras that are in use: every torch user has the "torch" extra of transformers, however it was installed.
+EXTRAS = ("", "torch")
+
+# What importlib.metadata raises for files that are damaged or gone; it differs between releases of Python.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+
+Versions = Mapping[str, str]  # By the normalized names of packages; empty if the files do not say.
+
+
+def package_findings(
+    installed: Versions, requirements: Mapping[str, Sequence[str]], loaded: Versions, torch: str = "torch"
+) -> tuple[Finding, ...]:
+    """Return what is wrong with packages, or one finding that nothing is, given what each requires and who is loaded.
+
+    ``torch`` is what pip is asked for where torch is to be installed, as ``devices.choice.torch_for`` says: the newest one
+    can be without MPS on this Mac.
+    """
+    found = [_unreadable(name, torch) for name, version in installed.items() if not version]
+    unmet = (_unmet(package, text, installed, torch) for package, texts in requirements.items() for text in texts)
+    found += [finding for finding in unmet if finding]
+    for name, here in loaded.items():
+        there = installed.get(name)
+        if there and here.partition("+")[0] != there.partition("+")[0]:
+            evidence = f"{name} {here} is loaded, and {there} is installed"
+            found.append(Finding(name, WARNING, evidence, "Restart the kernel."))
+    return tuple(dict.fromkeys(found)) or (Finding("packages", OK, f"{len(requirements)} packages fit together"),)
+
+
+def _unmet(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
+    """Return what is wrong with one requirement of a package; ``None`` if it is met or does not count."""
+    required = _parsed(text)
+    if required is None:
+        return _unreadable(package, torch)
+    # A requirement counts on this system, in this Python, with the extras in use.
+    if required.marker and not any(required.marker.evaluate({"extra": extra}) for extra in EXTRAS):
+        return None
+    name, wanted = canonicalize_name(required.name), f"{required.name}{required.specifier}"
+    version = installed.get(name)
+    if version is None and not (required.marker and "extra" in str(required.marker)):
+        problem = "which is not installed"
+    elif version and not _meets(required, version):
+        problem = f"and {name} {version} is installed"
+    else:
+        return None
+    pinned = torch.partition("==")[2]
+    needed = torch if name == "torch" and pinned and required.specifier.contains(pinned) else wanted
+    names = f'{torch if package == "torch" else package} "{needed}"'
+    remedy = f"Install versions that fit, then restart the kernel: python -m pip install --upgrade {names}."
+    evidence = f"{package} {installed.get(package, '')} needs {wanted}, {problem}"
+    return Finding(f"{package} and {name}", FAILED, evidence, remedy)
+
+
+def _meets(required: Requirement, version: str) -> bool:
+    try:
+        return required.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True  # Whoever built it under such a version knows better than its number.
+
+
+def _unreadable(package: str, torch: str) -> Finding:
+    remedy = f"Reinstall it: python -m pip install --force-reinstall {torch if package == 'torch' else package}."
+    return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
+
+
+def _parsed(text: str) -> Requirement | None:
+    """Return a requirement; ``None`` if it cannot be read."""
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def read_packages(
+    find: Callable[[str], Any] = distribution_of,
+) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
+    """Return the installed versions, what the installed packages of ``CHECKED`` require, and the loaded versions."""
+    found = {name: one for name in CHECKED if (one := find(name)) is not None}
+    requirements = {name: _requirements(one) for name, one in found.items()}
+    named = {canonicalize_name(one.name) for texts in requirements.values() for one in map(_parsed, texts) if one}
+    others = {name: one for name in sorted(named - found.keys()) if (one := find(name)) is not None}
+    installed = {name: _version(one) for name, one in (found | others).items()}
+    versions = {name: getattr(sys.modules.get(name.replace("-", "_")), "__version__", None) for name in found}
+    return installed, requirements, {name: str(version) for name, version in versions.items() if version}
+
+
+def _version(found: Any) -> str:
+    try:
+        return str(found.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
+    except UNREADABLE:
+        return ""
+
+
+def _requirements(found: Any) -> tuple[str, ...]:
+    try:
+        return tuple(found.requires or ())
+    except UNREADABLE:
+        return ()

@@ -1,0 +1,520 @@
+"""``nb.runbook.forecast``: which operators of a model would leave MPS for the CPU, predicted on any computer.
+
+A copy of the model runs on the CPU, with example inputs as a person or a tokenizer gives them; ``recorders`` sees what it
+calls, and ``table`` knows what becomes of that on MPS.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ....activity import Activity
+from ....annotation.loading import create_pipeline
+from ....devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
+from ....devices.machine import mps_is_simulated
+from ....devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
+from ....display import OK, WARNING, Report, Shown, Table, counted
+from ....errors import ConfigurationError, cause, check_flag, model_label, short_type_name
+from ....models.config import OpenMedConfig
+from ....models.registry import is_named
+from ....session import SESSION
+from ....training.nonfinite import loss_of
+from .table import (
+    ALWAYS_ON_CPU,
+    BACKWARD,
+    COMPOSITE,
+    FALLS_BACK,
+    FLOAT64,
+    FORWARD,
+    INFERENCE,
+    MAY_BE_WRONG,
+    NATIVE,
+    NOT_KNOWN,
+    OPTIMIZER,
+    PHASES,
+    REFUSED,
+    AtModule,
+    CallSite,
+    ModulePlace,
+    MpsRefusal,
+    OperatorTable,
+    operator_table,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from .recorders import CallRecord
+
+# Synthetic texts of two lengths, so that the batch has padding.
+SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a model is called with, on the CPU: its arguments, and its arguments by name."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: torch.nn.Module) -> Any:
+        """Return what the model returns."""
+        return model(*self.args, **self.kwargs)
+
+    def copied(self) -> Example:
+        """Return copies of the tensors, which a model may change."""
+        return Example(with_tensors(self.args, _copied), with_tensors(self.kwargs, _copied))
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The arguments by name, those without one by their number."""
+        return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
+
+
+def read_example(inputs: Any) -> Example:
+    """Return example inputs as a model is called with them.
+
+    Args:
+        inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers, and what else
+            the model takes. Lists of numbers become tensors, with a batch of one if they are those of one text.
+    """
+    import torch
+
+    check_memory(f"The {short_type_name(inputs)} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
+    if isinstance(inputs, Mapping):
+        flat = _are_flat(inputs.values())
+        example = Example(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
+    else:
+        listed = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
+        values = tuple(inputs) if listed or isinstance(inputs, tuple) else (inputs,)
+        example = Example(tuple(_tensor(value, _are_flat(values)) for value in values))
+    if next(named_tensors(example.tensors), None) is None:
+        remedy = "a tensor, a tuple of tensors, or a mapping such as what a tokenizer returns with return_tensors='pt'"
+        what = f"{short_type_name(inputs)} without a tensor is no example input of a model."
+        raise ConfigurationError(what, f"Pass {remedy}.")
+    return example
+
+
+def synthetic_example(model: Any, tokenizer: Any) -> Example:
+    """Return a batch of two synthetic sentences as a model of transformers takes them, with labels if it takes those."""
+    import torch
+
+    from ....annotation.forward import input_names, taken
+
+    batch = dict(tokenizer(list(SENTENCES), padding=True, return_tensors="pt"))
+    names = input_names(model, tuple(batch))
+    kwargs = {name: tensor for name, tensor in batch.items() if name in names}
+    if "labels" in (taken(type(model).forward) or ()):
+        kwargs["labels"] = torch.zeros_like(batch["input_ids"])
+    return Example(kwargs=kwargs)
+
+
+def _tensor(value: Any, flat: bool) -> Any:
+    """Return lists of numbers and arrays as tensors, tensors as copies on the CPU, and anything else, such as words, as it is."""
+    import torch
+
+    listed = isinstance(value, list) and not any(isinstance(one, (torch.Tensor, str)) for one in value)
+    if not listed and not (type(value).__module__ == "numpy" and hasattr(value, "__array__")):
+        return with_tensors(value, _copied)
+    try:
+        made = torch.tensor(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = f"The example inputs hold a {short_type_name(value)} that is no tensor: {cause(error)}."
+        raise ConfigurationError(what, "Pad the rows to one length, or pass tensors.") from error
+    return made.unsqueeze(0) if listed and flat else made
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _are_flat(values: Iterable[Any]) -> bool:
+    """Tell whether all lists are plain rows of numbers, as a tokenizer returns them for one text."""
+    listed = [one for value in values if isinstance(value, list) for one in value]
+    return all(isinstance(one, (int, float)) for one in listed if not isinstance(one, str))
+
+
+def trace(
+    model: torch.nn.Module, example: Example, table: OperatorTable, training: bool
+) -> tuple[CallRecord, tuple[str, ...]]:
+    """Return what a copy of a model calls on the CPU, and what was not traced; the model and random numbers stay."""
+    import torch
+
+    from .recorders import CallRecord
+
+    with TENSOR_LOCK, random_numbers_kept(), torch.inference_mode(mode=False):
+        record = CallRecord(table)
+        # Each run has a copy of its own: a step changes its numbers.
+        _trace_inference(_running_copy(model, example), example.copied(), record)
+        if not training:
+            return record, (NOT_TRAINED,)
+        return record, _trace_training(_running_copy(model, example), example.copied(), record)
+
+
+def _running_copy(model: torch.nn.Module, example: Example) -> torch.nn.Module:
+    """Return a copy that ran once while nobody watched: what fails then is the model's own error, and lazy weights have shapes."""
+    import torch
+
+    copied = copy_of(model).eval()
+    try:
+        with torch.no_grad():
+            example.copied()(copied)
+    except Exception as error:  # The code of any model can raise anything; the person reads it.
+        remedy = "Check example_inputs: the model must run with them."
+        raise _failed("The forward pass", copied, error, remedy) from error
+    return copied
+
+
+def _failed(what: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
+    where = f"{what} of {short_type_name(model)} failed on the CPU"
+    return ConfigurationError(f"{where}: {short_type_name(error)}: {cause(error)}.", remedy)
+
+
+def _trace_inference(model: torch.nn.Module, example: Example, record: CallRecord) -> None:
+    """Trace a pass without gradients, below autograd if the model can run so: there, MPS's own choice is seen."""
+    import torch
+
+    from .recorders import watching
+
+    record.phase = INFERENCE
+    for name, place in _wide_tensors(model, example, record):
+        record.refuse(name, [FLOAT64], place)
+    seen = Counter(record.calls), Counter(record.refusals)
+    try:
+        with torch.inference_mode(), watching(record, model):
+            example(model)
+    except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
+        record.calls, record.refusals = seen
+        with torch.no_grad(), watching(record, model):
+            example(model)
+
+
+def _trace_training(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple[str, ...]:
+    """Trace a training step with attention taken apart, as on MPS when gradients are needed; return what was not traced."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from .recorders import watching
+
+    _wide_tensors(model, example, record)
+    if not any(parameter.requires_grad for parameter in model.train().parameters()):
+        return ("No training step: no parameter of the model needs gradients.",)
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        try:
+            with watching(record, model):
+                return _step(model, example, record)
+        except Exception:
+            try:
+                _step(model, example, record)
+            except Exception as error:  # It is the model's own.
+                remedy = "Check example_inputs, or pass training=False."
+                raise _failed("A training step", model, error, remedy) from error
+            raise
+
+
+def _step(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple[str, ...]:
+    """Take a training step; MPS is not in ``torch.utils._foreach_utils``, so that parameters are clipped and changed one by one."""
+    import torch
+
+    record.phase = FORWARD
+    output = example(model)
+    loss = loss_or_mean(output)
+    if loss is None:
+        nothing = "no tensor was found that depends on the parameters in what the model returns"
+        return (f"No training step: {nothing}, a {short_type_name(output)}.",)
+    record.phase = BACKWARD
+    loss.backward()
+    record.phase = OPTIMIZER
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
+    torch.optim.AdamW(parameters, foreach=False, fused=False).step()
+    return ()
+
+
+def _wide_tensors(model: torch.nn.Module, example: Example, record: CallRecord) -> list[tuple[str, ModulePlace]]:
+    """Return the tensors of a model, and of its inputs, of a type that MPS does not have, and let the record know them."""
+    from .recorders import WIDE
+
+    named = [
+        (f"{kind} {name}", ModulePlace(path, type(module).__name__), tensor)
+        for path, module in model.named_modules()
+        for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers))  # noqa: SLF001
+        for name, tensor in tensors.items()
+        if tensor is not None
+    ]
+    named += [(f"example input {name}", ModulePlace(), tensor) for name, tensor in named_tensors(example.tensors)]
+    wide = [one for one in named if one[2].dtype in WIDE]
+    record.wide.update((tensor, True) for _, _, tensor in wide)
+    return [(name, place) for name, place, _ in wide]
+
+
+def loss_or_mean(output: Any) -> torch.Tensor | None:
+    """Return the loss that a model returned, or the sum of the means of its outputs; ``None`` if none has a gradient."""
+    import torch
+
+    loss = loss_of(output)
+    if loss is not None and loss.requires_grad:
+        return loss
+    learnt = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
+    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in learnt]
+    return torch.stack(means).sum() if means else None
+
+
+# What can become of an operator, the worst first.
+VERDICTS = (REFUSED, FALLS_BACK, ALWAYS_ON_CPU, MAY_BE_WRONG, NOT_KNOWN, COMPOSITE, NATIVE)
+
+# What to do about a verdict, and about one operator for which more is known.
+REMEDIES: Mapping[str, str] = {
+    FALLS_BACK: "Compute it another way; without PYTORCH_ENABLE_MPS_FALLBACK=1 it is an error.",
+    ALWAYS_ON_CPU: "Compute it another way; each call waits for the GPU.",
+    NOT_KNOWN: "It is not one of torch's own: try it on a Mac.",
+    "aten::embedding_renorm_": "Leave max_norm out of the Embedding: each call waits for the GPU.",
+}
+
+# What no run on the CPU can show.
+LIMITS = (
+    "Not seen: branches of the model's own code on the type of the device, the inside of operators that others wrote "
+    "in C++, and what torch.compile makes."
+)
+
+# What is said of a forecast without training.
+NOT_TRAINED = "A training step was not looked at: training=True looks at one too."
+
+SHOWN_ROWS = 20
+SHOWN_NAMES = 6
+
+
+@dataclass(frozen=True)
+class OperatorForecast(AtModule):
+    """What becomes of an operator, in one module and one phase.
+
+    Attributes:
+        operator: As it is called, such as ``"aten::special_ndtri"``; of what is refused also a function of torch, such as
+            ``"linear"``, or a tensor, such as ``"buffer scale"``.
+        verdict: One of ``VERDICTS``.
+        phase: ``"inference"``, ``"forward"``, ``"backward"`` or ``"optimizer"``.
+        place: The module that calls it; empty in the backward pass and in the optimizer.
+        count: How often it is called.
+        refusal: What MPS refuses, such as ``"float64"``; empty if it is the operator that counts.
+        reason: In the words of MPS, or how MPS names the operator in its messages if that is another name.
+        remedy: One thing to do; empty if nothing needs to be done.
+    """
+
+    operator: str
+    verdict: str
+    phase: str
+    place: ModulePlace
+    count: int
+    refusal: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Forecast(Shown):
+    """What becomes of every operator of a model on MPS, in the installed torch.
+
+    It stands on a run on the CPU. Not seen are branches of the model's own code on ``device.type``, the inside of
+    operators that others wrote in C++, and what ``torch.compile`` makes.
+
+    Attributes:
+        model: The name of the model's class.
+        torch: The version of torch.
+        source: Where it was read what MPS has.
+        rows: The operators, and what is refused, the worst first.
+        notes: What was not traced, as sentences.
+        simulated: Whether a simulated MPS device was on.
+    """
+
+    model: str
+    torch: str
+    source: str
+    rows: tuple[OperatorForecast, ...]
+    notes: tuple[str, ...] = ()
+    simulated: bool = False
+
+    ALSO = ("verdict", "operators", "leaving", "refused", "limits")
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The different operators that are called, in alphabetical order."""
+        return unique(row.operator for row in self.rows if not row.refusal)
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """The different operators that fall back to the CPU, or are always computed there."""
+        return self.named(FALLS_BACK, ALWAYS_ON_CPU)
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """What MPS refuses, such as ``"float64"``."""
+        return unique(row.refusal for row in self.rows if row.verdict == REFUSED)
+
+    @property
+    def troubles(self) -> tuple[OperatorForecast, ...]:
+        """The rows of all that does not simply run on MPS."""
+        return tuple(row for row in self.rows if row.verdict not in {NATIVE, COMPOSITE})
+
+    @property
+    def limits(self) -> str:
+        """What no run on the CPU can show, in a sentence."""
+        return LIMITS
+
+    @property
+    def exit_code(self) -> int:
+        """The status that a command ends with: 1 if an operator leaves MPS, or MPS refuses something."""
+        return int(bool(self.leaving or self.refused))
+
+    @property
+    def verdict(self) -> str:
+        """The forecast in a sentence or a few."""
+        more = {
+            "MPS refuses": self.refused,
+            "MPS may be wrong with": unique(row.refusal for row in self.rows if row.verdict == MAY_BE_WRONG),
+            "It is not known whether MPS has": self.named(NOT_KNOWN),
+        }
+        others = [f"{words} {listed(names)}." for words, names in more.items() if names]
+        count, leaving = len(self.operators), self.leaving
+        first = f"Every one of {count} operators runs on MPS."
+        if leaving:
+            leave = "leaves" if len(leaving) == 1 else "leave"
+            first = f"{len(leaving)} of {counted(count, 'operator')} {leave} MPS: {listed(leaving)}."
+        elif count <= 1:
+            first = "No operator leaves MPS."
+        elif others:
+            first = f"None of {count} operators leaves MPS."
+        return " ".join([first, *others])
+
+    def named(self, *verdicts: str) -> tuple[str, ...]:
+        """Return the different operators of some verdicts, in alphabetical order."""
+        return unique(row.operator for row in self.rows if row.verdict in verdicts)
+
+    def report(self) -> Report:
+        """Return what there is to show: the verdict, what leaves MPS and where, and the counts of each phase."""
+        # Rows of one operator in one module stand together, whatever the phase.
+        groups: dict[tuple[str, ...], list[OperatorForecast]] = {}
+        for row in self.troubles:
+            groups.setdefault((row.operator, row.verdict, str(row.place), row.reason, row.remedy), []).append(row)
+        troubles = [
+            (*key[:3], ", ".join(row.phase for row in group), ", ".join(str(row.count) for row in group), *key[3:])
+            for key, group in groups.items()
+        ]
+        hidden = len(troubles) - SHOWN_ROWS
+        more = (f"{hidden} more rows are in to_dict().",) if hidden > 0 else ()
+        release = ".".join(map(str, release_of(self.torch)))  # Not the build, so that texts of two builds are the same.
+        about = f"Read in {self.source}, for torch {release}."
+        columns = ("operator", "on MPS", "module", "phase", "times", "why", "what to do")
+        phases = []
+        for phase in PHASES:
+            calls = [row for row in self.rows if row.phase == phase and not row.refusal]
+            called = {row.operator for row in calls}
+            if called:
+                numbers = sum(row.count for row in calls), len(called), len(called.intersection(self.leaving))
+                phases.append((phase, *map(str, numbers)))
+        tables = (
+            Table("What does not simply run on MPS", columns, tuple(troubles[:SHOWN_ROWS])),
+            Table("What the model calls", ("phase", "calls", "operators", "leave MPS"), tuple(phases)),
+        )
+        sentences = (self.verdict, *self.notes, *more, about, LIMITS)
+        return Report(f"Forecast of {self.model} on MPS", sentences, tables, status=WARNING if self.exit_code else OK)
+
+    # Nothing in a forecast is measured on the simulated device.
+    WHEN_SIMULATED = ("SIMULATED MPS is on; the forecast does not depend on it.", "")
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Return names with commas between them, only the first few of many."""
+    more = len(names) - SHOWN_NAMES
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
+
+
+def rows_of(
+    calls: Mapping[CallSite, int], refusals: Mapping[tuple[MpsRefusal, CallSite], int], table: OperatorTable
+) -> tuple[OperatorForecast, ...]:
+    """Return what becomes of everything that a model called, given how often it called it; the worst first."""
+    rows = []
+    for (operator, phase, place), count in calls.items():
+        verdict, name = table.verdict(operator), table.named_by_mps(operator)
+        reason = f"MPS names it {name}." if verdict == FALLS_BACK and name != operator else ""
+        remedy = REMEDIES.get(operator, REMEDIES.get(verdict, ""))
+        rows.append(OperatorForecast(operator, verdict, phase, place, count, "", reason, remedy))
+    for (why, (operator, phase, place)), count in refusals.items():
+        rows.append(OperatorForecast(operator, why.verdict, phase, place, count, why.name, why.says, why.remedy))
+
+    def order(row: OperatorForecast) -> tuple[Any, ...]:
+        return VERDICTS.index(row.verdict), row.refusal, row.operator, PHASES.index(row.phase), row.place
+
+    return tuple(sorted(rows, key=order))
+
+
+def forecast(
+    model: Any = None, example_inputs: Any = None, training: bool = False, *, progress: bool = True
+) -> Forecast:
+    """Predict, on any computer, which operators of a model would leave MPS for the CPU in the installed torch.
+
+    A copy of the model runs on the CPU: one pass without gradients and, with ``training``, one training step (loss, backward
+    pass, clipped gradients, AdamW). What it calls is compared with torch's own list of what MPS has,
+    ``native_functions.yaml``, or with the registrations of a torch that was built with MPS. The model, its mode, its
+    gradients and random numbers stay as they are, wherever it is. In the training step, the CPU's memory holds about four
+    times the model.
+
+    Args:
+        model: A torch module; a pipeline; or the name of a model, as for :func:`openmed_nb.load_pipeline`, ``None`` for the
+            bundled one.
+        example_inputs: What the model is called with: a tensor, a tuple of tensors, or a mapping of tensors or lists of
+            numbers. With ``labels``, the model's own loss is traced, and otherwise the sum of the means of its outputs.
+            ``None`` takes two synthetic sentences for a name and for a pipeline.
+        training: Whether to look at a training step too.
+        progress: Whether to show what is under way, where it takes longer than half a second.
+
+    Returns:
+        The forecast: ``verdict``, a sentence; ``leaving``, the operators that leave MPS; ``refused``, what MPS refuses,
+        such as float64; and ``rows``, for each operator, module and phase: ``verdict`` (``"native"``, ``"composite"``,
+        ``"falls back to the CPU"``, ``"always on the CPU"``, ``"refused"``, ``"may be wrong"`` or ``"not known"``), the
+        count, and what to do. Its text is the same in every run.
+
+    Raises:
+        ConfigurationError: For anything that is not a model, without example inputs that are needed, for a model that
+            cannot be copied, and if the model itself fails with its example inputs on the CPU.
+        TorchUnusable: If torch came without its list of operators.
+
+    It cannot see branches of the model's own code on ``device.type``, the inside of operators that others wrote in C++, nor
+    what ``torch.compile`` makes. For torch 2.13.0 and 2.14.1 the list is exactly what their macOS binaries register
+    (``scripts/check_forecast.py`` also counts how often torch's own list of what fails on MPS is met).
+
+    Example:
+        >>> import torch
+        >>> class Scores(torch.nn.Module):
+        ...     def forward(self, shares):
+        ...         return torch.special.ndtri(shares)
+        >>> forecast(Scores(), torch.rand(3)).leaving
+        ('aten::special_ndtri',)
+    """
+    check_flag("training", training)
+    with SESSION.told_after(progress):
+        name = type(model).__name__
+        if is_named(model):
+            name = "bundled" if model is None else str(model)
+            model = create_pipeline(SESSION, name, OpenMedConfig())
+        table = operator_table()
+        SESSION.tell(Activity("Forecasting", model_label(name)))
+        module = module_in(model, "Pass a torch module, a pipeline, or the name of a model.")
+        tokenizer = getattr(model, "tokenizer", None)
+        if example_inputs is not None:
+            example = read_example(example_inputs)
+        elif tokenizer is None or module is model:
+            what = f"{short_type_name(model)} needs example inputs: only a pipeline has a tokenizer to make them with."
+            raise ConfigurationError(what, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them.")
+        else:
+            example = synthetic_example(module, tokenizer)
+        inner = getattr(module, "_orig_mod", module)  # What torch.compile was given.
+        record, notes = trace(module, example, table, training)
+        rows = rows_of(record.calls, record.refusals, table)
+        return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, mps_is_simulated())

@@ -1,0 +1,359 @@
+"""The modes of torch that see each operator: as it would be on MPS, and as it falls back from MPS.
+
+``watching`` notes every operator that is called on the CPU, as it is on MPS. A ``FallbackRecord`` has every fallback of MPS to
+the CPU: which operator, in which module, how long. It takes three things together, because none of them knows all:
+
+- torch's warnings name every operator that falls back, also inside of another (``MPSFallback.mm``), once
+  ``torch.set_warn_always`` is on; but they come late: those of a backward pass when it has ended;
+- a mode sees the outermost operators as they are called, and how long each takes;
+- hooks of all modules know which module is running.
+
+This file imports torch, because a subclass needs its base; it is itself imported where a model is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ....devices.backend import finish
+from ....devices.machine import now
+from ....devices.moving import narrower_types, operator_tensors
+from ....devices.profilers import modes_on
+from ....simulation.operators import names_above_autograd
+from .table import (
+    ALWAYS_ON_CPU,
+    BACKWARD,
+    COMPOSITE,
+    FALLS_BACK,
+    FLOAT64,
+    FORWARD,
+    NO_PLAIN_TENSOR,
+    OF_FUNCTIONS,
+    OF_OPERATORS,
+    CallSite,
+    ModulePlace,
+    MpsRefusal,
+    OperatorTable,
+    composite_key,
+    of_call,
+    of_shapes,
+)
+
+WIDE = frozenset(narrower_types())  # The types that MPS does not have.
+ELSEWHERE = "elsewhere"
+
+
+class RunningModules:
+    """Knows which module is running, in each thread."""
+
+    def __init__(self) -> None:
+        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._follows = False
+        self._running = threading.local()
+
+    @property
+    def here(self) -> ModulePlace:
+        """The innermost module that is running in this thread."""
+        stack = self._stack()
+        return ModulePlace(self._names.get(stack[-1], ""), type(stack[-1]).__name__) if stack else ModulePlace()
+
+    @contextmanager
+    def watched(self, model: torch.nn.Module | None = None) -> Iterator[None]:
+        """See the modules that run; without a model, the outermost one that is running gives the names."""
+        self._follows = model is None
+        if model is not None:
+            self._name(model)
+        hooks = torch.nn.modules.module
+        before = hooks.register_module_forward_pre_hook(self._enter)
+        after = hooks.register_module_forward_hook(self._leave, always_call=True)  # After an error, too.
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        if self._follows and not self._stack():
+            self._name(module)
+        self._stack().append(module)
+
+    def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        stack = self._stack()
+        while stack and stack.pop() is not module:  # If a hook before ours failed, an end was not seen.
+            pass
+
+    def _name(self, model: torch.nn.Module) -> None:
+        self._names.update({module: name for name, module in model.named_modules()})
+
+    def _stack(self) -> list[torch.nn.Module]:
+        stack: list[torch.nn.Module] = self._running.__dict__.setdefault("stack", [])
+        return stack
+
+
+@dataclass
+class CallRecord:
+    """What was called so far."""
+
+    table: OperatorTable  # What MPS has.
+    phase: str = FORWARD  # What the model is doing.
+    places: RunningModules = field(default_factory=RunningModules)  # Where in the model it is.
+    calls: Counter[CallSite] = field(default_factory=Counter)  # How often each operator was called.
+    # How often each call was one that MPS refuses, and why.
+    refusals: Counter[tuple[MpsRefusal, CallSite]] = field(default_factory=Counter)
+    # What operators are called above autograd, if the function that runs says so.
+    names: Mapping[str, str] = field(default_factory=dict)
+    # The tensors of types that MPS does not have and that were already noted.
+    wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+
+    def refuse(self, operator: str, why: Iterable[MpsRefusal], place: ModulePlace | None = None) -> None:
+        """Count why MPS refuses a call."""
+        for refusal in why:
+            self.refusals[refusal, (operator, self.phase, place or self.places.here)] += 1
+
+    def note_types(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Note a type that MPS does not have where it begins, and not in all that is computed with it.
+
+        A number of Python comes to the operators as a float64 tensor without dimensions, and such a tensor may be on the
+        CPU together with those of MPS; torch makes some for itself.
+        """
+        wide = [tensor for tensor in made if tensor.dtype in WIDE]
+        known = any(tensor in self.wide for tensor in given)
+        numbers = not any(tensor.dim() for tensor in (*given, *wide))
+        self.wide.update((tensor, True) for tensor in wide)
+        if wide and not known and not numbers:
+            self.refuse(operator, [FLOAT64])
+
+
+class OperatorTracer(TorchDispatchMode):
+    """Sees every operator, and takes apart those that are made of others on MPS, whatever they are on the CPU."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, record: CallRecord) -> None:
+        super().__init__()
+        self._record = record
+        self._inside: list[str] = []
+        self._verdict = functools.cache(record.table.verdict)
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, or the parts that it is made of on MPS."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would call the operator, not the kernel
+            return self._called(operator, with_tensors_for_numbers(operator, args), kwargs or {})
+
+    def _called(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        name, given = self._name(operator.name()), operator_tensors([args, kwargs])
+        if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
+            self._record.refuse(name, [NO_PLAIN_TENSOR])  # The table knows what MPS has for plain tensors only.
+            return operator(*args, **kwargs)
+        why = of_call(OF_OPERATORS, name, args, kwargs)
+        # A kernel that is made of other operators may call its operator again, which is then the CPU's.
+        apart = self._verdict(name) == COMPOSITE and name not in self._inside
+        key = composite_key(name) if apart else ""
+        if key == "CompositeImplicitAutograd":
+            with self:  # Not noted: above, autograd takes these apart, and nobody sees them.
+                return kernel_of(operator, key)(*args, **kwargs)
+        if key:
+            self._inside.append(name)
+            try:
+                with self:
+                    result = kernel_of(operator, key)(*args, **kwargs)
+            finally:
+                self._inside.pop()
+        else:
+            result = operator(*args, **kwargs)
+        made = operator_tensors(result)
+        self._record.calls[name, self._record.phase, self._record.places.here] += 1
+        self._record.refuse(name, [*why, *of_shapes([*given, *made])])
+        if not self._inside:
+            self._record.note_types(name, given, made)
+        return result
+
+    def _name(self, operator: str) -> str:
+        """Return what an operator is on MPS, if autograd has already taken apart the one that MPS has."""
+        above = self._record.names.get(operator, operator)
+        forced = self._verdict(above) == ALWAYS_ON_CPU
+        return above if forced and not torch.is_inference_mode_enabled() else operator
+
+
+class FunctionTracer(TorchFunctionMode):
+    """Sees the functions of torch that Python calls, of which some are taken apart before an operator is called."""
+
+    def __init__(self, record: CallRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function, and note if MPS refuses it."""
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        self._record.refuse(name, of_call(OF_FUNCTIONS, name, args, kwargs))
+        before, self._record.names = self._record.names, names_above_autograd(name, args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._record.names = before
+
+
+@contextmanager
+def watching(record: CallRecord, model: torch.nn.Module | None = None) -> Iterator[None]:
+    """Note every operator of this thread, as it is on MPS; ``model`` is the model whose modules are named."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        # torch's Transformer layers call their parts on MPS, which their fast path does not know.
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # What is compiled calls no operators.
+        stack.enter_context(torch.device("cpu"))  # What a model makes without naming a device.
+        stack.enter_context(record.places.watched(model))
+        stack.enter_context(modes_on(OperatorTracer(record), FunctionTracer(record)))
+        yield
+
+
+def kernel_of(operator: Any, key: str) -> Callable[..., Any]:
+    """Return the kernel of an operator for a dispatch key that MPS calls: not one in Python, which only compilers take."""
+    return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - torch has no other name
+
+
+def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with tensors in the place of numbers that an operator does not take.
+
+    Inside of its operators, torch hands a number on as a tensor, and shows it to a mode as a number again.
+    """
+    schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
+    name = operator.name().partition("::")[2].partition(".")[0]
+    if schema is None or torch._C._should_allow_numbers_as_tensors(name):  # noqa: SLF001 - as FakeTensor does
+        return args
+    kinds = [argument.type.kind() for argument in schema.arguments]
+    pairs = zip(args, kinds, strict=False)
+    return tuple(
+        torch.tensor(value) if kind == "TensorType" and isinstance(value, (int, float, complex)) else value
+        for value, kind in pairs
+    )
+
+
+FALLS = re.compile(r"The operator '([^']+)' is not currently supported on the MPS backend and will fall back to run on")
+REFUSES = re.compile(r"The operator '([^']+)' is not currently implemented for the MPS device")
+
+
+@dataclass(eq=False)
+class Sighting:
+    """An outermost operator that was called with a tensor of MPS."""
+
+    name: str  # How MPS names it if it falls back by itself; else empty.
+    place: ModulePlace  # The module that was running.
+    phase: str  # "forward", "backward", or "elsewhere": outside of both.
+    seconds: float | None = None  # How long it took; None while it runs.
+
+
+@dataclass(frozen=True)
+class Fall:
+    """One fallback, or one operator that was refused because falling back is off."""
+
+    operator: str  # How MPS names it.
+    sighting: Sighting  # The outermost operator that it was part of.
+    refused: bool = False  # Whether it ended in an error.
+
+
+@dataclass
+class FallbackRecord:
+    """What fell back so far."""
+
+    table: OperatorTable  # What MPS has.
+    places: RunningModules = field(default_factory=RunningModules)  # Where in a model it is.
+    falls: list[Fall] = field(default_factory=list)  # The fallbacks, in the order in which they became known.
+    # Operators that fall back by themselves, and of which torch has not warned yet.
+    waiting: list[Sighting] = field(default_factory=list)
+    last: Sighting | None = None  # The outermost operator that runs, or that ran last.
+    operators: int = 0  # How many outermost operators were called with a tensor of MPS.
+    thread: int = field(default_factory=threading.get_ident)  # The thread that is watched.
+
+    def begin(self, operator: str) -> Sighting:
+        """Note that an outermost operator is called."""
+        falls = self.table.verdict(operator) in {FALLS_BACK, ALWAYS_ON_CPU}
+        self.operators += 1
+        self.last = self._sighting(self.table.named_by_mps(operator) if falls else "")
+        if falls:
+            self.waiting.append(self.last)
+        return self.last
+
+    def warned(self, operator: str) -> None:
+        """Note a warning of torch: it is of the first such operator that waits for one, or of a part of the last."""
+        waiting = next((sighting for sighting in self.waiting if sighting.name == operator), None)
+        if waiting is not None:
+            self.waiting.remove(waiting)
+        elif self.last is not None and self.last in self.waiting:  # MPS has another name for it.
+            self.waiting.remove(self.last)
+        self.falls.append(Fall(operator, waiting or self.last or self._sighting("")))
+
+    def refused(self, sighting: Sighting, error: NotImplementedError) -> None:
+        """Note an operator that MPS does not have while falling back is off."""
+        named = REFUSES.search(str(error))
+        if named:
+            self.waiting = [other for other in self.waiting if other is not sighting]
+            self.falls.append(Fall(named[1], sighting, refused=True))
+
+    def all_falls(self) -> list[Fall]:
+        """Return every fallback, also those whose warning somebody else's filter kept from us."""
+        silent = [Fall(sighting.name, sighting) for sighting in self.waiting if sighting.seconds is not None]
+        return [*self.falls, *silent]
+
+    def _sighting(self, name: str) -> Sighting:
+        here = self.places.here
+        backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - as torch.utils.module_tracker asks it
+        return Sighting(name, here, BACKWARD if backward else FORWARD if here.kind else ELSEWHERE)
+
+
+class FallbackWatch(TorchDispatchMode):
+    """Sees the outermost operators, and how long those take that have a tensor of MPS."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, record: FallbackRecord) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, and note it if it has a tensor of MPS."""
+        kwargs = kwargs or {}
+        if not any(tensor.is_mps and tensor.layout == torch.strided for tensor in operator_tensors([args, kwargs])):
+            return operator(*args, **kwargs)
+        sighting = self._record.begin(operator.name())
+        if sighting.name and sighting.phase != BACKWARD:  # There, another thread may wait for us, with the lock.
+            finish(torch.device("mps"))  # What was started before is not the time of this one, which waits for it.
+        start = now()
+        try:
+            made = operator(*args, **kwargs)
+        except NotImplementedError as error:
+            self._record.refused(sighting, error)
+            raise
+        sighting.seconds = now() - start
+        return made
+
+
+@dataclass(frozen=True)
+class WarningTap:
+    """Takes the warnings of fallbacks, and hands every other one on to ``shown``, which showed warnings before."""
+
+    record: FallbackRecord
+    shown: Callable[..., None]
+
+    def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        """Note a fallback, or show any other warning; a ledger around this one sees both."""
+        named = FALLS.search(str(message)) if threading.get_ident() == self.record.thread else None
+        if named:
+            self.record.warned(named[1])
+        if not named or isinstance(self.shown, WarningTap):
+            self.shown(message, *args, **kwargs)

@@ -1,0 +1,501 @@
+"""``nb.runbook.parity``: one model run in two ways over the same texts, on the CPU in float32 and on a device in a type.
+
+Tokens, windows and padded batches are made once, on the CPU, and given to both; nothing is truncated. Of the logits only
+the difference of each token is kept, four bytes on the host. The gradients of one training step can be compared too, with
+dropout off and against the labels that the reference itself gives: a seed gives other numbers on MPS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ....activity import Activity
+from ....devices.backend import TENSOR_LOCK, synchronize, to_array
+from ....devices.machine import shown_device
+from ....devices.memory import empty_cache, is_out_of_memory
+from ....devices.moving import copy_of
+from ....display import counted
+from ....errors import (
+    ConfigurationError,
+    DeviceUnavailable,
+    ModelUnusable,
+    OpenMedError,
+    cause,
+    check_flag,
+    describe_value,
+)
+from ....models.config import DEFAULT_STRATEGY, STRATEGIES
+from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
+from ....models.registry import is_named
+from ....session import SESSION
+from .report import (
+    TOLERANCES,
+    Differences,
+    GradientDifference,
+    ParityReport,
+    Score,
+    Span,
+    Spans,
+    compare_spans,
+    gold_spans,
+    score,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ....annotation.forward import Batch, Inputs, Network
+    from ....annotation.pipeline import AnnotationPipeline
+    from ....annotation.results import Answer
+    from ....annotation.stream import Annotator, Prepared
+
+LETTERS = re.compile(r"[^\W\d_]+")
+
+# One training step has at most this many tokens; its activations are kept on both devices.
+TOKENS = 1024
+# The loss is multiplied by this and the gradients divided, as a GradScaler does: float16 would make 0 of small ones.
+SCALE = 1024.0
+# Gradients shorter than this share of the longest are compared with that: some, such as those of the biases of keys in
+# attention, are zero but for rounding.
+SMALLEST = 1e-2
+
+
+def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
+    model: Any = None,
+    texts: Iterable[Any] | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    gold: Iterable[Any] | None = None,
+    gradients: bool = False,
+    progress: bool = True,
+    **arguments: Any,
+) -> ParityReport:
+    """Compare a model on a device, in a type, with the same model on the CPU in float32: logits, labels and entities.
+
+    Both read the same tokens, windows and padded batches, which are made on the CPU; nothing is truncated. A model that the
+    session has loaded there, which :func:`annotate` runs, is compared as it is, in evaluation mode. Others are loaded for the
+    comparison and let go after it: the models of the session, and its device, stay as they are.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model; or a pipeline of
+            :func:`load_pipeline`, which is compared as it is with a float32 copy of its model on the CPU.
+        texts: Any series of texts, at least one.
+        device: The device of the candidate; ``None`` is the session's.
+        dtype: Its type: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or ``"auto"``.
+        gold: For each text its true entities, as ``(start, end, label)`` or as mappings like those of :func:`annotate`;
+            both ways are scored against them, with borders and labels exact.
+        gradients: Whether the gradients of one training step are compared too: without dropout, against the labels that
+            the reference itself gives.
+        progress: Whether to show what is under way, where it takes longer than half a second.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+
+    Returns:
+        Counts, figures and what they mean. Its text form has no figure that differs from run to run; no form of it has a
+        word of a text, and where entities differ, it names numbers of texts and characters.
+
+    Raises:
+        ConfigurationError: Without a text, for gold that is not gold or of other texts, for gradients in int8, and for a
+            type that the device does not have.
+        UnreadableText: For a text that cannot be read, by its number.
+        ModelError: If the model cannot be loaded, or computes no numbers on the CPU in float32.
+        DeviceError: If the device cannot be used, or fails.
+
+    Example:
+        >>> report = parity("bundled_small", ["She has asthma.", "No fever."], device="cpu", dtype="bfloat16")
+        >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
+        (2, 0, 'every logit is a number')
+    """
+    from ....annotation.corpus import checked_pipeline
+
+    named = {"device": device, "dtype": dtype, **arguments}
+    given = {name: value for name, value in named.items() if value is not None}
+    check_flag("gradients", gradients)
+    with SESSION.told_after(progress):
+        check_texts(texts)
+        if is_named(model):
+            spec, on = SESSION.files(model, given)
+            pair = pair_of_files(spec, on, SESSION.models.loaded_on(spec, on))
+        else:
+            pair = pair_of_pipeline(checked_pipeline(model, given))
+        return parity_of(pair, texts, gold, gradients)
+
+
+def check_texts(texts: Any) -> None:
+    """Refuse what is not a series of texts, and one that is empty, without reading it."""
+    from ....annotation.references import check_series
+
+    if isinstance(texts, str):
+        raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
+    if texts is not None:
+        check_series(texts)
+    if texts is None or (isinstance(texts, Sized) and not len(texts)):
+        raise no_text()
+
+
+def no_text() -> ConfigurationError:
+    what = "Pass the model first and then the texts; None is the bundled model."
+    return ConfigurationError("There is no text to compare on.", what)
+
+
+def words_of(text: Any) -> Any:
+    """Return the words of a text in one form: numbers, white space, punctuation and capitals make no other text."""
+    return " ".join(LETTERS.findall(text)).casefold() if isinstance(text, str) else text
+
+
+def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:
+    """Return gold entities, checked before anything runs."""
+    spans = gold_spans(gold)
+    if isinstance(texts, Sized) and len(texts) != len(spans):
+        raise other_number(len(spans), len(texts))
+    tables = pair.candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
+    of_tokens = pair.candidate.settings.aggregation_strategy == "none"
+    kept = (tables.names, tables.label_kept) if of_tokens else (tables.groups, tables.group_kept)
+    known = {label for label, is_kept in zip(*kept, strict=True) if is_kept}
+    labels = [label for entities in spans for _, _, label in entities]
+    unknown = sum(label not in known for label in labels)
+    if unknown:  # They are not named: they could be words of a text.
+        what = f"{unknown:,} of {counted(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
+        raise ConfigurationError(what, f"Use those of the model, and leave others out: {', '.join(sorted(known))}.")
+    return spans
+
+
+def other_number(gold: int, texts: int) -> ConfigurationError:
+    what = f"The gold is of {counted(gold, 'text')}, and there are {texts:,}."
+    return ConfigurationError(what, "Pass the gold of the same texts.")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model in two ways."""
+
+    name: str  # What the person calls the model.
+    reference: Annotator  # The way that is right: on the CPU in float32.
+    candidate: Annotator  # The way in question.
+    dtype: str  # The candidate's type.
+    notes: tuple[str, ...] = ()  # What to know about the comparison.
+    # How tokens become the entities that are compared; empty for the reference's own strategy.
+    strategies: tuple[str, ...] = ()
+
+    def in_every_strategy(self) -> Pair:
+        """Return the pair with its entities compared as each strategy makes them of the same probabilities."""
+        sides = (self.reference, self.candidate)
+        reference, candidate = (replace(one, network=replace(one.network, whole=True)) for one in sides)
+        return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
+
+
+def pair_of_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> Pair:
+    """Return a model from its files on the CPU in float32, and on a device in the type of the specification.
+
+    That one is loaded from the same files, if it is not ``loaded``.
+    """
+    from ....annotation.pipeline import build_pipeline, device_budget
+
+    model = (loaded or load(spec, device)).model
+    # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
+    pipe = build_pipeline(load(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
+    reference = whole_texts(pipe.own_annotator())
+    budget = replace(device_budget(model.device, model), padding=reference.budget.padding)
+    candidate = replace(with_model(reference, model), budget=budget)
+    return Pair(spec.reference.name, reference, candidate, spec.dtype)
+
+
+def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
+    """Return a pipeline as it is, and with a float32 copy of its model on the CPU."""
+    import torch
+
+    dtype, name = dtype_of(pipe.model), type(pipe.model).__name__
+    if is_quantized(pipe.model):
+        what = f"The float32 weights of this {name} in int8 are gone."
+        raise ConfigurationError(what, f"Pass the model's name and dtype={INT8!r}.")
+    if dtype not in TOLERANCES:
+        what = f"{name} in {dtype} cannot be compared: there is no tolerance for that type."
+        raise ConfigurationError(what, "Call .float() on its model.")
+    candidate = whole_texts(pipe.own_annotator())
+    notes: tuple[str, ...] = ()
+    if dtype != "float32":
+        rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
+        notes = (f"{rounded}; pass the model's name to compare with its files.",)
+    with TENSOR_LOCK:
+        reference = with_model(candidate, copy_of(pipe.model, dtype=torch.float32).eval())
+    return Pair(name, reference, candidate, dtype, notes)
+
+
+def whole_texts(annotator: Annotator) -> Annotator:
+    """Return an annotator that drops nothing of a long text."""
+    return replace(annotator, settings=replace(annotator.settings, truncation=False))
+
+
+def with_model(annotator: Annotator, model: Any) -> Annotator:
+    """Return an annotator that does the same with another model."""
+    return replace(annotator, network=replace(annotator.network, model=model, compiled=False))
+
+
+@contextlib.contextmanager
+def undisturbed(pair: Pair) -> Iterator[None]:
+    """Compute without the caller's autocast, which would round the reference as it rounds the candidate."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        for kind in filter(torch.amp.is_autocast_available, {"cpu", pair.candidate.network.model.device.type}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
+    """Return how far the gradients of one batch are apart; ``None`` if no parameter has one."""
+    import torch
+
+    from ....annotation.forward import fill
+
+    batch = candidate.batches(prepared, candidate.budget.within(TOKENS))[0]
+    inputs = fill(prepared.tokens, prepared.windows, batch, candidate.network)
+    with TENSOR_LOCK, torch.no_grad():
+        labels: np.ndarray = reference.network.logits(inputs).argmax(-1).cpu().numpy()  # (rows, length) int64
+    try:
+        ours, theirs = (gradients_of(side.network, inputs, labels) for side in (reference, candidate))
+    except RuntimeError as error:
+        what = f"A step could not be computed on {shown_device(str(candidate.network.device))}: {cause(error)}."
+        raise DeviceUnavailable(what, "Leave gradients=True out, or use another device or type.") from error
+    return largest_difference(ours, theirs) if ours else None
+
+
+def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
+    """Return the gradient of each parameter on the host in float32; the parameters themselves keep theirs."""
+    import torch
+
+    from ....annotation.forward import evaluation_mode
+
+    model = getattr(network.model, "_orig_mod", network.model)
+    learning = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if not learning:
+        return {}
+    device = model.device
+    with evaluation_mode(model), torch.enable_grad():
+        output = model(**{name: torch.from_numpy(array).to(device) for name, array in inputs.items()})
+        logits = output["logits"] if isinstance(output, dict) else output[0]
+        inside = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()
+        loss = torch.nn.functional.cross_entropy(logits.float()[inside], torch.from_numpy(labels).to(device)[inside])
+        gradients = torch.autograd.grad(SCALE * loss, list(learning.values()), allow_unused=True)
+        synchronize(device)
+        found = zip(learning, gradients, strict=True)
+        return {name: one.detach().cpu().float() / SCALE for name, one in found if one is not None}
+
+
+def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> GradientDifference:
+    """Return the largest relative difference of two sets of gradients by parameter; one that is missing counts as zero."""
+    lengths = {name: float(one.norm()) for name, one in reference.items()}
+    least = SMALLEST * max(lengths.values()) or 1.0
+    apart = {
+        name: float((candidate[name] - one).norm() if name in candidate else one.norm()) / max(lengths[name], least)
+        for name, one in reference.items()
+    }
+    apart = {name: float("inf") if one != one else one for name, one in apart.items()}  # noqa: PLR0124 - NaN is unlike itself
+    worst = max(apart, key=apart.__getitem__)
+    return GradientDifference(apart[worst], worst, len(apart))
+
+
+def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
+    """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
+    from ....annotation.corpus import known_length
+    from ....annotation.references import stream_of
+
+    tally, total = Tally(pair, None if gold is None else checked_gold(gold, texts, pair)), known_length(texts)
+
+    def tell() -> None:
+        SESSION.tell(Activity("Comparing", pair.name, len(tally.texts), total, "text"))
+
+    if gradients and pair.dtype == INT8:
+        raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
+    step: GradientDifference | None = None
+    tell()
+    with undisturbed(pair):
+        for prepared in prepared_chunks(pair.candidate, stream_of(texts)):
+            if gradients and step is None and len(prepared.tokens):
+                step = gradient_difference(pair.reference, pair.candidate, prepared)
+            tally.add(prepared)
+            tell()
+    return tally.report(step)
+
+
+def prepared_chunks(annotator: Annotator, texts: Iterable[Any]) -> Iterator[Prepared]:
+    """Yield texts ready for both ways, some hundred at a time; an unreadable text, or a stream that fails, raises."""
+    from ....annotation.stream import chunk_characters, in_chunks
+
+    for chunk in in_chunks(texts, chunk_characters(annotator.budget)):
+        prepared = annotator.prepare(chunk)
+        if chunk.error:
+            raise chunk.error
+        if prepared:
+            for failure in prepared.failures.values():
+                raise failure
+            yield prepared
+
+
+@dataclass
+class Tally:
+    """What is counted while two ways run, for each strategy; the report is of the one that lost most."""
+
+    pair: Pair  # The model in two ways.
+    gold: tuple[tuple[Span, ...], ...] | None  # The gold entities of each text; None if none were given.
+    texts: list[int] = field(default_factory=list)
+    tokens: int = 0
+    windows: int = 0
+    differences: list[np.ndarray] = field(default_factory=list)
+    other_labels: int = 0
+    not_numbers: int = 0
+    spans: dict[str, Spans] = field(default_factory=lambda: defaultdict(Spans))
+    scores: dict[str, tuple[Score, Score]] = field(default_factory=lambda: defaultdict(lambda: (Score(), Score())))
+    distinct: set[int] = field(default_factory=set)
+
+    @property
+    def own(self) -> str:
+        """The strategy of the reference, whose labels the gold has."""
+        return self.pair.reference.decoder.strategy
+
+    def add(self, prepared: Prepared) -> None:
+        """Run a chunk of texts both ways, and count."""
+        from ....annotation.forward import ForwardRun, settled
+        from ....annotation.references import fingerprint_of
+
+        sides = (self.pair.reference, self.pair.candidate)
+        outputs: tuple[list[Any], list[Any]] = ([], [])
+        for batch in sides[1].batches(prepared, sides[1].budget):
+            for part, ways in run_both(sides[0].network, sides[1].network, prepared, batch):
+                self.count_logits(prepared, part, *(logits for logits, _answers in ways))
+                for kept, (_logits, answers) in zip(outputs, ways, strict=True):
+                    kept.append((part, answers))
+        run = ForwardRun(prepared.tokens, prepared.windows)
+        of_tokens = [settled(run, side.network, kept) for side, kept in zip(sides, outputs, strict=True)]
+        for strategy in dict.fromkeys((self.own, *self.pair.strategies)):  # Of equal ones the report is of its own.
+            first, second = (
+                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, found)
+                for side, found in zip(sides, of_tokens, strict=True)
+            )
+            self.count_entities(strategy, prepared, first, second)
+        self.texts += [fingerprint_of(text) for text in prepared.texts]
+        self.tokens += len(prepared.tokens)
+        self.windows += len(prepared.windows.firsts)
+
+    def count_logits(self, prepared: Prepared, batch: Batch, reference: np.ndarray, candidate: np.ndarray) -> None:
+        """Count how far apart the logits of a batch are, each token in the window that owns it."""
+        import numpy as np
+
+        from ....annotation.forward import owned_places
+
+        owned = owned_places(prepared.windows, batch, self.pair.candidate.network.frame)[1]
+        ours, theirs = (
+            logits.reshape(batch.height * batch.length, logits.shape[-1])[owned] for logits in (reference, candidate)
+        )
+        if not np.isfinite(ours).all():
+            what = f"The model {describe_value(self.pair.name)} computes no numbers (NaN) on the CPU in float32."
+            raise ModelUnusable(what, "Use another model: there is nothing to compare with.")
+        numbers = np.isfinite(theirs).all(-1)
+        self.not_numbers += int((~numbers).sum())
+        self.other_labels += int(((ours.argmax(-1) != theirs.argmax(-1)) | ~numbers).sum())
+        self.differences.append(np.abs(ours[numbers] - theirs[numbers]).max(-1, initial=0.0))
+
+    def count_entities(
+        self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
+    ) -> None:
+        """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
+        from ....annotation.references import fingerprint_of
+        from ....annotation.results import span_of
+
+        for place, answers in enumerate(zip(reference, candidate, strict=True)):
+            number, text = prepared.first + place, prepared.texts[place]
+            ours, theirs = ([] if isinstance(one, OpenMedError) else list(map(span_of, one)) for one in answers)
+            self.spans[strategy] += compare_spans(ours, theirs, number)
+            if strategy == self.own:
+                words = (f"{label} {words_of(text[start:end])}" for start, end, label in ours)
+                self.distinct.update(map(fingerprint_of, words))
+            if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
+                gold = self.gold_of(number, len(text))
+                before = self.scores[strategy]
+                self.scores[strategy] = before[0] + score(gold, ours), before[1] + score(gold, theirs)
+
+    def gold_of(self, number: int, length: int) -> tuple[Span, ...]:
+        """Return the gold entities of a text."""
+        remedy = "Pass the gold of the same texts, in the same order."
+        if self.gold is None or number >= len(self.gold):
+            raise ConfigurationError(f"There is no gold for text {number}.", remedy)
+        if any(end > length for _, end, _ in self.gold[number]):
+            what = f"An entity in the gold of text {number} ends after character {length}, the last of the text."
+            raise ConfigurationError(what, remedy)
+        return self.gold[number]
+
+    def report(self, gradients: GradientDifference | None) -> ParityReport:
+        """Return what was counted."""
+        import numpy as np
+
+        from ....annotation.references import fingerprint_of
+
+        if not self.texts:
+            raise no_text()
+        if self.gold is not None and len(self.gold) != len(self.texts):
+            raise other_number(len(self.gold), len(self.texts))
+        together = np.concatenate([np.zeros(0, np.float32), *self.differences])
+        differences = Differences()
+        if len(together):
+            differences = Differences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
+        scores = sorted(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
+        return ParityReport(
+            model=self.pair.name,
+            device=shown_device(str(self.pair.candidate.network.device)),
+            dtype=self.pair.dtype,
+            texts=len(self.texts),
+            texts_fingerprint=f"{fingerprint_of(' '.join(map(str, self.texts))):016x}",
+            tokens=self.tokens,
+            windows=self.windows,
+            logits=differences,
+            other_labels=self.other_labels,
+            not_numbers=self.not_numbers,
+            spans=min(self.spans.values(), key=lambda spans: spans.agreement),
+            gold=None if self.gold is None else scores[0],
+            gradients=gradients,
+            distinct=len(self.distinct),
+            notes=self.pair.notes,
+        )
+
+
+# What one way gives for a batch, on the host: (rows, length, labels) float32, and what Network.answers makes of that.
+Outcome = tuple["np.ndarray", "list[np.ndarray]"]
+
+
+def run_both(
+    reference: Network, candidate: Network, prepared: Prepared, batch: Batch
+) -> Iterator[tuple[Batch, tuple[Outcome, Outcome]]]:
+    """Run a batch both ways; if memory is short, its halves."""
+    from ....annotation.forward import fill
+
+    inputs = fill(prepared.tokens, prepared.windows, batch, candidate)
+    try:
+        outcomes = outcome(reference, inputs), outcome(candidate, inputs)
+    except OpenMedError:
+        raise
+    except (RuntimeError, MemoryError, TypeError) as error:
+        empty_cache(str(candidate.model.device))
+        halves = batch.halves(prepared.windows.lengths + candidate.frame.size) if is_out_of_memory(error) else []
+        if not halves:
+            what = f"The model could not be compared on {shown_device(str(candidate.model.device))}: {cause(error)}."
+            raise DeviceUnavailable(what, "Use another device or another type.") from error
+    else:
+        yield batch, outcomes
+        return
+    for half in halves:
+        yield from run_both(reference, candidate, prepared, half)
+
+
+def outcome(network: Network, inputs: Inputs) -> Outcome:
+    """Run a batch one way, to its end."""
+    import torch
+
+    with TENSOR_LOCK, torch.no_grad():
+        logits = network.logits(inputs)
+        array, *answers = (to_array(tensor) for tensor in (logits.float(), *network.answers(logits)))
+    return array, answers

@@ -1,0 +1,256 @@
+"""``nb.runbook.validate_precision``: whether a model may be used in a reduced type, by what becomes of its entities on your texts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ....activity import Activity
+from ....devices.machine import seconds_of
+from ....devices.request import kind_of
+from ....display import FAILED, OK, WARNING, Report, Shown, counted
+from ....errors import ConfigurationError, ModelUnusable, describe_value, model_label, short_type_name
+from ....models.certificates import (
+    REDUCED,
+    WORTH,
+    Certificate,
+    CertificateEvidence,
+    CertificateStore,
+    Gate,
+    GateRefusal,
+    Identity,
+    certificate_store,
+    identity_of,
+    refusals,
+)
+from ....models.config import dtype_name
+from ....models.files import content_of
+from ....models.loading import LoadSpec, load, model_folder
+from ....models.registry import is_named
+from ....session import SESSION
+from ...bench.workloads import in_turn
+from .parity import Pair, check_texts, pair_of_files, parity_of, undisturbed, with_model, words_of
+from .report import KINDS, ParityReport, Score
+
+if TYPE_CHECKING:
+    from ....annotation.stream import Annotator
+
+
+# How often both ways read the texts, in turn, to be timed; and about how many characters of the texts.
+PAIRS = 9
+TIMED_CHARACTERS = 16384
+
+HEADLINES = {
+    OK: "{} may be used in {} on {}",
+    WARNING: "It is not known yet whether {} may be used in {} on {}",
+    FAILED: "{} should not be used in {} on {}",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class PrecisionVerdict(Shown):
+    """Whether a model may be used in a reduced type on a device.
+
+    Attributes:
+        parity: What was measured.
+        gate: What was asked for.
+        refusals: Why it may not; empty if it may.
+        certificate: The certificate, if it may.
+    """
+
+    parity: ParityReport
+    gate: Gate
+    refusals: tuple[GateRefusal, ...] = ()
+    certificate: Certificate | None = None
+
+    ALSO = ("accepted",)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the model may be used so."""
+        return not self.refusals
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is a simulated one."""
+        return self.parity.simulated
+
+    def report(self) -> Report:
+        """Return the verdict with its reasons, and what was measured."""
+        parity, measured = self.parity, self.parity.report()
+        verdict = "Accepted" if self.accepted else "Refused"
+        title = f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}"
+        asked = f"Asked for: {100 * self.gate.span_agreement:.0f} % of the entities the same, in every strategy."
+        status = FAILED if any(one.against for one in self.refusals) else OK if self.accepted else WARNING
+        reasons, figures = [f"{one.reason} {one.remedy}" for one in self.refusals], measured.figures
+        if self.certificate:
+            faster, simulated = "where it is faster than float32", "under the simulation, where no speed is measured"
+            where = simulated if self.simulated else faster
+            reasons = [self.certificate.summary, f"dtype='auto' takes it from now on {where}."]
+            figures = (*(replace(one, folded=True) for one in self.certificate.report().figures), *figures)
+        said = (*reasons, asked, *measured.sentences)
+        spoken = (HEADLINES[status].format(parity.model, parity.dtype, parity.device), *said)
+        return Report(title, said, measured.tables, figures=figures, spoken=spoken, status=status)
+
+
+def validate_precision(  # noqa: PLR0913 - each is one thing that a person may want to say
+    model: Any = None,
+    texts: Iterable[Any] | None = None,
+    dtype: str = "bfloat16",
+    *,
+    device: str | None = None,
+    gold: Iterable[Any] | None = None,
+    progress: bool = True,
+    **arguments: Any,
+) -> PrecisionVerdict:
+    """Measure on your own texts whether a model keeps its entities in a reduced type, and remember it if it does.
+
+    The type is accepted if at least 99 percent of the entities are the same as on the CPU in float32, in the aggregation
+    strategy that loses most, and if at most one percent of the gold entities is lost; of at least 50 entities, 10 of them
+    different, in 50 texts of different words. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
+    names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
+    ``dtype="auto"`` takes the type from then on if nearly every reading was faster than float32, and loading the model in
+    this type warns no more. It counts for these very files on this device with this torch and transformers, as long as its
+    counts are enough for what is asked for. If something speaks against the type, which too few texts do not, an older
+    certificate of the same is removed. A text whose words come again, with other numbers or spaces, does not count.
+
+    Args:
+        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+        texts: Any series of texts, such as those that it will read; they are held in memory.
+        dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
+        device: The device; ``None`` is the session's.
+        gold: As for :func:`parity`, with labels of the model alone.
+        progress: Whether to show what is under way, where it takes longer than half a second.
+        arguments: Those of :func:`openmed_nb.load_model`, such as ``revision``.
+
+    Returns:
+        The verdict with its reasons, what was measured, and the certificate.
+
+    Raises:
+        ConfigurationError: As for :func:`parity`, for a pipeline, which is no file, and if a certificate cannot be stored.
+        UnreadableText, ModelError, DeviceError: As for :func:`parity`.
+
+    Example:
+        >>> validate_precision("bundled_small", ["She has asthma."], dtype="float64")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced type. Use one of bfloat16, float16, int8.
+    """
+    from ....annotation.references import stream_of
+
+    given = {**arguments, **({} if device is None else {"device": device})}
+    with SESSION.told_after(progress):
+        if not is_named(model):
+            what = f"A certificate is of the files of a model, and {short_type_name(model)} names none."
+            raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
+        check_texts(texts)
+        read, name = list(stream_of(texts)), dtype_name(dtype)
+        if name not in REDUCED:
+            raise ConfigurationError(
+                f"{describe_value(name)} is not a reduced type.", f"Use one of {', '.join(REDUCED)}."
+            )
+        spec, on = SESSION.files(model, {**given, "dtype": name})
+        identity = identity_of(spec, spec.dtype, on, SESSION.computer)
+        SESSION.tell(Activity("Validating", model_label(spec.reference.name)))
+        verdict = measured(spec, on, read, gold, identity)
+        if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
+            what = f"The files of {identity.model!r} changed while it was measured."
+            raise ModelUnusable(what, "Repeat it when they are complete.")
+        settle(verdict, identity, certificate_store(SESSION.environ))
+        return verdict
+
+
+def measured(spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity: Identity) -> PrecisionVerdict:
+    """Measure a model in a reduced type, and judge it; its speed only if it is accepted."""
+    pair = pair_of_files(spec, device)
+    given, (texts, gold) = len(texts), distinct(texts, gold)
+    report = parity_of(pair.in_every_strategy(), texts, gold)
+    if len(texts) < given:
+        repeated = f"{counted(given - len(texts), 'text')} with the words of another one did not count."
+        report = replace(report, notes=(*report.notes, repeated))
+    verdict = judge(report, identity)
+    if not verdict.accepted:
+        return verdict
+    gain = None
+    if not identity.simulated:
+        with undisturbed(pair):
+            gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
+    return judge(report, identity, gain, datetime.now(timezone.utc).date().isoformat())
+
+
+def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
+    """Return texts without those whose words were there before, each with its gold: the same note twice tells nothing new.
+
+    Gold of another number of texts is left as it is, for ``parity_of`` to refuse.
+
+    Example:
+        >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
+        (['1. Asthma.', 'Fever.'], [[1], []])
+    """
+    from ....annotation.references import fingerprint_of
+
+    gold = list(gold) if isinstance(gold, Iterator) else gold
+    if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
+        return texts, gold
+    first: dict[int, int] = {}
+    for place, text in enumerate(texts):
+        first.setdefault(fingerprint_of(words_of(text)), place)
+    return [texts[place] for place in first.values()], gold and [gold[place] for place in first.values()]
+
+
+def judge(report: ParityReport, identity: Identity, gain: float | None = None, date: str = "") -> PrecisionVerdict:
+    """Return whether a model may be used in a reduced type; ``gain``, if measured, is how many times faster it is."""
+    recalls = [one.recall if one.gold else None for one in report.gold or (Score(), Score())]
+    evidence = CertificateEvidence(  # Counts, and no place of an entity.
+        texts=report.texts,
+        texts_fingerprint=report.texts_fingerprint,
+        tokens=report.tokens,
+        not_numbers=report.not_numbers,
+        **{kind: getattr(report.spans, kind) for kind in KINDS},
+        distinct=report.distinct,
+        recall_reference=recalls[0],
+        recall=recalls[1],
+        speed_up=gain and round(gain, 3),
+    )
+    gate = Gate()
+    found = tuple(refusals(evidence, report.dtype, gate))
+    certificate = None if found else Certificate(identity, evidence, date, asdict(gate))
+    return PrecisionVerdict(report, gate, found, certificate)
+
+
+def settle(verdict: PrecisionVerdict, identity: Identity, store: CertificateStore) -> None:
+    """Store the certificate of a verdict, or remove an older one if something speaks against the type."""
+    if verdict.certificate:
+        store.store(verdict.certificate)
+    elif any(one.against for one in verdict.refusals):
+        store.remove(identity)
+
+
+def float32_there(pair: Pair, spec: LoadSpec, device: str) -> Annotator:
+    """Return the model in float32 on the device of the candidate, which on a CPU is the reference itself."""
+    if kind_of(device) == "cpu":
+        return pair.reference
+    return with_model(pair.candidate, load(spec.in_dtype("float32"), device).model)
+
+
+def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
+    """Return how many times faster one way is than another on the same device, 1 if that is not certain."""
+    from ....annotation.stream import in_chunks
+
+    some: list[Any] = next((chunk.texts for chunk in in_chunks(texts, 8 * TIMED_CHARACTERS)), [])
+    ways = {name: partial(seconds_of, partial(way.entities, some)) for name, way in enumerate((plain, reduced))}
+    turns = in_turn(ways, SESSION.steps("Timing", "both types", range(PAIRS + 1), "pair"))
+    return gain_of(list(zip(*turns.values(), strict=True))[1:])  # The first pair warms up.
+
+
+def gain_of(seconds: Sequence[tuple[float, float]]) -> float:
+    """Return how many times faster the second way is: the middle of at least two pairs, 1 if two of them do not say so.
+
+    On a busy computer a pair can say anything: one way read against itself gave ratios from 0.66 to 2.16.
+    """
+    ratios = sorted(plain / reduced for plain, reduced in seconds)
+    return statistics.median(ratios) if ratios[1] > WORTH else 1.0

@@ -1,0 +1,1 @@
+"""Record what was measured: logbook, system status, report, bring-up, handoff."""

@@ -1,0 +1,385 @@
+"""What may enter a logbook of what is private: cleaned paths and variables, fingerprints of datasets and models, hypotheses.
+
+Whatever does not look as the value of its variable must, or looks like a secret, becomes ``***``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ....annotation.references import readable, stream_of
+from ....devices.backend import TENSOR_LOCK
+from ....devices.environment import VARIABLES as MPS_VARIABLES
+from ....devices.request import MASK, masked
+from ....errors import ConfigurationError, given_path, one_line, short_type_name
+from ....models.config import dtype_name
+from ....models.files import content_of, digest_of
+from .sections import Dataset, Hypothesis, Model
+
+if TYPE_CHECKING:
+    import torch
+
+SECRET = re.compile(
+    r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # keys of AWS
+    r"|\beyJ[\w-]{8,}(\.[\w-]+)*"  # JSON web tokens
+    r"|\bxox[a-z]-[\w-]+"  # tokens of Slack
+    r"|\b(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}",  # any long run of letters and digits
+    re.ASCII,
+)
+# A part of a path, or of a name: one word, so that no sentence is kept.
+PART = re.compile(r"[\w.+<>~-]{1,64}")
+PEOPLE = ("home", "Users")  # Folders whose folders have the names of people.
+DRIVE = re.compile(r"[A-Za-z]:", re.ASCII)
+ADDRESS = re.compile(r"\w{1,32}://\S*|//\S*@\S*", re.ASCII)
+LONGEST_VALUE, LONGEST_PATH, MOST_PATHS = 10_000, 200, 50
+
+NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
+SWITCH = rf"{NUMBER}|on|off|true|false|yes|no|y|n|t|f"
+# What torch's allocators read (``AllocatorConfig.cpp``).
+CONFIGURED = rf"[a-z_0-9]{{1,40}}:({NUMBER}|true|false|native|cudaMallocAsync|\[[0-9:,>]{{1,80}}\])"
+DEVICES = "auto|default|gpu|cpu|mps(:0)?|cuda(:[0-9]{1,4})?"
+AFFINITY = "granularity=(fine|core|tile|thread|group)|compact|scatter|balanced|disabled|none|explicit|(no)?verbose|(no)?warnings|[0-9]{1,4}"
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with what looks like a secret replaced, and without half characters, which no file can hold."""
+    whole = text[:LONGEST_VALUE].encode("utf-8", "replace").decode("utf-8")
+    return SECRET.sub(MASK, masked("", whole))
+
+
+def home_folder() -> Path:
+    """Return the person's home; ``~`` if it is not known (``Path.home`` raises then)."""
+    return Path(os.path.expanduser("~"))  # noqa: PTH111 - it answers for any person
+
+
+def short_path(path: str | Path, home: str | None = None) -> str:
+    """Return a path or a name with the person's home as ``~``, and ``***`` for what may name a person or be a text.
+
+    That is a folder of people in ``/home`` or ``/Users``, a part with the name of this person's home in it, and a part that
+    is not a single word.
+
+    Example:
+        >>> short_path("/home/jane/models/mine", home="/home/jane"), short_path("/home/tom/x", home="/home/jane")
+        ('~/models/mine', '/home/***/x')
+        >>> short_path("/scratch/jane/cache", home="/home/jane"), short_path("/opt/janeway", home="/home/jane")
+        ('/scratch/***/cache', '/opt/janeway')
+        >>> short_path("/data/a note of someone/x"), short_path("a text that is no path")
+        ('/data/***/x', '***')
+    """
+    text, start = str(path), home or str(home_folder())
+    if len(start) > 1 and (text == start or text.startswith((start + "/", start + os.sep))):
+        text = "~" + text[len(start) :]
+    name = re.escape(re.split(r"[/\\]", start)[-1])
+    person = re.compile(rf"(?<![^\W_]){name}(?![^\W_])" if name else r"(?!)")
+    parts = re.split(r"([/\\])", without_secrets(text))
+    for number in range(0, len(parts), 2):
+        part = parts[number]
+        plain = not part or PART.fullmatch(part) or (number == 0 and DRIVE.fullmatch(part))
+        named = number > 1 and (parts[number - 2] in PEOPLE or person.search(part))
+        parts[number] = part if plain and not named else MASK
+    return "".join(parts)[:LONGEST_PATH]
+
+
+def paths(value: str) -> str:
+    """Return a list of paths, each cleaned; what is no path, such as an address, becomes ``***``."""
+    parts = ADDRESS.sub(MASK, value[:LONGEST_VALUE]).split(os.pathsep)[:MOST_PATHS]
+    return os.pathsep.join(map(short_path, parts))
+
+
+def address(value: str) -> str:
+    """Return the scheme, the host and the port of an address; user, password, path and query may be secret."""
+    try:
+        parts = urlsplit(value)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return MASK
+    return without_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
+
+
+def list_of(expression: str) -> Callable[[str], str]:
+    """Return what keeps a value, or several with commas, that look as an expression says, in any case."""
+    looks = re.compile(rf"({expression})(,({expression}))*", re.IGNORECASE | re.ASCII)
+    return lambda value: value if len(value) <= LONGEST_PATH and looks.fullmatch(value) else MASK
+
+
+number, switch = list_of(NUMBER), list_of(SWITCH)
+
+
+# Every variable that a logbook may hold, with the look of its value. These another computer should have too.
+SHARED_VARIABLES: dict[str, Callable[[str], str]] = {
+    # How many threads compute.
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), number),
+    **dict.fromkeys(("VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"), number),
+    "TOKENIZERS_PARALLELISM": switch,
+    "OMP_PROC_BIND": list_of("true|false|master|primary|close|spread"),
+    "OMP_WAIT_POLICY": list_of("active|passive"),
+    "KMP_AFFINITY": list_of(AFFINITY),
+    "KMP_BLOCKTIME": list_of("[0-9]{1,9}(us|ms)?|infinite"),
+    # Whether two runs give the same.
+    "PYTHONHASHSEED": list_of(f"{NUMBER}|random"),
+    "CUBLAS_WORKSPACE_CONFIG": list_of("(:[0-9]{1,9}){2,8}"),
+    # What MPS does with an operator that it does not have, and with a tensor too large for it.
+    **dict.fromkeys(MPS_VARIABLES, switch),
+    # Which code computes, how fast, and in which type.
+    **dict.fromkeys(("PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_LOG_PROFILE_INFO"), switch),
+    **dict.fromkeys(("PYTORCH_MPS_TRACE_SIGNPOSTS", "MTL_CAPTURE_ENABLED", "MTL_DEBUG_LAYER"), switch),
+    **dict.fromkeys(("METAL_DEVICE_WRAPPER_TYPE", "NVIDIA_TF32_OVERRIDE", "CUDA_LAUNCH_BLOCKING"), switch),
+    **dict.fromkeys(("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE", "PYTHONOPTIMIZE"), switch),
+    "ATEN_CPU_CAPABILITY": list_of("default|avx2|avx512|vsx|zvector|sve(128|256)?|amx"),
+    "ONEDNN_MAX_CPU_ISA": list_of("default|all|sse41|avx2?(_[a-z0-9_]{1,20})?|avx(10|512)_[a-z0-9_]{1,20}"),
+    "ACCELERATE_MIXED_PRECISION": list_of("no|fp16|bf16|fp8"),
+    # How memory is taken and given back.
+    **dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), list_of(CONFIGURED)),
+    "MALLOC_ARENA_MAX": number,
+    "PYTHONMALLOC": list_of("default|debug|(malloc|pymalloc|mimalloc)(_debug)?"),
+}
+# What libraries log, and their values that log all they do: each call, copy or block of memory.
+LOGS: dict[str, Callable[[str], str]] = {
+    **dict.fromkeys(
+        ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"), list_of("detail|debug|info|warning|error|critical")
+    ),
+    "HF_DEBUG": switch,
+    "TORCH_LOGS": list_of(r"[+-]?(all|torch|dynamo|aot|inductor|dynamic|distributed|autograd)"),
+    "PYTORCH_DEBUG_MPS_ALLOCATOR": number,
+}
+ALL_LOGGED = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
+# These are of one computer: its paths, its devices, and its way to the hub.
+OWN_VARIABLES: dict[str, Callable[[str], str]] = {
+    **dict.fromkeys(("LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), paths),
+    **dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR"), paths),
+    **dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "XDG_CACHE_HOME"), paths),
+    "CUDA_VISIBLE_DEVICES": list_of(f"{NUMBER}|(gpu|mig)-[0-9a-f-]{{1,36}}|"),
+    "CUDA_DEVICE_ORDER": list_of("fastest_first|pci_bus_id"),
+    **dict.fromkeys(("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE"), list_of(DEVICES)),
+    **dict.fromkeys(("ACCELERATE_USE_CPU", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), switch),
+    "HF_ENDPOINT": address,
+    **LOGS,
+}
+CLEANERS = SHARED_VARIABLES | OWN_VARIABLES
+
+
+def kept_value(name: str, value: str) -> str:
+    """Return the value of an allowed variable as it may be kept."""
+    return CLEANERS[name](value.strip())
+
+
+def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the allowed variables that are set, cleaned, in the order of their names.
+
+    Example:
+        >>> kept_variables({"OMP_NUM_THREADS": "2", "HF_TOKEN": "hf_abc", "PYTHONHASHSEED": "the patient"})
+        {'OMP_NUM_THREADS': '2', 'PYTHONHASHSEED': '***'}
+    """
+    return {name: kept_value(name, environ[name]) for name in sorted(CLEANERS) if name in environ}
+
+
+def golden_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that another computer should have too; what had to be masked is none of them."""
+    kept = kept_variables(environ)
+    return {name: value for name, value in kept.items() if name in SHARED_VARIABLES and MASK not in value}
+
+
+TEXTS_FILE_OR_FOLDER = "Pass a list of texts, or the path of a file or a folder."
+SAVE_IT = "Save it, and pass the path of its folder."
+
+# Of hypotheses: the most characters of one, how many there may be, and how long a text is that does not stand in others by chance.
+LONGEST, MOST, SHORT = 200, 50, 12
+PAIRS = "Pass pairs of what was suspected and what rules it out, such as [('slow loader', 'data takes 3 %')]."
+
+
+def dataset_of(data: Any) -> Dataset:
+    """Return the fingerprint of a dataset.
+
+    Args:
+        data: A series of texts that can be read again, or the path of a file, or of a folder with shards.
+
+    Raises:
+        ConfigurationError: For anything else, for nothing, and for what cannot be read; no word of it is in the error.
+
+    Example:
+        >>> dataset_of(["asthma", "fever"]).items, dataset_of(["asthma"]).checksum == dataset_of(["fever"]).checksum
+        (2, False)
+    """
+    if not isinstance(data, (str, os.PathLike)):
+        return _of_texts(data)
+    path = given_path(data, "dataset")
+    # A device or a pipe may have no end; and what is not a path may be a note, so the error does not show it.
+    if not (path.is_dir() or path.is_file()):
+        raise ConfigurationError("There is no file or folder of that name for a dataset.", TEXTS_FILE_OR_FOLDER)
+    try:
+        return _of_folder(path) if path.is_dir() else Dataset("file", digest_of(path, "sha256"), 1, path.stat().st_size)
+    except OSError as error:
+        what = f"The dataset cannot be read: {short_type_name(error)}."
+        raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER) from None
+
+
+def _of_texts(data: Any) -> Dataset:
+    series = stream_of(data)
+    if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
+        what = f"{short_type_name(data)} has no length or no order: it may have no end, or can be read once only."
+        raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
+    digest, items, size = hashlib.sha256(), 0, 0
+    for text in series:
+        if not isinstance(text, (str, list)):
+            what = f"Item {items} of the dataset is {short_type_name(text)}, not a text."
+            raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
+        content = readable(text).encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "big") + content)
+        items, size = items + 1, size + len(content)
+    if not items:
+        raise ConfigurationError("The dataset is empty.", TEXTS_FILE_OR_FOLDER)
+    return Dataset("texts", digest.hexdigest(), items, size)
+
+
+def _of_folder(folder: Path) -> Dataset:
+    files = sorted(path for path in _below(folder) if path.is_file() and not path.name.startswith("."))
+    if not files:
+        raise ConfigurationError("The folder of the dataset has no files.", TEXTS_FILE_OR_FOLDER)
+    shards = tuple(digest_of(path, "sha256") for path in files)
+    named = (f"{path.relative_to(folder).as_posix()}\0{shard}\0" for path, shard in zip(files, shards, strict=True))
+    checksum = hashlib.sha256("".join(named).encode("utf-8", "surrogateescape")).hexdigest()
+    return Dataset("folder", checksum, len(files), sum(path.stat().st_size for path in files), shards)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder and in the folders below it, links to folders included."""
+
+    def fail(error: OSError) -> None:  # os.walk leaves out what it cannot read otherwise.
+        raise error
+
+    seen = set()
+    for place, _, names in os.walk(folder, onerror=fail, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            what = "The folder of the dataset has a folder twice in it, through links."
+            raise ConfigurationError(what, "Pass a folder without such links.")
+        seen.add(real)
+        yield from (Path(place, name) for name in names)
+
+
+def model_of_files(name: str, folder: Path, dtype: str | None) -> Model:
+    """Return which model the files of a folder are; ``dtype`` is the type of its weights in memory, if that is known."""
+    content = content_of(folder)
+    return Model(short_path(name), "files", content.weights, content.settings, content.tokenizer, dtype)
+
+
+def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
+    """Return which model a module in memory is, by every byte of its parameters and buffers."""
+    config: Any = getattr(module, "config", None)
+    settings = repr(_without_place(config.to_dict())) if hasattr(config, "to_dict") else repr(module)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return Model(
+        type(module).__name__,
+        "memory",
+        weights_in_memory(module),
+        _fingerprint(settings),
+        None if backend is None else _fingerprint(str(sorted(backend.get_vocab().items()))),
+        next((dtype_name(one.dtype) for one in module.parameters()), None),
+    )
+
+
+def weights_in_memory(module: torch.nn.Module) -> str:
+    """Return a fingerprint of all parameters and buffers that are saved with a module, wherever they are.
+
+    Raises:
+        ConfigurationError: For tensors without content, sparse ones, and a state of an unknown kind.
+    """
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    with TENSOR_LOCK, torch.no_grad():
+        for piece in _pieces(module.state_dict()):
+            digest.update(len(piece).to_bytes(8, "big") + piece)
+    return digest.hexdigest()
+
+
+def _pieces(state: Any) -> Iterator[bytes]:
+    """Yield all that the state of a module holds: tensors with type, shape and every byte, and what they are packed in."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        content = _bytes_of(state)
+        yield f"{state.dtype} {tuple(state.shape)}".encode()
+        yield content
+    elif isinstance(state, torch.ScriptObject):  # Packed weights of int8 layers.
+        yield from _pieces(state.__getstate__())
+    elif isinstance(state, (Mapping, list, tuple)):
+        yield type(state).__name__.encode()
+        parts = itertools.chain.from_iterable(state.items()) if isinstance(state, Mapping) else state
+        for part in parts:
+            yield from _pieces(part)
+    elif state is None or isinstance(state, (str, bytes, int, float, torch.dtype, torch.device)):
+        yield repr(state).encode("utf-8", "surrogatepass")
+    else:
+        raise ConfigurationError(f"The model holds a {short_type_name(state)}, which has no fingerprint.", SAVE_IT)
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    import torch
+
+    if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided:
+        what = "The model holds a tensor that is lazy, sparse or on the meta device, which has no fingerprint."
+        raise ConfigurationError(what, SAVE_IT)
+    content = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    content = content.dequantize() if content.is_quantized else content
+    return content.reshape(-1).view(torch.uint8).numpy().tobytes() if content.numel() else b""
+
+
+def _without_place(settings: Any) -> Any:
+    """Return settings of transformers in one order, without where they came from, which changes nothing."""
+    if not isinstance(settings, Mapping):
+        return settings
+    named = {str(name): _without_place(value) for name, value in settings.items() if name != "_name_or_path"}
+    return [(name, named[name]) for name in sorted(named)]
+
+
+def _fingerprint(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
+    """Return hypotheses that are ruled out.
+
+    Args:
+        said: Pairs, or a mapping, of what was suspected and what rules it out.
+        data: The dataset; no words of it may stand here.
+
+    Raises:
+        ConfigurationError: For what is not a pair of short texts, and for words of the dataset; it shows none of them.
+
+    Example:
+        >>> hypotheses_of({"slow loader": "data takes 3 % of a step"})[0].hypothesis
+        'slow loader'
+    """
+    series = said.items() if isinstance(said, Mapping) else said if isinstance(said, Iterable) else [said]
+    pairs = list(itertools.islice(series, MOST + 1))  # It may have no end.
+    if isinstance(said, str) or not all(map(_is_pair, pairs)):
+        raise ConfigurationError("A hypothesis is not a pair of texts.", PAIRS)
+    if len(pairs) > MOST:
+        raise ConfigurationError(f"There are more than {MOST} hypotheses.", "Pass the last ones.")
+    return tuple(Hypothesis(_checked(one, data), _checked(why, data)) for one, why in pairs)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(one, str) for one in pair)  # noqa: PLR2004
+
+
+def _checked(text: str, data: Any) -> str:
+    line = one_line(text)
+    if len(line) > LONGEST:
+        what = f"A hypothesis has {len(line):,} characters."
+        raise ConfigurationError(what, f"Say it in {LONGEST}; a note must not be part of it.")
+    texts = () if data is None or isinstance(data, (str, os.PathLike)) else map(readable, stream_of(data))
+    if any(_overlap(line.casefold(), one_line(one).casefold()) for one in texts):
+        raise ConfigurationError("A hypothesis has words of the dataset.", "Say it without them.")
+    return without_secrets(line)
+
+
+def _overlap(text: str, other: str) -> bool:
+    return (len(text) >= SHORT and text in other) or (len(other) >= SHORT and other in text)

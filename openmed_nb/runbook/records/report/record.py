@@ -1,0 +1,196 @@
+"""What a report of a computer holds, as values, and how names of people are kept out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import math
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ....display import Report
+from ....errors import visible
+from ...verdict.evidence import Evidence
+from ..logbook.privacy import home_folder, without_secrets
+from ..logbook.sections import Count, Day, ReportFigures, Software
+
+SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
+
+# Written by scripts/write_schemas.py.
+SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
+
+# What became of a step, beside display.FAILED.
+DONE, DIED, HUNG = "done", "died", "hung"
+
+MASK = "***"
+LAST_LINES, LONGEST_LINE = 30, 300
+
+# What stands before a package in the path of a file: a folder of the person's own.
+PREFIX = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|python3\.\d+)[/\\])")
+
+# How Python's fault handler begins to say where a process was: what stands before that is why it ended.
+FAULT = re.compile(r"Fatal Python error:|Timeout \(")
+BEFORE_FAULT = 10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step.
+
+    Attributes:
+        step: Its name.
+        outcome: Whether it has an answer: done; failed with an error; died by a signal; or hung, and was ended.
+        status: The worst of what it found: ok, warning, failed or not applicable; null without an answer.
+        what: What it found, or what happened to it, in a sentence or two.
+        remedy: One thing to do; empty where nothing needs to be done.
+        output: The last lines that it printed; empty where it has an answer.
+        written: When it ended, in UTC.
+        seconds: How long it took, with the start of its process.
+        report: What it says as sentences, tables and pictures; null without an answer.
+        data: The same as the report's own JSON, in the schema that it names; null without an answer.
+        figures: The same in numbers.
+        evidence: What it adds to a verdict, by the names of the figures.
+    """
+
+    step: str
+    outcome: Literal["done", "failed", "died", "hung"]
+    status: Literal["ok", "warning", "failed", "not applicable"] | None
+    what: str
+    remedy: str
+    output: tuple[str, ...]
+    written: Day
+    seconds: float
+    report: Report | None = None
+    data: Any = None
+    figures: tuple[ReportFigures, ...] = ()
+    evidence: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a report is of; a report of another subject is never continued.
+
+    Attributes:
+        simulated: Whether the MPS device is a simulated one, whose figures are none of a real one.
+        defects: The silent errors that the simulated device was given.
+        request: The device that was asked for; null where the computer decides.
+        quick: Whether fewer and shorter measurements were asked for.
+        training: Whether training steps are measured instead of annotation.
+        chip: The processor.
+        memory_bytes: The memory of the computer.
+        software: What runs.
+    """
+
+    simulated: bool
+    defects: tuple[str, ...]
+    request: str | None
+    quick: bool
+    training: bool
+    chip: str
+    memory_bytes: Count
+    software: Software
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Chip, release of torch and major version of the system: what reports that are compared share."""
+        release, _, _ = (self.software.torch or "").partition("+")
+        return self.chip, release, self.software.system.partition(".")[0]
+
+    def differences(self, other: Subject) -> Iterator[str]:
+        """Yield in words what another subject has another value of."""
+        mine, theirs = ({**vars(one), **vars(one.software)} for one in (self, other))
+        for name, value in mine.items():
+            if name not in {"software", "packages"} and value != theirs[name]:
+                yield f"{name.replace('_', ' ')} was {theirs[name]} and is {value}"
+
+
+@dataclass(frozen=True, repr=False)
+class Record:
+    """What is measured on a computer. No text of a note, no name of a person or a computer, and no home is in it.
+
+    Attributes:
+        schema: The name and the number of this form.
+        written: When it was written last, in UTC.
+        subject: What it is of.
+        device: Where it was measured; null before that is known.
+        planned: The names of all its steps, in order.
+        steps: The steps that have run, in order.
+        verdict: What it comes to, in two sentences.
+        not_measured: What is not known after it, as sentences.
+        cautions: What else to know, as sentences.
+        notes: What to know about this run, as sentences.
+    """
+
+    schema: Literal["openmed_nb/report/1"]
+    written: Day
+    subject: Subject
+    device: str | None
+    planned: tuple[str, ...]
+    steps: tuple[Outcome, ...] = ()
+    verdict: str = ""
+    not_measured: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def of(self, step: str) -> Outcome | None:
+        """Return what became of a step, ``None`` if it has not run."""
+        return next((one for one in self.steps if one.step == step), None)
+
+
+def evidence_from(known: Mapping[str, Any], **more: Any) -> Evidence:
+    """Return figures for a verdict from what JSON has made of them."""
+    figures: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in known.items()}
+    return Evidence(**figures, **more)
+
+
+def people() -> tuple[str, ...]:
+    """Return the names that must not stand in a report: of this person, of their home and of this computer."""
+    host = platform.node()
+    names = [home_folder().name, host, host.partition(".")[0]]
+    with contextlib.suppress(OSError, KeyError, ImportError):  # A person without a name, by release and system.
+        names.append(getpass.getuser())
+    return tuple(sorted({name for name in names if len(name) > 1 and name != "~"}, key=len, reverse=True))
+
+
+def private(value: Any, home: str | None = None, names: tuple[str, ...] | None = None) -> Any:
+    """Return a value of JSON without names of people and hosts in its texts, and without numbers that are not finite.
+
+    Example:
+        >>> private({"where": ["/Users/jane/x.py", "jane on janes-mac"], "n": float("nan")}, "/Users/jane", ("janes-mac", "jane"))
+        {'where': ['~/x.py', '*** on ***'], 'n': None}
+        >>> private("File /home/tom/a.py, a janeway", "/home/jane", ("jane",))
+        'File /home/***/a.py, a janeway'
+    """
+    home, names = home or str(home_folder()), people() if names is None else names
+    named = "|".join(map(re.escape, names)) or r"(?!)"
+    person = re.compile(rf"(?<![^\W_])(?:{named})(?![^\W_])")
+    start = re.compile(rf"{re.escape(home)}(?![\w.-])" if len(home) > 1 else r"(?!)")
+
+    def cleaned(one: Any) -> Any:
+        if isinstance(one, str):
+            text = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", start.sub("~", one))
+            return person.sub(MASK, text)
+        if isinstance(one, Mapping):
+            return {name: cleaned(inner) for name, inner in one.items()}
+        if isinstance(one, (list, tuple)):
+            return [cleaned(inner) for inner in one]
+        return None if isinstance(one, float) and not math.isfinite(one) else one
+
+    return cleaned(value)
+
+
+def last_lines(file: Path, most: int = 65_536) -> tuple[str, ...]:
+    """Return the lines at the end of what a process printed that tell why it ended, without secrets and names."""
+    with file.open("rb") as stream:
+        if stream.seek(max(0, file.stat().st_size - most)):
+            stream.readline()  # Half a line may have half a name in it.
+        text = stream.read().decode("utf-8", "replace")
+    lines = [line.rstrip() for line in visible(text).splitlines() if line.strip()]
+    fault = max((number for number, line in enumerate(lines) if FAULT.match(line)), default=len(lines))
+    begin = min(max(0, fault - BEFORE_FAULT), max(0, len(lines) - LAST_LINES))
+    kept = private([without_secrets(PREFIX.sub("", line)) for line in lines[begin : begin + LAST_LINES]])
+    return tuple(line[:LONGEST_LINE] for line in kept)

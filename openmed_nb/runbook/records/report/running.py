@@ -1,0 +1,214 @@
+"""One step in a process of its own: started, waited for and ended by the report; and what that process does.
+
+It reads its task as a line of JSON, and writes its answer into a file. Its input stays open as long as the report runs: when
+that ends, so does the process, whatever ended the report. Whatever becomes of it is an outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from ....devices.machine import now
+from ....display import FAILED, plain, worst
+from ....distributed.tethered import end_with_input
+from ....errors import OpenMedError, cause, short_type_name
+from ....plain import from_plain, utc, write_whole
+from ....session import SESSION
+from ..logbook.sections import ReportFigures
+from .record import DIED, DONE, HUNG, Outcome, evidence_from, last_lines, private
+from .steps import Answer, Asked, Step
+
+# The file with the answer of a step, in the folder that its process has for itself.
+ANSWER = "answer.json"
+
+# How long a process that was killed may take to end; one that waits for a GPU may take for ever.
+GRACE = 10.0
+
+# A process says where it is each time that this share of its time is over, so that the last time tells where it hangs.
+SAYS_WHERE = 0.3
+
+# A disk with less room is full, and so it is with these errors.
+LEAST_ROOM = 1 << 20
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+DISK_FULL = "Make room on the disk, and run the report again."
+MEMORY_FULL = "Close other programs, and run the report again."
+AGAIN = "Run the report again with nothing else running"
+SEND = f"{AGAIN}; if it ends so again, use 'cpu' for this, and send the last lines."
+HANGS = f"{AGAIN}; if it hangs again, the last lines say where, and 'cpu' does the same work."
+TO_DO = {
+    "SIGABRT": "The last lines name what torch or Metal refused: look for it among the issues of PyTorch, and use 'cpu' until then.",
+    "SIGKILL": f"The system ends what takes too much memory. {MEMORY_FULL}",
+}
+
+# What a step has that has no whole answer.
+NOTHING: dict[str, Any] = {
+    "status": None,
+    "report": None,
+    "data": None,
+    "figures": [],
+    "evidence": None,
+}
+
+
+def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> Outcome:
+    """Run a step in a process of its own, and return what became of it; an interrupt ends that process too."""
+    begin = now()
+    with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as name:
+        output, answer = Path(name, "output"), Path(name, ANSWER)
+        run = f"{step.run.__module__}:{step.run.__qualname__}"
+        with output.open("wb") as printed:
+            process = started(printed, environ)
+            try:
+                code = ended_with(process, {**task, "run": run, "limit": step.limit, "aside": name})
+            finally:
+                end(process)
+        found: dict[str, Any] = json.loads(answer.read_text("utf-8")) if answer.exists() else {}
+        lines = last_lines(output)
+        full = shutil.disk_usage(name).free < LEAST_ROOM
+    about = {"step": step.name, "written": utc(), "seconds": round(now() - begin, 1)}
+    whole = {**(found if "report" in found else NOTHING), **about, "outcome": DONE, "remedy": "", "output": []}
+    if code != 0 or "report" not in found:
+        outcome, what, remedy = ending(code, step.limit, found, lines, full)
+        whole |= {"outcome": outcome, "what": what, "remedy": remedy, "output": list(lines)}
+    told: Outcome = from_plain(Outcome, whole)
+    return told
+
+
+def started(printed: Any, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process of a step, apart from the terminal's Ctrl-C, with what this process can import."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    return subprocess.Popen(  # noqa: S603 - the command is ours
+        [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=printed,
+        stderr=printed,
+        start_new_session=True,
+        env=environ,
+    )
+
+
+def ended_with(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int | None:
+    """Hand a process its task, and return its exit status; ``None`` if it did not end in time."""
+    with contextlib.suppress(BrokenPipeError):  # It may be gone already, and its status says so.
+        if process.stdin:
+            process.stdin.write(f"{json.dumps(task)}\n".encode())
+            process.stdin.flush()
+    try:
+        return process.wait(task["limit"])
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it started; one that the system does not let go is left to it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers so for what has just ended.
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE)
+    with contextlib.suppress(BrokenPipeError):
+        if process.stdin:
+            process.stdin.close()
+
+
+def ending(
+    code: int | None, limit: float, found: Mapping[str, Any], lines: Sequence[str], full: bool
+) -> tuple[str, str, str]:
+    """Return what became of a step without a whole answer: the outcome, what happened, and what to do.
+
+    Example:
+        >>> ending(None, 5, {}, (), False)[:2], ending(1, 5, {}, ("KeyError: 1",), False)[:2]
+        (('hung', 'It took longer than 5 s and was ended.'), ('failed', 'It ended with status 1: KeyError: 1.'))
+    """
+    if code is None:
+        return HUNG, f"It took longer than {limit:g} s and was ended.", HANGS
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"Signal {-code}"
+        return DIED, f"{name} ended it.", TO_DO.get(name, SEND)
+    if "remedy" in found:
+        return FAILED, found["what"], found["remedy"]
+    last = f": {lines[-1].rstrip('.')}" if lines else ""
+    return FAILED, f"It ended with status {code}{last}.", DISK_FULL if full else SEND
+
+
+def main() -> None:
+    """Do the task of this process, and write the answer; an error of ours is one too, any other one ends the process."""
+    task = json.loads(sys.stdin.readline())
+    tempfile.tempdir = task["aside"]
+    threading.Thread(target=end_with_input, daemon=True).start()
+    faulthandler.dump_traceback_later(SAYS_WHERE * task["limit"], repeat=True)
+    try:
+        answer = answered(task)
+    except OpenMedError as error:
+        answer = {"what": f"{short_type_name(error)}: {error.what}", "remedy": error.remedy}
+    except (MemoryError, OSError, RuntimeError) as error:
+        if (full := what_is_full(error)) is None:
+            raise
+        answer = {"what": f"{full[0]}: {cause(error)}.", "remedy": full[1]}
+    write_whole(Path(task["aside"], ANSWER), json.dumps(private(answer), allow_nan=False))
+
+
+def what_is_full(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
+    """Return what has no room left, and what to do; ``None`` for an error of another kind."""
+    from ....devices.memory import is_out_of_memory
+
+    if isinstance(error, OSError):
+        return ("The disk is full", DISK_FULL) if error.errno in NO_ROOM else None
+    return ("The memory ran out", MEMORY_FULL) if is_out_of_memory(error) else None
+
+
+def answered(task: dict[str, Any]) -> dict[str, Any]:
+    """Return what a step found, as plain values."""
+    SESSION.start()
+    if task["simulated"]:
+        SESSION.simulate(**task["simulated"])
+    if task["request"]:
+        SESSION.use(task["request"], "nb.report()")
+    figures = tuple(from_plain(ReportFigures, one) for one in task["figures"])
+    asked = Asked(task["quick"], task["training"], task["device"], figures)
+    answer: Answer = resolve_name(task["run"])(asked)
+    found: dict[str, Any] = plain(told(answer, task))
+    SESSION.end_simulation()
+    return found
+
+
+def told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
+    """Return what an answer says as a report, for a logbook and for a verdict."""
+    from ...verdict.figures import figures_of
+    from ...verdict.verdict import evidence_of
+
+    shown, evidence = answer.shown.marked(), {}
+    if answer.judged:
+        known = evidence_from(task["evidence"])
+        found = evidence_of(known, *answer.judged, task=known.task).measured
+        evidence = {name: value for name, value in found.items() if name not in known.measured}
+    findings: Any = getattr(answer.shown, "findings", ())
+    findings = findings() if callable(findings) else findings
+    failed = ", ".join(one.name for one in findings if one.status == FAILED)
+    plainly = answer.shown.report()  # The whole report says once whether it is simulated.
+    says = answer.says or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
+    return {
+        "what": " ".join(filter(None, (says, f"Failed: {failed}." if failed else ""))),
+        "status": worst(findings) if findings else answer.status,
+        "report": shown,
+        "data": answer.shown,
+        "figures": answer.figures or tuple(map(figures_of, answer.judged)),
+        "evidence": evidence,
+    }

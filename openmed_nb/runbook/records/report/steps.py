@@ -1,0 +1,345 @@
+"""The steps of a report: one table, and the functions that run in the processes of its rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ....devices.machine import mps_is_simulated, shown_device
+from ....display import (
+    FAILED,
+    NOT_APPLICABLE,
+    NOT_KNOWN,
+    OK,
+    WARNING,
+    Finding,
+    Report,
+    Shown,
+    Table,
+    findings_table,
+    milliseconds,
+)
+from ....drawing import Picture, bars_of
+from ....session import SESSION
+from ..logbook.sections import ReportFigures
+from .record import MASK
+
+if TYPE_CHECKING:
+    from ...bench.benches import AnnotationBench
+
+MODEL = "bundled"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a step is asked for."""
+
+    quick: bool
+    training: bool
+    device: str  # Where it measures.
+    figures: tuple[ReportFigures, ...] = ()  # What the steps before it found, for the logbook.
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a step found."""
+
+    shown: Shown
+    judged: tuple[Any, ...] = ()  # The reports in it that a logbook and a verdict read.
+    figures: tuple[ReportFigures, ...] = ()  # Figures of what no logbook reads otherwise.
+    says: str = ""  # What it found in a sentence with figures; empty where the report says it itself.
+    status: str = OK  # How good that is, where the report has no findings.
+
+
+@dataclass(frozen=True)
+class Step:
+    """A row of the table."""
+
+    name: str
+    about: str  # What it tells, as the heading of its part of the page.
+    run: Callable[[Asked], Answer]  # Runs in a process of its own; it is found there by its module and its name.
+    seconds: float  # About how long it takes, for the time that is left.
+    quick: float  # The same of a quick report.
+    limit: float = 150.0  # After so many seconds it hangs, and is ended.
+
+    def usual(self, quick: bool) -> float:
+        return self.quick if quick else self.seconds
+
+
+def device(_asked: Asked) -> Answer:
+    SESSION.computer.load_torch()  # What is only planned is no answer.
+    return Answer(SESSION.device())
+
+
+def doctor(_asked: Asked) -> Answer:
+    from ...checks.doctor.report import doctor
+
+    found = doctor()
+    return Answer(found, judged=(found,))
+
+
+def signals(_asked: Asked) -> Answer:
+    from ..signals import signals
+
+    found = signals()
+    known = [f"{one.name} {one.evidence}" for one in found.findings() if one.evidence != NOT_KNOWN]
+    unknown = ", ".join(one.name for one in found.findings() if one.evidence == NOT_KNOWN)
+    sentence = "; ".join([*known, *([f"not known: {unknown}"] if unknown else [])])
+    return Answer(found, says=f"{sentence[:1].upper()}{sentence[1:]}.")
+
+
+def parity(asked: Asked) -> Answer:
+    from ...bench.benches import TEXTS
+    from ...checks.precision.parity import parity
+
+    longer = () if asked.quick else (" ".join(TEXTS), " ".join(TEXTS * 12))  # The last is read in several windows.
+    found = parity(MODEL, [*TEXTS, *longer], device=asked.device, gradients=True)
+    apart = f"Logits differ by at most {found.logits.maximum:.2g}"
+    gradients = f", gradients by {found.gradients.largest:.2g} of their length" if found.gradients else ""
+    same = f"{found.spans.exact} of {found.spans.all} entities are the same"
+    return Answer(found, judged=(found,), says=f"{apart}{gradients}; {same}.")
+
+
+@dataclass(frozen=True, repr=False)
+class Measured(Shown):
+    """What a step measured for which there is no other report.
+
+    Attributes:
+        title: What it is.
+        device: Where it was measured, marked if that is simulated.
+        sentences: What it says without figures.
+        findings: What to think of it.
+        values: Its figures, by names that name their units.
+        simulated: Whether the device is simulated.
+        pictures: Its figures as pictures.
+    """
+
+    title: str
+    device: str
+    sentences: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
+    simulated: bool = field(default_factory=mps_is_simulated)
+    pictures: tuple[Picture, ...] = ()
+
+    HIDDEN = ("pictures",)
+
+    def report(self) -> Report:
+        """Return what was found; the figures stand in the HTML."""
+        rows = tuple((name.replace("_", " "), f"{value:.4g}") for name, value in self.values.items())
+        table, figures = findings_table("", self.findings), Table("Figures", ("figure", "value"), rows)
+        return Report(
+            f"{self.title} on {self.device}", self.sentences, (table,), figures=(figures,), pictures=self.pictures
+        )
+
+    def figures(self, report: str) -> ReportFigures:
+        """Return what a logbook keeps of it."""
+        return ReportFigures(report, MODEL, self.device, None, self.simulated, dict(self.values))
+
+
+def benched(asked: Asked, training: bool = False) -> AbstractContextManager[Any]:
+    """Put the model on the device for a block, to annotate with or to train."""
+    from ...bench import benches
+
+    return benches.benched(MODEL, training=training, device=asked.device, arguments={})
+
+
+SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
+QUICK_SHAPES = ((1, 32), (8, 32), (1, 128), (8, 128))
+TOGETHER, LENGTH = 32, 128
+
+
+def seconds_of_shape(bench: AnnotationBench, rows: int, length: int) -> tuple[float, float]:
+    """Return how long the first pass of a shape takes, in which MPS compiles, and the median of some after it."""
+    workload = replace(bench, length=length).bucket(rows)
+    with workload.begun() as batches:
+        batch = next(batches)
+        return workload.seconds(batch), statistics.median(workload.seconds(batch) for _ in range(3))
+
+
+def shapes(asked: Asked) -> Answer:
+    tried = QUICK_SHAPES if asked.quick else SHAPES
+    with benched(asked) as bench:
+        times = {f"{rows} x {length}": seconds_of_shape(bench, rows, length) for rows, length in tried}
+    first, again = (sum(both) for both in zip(*times.values(), strict=True))
+    pairs = [
+        (f"{shape}, {kind}", one)
+        for shape, both in times.items()
+        for kind, one in zip(("first", "later"), both, strict=True)
+    ]
+    values = {f"{name.replace(', ', '_').replace(' ', '_')}_seconds": one for name, one in pairs}
+    picture = bars_of("How long a pass takes, by rows x tokens", pairs, milliseconds)
+    sentence = f"Rows x tokens: {', '.join(times)}."
+    found = Measured("Passes of new shapes", shown_device(asked.device), (sentence,), (), values, pictures=(picture,))
+    says = f"The first passes of {len(times)} shapes took {first:.2f} s together, later ones {again:.2f} s."
+    return Answer(found, figures=(found.figures("shapes"),), says=says)
+
+
+def rows(asked: Asked) -> Answer:
+    with benched(asked) as bench:
+        pairs = [(f"{rows} x {LENGTH}", seconds_of_shape(bench, rows, LENGTH)[1] / rows) for rows in (1, TOGETHER)]
+        difference = difference_alone(bench, TOGETHER, LENGTH)
+    (_, alone), (_, together) = pairs
+    values = {"seconds_a_row_alone": alone, "seconds_a_row_together": together, "largest_difference": difference}
+    picture = bars_of("How long each row takes, by rows x tokens", pairs, milliseconds)
+    found = Measured(
+        *("Rows alone and together", shown_device(asked.device), (), (of_difference(difference),), values),
+        pictures=(picture,),
+    )
+    row = f"A row takes {milliseconds(alone)} alone and {milliseconds(together)} among {TOGETHER}"
+    return Answer(found, figures=(found.figures("rows"),), says=f"{row}; logits differ by at most {difference:.2g}.")
+
+
+def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int = 4) -> float:
+    """Return the largest difference of a logit of some rows, each alone, from the same rows among others."""
+    import numpy as np
+    import torch
+
+    network = bench.annotator.network
+    ids = np.random.default_rng(0).integers(0, int(network.model.config.vocab_size), (rows, length))
+    with torch.no_grad():
+        together = network.logits(network.arrays(ids, np.ones_like(ids)))[:alone].cpu()
+        each = [network.logits(network.arrays(one[None], np.ones_like(one[None]))).cpu() for one in ids[:alone]]
+    return float((torch.cat(each) - together).abs().max())
+
+
+def of_difference(difference: float) -> Finding:
+    """Judge whether a row has the answer alone that it has among others; NaN is as bad as any difference.
+
+    Example:
+        >>> of_difference(1e-6).status, of_difference(0.5).status, of_difference(float("nan")).status
+        ('ok', 'failed', 'failed')
+    """
+    from ...checks.precision.report import TOLERANCES
+
+    tolerance, name = TOLERANCES["float32"].logits or 0.0, "rows alone and together"
+    if difference <= tolerance:
+        return Finding(name, OK, f"every logit is the same within {tolerance:g}")
+    what = f"a logit differs by more than {tolerance:g} (pytorch#170837)"
+    return Finding(name, FAILED, what, "Annotate on the CPU, or with batch_size=1 after parity with it.")
+
+
+def calibration(asked: Asked) -> Answer:
+    from ....annotation.loading import load_pipeline
+
+    found = load_pipeline(MODEL, device=asked.device).calibrate()
+    fastest = max(speed for _tokens, speed in found.speeds)
+    values = {"batch_tokens": found.batch_tokens, "tokens_per_second": fastest}
+    figures = ReportFigures("calibration", MODEL, found.device, None, mps_is_simulated(), values)
+    says = f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second."
+    return Answer(found, figures=(figures,), says=says)
+
+
+def compare(asked: Asked) -> Answer:
+    from ...bench.comparison import compare
+    from ...bench.sweep import rate
+
+    pairs, watch = (6, 0) if asked.quick else (12, 6)
+    devices = [asked.device]
+    found = compare(MODEL, devices=devices, training=asked.training, pairs=pairs, watch=watch, seconds=60)
+    speeds = [(found.shown(one.device), one.rows_per_second) for one in found.devices]
+    says = [f"{name}: {rate(speed)} rows a second" for name, speed in speeds]
+    says += [f"{found.shown(one.device)} is {one.speed_up} times as fast" for one in found.devices if one.speed_up]
+    return Answer(found, (found,), says=f"{'; '.join(says)}.")
+
+
+def sweep(asked: Asked) -> Answer:
+    from ...bench.sweep import sweep
+
+    largest, seconds = (32, 5.0) if asked.quick else (None, 30.0)
+    found = sweep(MODEL, training=asked.training, device=asked.device, largest=largest, seconds=seconds)
+    if found.knee is None:
+        says = f"No best batch was found. {found.why} Run nb.sweep() with more seconds."
+        return Answer(found, (found,), says=says, status=WARNING)
+    return Answer(found, (found,), says=f"The knee: {found.why} {found.end}")
+
+
+def profile(asked: Asked) -> Answer:
+    from ...bench.profiling import profile
+
+    steps, warm_up = (5, 2) if asked.quick else (20, 5)
+    found = profile(MODEL, steps=steps, warm_up=warm_up, training=asked.training, device=asked.device)
+    longest = max(found.shares, key=found.shares.__getitem__)
+    says = f"A step takes {milliseconds(found.seconds)}; {longest} takes most of it."
+    return Answer(found, (found,), says=says)
+
+
+def memory(asked: Asked) -> Answer:
+    from ...bench.benches import memory_of_epochs
+
+    with benched(asked, training=True) as bench:
+        found = memory_of_epochs(bench.bucket(4), 1 if asked.quick else 4, bench.device)
+    return Answer(found, (found,))
+
+
+def fallbacks(asked: Asked) -> Answer:
+    from ....annotation.loading import load_pipeline
+    from ...bench.benches import TEXTS
+    from ...checks.operators.fallbacks import fallbacks
+    from ...checks.operators.forecast import forecast
+
+    pipe = load_pipeline(MODEL, device=asked.device)
+    predicted = forecast(pipe, training=True)
+    with benched(asked, training=True) as bench, fallbacks() as ledger:
+        pipe(list(TEXTS))
+        workload = bench.bucket(2)
+        with workload.begun() as batches:
+            workload.run(next(batches))
+    finding = of_fallbacks(predicted.leaving, ledger.operators, ledger.operators_on_mps)
+    said = predicted.verdict, ledger.verdict
+    found = Measured("Fallbacks against the forecast", shown_device(asked.device), said, (finding,))
+    says = f"The forecast: {predicted.verdict} What happened: {ledger.verdict}"
+    return Answer(found, (predicted, ledger), says=says)
+
+
+def of_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> Finding:
+    """Judge whether the operators that left MPS, of so many that were called on it, are those that were predicted.
+
+    Example:
+        >>> of_fallbacks(["aten::_linalg_eigh"], ["aten::_linalg_eigh.eigenvalues"], 9).status
+        'ok'
+        >>> of_fallbacks([], ["aten::mode"], 9).evidence
+        'aten::mode left MPS, and the forecast does not say so'
+    """
+    name, bases = "forecast", {one.split(".")[0] for one in predicted}
+    if not on_mps:
+        return Finding(name, NOT_APPLICABLE, "nothing was computed on MPS, so nothing could fall back")
+    if unexpected := [one for one in left if one.split(".")[0] not in bases]:
+        what = f"{', '.join(unexpected)} left MPS, and the forecast does not say so"
+        return Finding(name, WARNING, what, "Send this report: the forecast's table lacks it.")
+    return Finding(name, OK, "everything that left MPS was predicted")
+
+
+def logbook(asked: Asked) -> Answer:
+    from ..logbook.gathering import logbook
+    from ..logbook.logbook import run_of
+    from ..logbook.privacy import SHARED_VARIABLES
+
+    book = logbook(model=MODEL)
+    # Where folders are is of this computer alone.
+    shared = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}
+    storage = tuple(replace(one, path=MASK) for one in book.storage)
+    book = replace(
+        book, environment=shared, storage=storage, run=run_of(asked.figures, book.run), figures=asked.figures
+    )
+    return Answer(book, says="It can be read with Logbook.read() once it is saved, and compared with another one.")
+
+
+STEPS: tuple[Step, ...] = (
+    Step("device", "Which device, and why", device, 5, 3),
+    Step("doctor", "What is right and wrong with it", doctor, 20, 12),
+    Step("signals", "Power, heat and memory before it", signals, 2, 1),
+    Step("parity", "The same answers and gradients as the CPU?", parity, 15, 6),
+    Step("shapes", "Seconds for each new shape", shapes, 20, 6),
+    Step("calibration", "How many tokens at once", calibration, 30, 8),
+    Step("rows", "One row against 32", rows, 8, 5),
+    Step("compare", "How much faster than the CPU", compare, 50, 8, limit=240.0),
+    Step("sweep", "How many rows in a batch", sweep, 40, 9, limit=240.0),
+    Step("profile", "Where the time goes", profile, 30, 8, limit=240.0),
+    Step("memory", "Memory over ten epochs", memory, 25, 7),
+    Step("fallbacks", "What leaves MPS, and what was predicted", fallbacks, 15, 7),
+    Step("logbook", "With what all of it was measured", logbook, 6, 4),
+)
