@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from ._render.display import Json
 from .activity import Activity
 from .annotation.corpus import annotate_text
 from .annotation.references import FileText, read, unless_failed
 from .annotation.tables import reader_by_name
-from .display import Json
 from .errors import ConfigurationError, Interrupted, OpenMedError, cause, parser_problem, short_type_name
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from .display import counted
+from ._render.display import counted
 from .errors import check_flag, short_type_name, warn
 
 Thing = TypeVar("Thing")

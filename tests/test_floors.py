@@ -15,8 +15,7 @@ HEAVY = {
 FLOORS = (
     "lazy",
     "errors",
-    "drawing",
-    "display",
+    "_render",
     "plain",
     "activity",
     "devices",
@@ -138,8 +137,8 @@ def allowed_in(module):
 def test_ground_floor_imports_nothing():
     """Errors and pictures import nothing of the package, and the rendering only these."""
     assert list(package_imports(PACKAGE / "errors.py")) == []
-    assert list(package_imports(PACKAGE / "drawing.py")) == []
-    assert set(package_imports(PACKAGE / "display.py")) == {"drawing", "errors"}
+    assert list(package_imports(PACKAGE / "_render" / "drawing.py")) == []
+    assert set(package_imports(PACKAGE / "_render" / "display.py")) == {"_render.drawing", "errors"}
 
 
 def test_package_is_imported_relatively():
@@ -153,7 +152,7 @@ def test_floor_of_a_module():
     """Every module stands on the floor that its folder names."""
     floors = {
         "errors": "errors",
-        "display": "display",
+        "_render.display": "_render",
         "devices.choice": "devices",
         "models": "models",
         "session": "session",

@@ -23,9 +23,9 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.__main__ import main
+from openmed_nb._render.display import Shown
 from openmed_nb.annotation.masking import MaskedText, MaskedTexts
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Summary
-from openmed_nb.display import Shown
 from openmed_nb.errors import OpenMedError
 from openmed_nb.session import SESSION
 

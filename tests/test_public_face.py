@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.display import NOTE, Report, Shown
+from openmed_nb._render.display import NOTE, Report, Shown
 
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_face.json"
 

@@ -37,7 +37,11 @@ def test_wheel_carries_models_types_and_licences(wheel):
     folder = "openmed_nb/models/bundled"
     model_files = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md")
 
-    read = {"runbook/records/logbook/logbook.schema.json", "runbook/records/report/report.schema.json", "notebook/panel/panel.css"}
+    read = {
+        "runbook/records/logbook/logbook.schema.json",
+        "runbook/records/report/report.schema.json",
+        "notebook/panel/panel.css",
+    }
     read.add("runbook/records/reports/README.md")
     read |= {f"runbook/records/handoff/templates/{name}" for name in ("README.md", "run.sh", "openmed_nb.plist.txt")}
     assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt", *(f"openmed_nb/{name}" for name in read)} <= names

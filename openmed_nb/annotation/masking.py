@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..display import WARNING, Piece, Report, Shown, counted
+from .._render.display import WARNING, Piece, Report, Shown, counted
 from ..errors import ConfigurationError, cannot_be, describe_value, shorten, wrong_type
 from .boundaries import JOINER, is_mark, whole_words
 

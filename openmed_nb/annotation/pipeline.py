@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import torch
 from transformers import TokenClassificationPipeline
 
+from .._render.display import Report, Shown, Table
+from .._render.drawing import bars_of
 from ..devices.backend import TENSOR_LOCK, collector_at_rest, to_array
 from ..devices.linear import best_seconds
 from ..devices.machine import seconds_of, shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
-from ..display import Report, Shown, Table
-from ..drawing import bars_of
 from ..errors import (
     ConfigurationError,
     UnknownDevice,

@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..display import Json, Piece, Report, Shown, Table, counted, to_text
-from ..drawing import bars_of
+from .._render.display import Json, Piece, Report, Shown, Table, counted, to_text
+from .._render.drawing import bars_of
 from ..errors import (
     ConfigurationError,
     OpenMedError,

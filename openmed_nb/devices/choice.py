@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..display import MARK, Plain, Report, Shown, Table, counted, plain
+from .._render.display import MARK, Plain, Report, Shown, Table, counted, plain
 from ..errors import DeviceUnavailable, OpenMedError
 from .backend import MINIMUM_TORCH, TorchFacts
 from .environment import UNSET_BOTH, EnvPlan

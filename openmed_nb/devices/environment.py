@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..display import Report, Shown, Table
+from .._render.display import Report, Shown, Table
 from ..errors import nearest
 from .backend import release_of
 from .request import masked

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..display import MARK
+from .._render.display import MARK
 from ..errors import ConfigurationError, check_is_real, describe_value
 from .backend import TorchFacts
 from .request import canonical, kind_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..display import Plain, in_bytes
+from .._render.display import Plain, in_bytes
 from ..errors import DeviceUnavailable, cause
 from .backend import TENSOR_LOCK, import_torch, release_of
 from .request import kind_of

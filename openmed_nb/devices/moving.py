@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..display import counted
+from .._render.display import counted
 from ..errors import ConfigurationError, NumberTooLarge, cause, short_type_name, warn
 from .backend import TENSOR_LOCK
 from .request import kind_of

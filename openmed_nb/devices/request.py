@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from ..display import Plain
+from .._render.display import Plain
 from ..errors import ConfigurationError, UnknownDevice, cannot_be, describe_value, short_type_name
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._render.display import Report, Shown, Table, counted, plain
 from ..annotation.resume import differences
 from ..devices.request import kind_of
-from ..display import Report, Shown, Table, counted, plain
 from ..errors import ConfigurationError, WorkersDiffer, whole_or_none
 
 LEAST_ON_CPU = 2  # Any CPU may have so many workers; with many more than cores, a computer does nothing but start them.

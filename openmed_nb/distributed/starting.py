@@ -17,11 +17,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from .._render.display import Report, Shown
 from ..activity import Activity
 from ..devices.environment import variables_kept
 from ..devices.machine import import_psutil, mps_is_simulated
 from ..devices.request import DeviceRequest
-from ..display import Report, Shown
 from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, cause, short_type_name, warn, whole_or_none
 from ..session import SESSION
 from .client import import_extra

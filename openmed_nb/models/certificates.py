@@ -18,11 +18,11 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from .._render.display import MARK, OK, Plain, Report, Shown, Table, counted
 from ..devices.backend import import_torch
 from ..devices.computer import Computer
 from ..devices.machine import own_name, shows_simulated
 from ..devices.request import kind_of
-from ..display import MARK, OK, Plain, Report, Shown, Table, counted
 from ..errors import ConfigurationError, cause, describe_value, one_line, warn
 from ..plain import Least, from_plain, utc, write_whole
 from .files import content_of

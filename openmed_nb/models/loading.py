@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._render.display import counted
 from ..activity import uninterrupted
 from ..devices.backend import TENSOR_LOCK, collector_at_rest, import_torch
 from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
-from ..display import counted
 from ..errors import (
     ConfigurationError,
     DeviceUnavailable,

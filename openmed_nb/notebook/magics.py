@@ -30,8 +30,8 @@ from IPython.utils.process import arg_split
 from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
+from .._render.display import Json, Report, Shown, Table
 from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated
-from ..display import Json, Report, Shown, Table
 from ..errors import (
     MagicError,
     OpenMedError,

@@ -22,12 +22,12 @@ from torch import Generator as CpuGenerator  # A simulation replaces the name in
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device as default_device
 
+from .._render.display import Report, Shown, Table, counted
 from ..devices import backend
 from ..devices.computer import Computer
 from ..devices.environment import FALLBACK, variables_kept
 from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine, parse_memory
 from ..devices.profilers import modes_on
-from ..display import Report, Shown, Table, counted
 from ..errors import DeviceUnavailable, check_flag
 from .memory import MacMemory, SimulatedAllocator, in_units
 from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .._render.display import Report, Shown
 from ..devices.backend import random_numbers_from, random_states
-from ..display import Report, Shown
 from ..errors import ConfigurationError, describe_value, short_type_name
 
 if TYPE_CHECKING:

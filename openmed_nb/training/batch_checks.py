@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from .._render.display import counted
 from ..devices.moving import unwrapped
-from ..display import counted
 from ..errors import BatchRefused, ConfigurationError, cannot_be, describe_value, offered, whole, whole_number
 from ..models.files import position_table, positions_of
 

@@ -12,11 +12,11 @@ from itertools import accumulate, combinations, pairwise, takewhile
 from statistics import median
 from typing import Any
 
+from .._render.display import MARK, OK, UNITS, WARNING, Plain, Report, Shown, Table, counted, in_bytes
+from .._render.drawing import Axes, Line, Mark, Picture, ticks
 from ..devices.machine import Footprint, import_psutil, mps_is_simulated, read_footprint, run_command
 from ..devices.memory import allocator
 from ..devices.request import kind_of
-from ..display import MARK, OK, UNITS, WARNING, Plain, Report, Shown, Table, counted, in_bytes
-from ..drawing import Axes, Line, Mark, Picture, ticks
 from ..errors import ConfigurationError
 from .holders import Holder, living_bytes
 

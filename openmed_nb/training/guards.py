@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._render.display import Report, Shown, Table
 from ..devices.backend import TENSOR_LOCK, import_torch, release_of
 from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
 from ..devices.request import kind_of
-from ..display import Report, Shown, Table
 from ..errors import (
     ConfigurationError,
     NonFinite,

@@ -38,9 +38,9 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any
 
+from .._render.display import Plain, Report, Shown, Table, counted, in_bytes
 from ..devices.backend import import_torch, torch_is_loaded
 from ..devices.machine import mps_is_simulated
-from ..display import Plain, Report, Shown, Table, counted, in_bytes
 from ..errors import ConfigurationError, short_type_name
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ipywidgets import HTML
 
-from ..display import Report, StaticForm, to_html
-from ..drawing import drawn
+from .._render.display import Report, StaticForm, to_html
+from .._render.drawing import drawn
 from .curve import MemoryCurve
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._render.display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
 from ..activity import Activity
 from ..devices import moving
 from ..devices.backend import finish
 from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
 from ..devices.request import kind_of
-from ..display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
 from ..errors import ConfigurationError, cause, describe_value, short_type_name, whole, whole_or_none, wrong_type
 from ..session import SESSION
 

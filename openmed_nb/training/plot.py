@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..drawing import INK, LIMIT, PALETTE, QUIET
+from .._render.drawing import INK, LIMIT, PALETTE, QUIET
 from .curve import MemoryCurve
 
 # What tells the lines apart without colour: their style and marker.

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from .._render.display import Report, Shown, Table, in_bytes
 from ..activity import RELEASING, Activity
 from ..devices.backend import torch_is_loaded
 from ..devices.machine import mps_is_simulated
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
-from ..display import Report, Shown, Table, in_bytes
 from ..errors import ConfigurationError, DeviceError, check_flag, describe_names, number, short_type_name
 from ..session import SESSION
 from .curve import resident_bytes

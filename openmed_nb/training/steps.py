@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._render.display import Report, Shown
 from ..devices.backend import cuda_capability, import_torch, release_of
 from ..devices.choice import FLOAT32_REASONS
 from ..devices.machine import Machine, apple_generation
 from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
-from ..display import Report, Shown
 from ..errors import (
     ConfigurationError,
     cause,

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from openmed_nb._render.display import plain
 from openmed_nb.annotation.masking import NO_GUARANTEE, checked_policy, masked_text, refine_spans
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
-from openmed_nb.display import plain
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 STAY = "names, dates, places and numbers stay"  # By a model that knows diseases alone.

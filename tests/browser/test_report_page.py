@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb.display import Report, Table
-from openmed_nb.drawing import Bar, Picture
+from openmed_nb._render.display import Report, Table
+from openmed_nb._render.drawing import Bar, Picture
 from openmed_nb.runbook.records.logbook.sections import Software
 from openmed_nb.runbook.records.report.page import page_of
 from openmed_nb.runbook.records.report.record import SCHEMA, Outcome, Record, Subject

@@ -10,11 +10,11 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.references import fingerprint_of
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
-from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.distributed.members import PACKAGES, Member, Members
 from openmed_nb.models.certificates import Certificate, CertificateEvidence, Gate, GateRefusal, Identity
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Interval

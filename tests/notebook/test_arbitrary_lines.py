@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from openmed_nb._render.display import Json
 from openmed_nb.annotation.results import AnnotatedText, Annotations
-from openmed_nb.display import Json
 from openmed_nb.errors import MagicError, OpenMedError
 from openmed_nb.session import SESSION
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from openmed_nb.display import (
+from openmed_nb._render.display import (
     COLOURS,
     Finding,
     Piece,
@@ -17,7 +17,7 @@ from openmed_nb.display import (
     to_html,
     to_text,
 )
-from openmed_nb.drawing import SIGNS
+from openmed_nb._render.drawing import SIGNS
 
 REPORT = Report("cpu", ("Asked for.",), (Table("Others", ("device", "why"), (("mps", "no Mac"),)),))
 FINDINGS = (

@@ -12,8 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.display import SEVERITY
-from openmed_nb.drawing import LIMIT, PALETTE, QUIET, Axes, Bar, Lamp, Line, Mark, Picture, bars_of, drawn, ticks
+from openmed_nb._render.display import SEVERITY
+from openmed_nb._render.drawing import (
+    LIMIT,
+    PALETTE,
+    QUIET,
+    Axes,
+    Bar,
+    Lamp,
+    Line,
+    Mark,
+    Picture,
+    bars_of,
+    drawn,
+    ticks,
+)
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ['"><script>', "</td>", "&", "\0"]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb._render.display import Report, Table, to_html
 from openmed_nb.activity import Activity
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers, Summary
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.devices.environment import plan
 from openmed_nb.devices.machine import Machine
-from openmed_nb.display import Report, Table, to_html
 from openmed_nb.errors import OpenMedError
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.models.store import Inventory, ModelInMemory

@@ -3,7 +3,7 @@
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.display import escape
+from openmed_nb._render.display import escape
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.live import LiveCurve, picture
 

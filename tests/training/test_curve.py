@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from openmed_nb._render.display import in_bytes
 from openmed_nb.devices.machine import Footprint
-from openmed_nb.display import in_bytes
 from openmed_nb.errors import OpenMedError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import (

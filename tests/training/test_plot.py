@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb.display import NOTE, escape
+from openmed_nb._render.display import NOTE, escape
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.live import LiveCurve

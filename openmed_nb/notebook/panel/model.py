@@ -18,10 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..._render.display import Report
 from ...activity import Activity
 from ...annotation.corpus import annotate_text
 from ...annotation.loading import create_pipeline
-from ...display import Report
 from ...errors import OpenMedError, short_type_name
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session

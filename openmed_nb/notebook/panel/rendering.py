@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from ..._render.display import NOTE, Report, Table, counted, escape, in_bytes, milliseconds, to_html
 from ...devices.machine import shown_device, shows_simulated
-from ...display import NOTE, Report, Table, counted, escape, in_bytes, milliseconds, to_html
 from .state import MemoryBar, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]

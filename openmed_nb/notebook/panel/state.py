@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..._render.display import Report, Shown, Table, in_bytes
 from ...activity import Activity
 from ...devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
 from ...devices.machine import mps_is_simulated, shown_device
 from ...devices.memory import allocator
 from ...devices.request import canonical, kind_of
-from ...display import Report, Shown, Table, in_bytes
 from ...errors import OpenMedError
 from ...models.store import Inventory
 from ...training.curve import installed_bytes, resident_bytes

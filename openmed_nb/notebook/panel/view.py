@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ipywidgets import HTML, Box, Button, Checkbox, HBox, Layout, Textarea, VBox, Widget
 from traitlets import Unicode
 
-from ...display import Report, StaticForm
+from ..._render.display import Report, StaticForm
 from . import rendering
 from .model import PROMPT_SECONDS, REFRESH_SECONDS, PanelModel
 from .state import PanelState

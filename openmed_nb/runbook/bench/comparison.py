@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ..._render.display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
+from ..._render.drawing import Bar, Picture
 from ...activity import LOADING, Activity
 from ...devices.machine import mps_is_simulated, now, shown_device
 from ...devices.request import canonical, kind_of
-from ...display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
-from ...drawing import Bar, Picture
 from ...errors import ConfigurationError, DeviceUnavailable, describe_value, number, whole, whole_or_none
 from ...session import SESSION
 from .sweep import rate

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ...devices.request import kind_of
-from ...display import (
+from ..._render.display import (
     NOT_APPLICABLE,
     OK,
     WARNING,
@@ -26,7 +25,8 @@ from ...display import (
     milliseconds,
     worst,
 )
-from ...drawing import Bar, Picture, bars_of
+from ..._render.drawing import Bar, Picture, bars_of
+from ...devices.request import kind_of
 from ...errors import ConfigurationError, given_path, short_type_name
 from ...plain import read_as, save, to_json
 from ..checks.operators.fallbacks import Fallback

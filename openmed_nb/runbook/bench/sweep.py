@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..._render.display import UNITS, Report, Table, counted, in_bytes, plain
+from ..._render.drawing import LIMIT, Axes, Line, Mark, Picture
 from ...activity import Activity
 from ...devices.machine import mps_is_simulated, now
 from ...devices.request import canonical
-from ...display import UNITS, Report, Table, counted, in_bytes, plain
-from ...drawing import LIMIT, Axes, Line, Mark, Picture
 from ...errors import ConfigurationError, describe_value, number, shorten, whole_or_none
 from ...models.registry import is_named
 from ...session import SESSION

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...display import Plain
+from ..._render.display import Plain
 
 # A larger batch pays if it gives more than this share more throughput. That leaves room for noise inside of five percent, which
 # is what a choice by hand is about as good as.

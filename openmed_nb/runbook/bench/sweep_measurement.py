@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..._render.display import counted
 from ...devices.machine import import_psutil, now
 from ...devices.memory import allocator, empty_cache, is_out_of_memory
 from ...devices.profilers import memory_changes, profiler_is_on, profiling
 from ...devices.request import kind_of
-from ...display import counted
 from .sweep_knee import MEMORY, TIME, Point, close_points, fitting
 from .workloads import Bench, Workload
 

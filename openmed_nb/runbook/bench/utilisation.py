@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..._render.display import Plain
 from ...devices import backend
 from ...devices.machine import now
-from ...display import Plain
 from ...session import SESSION
 from ..records.signals import Busy, busy_reader
 from .workloads import Workload

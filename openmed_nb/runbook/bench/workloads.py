@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
+from ..._render.display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown, milliseconds
 from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
 from ...devices.machine import mps_is_simulated, now
 from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
 from ...devices.request import canonical
-from ...display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown, milliseconds
 
 if TYPE_CHECKING:
     import torch

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Shown, Table, counted, plain, to_html
+from ..._render.drawing import Lamp, Picture
 from ...activity import Activity
 from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import mps_is_simulated
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Shown, Table, counted, plain, to_html
-from ...drawing import Lamp, Picture
 from ...errors import DeviceError, Interrupted, check_flag, given_path, number
 from ...models.registry import is_named
 from ...plain import read_as, save_in, to_json, utc

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..._render.display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes, worst
 from ...devices import backend
 from ...devices.machine import Machine, import_psutil, mps_is_simulated, parse_sysctl, run_command
 from ...devices.request import kind_of
-from ...display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes, worst
 from ...errors import OpenMedError
 from ...session import SESSION
 from ...training.curve import parse_pressure

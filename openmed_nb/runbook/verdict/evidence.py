@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any
 
+from ..._render.display import Report, Shown, Table
 from ...devices.request import kind_of
-from ...display import Report, Shown, Table
 from ...errors import ConfigurationError, describe_value
 from ...models.certificates import ROUNDING
 from ...training.curve import TOO_SHORT

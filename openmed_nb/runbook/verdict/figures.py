@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ...devices.machine import shows_simulated
 from ...devices.request import kind_of
-from ...display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ...errors import ConfigurationError, short_type_name
 from ...training.curve import GROWING, MemoryCurve
 from ...training.loader import LoaderCheck

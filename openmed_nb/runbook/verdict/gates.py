@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ...display import Report, Shown, Table, counted, to_text
+from ..._render.display import Report, Shown, Table, counted, to_text
 from ...errors import ConfigurationError, describe_value, number, offered
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...display import MARK, Report, Shown, Table, to_text
+from ..._render.display import MARK, Report, Shown, Table, to_text
 from .evidence import COUNT, FIGURES, HOURS, RATE, SECONDS_OF_AN_HOUR, Evidence, in_unit
 from .gates import Gates, narrow
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..._render.display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plain, Report, Shown, Table
+from ..._render.drawing import Lamp, Picture
 from ...devices.request import canonical
-from ...display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plain, Report, Shown, Table
-from ...drawing import Lamp, Picture
 from ...errors import ConfigurationError, UnknownModel, describe_value, short_type_name
 from ...models.registry import BUNDLED, find_model
 from ..bench.workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb._render.display import Report, Table
 from openmed_nb.activity import Activity
 from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
 from openmed_nb.devices.environment import HIGH, LOW, plan
 from openmed_nb.devices.request import Wish
-from openmed_nb.display import Report, Table
 from openmed_nb.errors import OpenMedError
 from openmed_nb.models.store import Inventory, ModelInMemory
 from openmed_nb.notebook.panel import rendering

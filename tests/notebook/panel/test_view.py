@@ -12,7 +12,7 @@ import ipywidgets
 import pytest
 from ipywidgets.widgets import widget
 
-from openmed_nb.display import VIEW, to_html
+from openmed_nb._render.display import VIEW, to_html
 from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.view import AGAIN, tree
 from openmed_nb.session import SESSION

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
+from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.comparison import (
     Comparison,

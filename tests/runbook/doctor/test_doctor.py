@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.choice import DeviceChoice, resolve
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW, Moment, plan
 from openmed_nb.devices.machine import Machine
 from openmed_nb.devices.request import DeviceRequest
-from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import DeviceUnavailable, TorchUnusable
 from openmed_nb.runbook.checks.doctor.checks import Computation, DoctorFacts
 from openmed_nb.runbook.checks.doctor.report import DoctorReport, diagnose

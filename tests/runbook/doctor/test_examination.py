@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
-from openmed_nb.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, TorchUnusable, UnknownModel
 from openmed_nb.runbook.checks.doctor.checks import Computation, package_findings, read_packages
 from openmed_nb.runbook.checks.doctor.report import compute_on, diagnose, examine

@@ -10,7 +10,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.state import AcceleratorState
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
-from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.checks.doctor.launching import Launch, accelerate_findings, launch_findings, settings_file
 from openmed_nb.runbook.checks.doctor.report import diagnose, examine
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.display import FAILED, OK, WARNING
+from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.runbook.checks.doctor.checks import MODEL_CHECKS, model_findings
 from openmed_nb.session import SESSION

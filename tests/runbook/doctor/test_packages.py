@@ -3,7 +3,7 @@
 import sys
 from importlib.metadata import Distribution
 
-from openmed_nb.display import FAILED, OK, WARNING
+from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.runbook.checks.doctor.checks import CHECKED, package_findings, read_packages
 
 GOOD = {

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.checks.doctor.silent_errors import (
     BUGS,
     ProbeOutcome,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
-from openmed_nb.display import FAILED
+from openmed_nb._render.display import FAILED
 from openmed_nb.errors import ConfigurationError, ModelRefused
 from openmed_nb.runbook.records.handoff.bundle import free_folder, new_folder, write_checksums
 from openmed_nb.runbook.records.handoff.smoke import changed_files, from_command_line, keep, smoke

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING
 from openmed_nb.models.files import Content
 from openmed_nb.runbook.records.handoff.smoke import SCHEMA, FoundEntity, Golden, Observed, SmokeReport, Trial
 from openmed_nb.runbook.records.logbook.sections import Background

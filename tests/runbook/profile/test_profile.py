@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
+from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.devices.profilers import without_notes
-from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.runbook.bench.profile_watch import CALLS
 from openmed_nb.session import SESSION

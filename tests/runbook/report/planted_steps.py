@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from openmed_nb.display import FAILED, Finding, Report, Shown
-from openmed_nb.drawing import Bar, Picture
+from openmed_nb._render.display import FAILED, Finding, Report, Shown
+from openmed_nb._render.drawing import Bar, Picture
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.records.report.steps import Answer
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.devices.machine import Machine, parse_sysctl
-from openmed_nb.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.records import signals as parsers
 from openmed_nb.runbook.records.signals import Gpu, Signals, number_in, read_signals, whole_number_in
 

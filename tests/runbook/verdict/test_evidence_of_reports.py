@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
-from openmed_nb.display import NOTE
+from openmed_nb._render.display import NOTE
 from openmed_nb.runbook.verdict.evidence import AT_LEAST, FIGURES, REQUIREMENTS, TASKS, Evidence
 from openmed_nb.runbook.verdict.gates import MATRIX, Gates, gates
 from openmed_nb.runbook.verdict.verdict import judge

@@ -16,6 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ....devices import choice as rules
 from ....devices.backend import TENSOR_LOCK, TorchFacts
 from ....devices.choice import Cause, DeviceChoice, Surroundings, first_applying
@@ -23,7 +24,6 @@ from ....devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan
 from ....devices.machine import Machine, distribution_of, shown_device
 from ....devices.moving import NARROWER, module_in, unwrapped
 from ....devices.request import canonical, kind_of
-from ....display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ....errors import OpenMedError
 from ....models.certificates import REDUCED, Validation
 from ....models.config import dtype_name

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ....devices.backend import TorchFacts
 from ....devices.machine import Machine
-from ....display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
 from ....errors import ConfigurationError, shorten, whole_number
 from ....training.steps import autocast_policy
 

@@ -11,12 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...._render.display import (
+    FAILED,
+    NOT_APPLICABLE,
+    OK,
+    SEVERITY,
+    WARNING,
+    Finding,
+    Report,
+    Shown,
+    Table,
+    counted,
+    worst,
+)
 from ....activity import Activity
 from ....devices import backend
 from ....devices.backend import TorchFacts
 from ....devices.choice import DeviceChoice, torch_for
 from ....devices.moving import module_in, unwrapped
-from ....display import FAILED, NOT_APPLICABLE, OK, SEVERITY, WARNING, Finding, Report, Shown, Table, counted, worst
 from ....errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause, model_label
 from ....models.certificates import validation_of
 from ....models.config import OpenMedConfig

@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, Finding
 from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_states
 from ....devices.choice import MAC_TORCH
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache
 from ....devices.request import kind_of
-from ....display import FAILED, NOT_APPLICABLE, OK, Finding
 from ....errors import cause, short_type_name
 from ....session import SESSION
 from ....training.batch_checks import REDUCTION

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...._render.display import Report, Shown, Table
 from ....devices.backend import import_torch
 from ....devices.machine import mps_is_simulated
 from ....devices.moving import module_in
 from ....devices.profilers import modes_on
-from ....display import Report, Shown, Table
 from .table import AtModule, ModulePlace, operator_table
 
 if TYPE_CHECKING:

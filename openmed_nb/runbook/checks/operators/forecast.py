@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...._render.display import OK, WARNING, Report, Shown, Table, counted
 from ....activity import Activity
 from ....annotation.loading import create_pipeline
 from ....devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
 from ....devices.machine import mps_is_simulated
 from ....devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
-from ....display import OK, WARNING, Report, Shown, Table, counted
 from ....errors import ConfigurationError, cause, check_flag, model_label, short_type_name
 from ....models.config import OpenMedConfig
 from ....models.registry import is_named

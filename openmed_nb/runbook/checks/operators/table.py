@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...._render.display import Plain
 from ....activity import IMPORTING, Activity
 from ....devices.backend import import_torch, reinstalling, release_of
 from ....devices.machine import mps_is_simulated
-from ....display import Plain
 from ....errors import TorchUnusable
 from ....session import SESSION
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...._render.display import counted
 from ....activity import Activity
 from ....devices.backend import TENSOR_LOCK, synchronize, to_array
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache, is_out_of_memory
 from ....devices.moving import copy_of
-from ....display import counted
 from ....errors import (
     ConfigurationError,
     DeviceUnavailable,

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ....devices.machine import shows_simulated
-from ....display import (
+from ...._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
@@ -25,6 +24,7 @@ from ....display import (
     findings_table,
     worst,
 )
+from ....devices.machine import shows_simulated
 from ....errors import ConfigurationError, short_type_name, whole_number
 from ....models.certificates import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, EntityCounts
 

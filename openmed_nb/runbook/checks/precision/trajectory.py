@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ...._render.display import FAILED, OK, Finding, Report, Shown, Table, counted, findings_table, worst
+from ...._render.drawing import Axes, Line, Mark, Picture, ticks
 from ....activity import Activity
 from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_numbers_kept, random_states, set_random_states
 from ....devices.machine import shown_device, shows_simulated
 from ....devices.memory import empty_cache, is_out_of_memory, out_of_memory_explained
 from ....devices.moving import copy_of, module_in, to_device, with_tensors
-from ....display import FAILED, OK, Finding, Report, Shown, Table, counted, findings_table, worst
-from ....drawing import Axes, Line, Mark, Picture, ticks
 from ....errors import (
     ConfigurationError,
     DeviceUnavailable,

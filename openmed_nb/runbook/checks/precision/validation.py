@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...._render.display import FAILED, OK, WARNING, Report, Shown, counted
 from ....activity import Activity
 from ....devices.machine import seconds_of
 from ....devices.request import kind_of
-from ....display import FAILED, OK, WARNING, Report, Shown, counted
 from ....errors import ConfigurationError, ModelUnusable, describe_value, model_label, short_type_name
 from ....models.certificates import (
     REDUCED,

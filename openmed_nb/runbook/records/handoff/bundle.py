@@ -24,10 +24,10 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ...._render.display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
 from ....activity import Activity
 from ....devices.machine import distribution_of
 from ....devices.request import MASK
-from ....display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
 from ....errors import ConfigurationError, cause, check_flag, describe_file, describe_value, given_path, short_type_name
 from ....models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ....models.loading import LoadSpec, model_folder

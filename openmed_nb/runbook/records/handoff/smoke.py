@@ -17,13 +17,7 @@ from typing import Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from ....annotation.results import span_of
-from ....devices import backend
-from ....devices.computer import Computer
-from ....devices.machine import now, read_machine, shown_device, shows_simulated
-from ....devices.memory import empty_cache
-from ....devices.request import DeviceRequest
-from ....display import (
+from ...._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
@@ -36,6 +30,12 @@ from ....display import (
     findings_table,
     worst,
 )
+from ....annotation.results import span_of
+from ....devices import backend
+from ....devices.computer import Computer
+from ....devices.machine import now, read_machine, shown_device, shows_simulated
+from ....devices.memory import empty_cache
+from ....devices.request import DeviceRequest
 from ....errors import (
     ConfigurationError,
     DeviceUnavailable,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...._render.display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes
 from ....devices.request import canonical, kind_of
-from ....display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes
 from ....errors import ConfigurationError, cause, describe_file, given_path, one_line, short_type_name
 from ....plain import from_plain, save, to_json
 from .privacy import ALL_LOGGED, CLEANERS, LOGS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ....display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, escape, filled, to_html, to_text
-from ....drawing import badge, drawn
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, escape, filled, to_html, to_text
+from ...._render.drawing import badge, drawn
 from ..logbook.logbook import escaped, markdown_of
 from .record import DONE, Outcome, Record
 from .steps import STEPS

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ....display import Report
+from ...._render.display import Report
 from ....errors import visible
 from ...verdict.evidence import Evidence
 from ..logbook.privacy import home_folder, without_secrets

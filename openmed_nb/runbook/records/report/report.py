@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...._render.display import FAILED, WARNING, Report, Shown, Table, counted, in_bytes, plain
 from ....activity import Activity
 from ....devices.machine import SIMULATION_ON, now, processor_name
-from ....display import FAILED, WARNING, Report, Shown, Table, counted, in_bytes, plain
 from ....errors import ConfigurationError, Interrupted, check_flag, given_path
 from ....plain import read_as, save_in, to_json, utc
 from ....session import SESSION

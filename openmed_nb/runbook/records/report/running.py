@@ -22,8 +22,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from ...._render.display import FAILED, plain, worst
 from ....devices.machine import now
-from ....display import FAILED, plain, worst
 from ....distributed.tethered import end_with_input
 from ....errors import OpenMedError, cause, short_type_name
 from ....plain import from_plain, utc, write_whole

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ....devices.machine import mps_is_simulated, shown_device
-from ....display import (
+from ...._render.display import (
     FAILED,
     NOT_APPLICABLE,
     NOT_KNOWN,
@@ -22,7 +21,8 @@ from ....display import (
     findings_table,
     milliseconds,
 )
-from ....drawing import Picture, bars_of
+from ...._render.drawing import Picture, bars_of
+from ....devices.machine import mps_is_simulated, shown_device
 from ....session import SESSION
 from ..logbook.sections import ReportFigures
 from .record import MASK

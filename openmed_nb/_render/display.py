@@ -21,8 +21,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from ..errors import visible
 from .drawing import Picture, badge, drawn
-from .errors import visible
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 

@@ -1,0 +1,1 @@
+"""Show values as text, HTML, JSON and charts; data objects know nothing of it."""
