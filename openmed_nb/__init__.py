@@ -26,7 +26,7 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from .lazy import face
+from ._utils.lazy import face
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

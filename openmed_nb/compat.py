@@ -11,12 +11,13 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from ._utils.text import short_type_name
 from .annotation.loading import create_pipeline
 from .annotation.masking import refine_spans
 from .devices.environment import DEFAULT_HIGH, DEFAULT_LOW, FALLBACK, HIGH, LOW
 from .devices.request import DEVICE_VARIABLE as LEGACY_DEVICE_ENV_VAR
 from .devices.request import TORCH_DEVICE_VARIABLE as TORCH_DEVICE_ENV_VAR
-from .errors import ConfigurationError, short_type_name
+from .errors import ConfigurationError
 from .models.config import OpenMedConfig, meant_here
 from .models.registry import BUNDLED, all_aliases
 from .session import SESSION

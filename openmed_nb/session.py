@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .activity import IMPORTING, LOADING, Activity, Listeners
+from ._events.activity import IMPORTING, LOADING, Activity, Listeners
+from ._events.progress import Progress
+from ._utils.text import describe_names, model_label
+from ._utils.validation import check_flag
 from .devices import backend
 from .devices.backend import TorchSeam
 from .devices.choice import DeviceChoice, DeviceList, Explanation
@@ -20,9 +23,8 @@ from .devices.computer import Computer
 from .devices.environment import VARIABLES
 from .devices.machine import DEFAULT_MEMORY, Machine, parse_memory, read_machine
 from .devices.request import DeviceRequest, Wish, decide, device_of, kind_of, precedence, shown_variables
-from .errors import ConfigurationError, DeviceUnavailable, OpenMedError, check_flag, describe_names, model_label
+from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
-from .progress import Progress
 
 if TYPE_CHECKING:
     from .models.certificates import DtypeChoice

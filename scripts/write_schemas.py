@@ -15,7 +15,7 @@ import types
 from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from openmed_nb.plain import Pattern
+from openmed_nb._utils.plain import Pattern
 from openmed_nb.runbook.records.logbook import sections as logbook
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
 from openmed_nb.runbook.records.logbook.sections import Sections
@@ -28,7 +28,7 @@ TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the schema of a type that ``openmed_nb.plain`` reads."""
+    """Return the schema of a type that ``openmed_nb._utils.plain`` reads."""
     if is_dataclass(kind):
         return schema_of_dataclass(kind)
     origin, kinds = get_origin(kind), get_args(kind)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.activity import Activity, Listeners, uninterrupted
+from openmed_nb._events.activity import Activity, Listeners, uninterrupted
 from openmed_nb.errors import OpenMedWarning
 
 

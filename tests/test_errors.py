@@ -10,16 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
-from openmed_nb.errors import (
-    ConfigurationError,
-    OpenMedError,
-    cause,
-    check_flag,
-    describe_value,
-    one_line,
-    shorten,
-    whole,
-)
+from openmed_nb._utils.text import cause, describe_value, one_line, shorten
+from openmed_nb._utils.validation import check_flag, whole
+from openmed_nb._utils.warning import warn
+from openmed_nb.errors import ConfigurationError, OpenMedError
 
 
 def family(kind):
@@ -71,7 +65,7 @@ def test_every_error_of_the_file_is_in_the_tree():
 )
 def test_warning_points_at_a_line_of_the_person(modules, expected):
     """A warning points at the first line up that is neither ours nor of a library that calls ours."""
-    call = partial(errors.warn, "It may break.")
+    call = partial(warn, "It may break.")
     for name in modules:
         call = eval(compile("lambda: call()", name, "eval"), {"__name__": name, "call": call})  # noqa: S307
 

@@ -10,7 +10,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.__main__ import NOTE, main, show_progress
-from openmed_nb.activity import Activity
+from openmed_nb._events.activity import Activity
 
 
 def test_main_job_prints_device_reason_and_entities(capsys):

@@ -431,7 +431,7 @@ def places_in_error(error: BaseException, kind: str) -> Iterator[tuple[str, str]
 def raise_site(error: BaseException) -> str:
     """Return the last line of this package that an error went through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/openmed_nb/" in frame.filename]
-    ours = [frame for frame in frames if not frame.filename.endswith("errors.py")] or frames
+    ours = [frame for frame in frames if "_utils" not in frame.filename] or frames
     return f"{ours[-1].filename.rpartition('/openmed_nb/')[2]}:{ours[-1].lineno}" if ours else ""
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, OpenMedError, given_path
+from openmed_nb._utils.validation import given_path
+from openmed_nb.errors import ConfigurationError, OpenMedError
 
 UNUSABLE = [None, 5, b"x", "a\0b", "a\ud800", "~nobody.is.here/x", "x" * 300]
 

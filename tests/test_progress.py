@@ -11,9 +11,9 @@ from contextlib import nullcontext
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.activity import IMPORTING, LOADING, RELEASING, Activity, Listeners
+from openmed_nb._events.activity import IMPORTING, LOADING, RELEASING, Activity, Listeners
+from openmed_nb._events.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
 from openmed_nb.session import SESSION
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from ..errors import visible
+from .._utils.text import visible
 from .drawing import Picture, badge, drawn
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

@@ -13,19 +13,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
-from ..activity import Activity
+from .._events.activity import Activity
+from .._utils.text import model_label, short_type_name
+from .._utils.validation import check_flag, choice, whole_or_none, wrong_type
 from ..devices.machine import shown_device
-from ..errors import (
-    ConfigurationError,
-    Interrupted,
-    OpenMedError,
-    check_flag,
-    choice,
-    model_label,
-    short_type_name,
-    whole_or_none,
-    wrong_type,
-)
+from ..errors import ConfigurationError, Interrupted, OpenMedError
 from ..models.config import OpenMedConfig
 from ..models.registry import is_named
 from ..session import SESSION, Session

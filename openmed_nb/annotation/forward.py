@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from .._utils.text import cause
 from ..devices.backend import TENSOR_LOCK, arrays_to_device, to_array, towards_host, work_done
 from ..devices.linear import attention_without_plans, fast_linear, telling_mask
 from ..devices.memory import does_not_fit, elsewhere, empty_cache, is_out_of_memory, unload_remedy
-from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError, cause
+from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError
 from .decoding import Predictions
 from .tokens import Frame, Tokens, Windows, positions
 

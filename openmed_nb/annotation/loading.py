@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import check_flag
+from .._utils.validation import check_flag
 from ..models.config import OpenMedConfig, check_strategy, check_task
 from ..session import SESSION, Session
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .._render.display import WARNING, Piece, Report, Shown, counted
-from ..errors import ConfigurationError, cannot_be, describe_value, shorten, wrong_type
+from .._utils.text import describe_value, shorten
+from .._utils.validation import cannot_be, wrong_type
+from ..errors import ConfigurationError
 from .boundaries import JOINER, is_mark, whole_words
 
 REPLACEMENT = "[{label}]"

@@ -16,20 +16,14 @@ from transformers import TokenClassificationPipeline
 
 from .._render.display import Report, Shown, Table
 from .._render.drawing import bars_of
+from .._utils.clock import seconds_of
+from .._utils.text import cause, describe_value, short_type_name
+from .._utils.validation import check_flag, whole, whole_or_none
 from ..devices.backend import TENSOR_LOCK, collector_at_rest, to_array
 from ..devices.linear import best_seconds
-from ..devices.machine import seconds_of, shown_device
+from ..devices.machine import shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
-from ..errors import (
-    ConfigurationError,
-    UnknownDevice,
-    cause,
-    check_flag,
-    describe_value,
-    short_type_name,
-    whole,
-    whole_or_none,
-)
+from ..errors import ConfigurationError, UnknownDevice
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move

@@ -20,7 +20,9 @@ from numbers import Number
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from ..errors import ConfigurationError, OpenMedError, UnreadableText, short_type_name, warn
+from .._utils.text import short_type_name
+from .._utils.warning import warn
+from ..errors import ConfigurationError, OpenMedError, UnreadableText
 from .tables import reader_by_content, reader_by_name
 
 Answered = TypeVar("Answered")

@@ -14,18 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._render.display import Json, Piece, Report, Shown, Table, counted, to_text
 from .._render.drawing import bars_of
-from ..errors import (
-    ConfigurationError,
-    OpenMedError,
-    UnreadableText,
-    cannot_be,
-    describe_value,
-    offered,
-    shorten,
-    warn,
-    whole,
-)
-from ..errors import number as in_range
+from .._utils.text import describe_value, shorten
+from .._utils.validation import cannot_be, offered, whole
+from .._utils.validation import number as in_range
+from .._utils.warning import warn
+from ..errors import ConfigurationError, OpenMedError, UnreadableText
 from .masking import (
     IS_MISSING,
     REPLACEMENT,

@@ -24,8 +24,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from .._utils.text import cause, describe_file, describe_value
+from .._utils.validation import given_path
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
-from ..errors import ConfigurationError, cause, describe_file, describe_value, given_path
+from ..errors import ConfigurationError
 from ..models.loading import packed_layers
 from .references import MISSING
 from .results import Answered, Answers, DroppedSpan, is_entity

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._utils.text import short_type_name
 from ..devices.backend import queues_copies
-from ..errors import OpenMedError, UnreadableText, short_type_name
+from ..errors import OpenMedError, UnreadableText
 from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .lexicon import FEWEST_CHARACTERS, Lexicon, serves

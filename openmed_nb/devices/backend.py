@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..activity import uninterrupted
-from ..errors import TorchUnusable, cause, check_is_real
+from .._events.activity import uninterrupted
+from .._utils.text import cause
+from .._utils.validation import check_is_real
+from ..errors import TorchUnusable
 from .request import canonical, kind_of
 
 if TYPE_CHECKING:

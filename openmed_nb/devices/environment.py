@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._render.display import Report, Shown, Table
-from ..errors import nearest
+from .._utils.validation import nearest
 from .backend import release_of
 from .request import masked
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
 import re
 import struct
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import MARK
-from ..errors import ConfigurationError, check_is_real, describe_value
+from .._utils.text import describe_value
+from .._utils.validation import check_is_real
+from ..errors import ConfigurationError
 from .backend import TorchFacts
 from .request import canonical, kind_of
 
@@ -232,34 +231,3 @@ def shown_device(device: str) -> str:
 def shows_simulated(shown: str) -> bool:
     """Tell whether the name of a device, as it is shown with a result, says that it is simulated."""
     return shown.endswith(MARK)
-
-
-# Returns seconds from any beginning; each thread may have its own.
-CLOCK: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.perf_counter)
-
-
-def now() -> float:
-    return CLOCK.get()()
-
-
-def seconds_of(function: Callable[[], object]) -> float:
-    """Return how long a call takes, in seconds."""
-    begin = now()
-    function()
-    return now() - begin
-
-
-@contextlib.contextmanager
-def timed_by(clock: Callable[[], float]) -> Iterator[None]:
-    """Time everything in a block by another clock.
-
-    Example:
-        >>> with timed_by(iter([2.0, 5.0]).__next__):
-        ...     seconds_of(str)
-        3.0
-    """
-    before = CLOCK.set(clock)
-    try:
-        yield
-    finally:
-        CLOCK.reset(before)

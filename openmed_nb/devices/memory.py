@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .._render.display import Plain, in_bytes
-from ..errors import DeviceUnavailable, cause
+from .._utils.text import cause
+from ..errors import DeviceUnavailable
 from .backend import TENSOR_LOCK, import_torch, release_of
 from .request import kind_of
 

@@ -17,7 +17,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._render.display import counted
-from ..errors import ConfigurationError, NumberTooLarge, cause, short_type_name, warn
+from .._utils.text import cause, short_type_name
+from .._utils.warning import warn
+from ..errors import ConfigurationError, NumberTooLarge
 from .backend import TENSOR_LOCK
 from .request import kind_of
 

@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..activity import uninterrupted
-from ..errors import ConfigurationError, describe_value
+from .._events.activity import uninterrupted
+from .._utils.text import describe_value
+from ..errors import ConfigurationError
 from .backend import import_torch
 from .machine import mps_is_simulated
 from .request import kind_of

@@ -9,7 +9,9 @@ from numbers import Integral
 from typing import Any
 
 from .._render.display import Plain
-from ..errors import ConfigurationError, UnknownDevice, cannot_be, describe_value, short_type_name
+from .._utils.text import describe_value, short_type_name
+from .._utils.validation import cannot_be
+from ..errors import ConfigurationError, UnknownDevice
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"

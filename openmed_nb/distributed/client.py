@@ -10,7 +10,8 @@ from concurrent import futures as threads
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from ..errors import ClusterError, ClusterUnusable, ConfigurationError, OpenMedError, cause, short_type_name
+from .._utils.text import cause, short_type_name
+from ..errors import ClusterError, ClusterUnusable, ConfigurationError, OpenMedError
 
 if TYPE_CHECKING:
     from distributed import Client, Future

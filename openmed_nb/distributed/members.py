@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._render.display import Report, Shown, Table, counted, plain
+from .._utils.validation import whole_or_none
 from ..annotation.resume import differences
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, WorkersDiffer, whole_or_none
+from ..errors import ConfigurationError, WorkersDiffer
 
 LEAST_ON_CPU = 2  # Any CPU may have so many workers; with many more than cores, a computer does nothing but start them.
 

@@ -17,15 +17,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
-    ClusterUnusable,
-    ConfigurationError,
-    WorkersDiffer,
-    cannot_be,
-    cause,
-    describe_value,
-    whole_or_none,
-)
+from .._utils.text import cause, describe_value
+from .._utils.validation import cannot_be, whole_or_none
+from ..errors import ClusterUnusable, ConfigurationError, WorkersDiffer
 from . import tethered
 from .members import SAME_VERSION, WorkerPlan, plan_hosts, versions_here, visible_gpus
 

@@ -17,12 +17,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from .._events.activity import Activity
 from .._render.display import Report, Shown
-from ..activity import Activity
+from .._utils.text import cause, short_type_name
+from .._utils.validation import whole_or_none
+from .._utils.warning import warn
 from ..devices.environment import variables_kept
 from ..devices.machine import import_psutil, mps_is_simulated
 from ..devices.request import DeviceRequest
-from ..errors import ClusterUnusable, ConfigurationError, OpenMedError, cause, short_type_name, warn, whole_or_none
+from ..errors import ClusterUnusable, ConfigurationError, OpenMedError
 from ..session import SESSION
 from .client import import_extra
 from .members import Members, WorkerPlan, plan_workers, visible_gpus

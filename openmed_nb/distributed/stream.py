@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
+from .._utils.text import short_type_name
+from .._utils.warning import warn
 from ..annotation.references import Reference, absolute, check_series
 from ..annotation.results import AnswerColumns
 from ..annotation.stream import END, Chunk, Source, in_chunks, unreadable
-from ..errors import ClusterUnusable, ConfigurationError, WorkerKilled, short_type_name, warn
+from ..errors import ClusterUnusable, ConfigurationError, WorkerKilled
 from ..models.registry import BUNDLED, is_named
 from . import worker
 from .client import (

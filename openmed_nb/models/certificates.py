@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .._render.display import MARK, OK, Plain, Report, Shown, Table, counted
+from .._utils.plain import Least, from_plain, utc, write_whole
+from .._utils.text import cause, describe_value, one_line
+from .._utils.warning import warn
 from ..devices.backend import import_torch
 from ..devices.computer import Computer
 from ..devices.machine import own_name, shows_simulated
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, cause, describe_value, one_line, warn
-from ..plain import Least, from_plain, utc, write_whole
+from ..errors import ConfigurationError
 from .files import content_of
 from .limits import read_json
 from .loading import INT8, LoadSpec, files_in, model_folder

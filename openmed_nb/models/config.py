@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Any, TypeVar
 
+from .._utils.text import describe_value, short_type_name
+from .._utils.validation import offered
+from .._utils.warning import warn
 from ..devices.request import DeviceRequest, device_of
-from ..errors import ConfigurationError, describe_value, offered, short_type_name, warn
+from ..errors import ConfigurationError
 
 Settings = TypeVar("Settings", bound=type)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelRefused, ModelUnusable, cause, describe_value
+from .._utils.text import cause, describe_value
+from ..errors import ModelRefused, ModelUnusable
 from . import limits
 from .registry import ModelReference
 

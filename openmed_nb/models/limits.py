@@ -20,7 +20,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelUnusable, describe_file, describe_value
+from .._utils.text import describe_file, describe_value
+from ..errors import ModelUnusable
 
 AGAIN = "Download the model again, or use another model."
 

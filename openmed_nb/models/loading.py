@@ -19,23 +19,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._events.activity import uninterrupted
 from .._render.display import counted
-from ..activity import uninterrupted
+from .._utils.text import cause, describe_file, describe_value, shorten
+from .._utils.warning import warn
 from ..devices.backend import TENSOR_LOCK, collector_at_rest, import_torch
 from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
 from ..devices.request import kind_of
-from ..errors import (
-    ConfigurationError,
-    DeviceUnavailable,
-    ModelError,
-    ModelUnusable,
-    cause,
-    describe_file,
-    describe_value,
-    shorten,
-    warn,
-)
+from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable
 from . import files, limits
 from .config import OpenMedConfig, dtype_name
 from .registry import ModelReference, fetch_model, find_model

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from .._utils.text import cause, describe_value
 from ..devices.request import masked
-from ..errors import ModelError, ModelUnreachable, UnknownModel, cause, describe_value
+from ..errors import ModelError, ModelUnreachable, UnknownModel
 from .config import OpenMedConfig
 
 # The models inside this package; they work offline.

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .._events.activity import LOADING, Activity
 from .._render.display import Report, Shown, Table, counted, in_bytes
-from ..activity import LOADING, Activity
+from .._utils.text import model_label
 from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import shown_device
 from ..devices.memory import empty_cache
 from ..devices.request import canonical
-from ..errors import model_label
 from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load, move, packed_bytes
 
 

@@ -17,8 +17,9 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 
+from .._utils.text import cause
 from ..devices.request import SPELLINGS
-from ..errors import ConfigurationError, cause
+from ..errors import ConfigurationError
 from ..models.config import STRATEGIES
 from ..session import SESSION
 from .magics import SIMULATIONS, OpenMedMagics

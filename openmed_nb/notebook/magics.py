@@ -31,17 +31,10 @@ from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
 from .._render.display import Json, Report, Shown, Table
+from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
+from .._utils.validation import given_path, nearest
 from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated
-from ..errors import (
-    MagicError,
-    OpenMedError,
-    describe_file,
-    describe_value,
-    given_path,
-    nearest,
-    parser_problem,
-    short_type_name,
-)
+from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION, Session
 

@@ -23,12 +23,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device as default_device
 
 from .._render.display import Report, Shown, Table, counted
+from .._utils.validation import check_flag
 from ..devices import backend
 from ..devices.computer import Computer
 from ..devices.environment import FALLBACK, variables_kept
 from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine, parse_memory
 from ..devices.profilers import modes_on
-from ..errors import DeviceUnavailable, check_flag
+from ..errors import DeviceUnavailable
 from .memory import MacMemory, SimulatedAllocator, in_units
 from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
 from .operators import Defect, Fallbacks, OperatorCall, checked_defects

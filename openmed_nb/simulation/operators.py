@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import ConfigurationError, describe_value, level_outside
+from .._utils.text import describe_value
+from .._utils.warning import level_outside
+from ..errors import ConfigurationError
 
 # The commit that torch 2.13.0 was built from, which its own message names.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"

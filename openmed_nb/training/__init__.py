@@ -1,5 +1,5 @@
 """Train without memory creeping up: epoch boundaries, the memory curve, steps that fit, guards, loaders, callbacks."""
 
-from ..lazy import face
+from .._utils.lazy import face
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import Report, Shown
+from .._utils.text import describe_value, short_type_name
 from ..devices.backend import random_numbers_from, random_states
-from ..errors import ConfigurationError, describe_value, short_type_name
+from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch

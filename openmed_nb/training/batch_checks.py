@@ -14,8 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import counted
+from .._utils.text import describe_value
+from .._utils.validation import cannot_be, offered, whole, whole_number
 from ..devices.moving import unwrapped
-from ..errors import BatchRefused, ConfigurationError, cannot_be, describe_value, offered, whole, whole_number
+from ..errors import BatchRefused, ConfigurationError
 from ..models.files import position_table, positions_of
 
 if TYPE_CHECKING:

@@ -16,22 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
-from ..devices.machine import now
+from .._utils.clock import now
+from .._utils.text import describe_value, shorten
+from .._utils.validation import cannot_be, check_flag, choice, number, whole_number, whole_or_none
+from .._utils.warning import warn
 from ..devices.memory import allocator
 from ..devices.request import canonical, kind_of
-from ..errors import (
-    ConfigurationError,
-    DeviceUnavailable,
-    cannot_be,
-    check_flag,
-    choice,
-    describe_value,
-    number,
-    shorten,
-    warn,
-    whole_number,
-    whole_or_none,
-)
+from ..errors import ConfigurationError, DeviceUnavailable
 from ..session import SESSION
 from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, known_epochs, needing, take_sample
 from .guards import Guards, checked_guards

@@ -13,20 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import Report, Shown, Table
+from .._utils.text import describe_value, short_type_name
+from .._utils.validation import given_path, offered, wrong_type
+from .._utils.warning import warn
 from ..devices.backend import TENSOR_LOCK, import_torch, release_of
 from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
 from ..devices.request import kind_of
-from ..errors import (
-    ConfigurationError,
-    NonFinite,
-    describe_value,
-    given_path,
-    offered,
-    short_type_name,
-    warn,
-    wrong_type,
-)
+from ..errors import ConfigurationError, NonFinite
 from .batch_checks import (
     BEFORE_2_14,
     CHECKS,

@@ -39,9 +39,10 @@ from types import (
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import Plain, Report, Shown, Table, counted, in_bytes
+from .._utils.text import short_type_name
 from ..devices.backend import import_torch, torch_is_loaded
 from ..devices.machine import mps_is_simulated
-from ..errors import ConfigurationError, short_type_name
+from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch

@@ -16,13 +16,16 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._events.activity import Activity
 from .._render.display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
-from ..activity import Activity
+from .._utils.clock import now
+from .._utils.text import cause, describe_value, short_type_name
+from .._utils.validation import whole, whole_or_none, wrong_type
 from ..devices import moving
 from ..devices.backend import finish
-from ..devices.machine import Machine, import_psutil, mps_is_simulated, now
+from ..devices.machine import Machine, import_psutil, mps_is_simulated
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, cause, describe_value, short_type_name, whole, whole_or_none, wrong_type
+from ..errors import ConfigurationError
 from ..session import SESSION
 
 if TYPE_CHECKING:

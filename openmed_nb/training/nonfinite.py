@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .._utils.text import cause, short_type_name
 from ..devices.backend import States, random_numbers_from, random_states
 from ..devices.moving import named_tensors, numbers_in, shown_key, with_tensors
 from ..devices.request import kind_of
-from ..errors import cause, short_type_name
 
 if TYPE_CHECKING:
     import torch

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from .._events.activity import RELEASING, Activity
 from .._render.display import Report, Shown, Table, in_bytes
-from ..activity import RELEASING, Activity
+from .._utils.text import describe_names, short_type_name
+from .._utils.validation import check_flag, number
 from ..devices.backend import torch_is_loaded
 from ..devices.machine import mps_is_simulated
 from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
 from ..devices.request import kind_of
-from ..errors import ConfigurationError, DeviceError, check_flag, describe_names, number, short_type_name
+from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
 from .curve import resident_bytes
 from .guards import WATCHED, Guards

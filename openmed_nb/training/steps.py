@@ -19,22 +19,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import Report, Shown
+from .._utils.text import cause, describe_value, short_type_name
+from .._utils.validation import check_flag, number, whole, wrong_type
+from .._utils.warning import warn
 from ..devices.backend import cuda_capability, import_torch, release_of
 from ..devices.choice import FLOAT32_REASONS
 from ..devices.machine import Machine, apple_generation
 from ..devices.memory import SMALLER_IN_GROUP
 from ..devices.request import kind_of
-from ..errors import (
-    ConfigurationError,
-    cause,
-    check_flag,
-    describe_value,
-    number,
-    short_type_name,
-    warn,
-    whole,
-    wrong_type,
-)
+from ..errors import ConfigurationError
 from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, labels_of
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb._utils.text import describe_value
 from openmed_nb.devices.request import (
     MASK,
     NOBODY,
@@ -24,7 +25,7 @@ from openmed_nb.devices.request import (
     precedence,
     shown_variables,
 )
-from openmed_nb.errors import ConfigurationError, UnknownDevice, describe_value
+from openmed_nb.errors import ConfigurationError, UnknownDevice
 
 MEANINGS = {
     **{name: name for name in ("cpu", "cuda", "cuda:0", "cuda:7", "mps", "gpu")},

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
-from openmed_nb.errors import ModelUnreachable, describe_value
+from openmed_nb._utils.text import describe_value
+from openmed_nb.errors import ModelUnreachable
 from openmed_nb.models.registry import answers
 
 pytestmark = pytest.mark.real_computer  # The client is a process of its own.

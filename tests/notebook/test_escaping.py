@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb._events.activity import Activity
 from openmed_nb._render.display import Report, Table, to_html
-from openmed_nb.activity import Activity
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers, Summary
 from openmed_nb.devices.backend import TorchFacts
 from openmed_nb.devices.choice import DeviceChoice, Rejection

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from openmed_nb.devices.machine import timed_by
+from openmed_nb._utils.clock import timed_by
 
 
 class MadeClock:

@@ -1,6 +1,6 @@
 """Steps are timed as they are in a long run: what a loader has read ahead in a pause is not among them."""
 
-from openmed_nb.devices.machine import timed_by
+from openmed_nb._utils.clock import timed_by
 from openmed_nb.runbook.bench.comparison import seconds_in_turn, steps_of_turn
 from openmed_nb.runbook.bench.workloads import FORWARD, FORWARD_PASS, Workload, whole_rounds
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ...errors import check_flag
+from ..._utils.validation import check_flag
 from ...models.config import OpenMedConfig
 from ...models.files import read_config
 from ...models.registry import fetch_model, find_model

@@ -18,11 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..._events.activity import Activity
 from ..._render.display import Report
-from ...activity import Activity
+from ..._utils.text import short_type_name
 from ...annotation.corpus import annotate_text
 from ...annotation.loading import create_pipeline
-from ...errors import OpenMedError, short_type_name
+from ...errors import OpenMedError
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ...training.release import release

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..._events.activity import Activity
 from ..._render.display import Report, Shown, Table, in_bytes
-from ...activity import Activity
 from ...devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
 from ...devices.machine import mps_is_simulated, shown_device
 from ...devices.memory import allocator

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..._utils.clock import now
+from ..._utils.text import cause, model_label, short_type_name
+from ..._utils.validation import check_flag, whole_or_none
 from ...devices.backend import random_numbers_kept, to_array
-from ...devices.machine import now
 from ...devices.moving import copy_of, named_tensors, to_device, with_tensors
 from ...devices.request import kind_of
-from ...errors import ConfigurationError, cause, check_flag, model_label, short_type_name, whole_or_none
+from ...errors import ConfigurationError
 from ...models.config import dtype_name
 from ...models.loading import LoadSpec, dtype_of, is_quantized, load
 from ...models.registry import is_named

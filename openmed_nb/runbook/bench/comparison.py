@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ..._events.activity import LOADING, Activity
 from ..._render.display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
 from ..._render.drawing import Bar, Picture
-from ...activity import LOADING, Activity
-from ...devices.machine import mps_is_simulated, now, shown_device
+from ..._utils.clock import now
+from ..._utils.text import describe_value
+from ..._utils.validation import number, whole, whole_or_none
+from ...devices.machine import mps_is_simulated, shown_device
 from ...devices.request import canonical, kind_of
-from ...errors import ConfigurationError, DeviceUnavailable, describe_value, number, whole, whole_or_none
+from ...errors import ConfigurationError, DeviceUnavailable
 from ...session import SESSION
 from .sweep import rate
 from .utilisation import Utilisation, load_on, time_to_watch

@@ -26,9 +26,11 @@ from ..._render.display import (
     worst,
 )
 from ..._render.drawing import Bar, Picture, bars_of
+from ..._utils.plain import read_as, save, to_json
+from ..._utils.text import short_type_name
+from ..._utils.validation import given_path
 from ...devices.request import kind_of
-from ...errors import ConfigurationError, given_path, short_type_name
-from ...plain import read_as, save, to_json
+from ...errors import ConfigurationError
 from ..checks.operators.fallbacks import Fallback
 from .workloads import (
     DATA,

@@ -9,11 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ...activity import Activity
+from ..._events.activity import Activity
+from ..._utils.plain import utc
+from ..._utils.text import describe_file, short_type_name
+from ..._utils.validation import check_flag, whole, whole_or_none
 from ...devices import profilers
 from ...devices.request import kind_of
-from ...errors import ConfigurationError, check_flag, describe_file, short_type_name, whole, whole_or_none
-from ...plain import utc
+from ...errors import ConfigurationError
 from ...session import SESSION
 from .profile_report import Profile
 from .workloads import Workload, next_batch, put_on_devices, series

@@ -6,12 +6,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..._events.activity import Activity
 from ..._render.display import UNITS, Report, Table, counted, in_bytes, plain
 from ..._render.drawing import LIMIT, Axes, Line, Mark, Picture
-from ...activity import Activity
-from ...devices.machine import mps_is_simulated, now
+from ..._utils.clock import now
+from ..._utils.text import describe_value, shorten
+from ..._utils.validation import number, whole_or_none
+from ...devices.machine import mps_is_simulated
 from ...devices.request import canonical
-from ...errors import ConfigurationError, describe_value, number, shorten, whole_or_none
+from ...errors import ConfigurationError
 from ...models.registry import is_named
 from ...session import SESSION
 from ...training.curve import NEAR, memory_exponent, needing

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..._render.display import counted
-from ...devices.machine import import_psutil, now
+from ..._utils.clock import now
+from ...devices.machine import import_psutil
 from ...devices.memory import allocator, empty_cache, is_out_of_memory
 from ...devices.profilers import memory_changes, profiler_is_on, profiling
 from ...devices.request import kind_of

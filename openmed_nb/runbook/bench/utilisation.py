@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._render.display import Plain
+from ..._utils.clock import now
 from ...devices import backend
-from ...devices.machine import now
 from ...session import SESSION
 from ..records.signals import Busy, busy_reader
 from .workloads import Workload

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from ..._render.display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown, milliseconds
+from ..._utils.clock import now
 from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
-from ...devices.machine import mps_is_simulated, now
+from ...devices.machine import mps_is_simulated
 from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
 from ...devices.request import canonical
 

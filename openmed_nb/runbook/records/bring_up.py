@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ..._events.activity import Activity
 from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Shown, Table, counted, plain, to_html
 from ..._render.drawing import Lamp, Picture
-from ...activity import Activity
+from ..._utils.plain import read_as, save_in, to_json, utc
+from ..._utils.validation import check_flag, given_path, number
 from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import mps_is_simulated
-from ...errors import DeviceError, Interrupted, check_flag, given_path, number
+from ...errors import DeviceError, Interrupted
 from ...models.registry import is_named
-from ...plain import read_as, save_in, to_json, utc
 from ...session import SESSION
 from ...training.epochs import named
 from ..bench.workloads import ANNOTATION, Workload

@@ -10,8 +10,9 @@ from enum import IntEnum
 from typing import Any
 
 from ..._render.display import Report, Shown, Table
+from ..._utils.text import describe_value
 from ...devices.request import kind_of
-from ...errors import ConfigurationError, describe_value
+from ...errors import ConfigurationError
 from ...models.certificates import ROUNDING
 from ...training.curve import TOO_SHORT
 from ..bench.workloads import ANNOTATION, DATA, TRANSFER

@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from ..._utils.text import short_type_name
 from ...devices.machine import shows_simulated
 from ...devices.request import kind_of
-from ...errors import ConfigurationError, short_type_name
+from ...errors import ConfigurationError
 from ...training.curve import GROWING, MemoryCurve
 from ...training.loader import LoaderCheck
 from ..bench.comparison import Comparison, DeviceFigures

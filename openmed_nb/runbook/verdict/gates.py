@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..._render.display import Report, Shown, Table, counted, to_text
-from ...errors import ConfigurationError, describe_value, number, offered
+from ..._utils.text import describe_value
+from ..._utils.validation import number, offered
+from ...errors import ConfigurationError
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE
 from ..bench.sweep_knee import KNEE_GAIN

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..._render.display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plain, Report, Shown, Table
 from ..._render.drawing import Lamp, Picture
+from ..._utils.text import describe_value, short_type_name
 from ...devices.request import canonical
-from ...errors import ConfigurationError, UnknownModel, describe_value, short_type_name
+from ...errors import ConfigurationError, UnknownModel
 from ...models.registry import BUNDLED, find_model
 from ..bench.workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
 from ..records.logbook.sections import ReportFigures, numbers

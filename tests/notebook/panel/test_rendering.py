@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb._events.activity import Activity
 from openmed_nb._render.display import Report, Table
-from openmed_nb.activity import Activity
 from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
 from openmed_nb.devices.environment import HIGH, LOW, plan

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb
+from openmed_nb._utils.plain import from_plain
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.plain import from_plain
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, Logbook
 from openmed_nb.runbook.records.logbook.privacy import kept_variables
 from openmed_nb.runbook.records.logbook.sections import Hypothesis

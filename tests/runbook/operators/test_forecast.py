@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.activity import IMPORTING
+from openmed_nb._events.activity import IMPORTING
 from openmed_nb.devices.backend import release_of
 from openmed_nb.errors import ConfigurationError, UnknownModel
 from openmed_nb.runbook.checks.operators import table

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.devices.machine import Machine, timed_by
+from openmed_nb._utils.clock import timed_by
+from openmed_nb.devices.machine import Machine
 from openmed_nb.runbook.bench.utilisation import Utilisation, goes_on, sampling, utilisation_during, utilisation_of
 from openmed_nb.runbook.records.signals import busy_reader, busy_share
 

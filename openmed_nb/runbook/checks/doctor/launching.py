@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
+from ...._utils.text import shorten
+from ...._utils.validation import whole_number
 from ....devices.backend import TorchFacts
 from ....devices.machine import Machine
-from ....errors import ConfigurationError, shorten, whole_number
+from ....errors import ConfigurationError
 from ....training.steps import autocast_policy
 
 NAME = "accelerate config"

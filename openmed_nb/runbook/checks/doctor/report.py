@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...._events.activity import Activity
 from ...._render.display import (
     FAILED,
     NOT_APPLICABLE,
@@ -24,12 +25,12 @@ from ...._render.display import (
     counted,
     worst,
 )
-from ....activity import Activity
+from ...._utils.text import cause, model_label
 from ....devices import backend
 from ....devices.backend import TorchFacts
 from ....devices.choice import DeviceChoice, torch_for
 from ....devices.moving import module_in, unwrapped
-from ....errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable, cause, model_label
+from ....errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable
 from ....models.certificates import validation_of
 from ....models.config import OpenMedConfig
 from ....models.registry import is_named

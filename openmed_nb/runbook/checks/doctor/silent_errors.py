@@ -22,12 +22,12 @@ import torch
 from torch.nn import functional
 
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, Finding
+from ...._utils.text import cause, short_type_name
 from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_states
 from ....devices.choice import MAC_TORCH
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache
 from ....devices.request import kind_of
-from ....errors import cause, short_type_name
 from ....session import SESSION
 from ....training.batch_checks import REDUCTION
 from ....training.guards import LSTM_REMEDY

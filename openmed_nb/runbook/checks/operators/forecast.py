@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...._events.activity import Activity
 from ...._render.display import OK, WARNING, Report, Shown, Table, counted
-from ....activity import Activity
+from ...._utils.text import cause, model_label, short_type_name
+from ...._utils.validation import check_flag
 from ....annotation.loading import create_pipeline
 from ....devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
 from ....devices.machine import mps_is_simulated
 from ....devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
-from ....errors import ConfigurationError, cause, check_flag, model_label, short_type_name
+from ....errors import ConfigurationError
 from ....models.config import OpenMedConfig
 from ....models.registry import is_named
 from ....session import SESSION

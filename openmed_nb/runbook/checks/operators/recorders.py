@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...._utils.clock import now
 from ....devices.backend import finish
-from ....devices.machine import now
 from ....devices.moving import narrower_types, operator_tensors
 from ....devices.profilers import modes_on
 from ....simulation.operators import names_above_autograd

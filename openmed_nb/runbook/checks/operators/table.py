@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...._events.activity import IMPORTING, Activity
 from ...._render.display import Plain
-from ....activity import IMPORTING, Activity
 from ....devices.backend import import_torch, reinstalling, release_of
 from ....devices.machine import mps_is_simulated
 from ....errors import TorchUnusable

@@ -14,21 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...._events.activity import Activity
 from ...._render.display import counted
-from ....activity import Activity
+from ...._utils.text import cause, describe_value
+from ...._utils.validation import check_flag
 from ....devices.backend import TENSOR_LOCK, synchronize, to_array
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache, is_out_of_memory
 from ....devices.moving import copy_of
-from ....errors import (
-    ConfigurationError,
-    DeviceUnavailable,
-    ModelUnusable,
-    OpenMedError,
-    cause,
-    check_flag,
-    describe_value,
-)
+from ....errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError
 from ....models.config import DEFAULT_STRATEGY, STRATEGIES
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
 from ....models.registry import is_named

@@ -24,8 +24,10 @@ from ...._render.display import (
     findings_table,
     worst,
 )
+from ...._utils.text import short_type_name
+from ...._utils.validation import whole_number
 from ....devices.machine import shows_simulated
-from ....errors import ConfigurationError, short_type_name, whole_number
+from ....errors import ConfigurationError
 from ....models.certificates import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, EntityCounts
 
 Span = tuple[int, int, str]  # Where an entity begins and ends, in characters, and its label.

@@ -17,23 +17,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ...._events.activity import Activity
 from ...._render.display import FAILED, OK, Finding, Report, Shown, Table, counted, findings_table, worst
 from ...._render.drawing import Axes, Line, Mark, Picture, ticks
-from ....activity import Activity
+from ...._utils.text import cause
+from ...._utils.validation import cannot_be, choice, whole
 from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_numbers_kept, random_states, set_random_states
 from ....devices.machine import shown_device, shows_simulated
 from ....devices.memory import empty_cache, is_out_of_memory, out_of_memory_explained
 from ....devices.moving import copy_of, module_in, to_device, with_tensors
-from ....errors import (
-    ConfigurationError,
-    DeviceUnavailable,
-    ModelUnusable,
-    OpenMedError,
-    cannot_be,
-    cause,
-    choice,
-    whole,
-)
+from ....errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError
 from ....models.registry import is_named
 from ....session import SESSION
 from ....training.nonfinite import Origin, origin_of, watched_layers

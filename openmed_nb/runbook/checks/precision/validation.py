@@ -9,11 +9,12 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...._events.activity import Activity
 from ...._render.display import FAILED, OK, WARNING, Report, Shown, counted
-from ....activity import Activity
-from ....devices.machine import seconds_of
+from ...._utils.clock import seconds_of
+from ...._utils.text import describe_value, model_label, short_type_name
 from ....devices.request import kind_of
-from ....errors import ConfigurationError, ModelUnusable, describe_value, model_label, short_type_name
+from ....errors import ConfigurationError, ModelUnusable
 from ....models.certificates import (
     REDUCED,
     WORTH,

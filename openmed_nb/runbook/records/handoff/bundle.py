@@ -24,15 +24,17 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ...._events.activity import Activity
 from ...._render.display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
-from ....activity import Activity
+from ...._utils.plain import to_json
+from ...._utils.text import cause, describe_file, describe_value, short_type_name
+from ...._utils.validation import check_flag, given_path
 from ....devices.machine import distribution_of
 from ....devices.request import MASK
-from ....errors import ConfigurationError, cause, check_flag, describe_file, describe_value, given_path, short_type_name
+from ....errors import ConfigurationError
 from ....models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
 from ....models.loading import LoadSpec, model_folder
 from ....models.registry import is_named
-from ....plain import to_json
 from ....session import SESSION
 from ....training.curve import FLAT
 from ...bench.benches import TEXTS as SHORT_TEXTS

@@ -30,29 +30,20 @@ from ...._render.display import (
     findings_table,
     worst,
 )
+from ...._utils.clock import now
+from ...._utils.plain import from_plain, write_whole
+from ...._utils.text import cause, describe_file, describe_value, short_type_name
+from ...._utils.validation import given_path, whole
 from ....annotation.results import span_of
 from ....devices import backend
 from ....devices.computer import Computer
-from ....devices.machine import now, read_machine, shown_device, shows_simulated
+from ....devices.machine import read_machine, shown_device, shows_simulated
 from ....devices.memory import empty_cache
 from ....devices.request import DeviceRequest
-from ....errors import (
-    ConfigurationError,
-    DeviceUnavailable,
-    OpenMedError,
-    UnknownDevice,
-    UnknownModel,
-    cause,
-    describe_file,
-    describe_value,
-    given_path,
-    short_type_name,
-    whole,
-)
+from ....errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel
 from ....models.config import OpenMedConfig
 from ....models.files import Content, content_of, digest_of
 from ....models.loading import LoadSpec, model_folder
-from ....plain import from_plain, write_whole
 from ....session import SESSION
 from ....training.curve import FLAT, GROWING, MEASURES, MemoryCurve, take_sample
 from ...bench.benches import subject_of_files

@@ -16,7 +16,11 @@ from statistics import median
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from ....activity import Activity
+from ...._events.activity import Activity
+from ...._utils.clock import now
+from ...._utils.plain import LARGEST, from_plain, utc
+from ...._utils.text import describe_value, short_type_name
+from ...._utils.validation import check_flag, given_path
 from ....devices.backend import gpu_uuid
 from ....devices.computer import Computer
 from ....devices.environment import NOT_READ, SET_BY
@@ -24,7 +28,6 @@ from ....devices.machine import (
     Footprint,
     distribution_of,
     import_psutil,
-    now,
     own_name,
     processor_name,
     read_footprint,
@@ -33,11 +36,10 @@ from ....devices.machine import (
 from ....devices.memory import allocator
 from ....devices.moving import module_in
 from ....devices.request import DeviceRequest, canonical, kind_of
-from ....errors import ConfigurationError, check_flag, describe_value, given_path, short_type_name
+from ....errors import ConfigurationError
 from ....models.certificates import validation_of
 from ....models.loading import dtype_of, model_folder
 from ....models.registry import is_named
-from ....plain import LARGEST, from_plain, utc
 from ....session import SESSION
 from ....training.activations import ActivationCheckpointing
 from ....training.curve import installed_bytes

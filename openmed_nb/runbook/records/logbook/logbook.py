@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...._render.display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes
+from ...._utils.plain import from_plain, save, to_json
+from ...._utils.text import cause, describe_file, one_line, short_type_name
+from ...._utils.validation import given_path
 from ....devices.request import canonical, kind_of
-from ....errors import ConfigurationError, cause, describe_file, given_path, one_line, short_type_name
-from ....plain import from_plain, save, to_json
+from ....errors import ConfigurationError
 from .privacy import ALL_LOGGED, CLEANERS, LOGS
 from .sections import OWN_WORDS, SCHEMA, ReportFigures, Run, Sections
 

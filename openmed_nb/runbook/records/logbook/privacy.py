@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ...._utils.text import one_line, short_type_name
+from ...._utils.validation import given_path
 from ....annotation.references import readable, stream_of
 from ....devices.backend import TENSOR_LOCK
 from ....devices.environment import VARIABLES as MPS_VARIABLES
 from ....devices.request import MASK, masked
-from ....errors import ConfigurationError, given_path, one_line, short_type_name
+from ....errors import ConfigurationError
 from ....models.config import dtype_name
 from ....models.files import content_of, digest_of
 from .sections import Dataset, Hypothesis, Model

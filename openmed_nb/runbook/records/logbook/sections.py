@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from ...._render.display import MARK
+from ...._utils.plain import Least, Pattern
 from ....devices.request import canonical
-from ....plain import Least, Pattern
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]

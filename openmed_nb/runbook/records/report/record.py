@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...._render.display import Report
-from ....errors import visible
+from ...._utils.text import visible
 from ...verdict.evidence import Evidence
 from ..logbook.privacy import home_folder, without_secrets
 from ..logbook.sections import Count, Day, ReportFigures, Software

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...._events.activity import Activity
 from ...._render.display import FAILED, WARNING, Report, Shown, Table, counted, in_bytes, plain
-from ....activity import Activity
-from ....devices.machine import SIMULATION_ON, now, processor_name
-from ....errors import ConfigurationError, Interrupted, check_flag, given_path
-from ....plain import read_as, save_in, to_json, utc
+from ...._utils.clock import now
+from ...._utils.plain import read_as, save_in, to_json, utc
+from ...._utils.validation import check_flag, given_path
+from ....devices.machine import SIMULATION_ON, processor_name
+from ....errors import ConfigurationError, Interrupted
 from ....session import SESSION
 from ....training.curve import installed_bytes
 from ...bench.workloads import ANNOTATION

@@ -23,10 +23,11 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ...._render.display import FAILED, plain, worst
-from ....devices.machine import now
+from ...._utils.clock import now
+from ...._utils.plain import from_plain, utc, write_whole
+from ...._utils.text import cause, short_type_name
 from ....distributed.tethered import end_with_input
-from ....errors import OpenMedError, cause, short_type_name
-from ....plain import from_plain, utc, write_whole
+from ....errors import OpenMedError
 from ....session import SESSION
 from ..logbook.sections import ReportFigures
 from .record import DIED, DONE, HUNG, Outcome, evidence_from, last_lines, private

@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ._render.display import escape
+from .._render.display import escape
+from .._utils.clock import now
 from .activity import IMPORTING, LOADING, RELEASING, Activity
-from .devices.machine import now
 
 VARIABLE = "OPENMED_NB_PROGRESS"  # The setting, and the values that switch lines off.
 OFF = frozenset({"0", "false", "no", "off"})

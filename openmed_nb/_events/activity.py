@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from ._render.display import counted
-from .errors import check_flag, short_type_name, warn
+from .._render.display import counted
+from .._utils.text import short_type_name
+from .._utils.validation import check_flag
+from .._utils.warning import warn
 
 Thing = TypeVar("Thing")
 

@@ -15,8 +15,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ._render.display import plain
-from .errors import ConfigurationError, cause, describe_file, short_type_name
+from .._render.display import plain
+from ..errors import ConfigurationError
+from .text import cause, describe_file, short_type_name
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Tell listeners what the session is doing, and draw its progress."""

@@ -1,0 +1,1 @@
+"""Helpers without a domain: lazy imports, plain data, files written whole."""

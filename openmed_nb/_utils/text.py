@@ -1,0 +1,164 @@
+"""Text for people: one line of it, without control characters, and without what may be a note."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Any
+
+
+def one_line(text: str) -> str:
+    r"""Return the text with every run of white space, line ends included, as one space.
+
+    Example:
+        >>> one_line("two\n  lines")
+        'two lines'
+    """
+    return visible(" ".join(text.split()))
+
+
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+
+
+def visible(text: str) -> str:
+    r"""Return the text with control characters as pictures, so that a note or a model cannot steer the terminal.
+
+    Example:
+        >>> visible("\x1b[2J cleared\r\n")
+        '␛[2J cleared\n'
+    """
+    return text.replace("\r\n", "\n").translate(CONTROL_PICTURES)
+
+
+def shorten(text: str, length: int = 60) -> str:
+    """Return a text in one line, cut off after ``length`` characters.
+
+    Example:
+        >>> shorten("a" * 70) == "a" * 60 + "…"
+        True
+    """
+    line = one_line(text)
+    return line if len(line) <= length else line[:length] + "…"
+
+
+# The longest string that an error shows, and the longest that consists of shorter names: a path, a model on the hub, a class.
+MAX_SHOWN_CHARACTERS = 40
+
+
+MAX_COMPOUND_CHARACTERS = 160
+
+
+# What an error shows of a string: visible ASCII characters without a space.
+IDENTIFIER_PATTERN = re.compile(r"[!-~]*")
+
+
+COMPOUND_PATTERN = re.compile(r"(<class ')?[/~.]*\w{1,40}([./\\:_-]+\w{1,40})+('>)?", re.ASCII)
+
+
+# A part of a message in quotation marks, an apostrophe inside a word not being one.
+QUOTED_PATTERN = re.compile(r"""(?<!\w)(?:[bru]{1,2}(?=['"]))?(['"`])(.*?)\1(?!\w)""", re.DOTALL)
+
+
+def is_identifier(text: str) -> bool:
+    """Return whether a text is short and without spaces, so that an error may show it."""
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return IDENTIFIER_PATTERN.fullmatch(text) is not None
+    return len(text) <= MAX_COMPOUND_CHARACTERS and COMPOUND_PATTERN.fullmatch(text) is not None
+
+
+def describe_value(value: Any) -> str:
+    """Return a value as an error may show it: what may be a note is described, not quoted.
+
+    Shown are ``None``, truth values, numbers, and short strings and paths of ASCII without spaces.
+
+    Example:
+        >>> describe_value("cuad"), describe_value(0.5), describe_value("Has asthma."), describe_value(["asthma"])
+        ("'cuad'", '0.5', 'a string of 11 characters', 'a list of 1 item')
+    """
+    kind = type(value)
+    if value is None or kind in {bool, int, float, complex, type(...), range}:
+        described = repr(value)
+        if len(described) > MAX_SHOWN_CHARACTERS:
+            described = "a number of many digits"
+    elif isinstance(value, (str, PurePath)):
+        text = str.__str__(value) if isinstance(value, str) else str(value)
+        noun = "string" if isinstance(value, str) else "path"
+        described = (
+            repr(text) if is_identifier(text) else f"a {noun} of {len(text):,} character{'' if len(text) == 1 else 's'}"
+        )
+    elif kind in {list, tuple, set, frozenset, dict}:
+        described = f"a {kind.__name__} of {len(value):,} item{'' if len(value) == 1 else 's'}"
+    elif kind in {bytes, bytearray}:
+        described = f"{len(value):,} bytes"
+    elif kind.__module__ == "torch" and kind.__name__ in {"dtype", "device"}:
+        described = str(value)
+    else:
+        described = f"an object of type {short_type_name(value)}"
+    return described
+
+
+def describe_names(names: Iterable[str]) -> str:
+    """Return names that a caller made up, such as unknown options, as an error may show them.
+
+    Example:
+        >>> describe_names(["speed", "Has asthma."])
+        'speed, …'
+    """
+    return ", ".join(sorted({name if is_identifier(name) else "…" for name in names}))
+
+
+def model_label(name: str) -> str:
+    """Return the name of a model as progress may show it: a long one, or one with spaces, may be a note."""
+    return name if is_identifier(name) else "a model"
+
+
+def describe_file(path: PurePath) -> str:
+    """Return the name of a file as an error may show it: a long one, or one with spaces, may be a note.
+
+    Example:
+        >>> describe_file(PurePath("results.json")), describe_file(PurePath("Has asthma."))
+        ("'results.json'", "'…'")
+    """
+    return repr(path.name) if is_identifier(path.name) else "'…'"
+
+
+def short_type_name(value: Any) -> str:
+    """Return the name of a value's type, unless a program has made it of a text."""
+    name = type(value).__name__
+    return name if is_identifier(name) else "a class with a long name"
+
+
+def without_quotes(message: str) -> str:
+    """Return a message of another library without what it quotes, if that may be a note.
+
+    Example:
+        >>> without_quotes("invalid int value: 'Has asthma.'"), without_quotes("can't find 'cuda'")
+        ("invalid int value: '…'", "can't find 'cuda'")
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        return match[0] if is_identifier(match[2]) else f"{match[1]}…{match[1]}"
+
+    return QUOTED_PATTERN.sub(shown, message)
+
+
+def parser_problem(message: str) -> str:
+    """Return what argparse says of a line, without the words of the line: they may be part of a note.
+
+    Example:
+        >>> parser_problem("unrecognized arguments: Has asthma"), parser_problem("argument --length: expected one argument")
+        ('2 unexpected arguments', 'argument --length: expected one argument')
+    """
+    kind, _, words = message.partition(": ")
+    if kind == "unrecognized arguments":
+        return f"{len(words.split())} unexpected arguments"
+    return "an ambiguous option" if kind == "ambiguous option" else without_quotes(message)
+
+
+def cause(error: BaseException) -> str:
+    """Return what an error of another library says, in one short line without a full stop, and without what may be a note."""
+    return shorten(without_quotes(str(error)), 200).rstrip(".") or short_type_name(error)
