@@ -62,6 +62,9 @@ COMPOUND_PATTERN = re.compile(r"(<class ')?[/~.]*\w{1,40}([./\\:_-]+\w{1,40})+('
 # A part of a message in quotation marks, an apostrophe inside a word not being one.
 QUOTED_PATTERN = re.compile(r"""(?<!\w)(?:[bru]{1,2}(?=['"]))?(['"`])(.*?)\1(?!\w)""", re.DOTALL)
 
+# A quotation mark, an apostrophe inside a word not being one.
+QUOTATION_MARK_PATTERN = re.compile(r"""["`]|(?<!\w)'|'(?!\w)""")
+
 
 def is_identifier(text: str) -> bool:
     """Return whether a text is short and without spaces, so that an error may show it."""
@@ -138,7 +141,13 @@ def without_quotes(message: str) -> str:
     Example:
         >>> without_quotes("invalid int value: 'Has asthma.'"), without_quotes("can't find 'cuda'")
         ("invalid int value: '…'", "can't find 'cuda'")
+        >>> without_quotes('bad value "He said "very ill" today" at 3')
+        'bad value … at 3'
     """
+    if QUOTATION_MARK_PATTERN.search(QUOTED_PATTERN.sub("", message)):
+        # The marks are not pairs, so that the text between any two of them may be quoted.
+        marks = [match.span() for match in QUOTATION_MARK_PATTERN.finditer(message)]
+        return f"{message[: marks[0][0]]}…{message[marks[-1][1] :]}"
 
     def shown(match: re.Match[str]) -> str:
         return match[0] if is_identifier(match[2]) else f"{match[1]}…{match[1]}"

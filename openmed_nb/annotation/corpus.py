@@ -22,7 +22,7 @@ from ..models.config import OpenMedConfig
 from ..models.registry import is_named
 from ..session import SESSION, Session
 from .loading import create_pipeline
-from .masking import SHOWN_TEXTS, entity_labels
+from .masking import SHOWN_TEXTS
 from .references import (
     BLANK,
     MISSING,
@@ -168,12 +168,18 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         model = name or "bundled"
         session.tell(Activity("Annotating", model_label(model)))
-        (answers,) = pipe.own_annotator().answers([text])
+        annotator = pipe.own_annotator()
+        (answers,) = annotator.answers([text])
         entities = tuple(entities_of(answers[0]))
         dropped = answers.dropped.get(0, ())
-        labels = entity_labels(pipe.model.config.id2label)
         return AnnotatedText(
-            text, entities, model, shown_device(str(pipe.device)), show_text, dropped=dropped, known_labels=labels
+            text,
+            entities,
+            model,
+            shown_device(str(pipe.device)),
+            show_text,
+            dropped=dropped,
+            known_labels=annotator.decoder.entity_labels,
         )
 
 
@@ -201,8 +207,7 @@ def source_here(
         found: Iterator[AnswerColumns] = annotator.answers(texts, first, at_hand, tell)
         return found
 
-    ignored = annotator.settings.ignore_labels
-    labels = tuple(label for label in entity_labels(pipe.model.config.id2label) if label not in ignored)
+    labels = annotator.decoder.entity_labels
     return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes, labels)
 
 

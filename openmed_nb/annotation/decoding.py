@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .masking import bare
 from .results import AnswerColumns, DroppedSpan
 from .tokens import Tokens, names_of, positions
 
@@ -82,6 +83,16 @@ class Decoder:
     tables: LabelTables
     strategy: str  # none, simple, first, average or max
     tokens_before: int  # special tokens before a text's own
+
+    @property
+    def entity_labels(self) -> tuple[str, ...]:
+        """The labels of the entities that can be an answer, without the prefixes of tokens, each once."""
+        tables = self.tables
+        if self.strategy == "none":
+            labels = [bare(name) for name, kept in zip(tables.names, tables.label_kept, strict=True) if kept]
+        else:
+            labels = [name for name, kept in zip(tables.groups, tables.group_kept, strict=True) if kept]
+        return tuple(dict.fromkeys(labels))
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> AnswerColumns:
         """Return the entities of each sequence."""

@@ -49,6 +49,7 @@ KINDS = {
 }
 OF_FILTERS = ("PRIVATE", "PERSONAL", "PII", "PHI")  # What some models write before each of their labels.
 SHOWN_LABELS = 12
+MAX_SHOWN_TEXT_CHARACTERS = 100_000  # A browser renders no more in reasonable time.
 
 # What a replacement may be: a text for every label, or one for each, with None for a label that stays.
 Policy = str | Mapping[str, str | None]
@@ -84,6 +85,7 @@ class MaskedText(Shown):
         show_text: Whether the text is part of what is shown.
         missing: Whether there was a missing value in its place.
         known_labels: The labels of the model that are replaced where it finds them; ``None`` where that is not known.
+        filters: What :meth:`Annotations.only` kept, as sentences; all else stays in the text.
     """
 
     text: str
@@ -92,8 +94,9 @@ class MaskedText(Shown):
     show_text: bool = True
     missing: bool = False
     known_labels: tuple[str, ...] | None = None
+    filters: tuple[str, ...] = ()
 
-    HIDDEN = ("known_labels",)
+    HIDDEN = ("known_labels", "filters")
 
     def original(self, position: int) -> int:
         """Return where a character of the masked text stands in the text that was annotated.
@@ -133,16 +136,29 @@ class MaskedText(Shown):
         stay, known = what_stays(self.known_labels)
         title = f"{counted(len(self.spans), 'entity', 'entities')} masked{stay}"
         pieces = tuple(self._pieces()) if self.show_text else ()
-        return Report(title, (*known, NO_GUARANTEE, *hidden), pieces=pieces, status=WARNING)
+        cut = long_text_sentence(self.text) if self.show_text else ()
+        return Report(title, (*self.filters, *known, NO_GUARANTEE, *hidden, *cut), pieces=pieces, status=WARNING)
 
     def _pieces(self) -> Iterator[Piece]:
+        text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
         position = 0
-        for one in self.spans:
-            yield Piece(self.text[position : one.masked_start])
-            if one.masked_end > one.masked_start:
-                yield Piece(self.text[one.masked_start : one.masked_end], one.label)
-            position = one.masked_end
-        yield Piece(self.text[position:])
+        for span in self.spans:
+            if span.masked_end > len(text):
+                break
+            yield Piece(text[position : span.masked_start])
+            if span.masked_end > span.masked_start:
+                yield Piece(text[span.masked_start : span.masked_end], span.label)
+            position = span.masked_end
+        yield Piece(text[position:])
+        if len(text) < len(self.text):
+            yield Piece("…")
+
+
+def long_text_sentence(text: str) -> tuple[str, ...]:
+    """Return the sentence on a text that is too long to be shown whole, none for another."""
+    if len(text) <= MAX_SHOWN_TEXT_CHARACTERS:
+        return ()
+    return (f"Shown: the first {MAX_SHOWN_TEXT_CHARACTERS:,} of {len(text):,} characters; .text has all.",)
 
 
 class MaskedTexts(Shown, list[MaskedText]):
@@ -216,16 +232,6 @@ class LabeledSpan(NamedTuple):
     continues: bool = False  # whether it continues a span of its label that it touches
 
 
-def entity_labels(id2label: Mapping[int, str]) -> tuple[str, ...]:
-    """Return the labels of a model's entities, each once.
-
-    Example:
-        >>> entity_labels({0: "O", 1: "B-NAME", 2: "I-NAME", 3: "DATE"})
-        ('NAME', 'DATE')
-    """
-    return tuple(dict.fromkeys(bare(label) for label in id2label.values() if label != "O"))
-
-
 def replaced(labels: Iterable[str] | None, policy: Policy) -> tuple[str, ...] | None:
     """Return the labels that a policy replaces; ``None`` where the labels are not known."""
     if labels is None:
@@ -275,12 +281,14 @@ def continues_entity(label: str) -> bool:
     return not (bare(label) != label and label[0] in "BSU")
 
 
-def masked_text(
+def masked_text(  # noqa: PLR0913 - the last three are kept with the result
     text: str,
     spans: Iterable[tuple[Any, ...]],
     policy: Policy,
     show_text: bool = True,
+    *,
     labels: tuple[str, ...] | None = None,
+    filters: tuple[str, ...] = (),
 ) -> MaskedText:
     """Return a text in which spans, each a :class:`LabeledSpan` or its values, are replaced.
 
@@ -321,7 +329,11 @@ def masked_text(
         found.append(MaskedSpan(label, start, end, begin, length))
         position = end
     return MaskedText(
-        "".join((*parts, text[position:])), tuple(found), show_text=show_text, known_labels=replaced(labels, policy)
+        "".join((*parts, text[position:])),
+        tuple(found),
+        show_text=show_text,
+        known_labels=replaced(labels, policy),
+        filters=filters,
     )
 
 

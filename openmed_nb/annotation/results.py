@@ -21,6 +21,7 @@ from .._utils.warning import warn
 from ..errors import ConfigurationError, OpenMedError, UnreadableText
 from .masking import (
     IS_MISSING,
+    MAX_SHOWN_TEXT_CHARACTERS,
     REPLACEMENT,
     LabeledSpan,
     MaskedText,
@@ -29,6 +30,7 @@ from .masking import (
     bare,
     checked_policy,
     continues_entity,
+    long_text_sentence,
     masked_text,
     replaced,
 )
@@ -437,6 +439,7 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
         missing: Whether there was a missing value in its place.
         dropped: What the model labeled too, but no entity has; see :attr:`Annotations.dropped`.
         known_labels: The labels of the entities that the model can find; ``None`` where that is not known.
+        filters: What :meth:`Annotations.only` kept, as sentences.
     """
 
     text: str
@@ -447,6 +450,7 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
     missing: bool = False
     dropped: tuple[DroppedSpan, ...] = ()
     known_labels: tuple[str, ...] | None = None
+    filters: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         if self.show_text:
@@ -463,7 +467,15 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
         """Return text, entities, model and device as plain mappings, lists, strings and numbers."""
         entities = [{**entity, "score": float(entity["score"])} for entity in self.entities]
         dropped = {"dropped": [span._asdict() for span in self.dropped]} if self.dropped else {}
-        return {"text": self.text, "entities": entities, **dropped, "model": self.model, "device": self.device}
+        missing = {"missing": True} if self.missing else {}
+        return {
+            "text": self.text,
+            "entities": entities,
+            **dropped,
+            **missing,
+            "model": self.model,
+            "device": self.device,
+        }
 
     def report(self) -> Report:
         """Return what there is to show: the text with its entities marked, or a table of them where the text is hidden."""
@@ -472,7 +484,11 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
             return Report(title, (IS_MISSING,))
         if not self.show_text:
             return Report(title, (HIDDEN,), tables=(self._table(),))
-        return Report(title, pieces=tuple(marked(self.text, self.entities)))
+        text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
+        pieces = list(marked(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
+        if len(text) < len(self.text):
+            pieces.append(Piece("…"))
+        return Report(title, long_text_sentence(self.text), pieces=tuple(pieces))
 
     def __str__(self) -> str:
         return to_text(replace(self.marked(), tables=(self._table(),)))  # Its marks have no scores.
@@ -487,8 +503,12 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
         """
         if self.missing:
             return MaskedText("", show_text=self.show_text, missing=True)
+        policy = checked_policy(replacement)
+        if isinstance(policy, Mapping):
+            labels = {span_of(entity)[2] for entity in self.entities} | {span.label for span in self.dropped}
+            _warn_of_absent(policy, labels, self.known_labels)
         spans = masked_spans(self.entities, self.dropped)
-        return masked_text(self.text, spans, checked_policy(replacement), self.show_text, self.known_labels)
+        return masked_text(self.text, spans, policy, self.show_text, labels=self.known_labels, filters=self.filters)
 
     def _table(self) -> Table:
         rows = []
@@ -513,12 +533,20 @@ def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
     yield Piece(text[position:])
 
 
-def _warn_of_absent(labels: Iterable[str], present: Iterable[str]) -> None:
-    """Warn of labels that no entity has, in any case; without an entity, nothing is known of them."""
-    there = {label.casefold() for label in present}
+def _warn_of_absent(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
+    """Warn of labels that no entity has and that the model does not know; without an entity, nothing is known of them."""
+    there = {_kind_of(label) for label in present}
+    if not there:
+        return
+    there |= {_kind_of(label) for label in known or ()}
     for label in labels:
-        if there and label.casefold() not in there:
+        if _kind_of(label) not in there:
             warn(f"No entity has the label {describe_value(label)}. {offered(label.casefold(), sorted(there))}")
+
+
+def _kind_of(label: str) -> str:
+    """Return what is compared of a label: ``b-Name`` is the label of a token of ``NAME``."""
+    return bare(label.upper()).casefold()
 
 
 def shown_label(name: str) -> str:
@@ -606,7 +634,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         settings: What tells its run from another: the model and everything that changes its answers.
         shapes: How many shapes its batches had, on MPS, which compiles for each; ``None`` elsewhere, and on a cluster.
         texts: What the texts can be read from again, as it was passed, no copy; ``None`` for a stream of them.
-        row_index: The index of the Series or column that the texts came in, no copy; ``None`` where they had none.
+        row_index: The index of the Series or column that the texts came in, no copy; ``None`` where they had none. It tells rows
+            apart, so it is pickled with ``show_text=False`` too.
         unfinished: Whether they are part of an error. Then nothing of them is pickled; nor are texts and words with
             ``show_text=False``.
         known_labels: The labels of the entities that the model can find, and that were not left out; ``None`` where that is not
@@ -701,7 +730,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
 
         Returns:
             The table. Its index is that of the notes, if they came in a Series: ``found.to_frame().join(table["patient"])``
-            gives each entity the patient of its note. Otherwise, rows are numbered.
+            gives each entity the patient of its note. A name of the index that a column has too gets ``_index`` at its end.
+            Otherwise, rows are numbered.
 
         Where the texts are files, the column ``source`` has the path of each; see :attr:`sources`.
 
@@ -716,7 +746,11 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         if _are_files(self.texts):
             columns["source"] = [self.sources[number] for number in columns["note"]]
         frame = pd.DataFrame(columns)
-        return frame if self.row_index is None else frame.set_axis(self.row_index.take(frame["note"]))
+        if self.row_index is None:
+            return frame
+        index = self.row_index.take(frame["note"])
+        names = [f"{name}_index" if name in columns else name for name in index.names]
+        return frame.set_axis(index.set_names(names))
 
     def show(self, number: int) -> AnnotatedText:
         """Return one of the texts with its entities marked.
@@ -753,7 +787,14 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         dropped = self.answers.dropped.get(which, ())
         entities = tuple(self[which])
         return AnnotatedText(
-            shown, entities, self.model, self.device, self.show_text, dropped=dropped, known_labels=self.known_labels
+            shown,
+            entities,
+            self.model,
+            self.device,
+            self.show_text,
+            dropped=dropped,
+            known_labels=self.known_labels,
+            filters=self.settings.get("only", ()),
         )
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
@@ -783,7 +824,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         """
         policy = checked_policy(replacement)
         if isinstance(policy, Mapping):
-            _warn_of_absent(policy, self.answers.masked_labels)
+            _warn_of_absent(policy, self.answers.masked_labels, self.known_labels)
         again = iter(()) if self.texts is None else stream_of(self.texts)
         masked = MaskedTexts()
         masked.known_labels = replaced(self.known_labels, policy)
@@ -798,7 +839,9 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
                 continue
             text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
             spans = masked_spans(entities, self.answers.dropped.get(which, ()))
-            masked.append(masked_text(text, spans, policy, self.show_text, self.known_labels))
+            masked.append(
+                masked_text(text, spans, policy, self.show_text, labels=self.known_labels, filters=masked.filters)
+            )
         return masked
 
     def _text(self, which: int) -> str:
@@ -848,15 +891,15 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         for label in labels:
             if not isinstance(label, str):
                 raise cannot_be("A label", label, "Pass one as it stands in the results, such as 'disease'.")
-        _warn_of_absent(labels, self.answers.labels)
+        _warn_of_absent(labels, self.answers.labels, self.known_labels)
         named = " or ".join(map(shorten, labels))
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
         kept = self.answers.only({label.casefold() for label in labels}, least)
-        wanted = {label.casefold() for label in labels}
         known = self.known_labels
-        if known is not None and wanted:
-            known = tuple(label for label in known if label.casefold() in wanted)
+        if known is not None and labels:
+            wanted = {*map(_kind_of, labels)}
+            known = tuple(label for label in known if _kind_of(label) in wanted)
         return replace(self, answers=kept, settings=settings, known_labels=known)
 
     def summary(self) -> Summary:

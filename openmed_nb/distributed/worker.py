@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from ..annotation.forward import Budget
 from ..annotation.loading import create_pipeline
-from ..annotation.masking import entity_labels
 from ..annotation.results import AnswerColumns
 from ..annotation.resume import settings_of
 from ..annotation.stream import Annotator, Chunk, chunk_characters
@@ -95,7 +94,7 @@ def load(work: Work) -> LoadedWork:
         annotator = pipe.own_annotator(work.batch_tokens)
     messages = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
     characters = chunk_characters(annotator.budget)
-    labels = entity_labels(pipe.model.config.id2label)
+    labels = annotator.decoder.entity_labels
     ready = Ready(member(str(pipe.device)), settings_of(pipe, annotator), characters, messages, labels)
     return LoadedWork(annotator, ready, annotator.budget)
 

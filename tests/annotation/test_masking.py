@@ -308,6 +308,7 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
         (("FIRSTNAME", "Date", "CITY", "phone_number"), ""),
         (("private_person", "private_date", "private_address", "account_number", "secret"), ""),
         (("EMAIL", "date_of_birth"), "names, places and numbers stay"),
+        (("private-NAME", "chart-DATE"), "places and numbers stay"),  # An entity has what follows the first hyphen.
     ],
 )
 def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, says):
@@ -317,7 +318,7 @@ def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, 
         headline, knows, *_ = str(masked).splitlines()
 
         assert headline.endswith(f"; {says}") if says else "stay" not in headline
-        assert labels[0].removeprefix("B-") in knows
+        assert labels[0].partition("-")[2] in knows
         assert not says or says in masked._repr_html_()
 
 
@@ -328,3 +329,49 @@ def test_headline_of_masked_texts_counts_what_the_policy_or_the_filter_leaves_ou
     assert str(found.mask()).splitlines()[0] == "0 entities masked in 0 texts"
     assert str(found.mask({"NAME": None})).splitlines()[0] == "0 entities masked in 0 texts; names stay"
     assert str(found.only("name").mask()).splitlines()[0].endswith("; dates, places and numbers stay")
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first"])
+@pytest.mark.parametrize("ignored", [["O", "B-NAME", "I-NAME", "NAME"], ["O", "NAME"]])
+def test_known_labels_are_those_of_entities_that_are_not_ignored(tiny, tmp_path, strategy, ignored):
+    folder = tiny.save(tmp_path, tiny.random_bert(("O", "B-NAME", "I-NAME", "B-DATE")))
+    pipe = nb.load_pipeline(folder, device="cpu", aggregation_strategy=strategy, ignore_labels=ignored)
+    found = nb.annotate(["The patient has asthma."], pipe)
+
+    has_name = strategy == "none" and "B-NAME" not in ignored
+    assert found.known_labels == (("NAME", "DATE") if has_name else ("DATE",))
+    assert nb.annotate("The patient has asthma.", pipe).known_labels == found.known_labels
+
+
+def test_only_knows_the_labels_of_tokens():
+    found = Annotations(Answers("entity"), (), "m", "cpu", known_labels=("NAME", "DATE"))
+
+    assert found.only("B-NAME").known_labels == ("NAME",)
+    assert found.only("i-name").known_labels == ("NAME",)
+
+
+def test_filter_by_score_is_said_with_a_single_masked_text():
+    found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
+    masked = found.only(score=1.0).show(0).mask()
+
+    assert masked.text == "She has asthma."
+    assert "Only entities with a score from 1." in masked.report().sentences
+    assert masked == found.only(score=1.0).mask()[0]
+
+
+@pytest.mark.parametrize("label", ["DISEASE", "disease"])
+def test_no_warning_of_a_label_that_the_model_knows(label):
+    found = nb.annotate(["No complaints."], "bundled_small", device="cpu")
+
+    assert found.mask({label: "X"})[0].text == "No complaints."
+    assert found.only(label)[0] == []
+    assert found.show(0).mask({label: "X"}).text == "No complaints."
+
+
+def test_unknown_label_is_a_warning_for_one_text_as_for_many():
+    found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
+    for call in (lambda: found.mask({"DISEASES": "X"}), lambda: found.show(0).mask({"DISEASES": "X"})):
+        with pytest.warns(OpenMedWarning, match="DISEASES"):
+            call()
+    with pytest.warns(OpenMedWarning, match="DISEASES"):
+        found.only("DISEASES")

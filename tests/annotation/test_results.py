@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+import openmed_nb as nb
 from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.references import fingerprint_of
 from openmed_nb.annotation.results import (
@@ -717,3 +718,22 @@ def test_html_has_the_counts():
     assert ">2</td>" in page
     assert page.count("<table ") == 3
     assert ">A<" in page.partition("Entities by label")[2]
+
+
+@pytest.mark.parametrize("length", [100_000, 100_001, 3_000_000])
+def test_long_text_is_shown_up_to_a_hundred_thousand_characters(length):
+    text = ("asthma " + "x " * length)[:length]
+    entity = {"entity_group": "DISEASE", "score": 0.5, "word": "asthma", "start": 0, "end": 6}
+    found = AnnotatedText(text, (entity, {**entity, "start": length - 4, "end": length}), "m", "cpu")
+    masked = found.mask()
+    for shown in (found, masked):
+        assert len(shown._repr_html_()) < 110_000
+        assert ("Shown: the first 100,000" in str(shown)) == (len(shown.text) > 100_000)
+    assert masked.spans[1].end in {length, length - 1}  # The last character may be a space.
+
+
+def test_missing_text_says_so_in_json():
+    found = nb.annotate(["She has asthma.", None], "bundled_small", device="cpu")
+
+    assert found.show(1).to_dict()["missing"] is True
+    assert "missing" not in found.show(0).to_dict()

@@ -88,3 +88,18 @@ class TestOtherSeries:
         merged = annotated(pipe, table["text"]).to_frame().merge(table, left_index=True, right_index=True)
         assert "text" in merged
         assert not {"text_x", "text_y"} & {*merged}
+
+
+@pytest.mark.parametrize(
+    ("index", "names"),
+    [
+        (pd.Index(range(5), name="note"), ["note_index"]),
+        (pd.MultiIndex.from_arrays([[1, 1, 2, 2, 3], list("abcde")], names=["word", "visit"]), ["word_index", "visit"]),
+    ],
+)
+def test_name_of_an_index_that_is_a_column_too_is_changed(annotated, pipe, index, names):
+    frame = annotated(pipe, pd.Series(NOTES, index=index)).to_frame()
+
+    assert frame.index.names == names
+    assert len(frame.reset_index().groupby("note")) == 3
+    assert index.names != names
