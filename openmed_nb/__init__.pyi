@@ -4,7 +4,7 @@ from . import compat as compat
 from . import errors as errors
 from . import runbook as runbook
 from . import training as training
-from .annotation.corpus import annotate as annotate
+from ._annotate import annotate as annotate
 from .annotation.loading import load_model as load_model
 from .annotation.loading import load_pipeline as load_pipeline
 from .distributed.starting import cluster as cluster

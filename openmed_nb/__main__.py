@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from ._annotate import annotate_text
 from ._events.activity import Activity
 from ._render.display import Json
 from ._utils.text import cause, parser_problem, short_type_name
-from .annotation.corpus import annotate_text
 from .annotation.references import FileText, read, unless_failed
 from .annotation.tables import reader_by_name
 from .errors import ConfigurationError, Interrupted, OpenMedError

@@ -27,13 +27,13 @@ FLOORS = (
     "session",
     "annotation",
     "distributed",
-    "annotation.corpus",
+    "_annotate",
     "training",
     "runbook",
     "notebook",
     "openmed_nb",
 )
-"""From the ground up; a run over many texts stands above the workers that may do it. The last is the package's own face."""
+"""From the ground up; ``_annotate`` is above the workers that may do its work. The last is the package's own face."""
 
 
 def module_of(file):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
+from openmed_nb._annotate import annotate_text
 from openmed_nb._render.drawing import Bar, Picture
-from openmed_nb.annotation.corpus import annotate_text
 from openmed_nb.distributed.members import PACKAGES, Member, Members
 from openmed_nb.runbook.records.logbook.sections import ReportFigures, Software
 from openmed_nb.runbook.records.report.record import SCHEMA, Outcome, Subject

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.corpus import annotate_text
+from openmed_nb._annotate import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
 from openmed_nb.errors import DeviceUnavailable, OpenMedError

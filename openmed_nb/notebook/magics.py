@@ -330,7 +330,7 @@ class OpenMedMagics(Magics):
             raise MagicError(f"{describe_value(out)} is not a valid variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
-        from ..annotation.corpus import annotate, annotate_text
+        from .._annotate import annotate, annotate_text
 
         if isinstance(texts, str):
             result: Any = annotate_text(SESSION, texts, model, arguments.device, strategy, self.show_text)

@@ -17,7 +17,7 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
-from openmed_nb.annotation.corpus import CorpusRun
+from openmed_nb._annotate import CorpusRun
 from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.results import AnnotatedText
@@ -101,7 +101,7 @@ class TestSeries:
     @pytest.mark.parametrize("series", SERIES.values(), ids=SERIES)
     def test_a_text_beyond_the_first_is_read_again(self, annotated, pipe, monkeypatch, series):
         """Of whatever can be read again each text can be shown; of a stream only the first, and what has passed is an error."""
-        monkeypatch.setattr("openmed_nb.annotation.corpus.SHOWN_TEXTS", 1)
+        monkeypatch.setattr("openmed_nb._annotate.SHOWN_TEXTS", 1)
         found = annotated(pipe, series())
         again = annotated(pipe, found.texts) if found.texts is not None else None
         assert (again is None) == (series in {SERIES["generator"], SERIES["iterator"]})

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openmed_nb.annotation.corpus import annotate
+from openmed_nb._annotate import annotate
 from openmed_nb.errors import DeviceUnavailable
 from openmed_nb.simulation.device import simulated_device
 

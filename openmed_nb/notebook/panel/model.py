@@ -18,10 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..._annotate import annotate_text
 from ..._events.activity import Activity
 from ..._render.display import Report
 from ..._utils.text import short_type_name
-from ...annotation.corpus import annotate_text
 from ...annotation.loading import create_pipeline
 from ...errors import OpenMedError
 from ...models.config import OpenMedConfig

@@ -105,7 +105,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
         >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
         (2, 0, 'every logit is a number')
     """
-    from ....annotation.corpus import checked_pipeline
+    from ...._annotate import checked_pipeline
 
     named = {"device": device, "dtype": dtype, **arguments}
     given = {name: value for name, value in named.items() if value is not None}
@@ -296,7 +296,7 @@ def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any
 
 def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
     """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
-    from ....annotation.corpus import known_length
+    from ...._annotate import known_length
     from ....annotation.references import stream_of
 
     tally, total = Tally(pair, None if gold is None else checked_gold(gold, texts, pair)), known_length(texts)

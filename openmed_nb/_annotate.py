@@ -13,17 +13,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
-from .._events.activity import Activity
-from .._utils.text import model_label, short_type_name
-from .._utils.validation import check_flag, choice, whole_or_none, wrong_type
-from ..devices.machine import shown_device
-from ..errors import ConfigurationError, Interrupted, OpenMedError
-from ..models.config import OpenMedConfig
-from ..models.registry import is_named
-from ..session import SESSION, Session
-from .loading import create_pipeline
-from .masking import SHOWN_TEXTS
-from .references import (
+from ._events.activity import Activity
+from ._utils.text import model_label, short_type_name
+from ._utils.validation import check_flag, choice, whole_or_none, wrong_type
+from .annotation.loading import create_pipeline
+from .annotation.masking import SHOWN_TEXTS
+from .annotation.references import (
     BLANK,
     MISSING,
     Reference,
@@ -34,12 +29,17 @@ from .references import (
     warn_if_file_name,
     weight,
 )
-from .results import AnnotatedText, Annotations, AnswerColumns, Answered, Answers
-from .resume import ResultsFile, answers_in, differences, settings_of
+from .annotation.results import AnnotatedText, Annotations, AnswerColumns, Answered, Answers
+from .annotation.resume import ResultsFile, answers_in, differences, settings_of
+from .devices.machine import shown_device
+from .errors import ConfigurationError, Interrupted, OpenMedError
+from .models.config import OpenMedConfig
+from .models.registry import is_named
+from .session import SESSION, Session
 
 if TYPE_CHECKING:
-    from .pipeline import AnnotationPipeline
-    from .stream import Source
+    from .annotation.pipeline import AnnotationPipeline
+    from .annotation.stream import Source
 
 
 @overload
@@ -124,7 +124,7 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             if client is None:
                 chosen, found, source = source_here(texts, model, arguments, batch_tokens)
             else:
-                from ..distributed.stream import source_on_workers
+                from .distributed.stream import source_on_workers
 
                 SESSION.tell(Activity("Asking", "the workers"))
                 chosen, found, source = source_on_workers(client, texts, model, arguments, batch_tokens)
@@ -162,7 +162,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
 ) -> AnnotatedText:
     """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
     with session.told_after():
-        from .stream import check_text, entities_of
+        from .annotation.stream import check_text, entities_of
 
         check_text(text)
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
@@ -187,8 +187,8 @@ def source_here(
     texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
 ) -> tuple[str, Any, Source]:
     """Return the name of a model, the texts to read, and what answers them here."""
-    from ..distributed.columns import referred
-    from .stream import Source
+    from .annotation.stream import Source
+    from .distributed.columns import referred
 
     found = referred(texts)
     check_series(found)
@@ -213,7 +213,7 @@ def source_here(
 
 def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
     """Return a pipeline that was passed in the place of a model's name."""
-    from .pipeline import AnnotationPipeline
+    from .annotation.pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
         remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
