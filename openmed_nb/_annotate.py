@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from ._events.activity import Activity
 from ._utils.text import model_label, short_type_name
@@ -29,10 +29,10 @@ from .annotation.references import (
     warn_if_file_name,
     weight,
 )
-from .annotation.results import AnnotatedText, Annotations, AnswerColumns, Answered, Answers
+from .annotation.results import AnnotatedText, Annotations, Answered, Answers
 from .annotation.resume import ResultsFile, answers_in, differences, settings_of
 from .devices.machine import shown_device
-from .errors import ConfigurationError, Interrupted, OpenMedError
+from .errors import ConfigurationError, Interrupted
 from .models.config import OpenMedConfig
 from .models.registry import is_named
 from .session import SESSION, Session
@@ -109,43 +109,40 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         ['asthma']
     """
     # All is checked before a model is loaded.
-    one, texts = isinstance(texts, str), [texts] if isinstance(texts, str) else texts
+    is_single = isinstance(texts, str)
     choice("on_error", on_error, ("raise", "record"))
     check_flag("show_text", show_text)
     batch_tokens = whole_or_none("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
         what = f"resume cannot be {short_type_name(resume)}."
         raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
-    name = resume if isinstance(resume, (str, os.PathLike)) else None
-    done = earlier = resume if isinstance(resume, Annotations) else Annotations(Answers(), (), "no model", "no device")
-    run: CorpusRun | None = None
+    path = resume if isinstance(resume, (str, os.PathLike)) else None
+    earlier = resume if isinstance(resume, Annotations) else Annotations(Answers(), (), "no model", "no device")
+    done = earlier
+    collector: _Collector | None = None
     with SESSION.told_after(progress):
         try:
+            texts = [texts] if is_single else texts
             if client is None:
-                chosen, found, source = source_here(texts, model, arguments, batch_tokens)
+                name, texts, source = source_here(texts, model, arguments, batch_tokens)
             else:
                 from .distributed.stream import source_on_workers
 
                 SESSION.tell(Activity("Asking", "the workers"))
-                chosen, found, source = source_on_workers(client, texts, model, arguments, batch_tokens)
-            run, total, size = CorpusRun(found, source), known_length(found), known_size(found)
-
-            def tell(done: int, size_done: int) -> None:
-                name = f"{model_label(chosen)} on {source.device}"
-                SESSION.tell(Activity("Annotating", name, done, total, "text", size_done, size))
-
-            with contextlib.nullcontext() if name is None else ResultsFile(name, source.settings) as file:
-                run.replay(file or earlier)
-                run.go_on(on_error, file, tell)
-            found = run.annotations(chosen, show_text)
-            return found.show(0) if one else found
+                name, texts, source = source_on_workers(client, texts, model, arguments, batch_tokens)
+            collector = _Collector(_Inputs(texts, source.settings["delimiter"]), source, name)
+            with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
+                collector.replay(file or earlier)
+                collector.run(on_error, file)
+            annotations = collector.annotations(show_text)
+            return annotations.show(0) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
-            if run and len(run.answers) >= len(earlier):  # It may end while earlier answers are taken over.
-                done = run.annotations(chosen, show_text)
+            if collector and len(collector.answers) >= len(earlier):  # It may end while earlier answers are taken over.
+                done = collector.annotations(show_text)
             if isinstance(error, KeyboardInterrupt):
-                count = len(done) if name is None else max(len(done), answers_in(name))
+                count = len(done) if path is None else max(len(done), answers_in(path))
                 left = replace(done, unfinished=True)
-                raise Interrupted(count, left, "" if name is None else str(name)) from None
+                raise Interrupted(count, left, "" if path is None else str(path)) from None
             # A person's own class may refuse new attributes (a frozen dataclass) or have something else of that name, so
             # the value goes past what the class says; ``vars(error)["annotations"]`` always has it.
             vars(error)["annotations"] = replace(done, unfinished=True)
@@ -170,7 +167,8 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         session.tell(Activity("Annotating", model_label(model)))
         annotator = pipe.own_annotator()
         (answers,) = annotator.answers([text])
-        entities = tuple(entities_of(answers[0]))
+        (answer,) = answers.outcomes()
+        entities = tuple(entities_of(answer))
         dropped = answers.dropped.get(0, ())
         return AnnotatedText(
             text,
@@ -203,8 +201,8 @@ def source_here(
 
     def answers(
         texts: Iterator[Any], first: int, tell: Callable[[int, float], None] | None = None
-    ) -> Iterator[AnswerColumns]:
-        found: Iterator[AnswerColumns] = annotator.answers(texts, first, at_hand, tell)
+    ) -> Iterator[Answers]:
+        found: Iterator[Answers] = annotator.answers(texts, first, at_hand, tell)
         return found
 
     labels = annotator.decoder.entity_labels
@@ -224,40 +222,63 @@ def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipel
     return pipe
 
 
-class CorpusRun(Iterator[Any]):
-    """A run over many texts; it iterates over the texts, and remembers those that have no answer yet."""
+class _Pending(NamedTuple):
+    """What is remembered of a text without an answer."""
 
-    def __init__(self, texts: Any, source: Source) -> None:
-        settings, self.source = source.settings, source
-        self.answers = Answers("entity" if settings["aggregation_strategy"] == "none" else "entity_group")
-        self._texts, self._stream, self._delimiter = texts, stream_of(texts), settings["delimiter"] or ""
-        self._first_texts: list[str] = []  # to be shown
-        self._pulled: deque[int] = deque()  # the fingerprints of texts without an answer
-        # The fingerprints and texts, by number, of which an earlier run has no result.
-        self._again: dict[int, tuple[int, Any]] = {}
-        self._warned_of_file_name = False
-        self._sizes: deque[int] = deque()  # of the same texts, in characters
-        self._size_done = 0
+    fingerprint: int
+    size: int  # about how many characters it has
+
+
+class _Inputs(Iterator[Any]):
+    """The texts of a run, read one by one; what has no answer yet is remembered by its fingerprint."""
+
+    def __init__(self, texts: Any, delimiter: str | None) -> None:
+        self.texts = texts
+        self.first_texts: list[str] = []  # to be shown
+        self.pending: deque[_Pending] = deque()
+        self.count = known_length(texts)
+        self._stream = stream_of(texts)
+        self._delimiter = delimiter
+        self._read = 0
+        self._has_warned = False
 
     def __next__(self) -> Any:
         text = next(self._stream)
+        self._read += 1
         fingerprint = fingerprint_of(text)
-        self._pulled.append(fingerprint)
         if fingerprint == MISSING:  # A model reads nothing in its place; it is known by its fingerprint.
-            text = "" if self.source.settings["delimiter"] is None else []
-        self._sizes.append(weight(text))
-        if len(self._first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
-            if isinstance(text, str) and not self._warned_of_file_name:
-                self._warned_of_file_name = warn_if_file_name(text, len(self._first_texts))
+            text = "" if self._delimiter is None else []
+        self.pending.append(_Pending(fingerprint, weight(text)))
+        if len(self.first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
+            if isinstance(text, str) and not self._has_warned:
+                self._has_warned = warn_if_file_name(text, len(self.first_texts))
             words = text if isinstance(text, list) else [text]
-            self._first_texts.append(self._delimiter.join(word for word in words if isinstance(word, str)))
+            self.first_texts.append((self._delimiter or "").join(word for word in words if isinstance(word, str)))
         return text
 
     def __length_hint__(self) -> int:
-        count = known_length(self._texts)
-        return NotImplemented if count is None else max(0, count - len(self.answers) - len(self._pulled))
+        return NotImplemented if self.count is None else max(0, self.count - self._read)
+
+    def take(self, count: int) -> list[_Pending]:
+        """Return what is remembered of the next texts without an answer, and forget it."""
+        return [self.pending.popleft() for _ in range(count)]
+
+
+class _Collector:
+    """The answers to the texts of a run: those of an earlier run, then those that come, then those that are read again."""
+
+    def __init__(self, inputs: _Inputs, source: Source, model: str) -> None:
+        self.inputs = inputs
+        self.source = source
+        self.model = model
+        self.answers = Answers("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
+        # The fingerprints and texts, by number, of which an earlier run has no result.
+        self._again: dict[int, tuple[int, Any]] = {}
+        self._size = known_size(inputs.texts)
+        self._size_done = 0
 
     def replay(self, earlier: ResultsFile | Annotations) -> None:
+        """Take over the answers of an earlier run over the same texts."""
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):
             # Those that were filtered lack entities, and those that were pickled without texts lack words.
@@ -265,97 +286,111 @@ class CorpusRun(Iterator[Any]):
             if other and earlier:  # Without a text, it is of no run.
                 what = f"The annotations are of a run with other settings ({other})."
                 raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
-        for before, answer, dropped in (
-            earlier.answers.items() if isinstance(earlier, Annotations) else earlier.earlier()
-        ):
-            number, text = len(self.answers), next(self, None)
-            if not self._pulled:
+        answered = earlier.answers.items() if isinstance(earlier, Annotations) else earlier.earlier()
+        for before, answer, dropped in answered:
+            number = len(self.answers)
+            text = next(self.inputs, None)
+            if not self.inputs.pending:
                 what = f"The earlier run has answers for more than these {number} texts."
                 raise ConfigurationError(what, remedy)
-            fingerprint = self._pulled.popleft()
-            failed, was_blank = isinstance(answer, str), before in BLANK
-            if fingerprint != before and not (failed or was_blank):
+            (read,) = self.inputs.take(1)
+            has_failed = isinstance(answer, str)
+            was_blank = before in BLANK
+            if read.fingerprint != before and not (has_failed or was_blank):
                 what = f"Text {number} is not the one that the earlier run has an answer for."
                 raise ConfigurationError(what, remedy)
-            self._size_done += self._sizes.popleft()
             # It is read again only after all results were found to be of the same texts: otherwise, another series of texts
             # would leave a result in the file.
-            if failed or (was_blank and fingerprint not in BLANK):
-                self._size_done -= weight(text)
-                self._again[number] = fingerprint, text
+            if has_failed or (was_blank and read.fingerprint not in BLANK):
+                self._again[number] = read.fingerprint, text
                 self.answers.add(before, answer)
             else:
-                self.answers.add(fingerprint, answer, dropped)
+                self._size_done += read.size
+                self.answers.add(read.fingerprint, answer, dropped)
 
-    def go_on(self, on_error: str, file: ResultsFile | None, tell: Callable[[int, int], None]) -> None:
-        """Annotate the texts that are left, telling how many and how much is done; with ``raise``, up to the first that cannot be."""
+    def run(self, on_error: str, file: ResultsFile | None) -> None:
+        """Collect the answers to the texts that are left; with ``raise``, up to the first that has none."""
 
-        def under_way(count: int, share: float) -> None:
-            size = self._size_done + int(share * sum(islice(self._sizes, count)))
-            tell(len(self.answers) - len(self._again), size)
+        def tell_within(count: int, share: float) -> None:
+            """Report how far a chunk of so many texts is."""
+            size = sum(pending.size for pending in islice(self.inputs.pending, count))
+            self._tell(size_within=int(share * size))
 
-        tell(len(self.answers) - len(self._again), self._size_done)
-        for chunk in self.source.answers(self, len(self.answers), under_way):
-            stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
-            fingerprints = [self._pulled.popleft() for _ in range(stop)]
+        self._tell()
+        for chunk in self.source.answers(self.inputs, len(self.answers), tell_within):
+            count = _answered_count(chunk, on_error)
+            pending = self.inputs.take(count)
+            fingerprints = [text.fingerprint for text in pending]
             if file:
-                answers = (str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk)
-                dropped = (chunk.dropped.get(place, ()) for place in range(stop))
-                file.append(map(Answered, fingerprints, answers, dropped))
+                file.append(chunk.items(fingerprints))
             self.answers.extend(fingerprints, chunk)
-            self._size_done += sum(self._sizes.popleft() for _ in range(stop))
-            tell(len(self.answers) - len(self._again), self._size_done)
-            if stop < len(chunk):
-                raise chunk.failures[stop]
-        self._read_again(on_error, file, tell)
+            self._size_done += sum(text.size for text in pending)
+            self._tell()
+            if count < len(chunk):
+                raise chunk.errors[count]
+        self._run_again(on_error, file)
 
-    def _read_again(self, on_error: str, file: ResultsFile | None, tell: Callable[[int, int], None]) -> None:
+    def _run_again(self, on_error: str, file: ResultsFile | None) -> None:
         """Annotate the texts of which an earlier run has no result, after all others: they may fail, or end workers, again."""
-        found: dict[int, Answered] = {}
-        runs: list[list[int]] = []  # of consecutive numbers, because errors count texts from the first
-        for number in self._again:
-            if runs and number == runs[-1][-1] + 1:
-                runs[-1].append(number)
-            else:
-                runs.append([number])
+        results: dict[int, Answered] = {}
         try:
-            for run in runs:
-                left = deque(run)
-                for chunk in self.source.answers([self._again[number][1] for number in run], run[0]):
-                    stop = min(chunk.failures, default=len(chunk)) if on_error == "raise" else len(chunk)
-                    numbers = [left.popleft() for _ in range(stop)]
-                    fingerprints = [self._again[number][0] for number in numbers]
-                    answers = [str(answer) if isinstance(answer, OpenMedError) else answer for answer in chunk[:stop]]
-                    dropped = [chunk.dropped.get(place, ()) for place in range(stop)]
-                    done = dict(zip(numbers, map(Answered, fingerprints, answers, dropped), strict=True))
-                    results = {number: one for number, one in done.items() if not isinstance(one.answer, str)}
-                    if file and results:
-                        file.append(results.values(), results)
-                    found.update(done)
-                    self._size_done += sum(weight(self._again[number][1]) for number in numbers)
-                    tell(len(self.answers) - len(self._again) + len(found), self._size_done)
-                    if stop < len(chunk):
-                        raise chunk.failures[stop]
+            for numbers in _consecutive(self._again):
+                left = deque(numbers)
+                for chunk in self.source.answers([self._again[number][1] for number in numbers], numbers[0]):
+                    count = _answered_count(chunk, on_error)
+                    done = [left.popleft() for _ in range(count)]
+                    answered = dict(zip(done, chunk.items([self._again[number][0] for number in done]), strict=True))
+                    results.update(answered)
+                    new = {number: result for number, result in answered.items() if not isinstance(result.answer, str)}
+                    if file and new:
+                        file.append(new.values(), new)
+                    self._size_done += sum(weight(self._again[number][1]) for number in done)
+                    self._tell(again=len(results))
+                    if count < len(chunk):
+                        raise chunk.errors[count]
         finally:
-            self.answers = self.answers.replaced(found)
+            self.answers = self.answers.replaced(results)
             self._again.clear()
 
-    def annotations(self, model: str, show_text: bool) -> Annotations:
-        first, source = tuple(self._first_texts[: len(self.answers)]), self.source
-        shapes = None if source.shapes is None else len(source.shapes)
-        again = None if isinstance(self._texts, Iterator) else self._texts
+    def _tell(self, again: int = 0, size_within: int = 0) -> None:
+        """Report how many texts have an answer, and about how many characters these have."""
+        count = len(self.answers) - len(self._again) + again
+        name = f"{model_label(self.model)} on {self.source.device}"
+        size = self._size_done + size_within
+        SESSION.tell(Activity("Annotating", name, count, self.inputs.count, "text", size, self._size))
+
+    def annotations(self, show_text: bool) -> Annotations:
+        """Return what was collected so far."""
+        texts = self.inputs.texts
+        shapes = self.source.shapes
         return Annotations(
             self.answers,
-            first,
-            model,
-            source.device,
+            tuple(self.inputs.first_texts[: len(self.answers)]),
+            self.model,
+            self.source.device,
             show_text,
-            source.settings,
-            shapes,
-            again,
-            row_index=index_of(self._texts),
-            known_labels=source.known_labels,
+            self.source.settings,
+            None if shapes is None else len(shapes),
+            None if isinstance(texts, Iterator) else texts,
+            row_index=index_of(texts),
+            known_labels=self.source.known_labels,
         )
+
+
+def _answered_count(chunk: Answers, on_error: str) -> int:
+    """Return how many answers of a chunk count: all, or those before the first error that is to be raised."""
+    return min(chunk.errors, default=len(chunk)) if on_error == "raise" else len(chunk)
+
+
+def _consecutive(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers in runs of consecutive ones, because errors count texts from the first."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
 
 
 def known_size(texts: Any) -> int | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .masking import bare
-from .results import AnswerColumns, DroppedSpan
+from .results import Answers, DroppedSpan
 from .tokens import Tokens, names_of, positions
 
 if TYPE_CHECKING:
@@ -94,29 +94,32 @@ class Decoder:
             labels = [name for name, kept in zip(tables.groups, tables.group_kept, strict=True) if kept]
         return tuple(dict.fromkeys(labels))
 
-    def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> AnswerColumns:
+    def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Answers:
         """Return the entities of each sequence."""
         if not len(tokens):
-            return AnswerColumns.of([[] for _ in tokens.owners])
+            return Answers.of([[] for _ in tokens.owners])
         find = self.single_tokens if self.strategy == "none" else self.groups
         return find(texts, tokens, predictions)
 
-    def single_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> AnswerColumns:
+    def single_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Answers:
         """Return every token whose label is an answer."""
         places = np.flatnonzero(self.tables.label_kept[predictions.labels])
-        return AnswerColumns(
+        numbers = {
+            "score": predictions.scores[places],
+            "start": tokens.starts[places],
+            "end": tokens.ends[places],
+            "index": places - tokens.bounds[tokens.sequences(places)] + self.tokens_before,
+        }
+        return Answers.of_columns(
             "entity",
-            self.tables.names,
             bounds=np.searchsorted(places, tokens.bounds),
-            labels=predictions.labels[places],
-            scores=predictions.scores[places].astype(np.float64),
+            labels=[self.tables.names[label] for label in predictions.labels[places].tolist()],
             words=self.speller.tokens(texts, tokens, places),
-            starts=tokens.starts[places],
-            ends=tokens.ends[places],
-            indices=places - tokens.bounds[tokens.sequences(places)] + self.tokens_before,
+            numbers=numbers,
+            dropped={},
         )
 
-    def groups(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> AnswerColumns:
+    def groups(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Answers:
         """Return every entity that is an answer."""
         units = units_of(tokens, predictions, self.strategy)
         edges = group_edges(tokens, units, self.tables)
@@ -124,18 +127,15 @@ class Decoder:
         kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
         firsts = units.firsts[edges[kept]]
         lasts = units.lasts[edges[kept + 1] - 1]
-        return AnswerColumns(
+        labels = units.labels[edges[kept]]
+        words = None if self.strategy == "simple" else units.firsts
+        return Answers.of_columns(
             "entity_group",
-            self.tables.groups,
             bounds=np.searchsorted(firsts, tokens.bounds),
-            labels=units.labels[edges[kept]],
-            scores=scores[kept],
-            words=self.speller.stretches(
-                texts, tokens, firsts, lasts, None if self.strategy == "simple" else units.firsts
-            ),
-            starts=tokens.starts[firsts],
-            ends=tokens.ends[lasts - 1],
-            dropped=self.dropped(tokens, predictions, firsts, lasts, self.tables.kinds[units.labels[edges[kept]]]),
+            labels=[self.tables.groups[label] for label in labels.tolist()],
+            words=self.speller.stretches(texts, tokens, firsts, lasts, words),
+            numbers={"score": scores[kept], "start": tokens.starts[firsts], "end": tokens.ends[lasts - 1]},
+            dropped=self.dropped(tokens, predictions, firsts, lasts, self.tables.kinds[labels]),
         )
 
     def dropped(

@@ -400,7 +400,8 @@ class EachAnswer(Iterator[list[Entity]]):
         self._answers = self._begin()
 
     def _begin(self) -> Iterator[Answer]:  # Nothing is read before the first answer is asked for.
-        return chain.from_iterable(self._annotator.answers(self._inputs, at_hand=isinstance(self._inputs, Sequence)))
+        chunks = self._annotator.answers(self._inputs, at_hand=isinstance(self._inputs, Sequence))
+        return chain.from_iterable(chunk.outcomes() for chunk in chunks)
 
     def __iter__(self) -> EachAnswer:
         if not isinstance(self._inputs, Iterator):  # Texts can be read again, a stream cannot.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from array import array
@@ -49,6 +50,9 @@ UNNAMED = "no label"
 # How many rows a table shows, and how many characters of a text.
 SHOWN_ROWS = 10
 SHOWN_CHARACTERS = 2000
+
+# What the columns of answers hold of an entity, tokens that are not joined an index too.
+_COLUMNS = ("label", "score", "index", "word", "start", "end")
 
 # As transformers gives it: a mapping with label, score, word, start and end.
 Entity = dict[str, Any]
@@ -120,15 +124,6 @@ def uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]
     return tuple(sorted(left, key=lambda span: (span.start, span.end)))
 
 
-def by_text(dropped: Mapping[int, tuple[DroppedSpan, ...]], owners: np.ndarray) -> dict[int, tuple[DroppedSpan, ...]]:
-    """Return the dropped spans of sequences by the number of the text of each."""
-    found: dict[int, tuple[DroppedSpan, ...]] = {}
-    for sequence, spans in dropped.items():
-        text = int(owners[sequence])
-        found[text] = found.get(text, ()) + spans
-    return found
-
-
 def is_entity(value: Any) -> bool:
     """Tell whether something that was read from a file is an entity: a label and a word, a score, and whole places."""
     if not isinstance(value, dict):
@@ -148,121 +143,66 @@ def is_entity(value: Any) -> bool:
 Answer = list[Entity] | OpenMedError
 
 
-@dataclass(frozen=True, repr=False, eq=False)  # A log would show words of texts.
-class AnswerColumns(Sequence[Answer]):
-    """The answers to consecutive texts, ``E`` entities of ``S`` texts in columns; mappings are made for who asks."""
-
-    key: str  # entity_group, or entity for tokens that are not joined
-    names: tuple[str, ...]  # of the labels
-    bounds: np.ndarray  # (S + 1,) int64, where the entities of each text begin; the last is E
-    labels: np.ndarray  # (E,) int64, places in the names
-    scores: np.ndarray  # (E,) float64
-    words: list[str]
-    starts: np.ndarray  # (E,) int64, in characters
-    ends: np.ndarray  # (E,) int64
-    indices: np.ndarray | None = None  # (E,) int64, of tokens that are not joined
-    failures: Mapping[int, OpenMedError] = field(default_factory=dict)  # Such a text has no entities.
-    dropped: Mapping[int, tuple[DroppedSpan, ...]] = field(default_factory=dict)  # by text, those that have any
-
-    @classmethod
-    def of(cls, answers: Sequence[Answer], key: str = "entity_group") -> AnswerColumns:
-        """Return the columns of answers that are not in columns."""
-        import numpy as np
-
-        lists = [[] if isinstance(answer, OpenMedError) else answer for answer in answers]
-        entities = [entity for one in lists for entity in one]
-        spans = np.array([span_of(entity)[:2] for entity in entities], np.int64).reshape(-1, 2)
-        names = tuple(dict.fromkeys(entity[key] for entity in entities))
-        numbers = {name: number for number, name in enumerate(names)}
-        indices = [entity["index"] for entity in entities if "index" in entity]
-        return cls(
-            key,
-            names,
-            bounds=np.cumsum([0, *map(len, lists)]),
-            labels=np.array([numbers[entity[key]] for entity in entities], np.int64),
-            scores=np.array([entity["score"] for entity in entities], np.float64),
-            words=[entity["word"] for entity in entities],
-            starts=spans[:, 0],
-            ends=spans[:, 1],
-            indices=np.array(indices, np.int64) if indices else None,
-            failures={number: answer for number, answer in enumerate(answers) if isinstance(answer, OpenMedError)},
-        )
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return list(self)[number]
-        place = range(len(self))[number]
-        return self.failures.get(place) or self.entities(*self.bounds[place : place + 2].tolist())
-
-    def __iter__(self) -> Iterator[Answer]:
-        entities = self.entities(0, len(self.words))
-        for place, (first, last) in enumerate(pairwise(self.bounds.tolist())):
-            yield self.failures.get(place) or entities[first:last]
-
-    def entities(self, first: int, last: int) -> list[Entity]:
-        """Return entities as mappings."""
-        key, rows = self.key, slice(first, last)
-        labels = map(self.names.__getitem__, self.labels[rows].tolist())
-        scores, starts, ends = self.scores[rows].tolist(), self.starts[rows].tolist(), self.ends[rows].tolist()
-        columns = zip(labels, scores, self.words[rows], starts, ends, strict=True)
-        if self.indices is None:
-            return [
-                {key: label, "score": score, "word": word, "start": start, "end": end}
-                for label, score, word, start, end in columns
-            ]
-        return [
-            {key: label, "score": score, "index": index, "word": word, "start": start, "end": end}
-            for (label, score, word, start, end), index in zip(columns, self.indices[rows].tolist(), strict=True)
-        ]
-
-
-class Numbers(dict[str, int]):
-    """A number for each different text that it is asked for, and the texts by their numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def __missing__(self, text: str) -> int:
-        number = len(self.texts)
-        self.texts.append(text)
-        self[text] = number
-        return number
-
-
-def grown(column: array[int], numbers: Sequence[int]) -> array[int]:
-    """Return a column with more numbers, of two bytes each; of four or eight from the first that fewer do not hold."""
-    try:
-        more = array(column.typecode, numbers)
-    except OverflowError:
-        wider = {"H": "I", "I": "q"}.get(column.typecode)
-        if wider is None:
-            raise
-        return grown(array(wider, column), numbers)
-    column += more
-    return column
-
-
 class Answers(Sequence[list[Entity]]):
-    """The entities of texts in the order of the texts, held in columns; each list is made when it is asked for.
+    """The entities of texts in the order of the texts, in columns; each list is made when it is asked for.
 
-    Texts that have no answer have an empty list, and their reason in ``errors``. Of a text itself only a fingerprint is
-    kept, to tell on resuming whether it is the same one.
+    Of a text itself only a fingerprint is kept, to tell on resuming whether it is the same one.
+
+    Attributes:
+        errors: Why texts have no answer, by their number: an error in a chunk of answers, its message in the results of a run.
+            Such a text has no entities.
+        dropped: The spans that were labeled and are in no entity, by the number of the text.
+        fingerprints: Those of the texts; a chunk has none.
     """
 
     def __init__(self, key: str = "entity_group") -> None:
-        self.errors: dict[int, str] = {}
+        self.errors: dict[int, Any] = {}
         self.dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         self.fingerprints = array("Q")
-        self._bounds = array("q", [0])
-        self._starts, self._ends, self._indices = array("H"), array("H"), array("H")
-        self._labels, self._words = array("H"), array("H")
-        self._numbers = Numbers()  # Each label and word is held once.
-        self._scores = array("d")
-        self._key = key
+        self.key = key  # Of the label in an entity: "entity" for tokens that are not joined.
+        self._bounds = array("q", [0])  # Where the entities of each text begin; the last is their number.
+        self._texts: list[str] = []  # Each label and word is held once.
+        self._numbers: dict[str, int] = {}  # of those texts
+        self._columns = {name: array("d" if name == "score" else "H") for name in _COLUMNS}
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], key: str = "entity_group") -> Answers:
+        """Return a chunk of answers."""
+        chunk = cls(key)
+        for number, answer in enumerate(answers):
+            if isinstance(answer, OpenMedError):
+                chunk.errors[number] = answer
+            chunk._add_rows([] if isinstance(answer, OpenMedError) else answer)
+        return chunk
+
+    @classmethod
+    def of_columns(  # noqa: PLR0913, PLR0917 - a column each
+        cls,
+        key: str,
+        bounds: np.ndarray,
+        labels: Sequence[str],
+        words: Sequence[str],
+        numbers: Mapping[str, np.ndarray],
+        dropped: Mapping[int, tuple[DroppedSpan, ...]],
+    ) -> Answers:
+        """Return a chunk of answers from columns with a value for each of ``E`` entities of ``S`` texts.
+
+        Args:
+            key: ``entity_group``, or ``entity`` for tokens that are not joined.
+            bounds: int64 of ``(S + 1,)``, where the entities of each text begin.
+            labels: The labels.
+            words: The words.
+            numbers: ``score``, float64 of ``(E,)``; ``start`` and ``end``, in characters, and for tokens ``index``, int64.
+            dropped: As in the class.
+        """
+        chunk = cls(key)
+        chunk._bounds = array("q", bounds.tobytes())
+        chunk.dropped = dict(dropped)
+        chunk._extend_column("label", [chunk._number(label) for label in labels])
+        chunk._extend_column("word", [chunk._number(word) for word in words])
+        for name, column in numbers.items():
+            chunk._extend_column(name, column.tolist())
+        return chunk
 
     def add(self, fingerprint: int, answer: Sequence[Entity] | str, dropped: tuple[DroppedSpan, ...] = ()) -> None:
         """Add the answer to the next text: its entities, or why it has none."""
@@ -272,55 +212,96 @@ class Answers(Sequence[list[Entity]]):
             self.errors[len(self)] = answer
             answer = ()
         if answer:
-            self._key = "entity" if "entity" in answer[0] else "entity_group"
-        self._labels = grown(self._labels, [self._numbers[entity[self._key]] for entity in answer])
-        self._words = grown(self._words, [self._numbers[entity["word"]] for entity in answer])
-        self._scores.extend([entity["score"] for entity in answer])
-        self._starts = grown(self._starts, [entity["start"] for entity in answer])
-        self._ends = grown(self._ends, [entity["end"] for entity in answer])
-        self._indices = grown(self._indices, [entity["index"] for entity in answer if "index" in entity])
-        # Only from here on the answer counts: adding an entity may fail.
-        self._bounds.append(len(self._scores))
+            self.key = "entity" if "entity" in answer[0] else "entity_group"
+        self._add_rows(answer)
         self.fingerprints.append(fingerprint)
 
-    def extend(self, fingerprints: Sequence[int], answers: AnswerColumns) -> None:
-        """Add the answers to the next texts, one for each fingerprint."""
-        count, before = len(fingerprints), len(self._scores)
-        rows = slice(int(answers.bounds[count]))
-        self._key = answers.key
-        names = [self._numbers[name] for name in answers.names]
-        self._labels = grown(self._labels, [names[label] for label in answers.labels[rows].tolist()])
-        self._words = grown(self._words, [self._numbers[word] for word in answers.words[rows]])
-        self._scores.frombytes(answers.scores[rows].tobytes())
-        self._starts = grown(self._starts, answers.starts[rows].tolist())
-        self._ends = grown(self._ends, answers.ends[rows].tolist())
-        if answers.indices is not None:
-            self._indices = grown(self._indices, answers.indices[rows].tolist())
-        errors = {len(self) + place: str(error) for place, error in answers.failures.items() if place < count}
-        dropped = {len(self) + place: spans for place, spans in answers.dropped.items() if place < count}
+    def _add_rows(self, entities: Sequence[Entity]) -> None:
+        self._extend_column("label", [self._number(entity[self.key]) for entity in entities])
+        self._extend_column("word", [self._number(entity["word"]) for entity in entities])
+        for name in ("score", "start", "end"):
+            self._extend_column(name, [entity[name] for entity in entities])
+        self._extend_column("index", [entity["index"] for entity in entities if "index" in entity])
+        # Only from here on the answer counts: adding an entity may fail.
+        self._bounds.append(self._bounds[-1] + len(entities))
+
+    def extend(self, fingerprints: Sequence[int], chunk: Answers) -> None:
+        """Add the first answers of a chunk, one for each fingerprint."""
+        count = len(fingerprints)
+        first = len(self)
+        rows = chunk._bounds[count]
+        self.key = chunk.key
+        numbers = [self._number(text) for text in chunk._texts]
+        for name, column in chunk._columns.items():
+            values = column[:rows]
+            self._extend_column(name, [numbers[value] for value in values] if name in {"label", "word"} else values)
         # Only from here on the answers count: adding them may be interrupted.
         self.fingerprints.extend(fingerprints)
-        self.errors.update(errors)
-        self.dropped.update(dropped)
-        self._bounds.frombytes((answers.bounds[1 : count + 1] + before).tobytes())
+        self.errors.update({first + place: str(error) for place, error in chunk.errors.items() if place < count})
+        self.dropped.update({first + place: spans for place, spans in chunk.dropped.items() if place < count})
+        before = self._bounds[-1]
+        self._bounds.extend([before + bound for bound in chunk._bounds[1 : count + 1]])
 
-    def items(self) -> Iterator[Answered]:
-        """Yield what is stored of each text, in the form that :meth:`add` takes."""
-        for number, fingerprint in zip(range(len(self)), self.fingerprints, strict=False):
-            yield Answered(fingerprint, self.errors.get(number, self[number]), self.dropped.get(number, ()))
+    def _number(self, text: str) -> int:
+        """Return the number of a label or a word."""
+        number = self._numbers.setdefault(text, len(self._texts))
+        if number == len(self._texts):
+            self._texts.append(text)
+        return number
+
+    def _extend_column(self, name: str, values: Sequence[Any]) -> None:
+        """Add values to a column; numbers take two bytes each, or four or eight from the first that fewer do not hold."""
+        column = self._columns[name]
+        try:
+            column.extend(array(column.typecode, values))
+        except OverflowError:
+            wider = {"H": "I", "I": "q"}.get(column.typecode)
+            if wider is None:
+                raise
+            self._columns[name] = array(wider, column)
+            self._extend_column(name, values)
+
+    def outcomes(self) -> Iterator[Answer]:
+        """Yield the entities of each text of a chunk, or the error in their place."""
+        entities = self._entities(0, self._bounds[-1])
+        for place, (first, last) in enumerate(pairwise(self._bounds)):
+            yield self.errors.get(place) or entities[first:last]
+
+    def items(self, fingerprints: Sequence[int] | None = None) -> Iterator[Answered]:
+        """Yield what is stored of each text, in the form that :meth:`add` takes; of a chunk, as many as there are fingerprints."""
+        for number, fingerprint in enumerate(self.fingerprints if fingerprints is None else fingerprints):
+            if number >= len(self):
+                return
+            error = self.errors.get(number)
+            answer = self[number] if error is None else str(error)
+            yield Answered(fingerprint, answer, self.dropped.get(number, ()))
+
+    def of_texts(self, bounds: Sequence[int], owners: np.ndarray) -> Answers:
+        """Return a chunk whose texts have several sequences each; ``owners`` are the texts of the sequences, in order."""
+        dropped: dict[int, tuple[DroppedSpan, ...]] = {}
+        for sequence, spans in self.dropped.items():
+            text = int(owners[sequence])
+            dropped[text] = dropped.get(text, ()) + spans
+        return self._with(dropped=dropped, _bounds=array("q", [self._bounds[bound] for bound in bounds]))
+
+    def _with(self, **values: Any) -> Answers:
+        """Return the same answers with other values of some attributes."""
+        answers = copy.copy(self)
+        vars(answers).update(values)
+        return answers
 
     def replaced(self, others: Mapping[int, Answered]) -> Answers:
         """Return the same answers with others in the place of some, by their numbers."""
         if not others:
             return self
-        found = Answers(self._key)
+        found = Answers(self.key)
         for number, answered in enumerate(self.items()):
             found.add(*others.get(number, answered))
         return found
 
     def without_words(self) -> Answers:
         """Return the same answers with an empty word for each entity."""
-        found = Answers(self._key)
+        found = Answers(self.key)
         for fingerprint, answer, dropped in self.items():
             hidden = answer if isinstance(answer, str) else [{**entity, "word": ""} for entity in answer]
             found.add(fingerprint, hidden, dropped)
@@ -343,37 +324,49 @@ class Answers(Sequence[list[Entity]]):
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
-            return [self[one] for one in range(len(self))[number]]
+            return [self[place] for place in range(len(self))[number]]
         place = range(len(self))[number]
-        return [self._entity(row) for row in range(self._bounds[place], self._bounds[place + 1])]
+        return self._entities(self._bounds[place], self._bounds[place + 1])
 
-    def _entity(self, row: int) -> Entity:
-        texts = self._numbers.texts
-        entity: Entity = {self._key: texts[self._labels[row]], "score": self._scores[row]}
-        if self._indices:
-            entity["index"] = self._indices[row]
-        return {**entity, "word": texts[self._words[row]], "start": self._starts[row], "end": self._ends[row]}
+    def _entities(self, first: int, last: int) -> list[Entity]:
+        """Return entities as mappings, with their keys in the order of transformers."""
+        columns: dict[str, Sequence[Any]] = {name: column[first:last] for name, column in self._columns.items()}
+        texts = self._texts
+        key = self.key
+        labels = [texts[number] for number in columns["label"]]
+        words = [texts[number] for number in columns["word"]]
+        values = zip(labels, columns["score"], words, columns["start"], columns["end"], strict=True)
+        if not columns["index"]:
+            return [
+                {key: label, "score": score, "word": word, "start": start, "end": end}
+                for label, score, word, start, end in values
+            ]
+        return [
+            {key: label, "score": score, "index": index, "word": word, "start": start, "end": end}
+            for (label, score, word, start, end), index in zip(values, columns["index"], strict=True)
+        ]
 
     def only(self, labels: Collection[str], score: float) -> Answers:
         """Return the same answers with those entities alone that have one of the labels, in any case, and at least a score."""
         import numpy as np
 
-        count, found = self._bounds[-1], Answers(self._key)
-        numbers = [place for place, name in enumerate(self._numbers.texts) if name.casefold() in labels]
-        kept = np.isin(self._labels[:count], numbers) if labels else np.ones(count, bool)
-        kept &= np.array(self._scores[:count]) >= score
-        found.errors, found.fingerprints, found._numbers = dict(self.errors), self.fingerprints[:], self._numbers
+        count = self._bounds[-1]
+        kept = np.array(self._columns["score"][:count]) >= score
+        if labels:
+            numbers = [number for number, text in enumerate(self._texts) if text.casefold() in labels]
+            kept &= np.isin(self._columns["label"][:count], numbers)
+        dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         for text, spans in self.dropped.items():
             chosen = [span for span in spans if span.score >= score and (not labels or span.label.casefold() in labels)]
             if chosen:
-                found.dropped[text] = tuple(chosen)
-        bounds = np.concatenate(([0], np.cumsum(kept)))[np.array(self._bounds)]
-        found._bounds = array("q", bounds.tobytes())
-        for name in ("_starts", "_ends", "_indices", "_labels", "_words", "_scores"):
-            column = getattr(self, name)
-            if column:
-                setattr(found, name, array(column.typecode, np.array(column[:count])[kept].tobytes()))
-        return found
+                dropped[text] = tuple(chosen)
+        rows = np.flatnonzero(kept).tolist()
+        columns = {
+            name: array(column.typecode, [column[row] for row in rows] if column else ())
+            for name, column in self._columns.items()
+        }
+        bounds = array("q", np.append(0, np.cumsum(kept))[np.array(self._bounds)].tobytes())
+        return self._with(dropped=dropped, _columns=columns, _bounds=bounds)
 
     def counts(self) -> Iterator[int]:
         return (last - first for first, last in pairwise(self._bounds))
@@ -381,23 +374,20 @@ class Answers(Sequence[list[Entity]]):
     @property
     def labels(self) -> Sequence[str]:
         """The label of every entity, text after text."""
-        return self._texts(self._labels)
+        return [self._texts[number] for number in self._columns["label"][: self._bounds[-1]]]
 
     @property
     def masked_labels(self) -> set[str]:
         """The labels of all that masking replaces, without the prefixes of tokens."""
         labels = {*self.labels}
-        if self._key == "entity":
+        if self.key == "entity":
             labels = {*map(bare, labels)}
         return labels | {span.label for spans in self.dropped.values() for span in spans}
 
     @property
     def words(self) -> Sequence[str]:
         """The word of every entity, text after text."""
-        return self._texts(self._words)
-
-    def _texts(self, numbers: Sequence[int]) -> list[str]:
-        return list(map(self._numbers.texts.__getitem__, numbers[: self._bounds[-1]]))
+        return [self._texts[number] for number in self._columns["word"][: self._bounds[-1]]]
 
     def columns(self) -> dict[str, Any]:
         """Return a table of all entities: the number of the note, then what an entity has, as a column each."""
@@ -406,14 +396,16 @@ class Answers(Sequence[list[Entity]]):
         numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
         columns: dict[str, Any] = {
             "note": numbers,
-            self._key: np.array(self.labels, dtype=object),
-            "score": np.array(self._scores),
-            "index": np.array(self._indices, np.int64),
+            self.key: np.array(self.labels, dtype=object),
+            "score": np.array(self._columns["score"]),
+            "index": np.array(self._columns["index"], np.int64),
             "word": np.array(self.words, dtype=object),
-            "start": np.array(self._starts, np.int64),
-            "end": np.array(self._ends, np.int64),
+            "start": np.array(self._columns["start"], np.int64),
+            "end": np.array(self._columns["end"], np.int64),
         }
-        return {name: column[: len(numbers)] for name, column in columns.items() if name != "index" or self._indices}
+        if not self._columns["index"]:
+            del columns["index"]
+        return {name: column[: len(numbers)] for name, column in columns.items()}
 
 
 class _CopiedWhole:

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
 from .lexicon import FEWEST_CHARACTERS, Lexicon, serves
 from .references import read, weight
-from .results import Answer, AnswerColumns, Entity, by_text, dropped_span, uncovered
+from .results import Answer, Answers, Entity, dropped_span, uncovered
 from .tokens import Tokens, Truncation, Windows, assemble, encoded, plan_windows, tokenise_words
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Annotator:
         first: int = 0,
         at_hand: bool = False,
         tell: Callable[[int, float], None] | None = None,
-    ) -> Iterator[AnswerColumns]:
+    ) -> Iterator[Answers]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
         ``tell`` gets how many texts the chunk under way has, and the share of it that is computed, on the CPU.
@@ -237,11 +237,11 @@ class Annotator:
         if upcoming.error:
             raise upcoming.error
 
-    def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[AnswerColumns, Budget]:
+    def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[Answers, Budget]:
         """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
         under_way = self.begun(self.prepare(chunk), budget)
         if under_way is None:
-            return AnswerColumns.of([]), budget
+            return Answers.of([]), budget
         prepared, run = under_way
         start(self.network, run)
         return self.finish(prepared, run, collect(run, self.network)), budget.within(run.fitting)
@@ -258,7 +258,7 @@ class Annotator:
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
         """Return the entities of texts; raise the error of the first that has no answer."""
-        return [entities_of(answer) for answers in self.answers(texts) for answer in answers]
+        return [entities_of(answer) for answers in self.answers(texts) for answer in answers.outcomes()]
 
     def batches(self, prepared: Prepared, budget: Budget) -> list[Batch]:
         """Return the batches that a chunk runs in."""
@@ -322,11 +322,11 @@ class Annotator:
 
         return ready
 
-    def finish(self, prepared: Prepared, run: ForwardRun, outputs: Outputs) -> AnswerColumns:
+    def finish(self, prepared: Prepared, run: ForwardRun, outputs: Outputs) -> Answers:
         """Return the answer to every text of a chunk that was run."""
         return self.decode(prepared, settled(run, self.network, outputs))
 
-    def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> AnswerColumns:
+    def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> Answers:
         """Return the answer to every text of a chunk; this is work of the host alone."""
         predictions, unanswered = collected
         tokens = prepared.tokens
@@ -338,12 +338,12 @@ class Annotator:
         # The sequences of a text stand together.
         firsts = np.searchsorted(tokens.owners, np.arange(len(prepared.texts) + 1))
         several = firsts[1:] - firsts[:-1] > 1
-        found = replace(found, bounds=found.bounds[firsts], dropped=by_text(found.dropped, tokens.owners))
+        found = found.of_texts(firsts.tolist(), tokens.owners)
         if not failures and not several.any():
             return found
         answers: list[Answer] = []
         dropped = {place: spans for place, spans in found.dropped.items() if place not in failures}
-        for place, entities in enumerate(map(entities_of, found)):
+        for place, entities in enumerate(found):
             if place in failures:
                 answers.append(failures[place])
             elif several[place]:
@@ -356,7 +356,9 @@ class Annotator:
                     dropped[place] = left
             else:
                 answers.append(entities)
-        return replace(AnswerColumns.of(answers, found.key), dropped=dropped)
+        answered = Answers.of(answers, found.key)
+        answered.dropped = dropped
+        return answered
 
 
 class Upcoming:
@@ -410,7 +412,7 @@ class Source:
     """What answers a run over many texts: a pipeline of this process, or the workers of a cluster."""
 
     # From texts, the number of the first, and what hears how far a chunk is; see Annotator.answers().
-    answers: Callable[..., Iterator[AnswerColumns]]
+    answers: Callable[..., Iterator[Answers]]
     settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
     device: str
     shapes: Collection[Any] | None = None  # of the batches so far, if the device compiles for each

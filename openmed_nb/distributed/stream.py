@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .._utils.text import short_type_name
 from .._utils.warning import warn
 from ..annotation.references import Reference, absolute, check_series
-from ..annotation.results import AnswerColumns
+from ..annotation.results import Answers
 from ..annotation.stream import END, Chunk, Source, in_chunks, unreadable
 from ..errors import ClusterUnusable, ConfigurationError, WorkerKilled
 from ..models.registry import BUNDLED, is_named
@@ -74,7 +74,7 @@ class ClusterAnnotator:
     split: bool = False  # Whether texts are lists of words.
     patience: float = PATIENCE  # After how many seconds without a working worker a run ends.
 
-    def answers(self, texts: Iterable[Any], first: int = 0, _tell: Any = None) -> Iterator[AnswerColumns]:
+    def answers(self, texts: Iterable[Any], first: int = 0, _tell: Any = None) -> Iterator[Answers]:
         """Yield the answers to a stream of texts in order, chunk by chunk; errors count texts from ``first``.
 
         Chunks are so small that nothing is told within one.
@@ -96,7 +96,7 @@ class ClusterAnnotator:
 
         return while_workers_last(self.in_order(in_chunks(while_connected(), self.characters, first, LEAST, most)))
 
-    def in_order(self, chunks: Iterator[Chunk]) -> Generator[AnswerColumns]:
+    def in_order(self, chunks: Iterator[Chunk]) -> Generator[Answers]:
         """Yield the answers to chunks in their order; chunks under way are cancelled when nobody wants more."""
         under_way = UnderWay()
         error: Exception | None = None
@@ -137,7 +137,7 @@ class ClusterAnnotator:
         """Send a chunk out with its texts in the task, so that they survive any worker."""
         return submit(self.client, worker.answers_of, self.work, chunk, retries=RETRIES)
 
-    def finished(self, chunk: Chunk, future: Future, others: Sequence[Future]) -> Iterator[AnswerColumns]:
+    def finished(self, chunk: Chunk, future: Future, others: Sequence[Future]) -> Iterator[Answers]:
         """Yield the answers to a chunk; if it ends its workers, wait for the other chunks and run it text by text."""
         from distributed import KilledWorker
 
@@ -153,17 +153,17 @@ class ClusterAnnotator:
             for place, text in enumerate(chunk.texts):
                 yield self.alone(Chunk(chunk.first + place, [text]))
 
-    def alone(self, chunk: Chunk) -> AnswerColumns:
+    def alone(self, chunk: Chunk) -> Answers:
         """Return the answer to a chunk of one text, or that it ends its worker; nothing else is under way."""
         from distributed import KilledWorker
 
         try:
-            answers: AnswerColumns = compute(self.client, self.submit(chunk), self.patience)
+            answers: Answers = compute(self.client, self.submit(chunk), self.patience)
         except KilledWorker as error:
             times, host = error.allowed_failures + 1, host_of(error.last_worker.address)
             what = f"Text {chunk.first} ended the worker that read it {times} times, the last one on {host}."
             killed = WorkerKilled(what, "Read it alone; it may need more memory than a worker has.")
-            return AnswerColumns.of([killed])
+            return Answers.of([killed])
         return answers
 
 
@@ -177,14 +177,14 @@ def sendable(text: Any, number: int, split: bool) -> Any:
     return unreadable(text, number, split) or ([*map(str.__str__, text)] if split else str.__str__(text))
 
 
-def while_workers_last(answers: Generator[AnswerColumns]) -> Iterator[AnswerColumns]:
+def while_workers_last(answers: Generator[Answers]) -> Iterator[Answers]:
     """Yield answers until too many texts in a row have ended their workers; then raise ``ClusterUnusable``."""
     in_a_row = 0
     with contextlib.closing(answers):
         for some in answers:
             yield some
             for place in range(len(some)):
-                failure = some.failures.get(place)
+                failure = some.errors.get(place)
                 in_a_row = in_a_row + isinstance(failure, WorkerKilled) if failure else 0
             if in_a_row >= MOST_KILLED:
                 what = f"{MOST_KILLED} texts in a row ended every worker that read them, each of them alone."

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..annotation.forward import Budget
 from ..annotation.loading import create_pipeline
-from ..annotation.results import AnswerColumns
+from ..annotation.results import Answers
 from ..annotation.resume import settings_of
 from ..annotation.stream import Annotator, Chunk, chunk_characters
 from ..errors import OpenMedError, OpenMedWarning
@@ -68,7 +68,7 @@ async def get_ready(work: Work, dask_worker: Any = None) -> Ready:
     return await in_thread_of_tasks(dask_worker, lambda: loaded(work).ready)
 
 
-def answers_of(work: Work, chunk: Chunk) -> AnswerColumns:
+def answers_of(work: Work, chunk: Chunk) -> Answers:
     """Return the answers to a chunk of texts, if this worker is like the others; every task of a run calls this."""
     with named_host():
         found = loaded(work)

@@ -17,11 +17,11 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
-from openmed_nb._annotate import CorpusRun
+from openmed_nb._annotate import _Inputs
 from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.results import AnnotatedText
-from openmed_nb.annotation.stream import Source, chunk_characters
+from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
 from openmed_nb.session import SESSION
@@ -261,11 +261,10 @@ def test_every_text_has_an_answer_or_a_reason(annotated, pipe, texts):
 
 def test_texts_that_are_left():
     """A run says how many texts it has not read yet, where their number is known."""
-    source = Source(lambda *_: iter(()), {"aggregation_strategy": "first", "delimiter": None}, "cpu")
-    run = CorpusRun(["a", "b", "c"], source)
-    next(run)
-    assert length_hint(run, -1) == 2
-    assert length_hint(CorpusRun(iter(["a"]), source), -1) == -1
+    inputs = _Inputs(["a", "b", "c"], None)
+    next(inputs)
+    assert length_hint(inputs, -1) == 2
+    assert length_hint(_Inputs(iter(["a"]), None), -1) == -1
 
 
 class BrokenStreamError(Exception):

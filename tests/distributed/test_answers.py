@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.results import AnswerColumns
+from openmed_nb.annotation.results import Answers
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS, Chunk
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
 from openmed_nb.distributed import worker
@@ -602,6 +602,6 @@ def test_workers_that_end_whatever_they_read(answers, hopeless):
     given = []
     expected = pytest.raises(ClusterUnusable, match="5 texts in a row ended") if hopeless else contextlib.nullcontext()
     with expected:
-        for some in while_workers_last(AnswerColumns.of(one) for one in [*answers, [[]]]):
-            given.append(list(some))  # noqa: PERF401 - what came before the error counts
+        for some in while_workers_last(Answers.of(one) for one in [*answers, [[]]]):
+            given.append(list(some.outcomes()))  # noqa: PERF401 - what came before the error counts
     assert given == (answers if hopeless else [*answers, [[]]])

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from ...annotation.forward import Batch
     from ...annotation.pipeline import AnnotationPipeline
-    from ...annotation.results import AnswerColumns
+    from ...annotation.results import Answers
     from ...annotation.stream import Annotator, Prepared
 
     # Texts, tokenised and filled into batches, with the arrays, or the outputs, of each batch.
@@ -109,7 +109,7 @@ class AnnotationBench:
             while True:
                 yield filled(annotator, list(itertools.islice(texts, size)))
 
-        def decode(done: Filled) -> AnswerColumns:
+        def decode(done: Filled) -> Answers:
             from ...annotation.forward import ForwardRun, settled
 
             prepared, batches, outputs = done

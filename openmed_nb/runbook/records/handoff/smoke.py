@@ -223,7 +223,9 @@ def golden_run(  # noqa: PLR0913, PLR0917 - each is another thing
     book = gather(computer, device, model_of_files(name, folder, spec.dtype), folder, dataset_of(texts))
     stream = bench.stream(len(texts))
     answers = stream.run(next(stream.batches()))
-    entities = tuple(tuple(FoundEntity(*span_of(entity)) for entity in entities_of(answer)) for answer in answers)
+    entities = tuple(
+        tuple(FoundEntity(*span_of(entity)) for entity in entities_of(answer)) for answer in answers.outcomes()
+    )
     trial = measure(bench, *sizes)
     return book.with_reports(trial), trial, entities
 
