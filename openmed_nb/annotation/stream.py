@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from .._utils.text import short_type_name
 from ..devices.backend import queues_copies
 from ..errors import OpenMedError, UnreadableText
 from .decoding import Decoder, Predictions
-from .forward import Batch, Budget, ForwardRun, Network, Outputs, collect, copy, plan_batches, settled, start
+from .forward import Batch, Budget, ForwardRun, Network, collect, copy, plan_batches, settled, start
 from .lexicon import FEWEST_CHARACTERS, Lexicon, serves
 from .references import read, weight
 from .results import Answer, Answers, Entity, dropped_span, uncovered
@@ -203,53 +204,78 @@ class Annotator:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
         ``tell`` gets how many texts the chunk under way has, and the share of it that is computed, on the CPU.
-
-        While a GPU computes a chunk, another thread tokenises the next ones. Of texts that are ``at_hand`` several chunks are read
-        ahead, of a stream one: if it is slow, it must not hold up the answers before it.
         """
-        device, budget, decode = self.network.device, self.budget, None
-        upcoming = Upcoming(in_chunks(texts, chunk_characters(budget), first), self.tokenised)
-        with beside(device) as begin:
-            upcoming.read(1)
-            ready = upcoming.next()  # Before the others: a GPU waits for it.
-            if at_hand:
-                upcoming.read(READ_AHEAD, begin)
-            under_way = self.begun(ready, budget)
-            while under_way:
-                if decode:
-                    yield decode()
-                upcoming.read(1, begin)
-                prepared, run = under_way
+        chunks = in_chunks(texts, chunk_characters(self.budget), first)
+        with contextlib.closing(self._tokenize(chunks, at_hand)) as prepared:
+            for collected in self._forward(prepared, tell):
+                yield self.decode(*collected)
+
+    def _tokenize(self, chunks: Iterator[Chunk], at_hand: bool) -> Generator[Prepared | Exception]:
+        """Yield chunks of texts ready for the device, and at the end what the stream failed with.
+
+        While a GPU computes a chunk, another thread tokenizes the next ones. Of texts that are ``at_hand`` several chunks are
+        read ahead, of a stream one: if it is slow, it must not hold up the answers before it.
+        """
+        upcoming: deque[Callable[[], Callable[[], Prepared]]] = deque()
+        error: Exception | None = None
+
+        def read(count: int) -> None:
+            nonlocal error
+            while len(upcoming) < count and (chunk := next(chunks, None)):
+                error = chunk.error
+                if chunk.texts:
+                    upcoming.append(begin(self.tokenised, chunk))
+
+        with beside(self.network.device) as begin:
+            read(1)
+            while upcoming:
+                prepared = upcoming.popleft()()()
+                if at_hand:
+                    read(READ_AHEAD)
+                yield prepared
+                read(1)
+        if error:
+            yield error
+
+    def _forward(
+        self, chunks: Iterator[Prepared | Exception], tell: Callable[[int, float], None] | None
+    ) -> Iterator[tuple[Prepared, tuple[Predictions, dict[int, OpenMedError]]]]:
+        """Yield chunks with what the model predicts; a device that computes while the program goes on has the next one by then."""
+        network = self.network
+        device = network.device
+        budget = self.budget
+        started: tuple[Prepared, ForwardRun] | None = None
+        for upcoming in itertools.chain(chunks, [None]):
+            following = None
+            if started:
+                prepared, run = started
                 if tell:
                     run.tell = functools.partial(tell, len(prepared.texts))
-                start(self.network, run)
+                start(network, run)  # What was not started yet, on the CPU all of it.
                 budget = budget.within(run.fitting)
-                ready = upcoming.next()
-                if at_hand:
-                    upcoming.read(READ_AHEAD, begin)
-                if queues_copies(device):
-                    under_way, outputs = self.begun(ready, budget), collect(run, self.network)
-                else:  # A copy to MPS waits for all work before it.
-                    outputs, under_way = collect(run, self.network), self.begun(ready, budget)
-                decode = functools.partial(self.finish, prepared, run, outputs)
-            if decode:
-                yield decode()
-        if upcoming.error:
-            raise upcoming.error
+            if isinstance(upcoming, Prepared) and (started is None or queues_copies(device)):
+                following = self._begin(upcoming, budget)
+            if started:
+                outputs = collect(run, network)
+                if isinstance(upcoming, Prepared) and following is None:  # A copy to MPS waits for all work before it.
+                    following = self._begin(upcoming, budget)
+                yield prepared, settled(run, network, outputs)
+            if isinstance(upcoming, Exception):
+                raise upcoming
+            started = following
 
     def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[Answers, Budget]:
         """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
-        under_way = self.begun(self.prepare(chunk), budget)
-        if under_way is None:
-            return Answers.of([]), budget
-        prepared, run = under_way
-        start(self.network, run)
-        return self.finish(prepared, run, collect(run, self.network)), budget.within(run.fitting)
-
-    def begun(self, prepared: Prepared | None, budget: Budget) -> tuple[Prepared, ForwardRun] | None:
-        """Return a chunk with a run over it: started on a device that computes while the program goes on, else only planned."""
+        prepared = self.prepare(chunk)
         if prepared is None:
-            return None
+            return Answers.of([]), budget
+        run = self._begin(prepared, budget)[1]
+        start(self.network, run)
+        collected = settled(run, self.network, collect(run, self.network))
+        return self.decode(prepared, collected), budget.within(run.fitting)
+
+    def _begin(self, prepared: Prepared, budget: Budget) -> tuple[Prepared, ForwardRun]:
+        """Return a chunk with a run over it: started on a device that computes while the program goes on, else only planned."""
         run = ForwardRun(prepared.tokens, prepared.windows)
         copy(self.network, run, self.batches(prepared, budget))
         if self.network.device.type != "cpu":
@@ -322,10 +348,6 @@ class Annotator:
 
         return ready
 
-    def finish(self, prepared: Prepared, run: ForwardRun, outputs: Outputs) -> Answers:
-        """Return the answer to every text of a chunk that was run."""
-        return self.decode(prepared, settled(run, self.network, outputs))
-
     def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> Answers:
         """Return the answer to every text of a chunk; this is work of the host alone."""
         predictions, unanswered = collected
@@ -359,29 +381,6 @@ class Annotator:
         answered = Answers.of(answers, found.key)
         answered.dropped = dropped
         return answered
-
-
-class Upcoming:
-    """The next chunks of a stream, which are read and tokenised before their turn."""
-
-    def __init__(self, chunks: Iterator[Chunk], tokenised: Callable[[Chunk], Callable[[], Prepared]]) -> None:
-        self._chunks, self._tokenised = chunks, tokenised
-        self._begun: deque[Callable[[], Callable[[], Prepared]]] = deque()
-        self._ended = False
-        self.error: Exception | None = None  # what the stream failed with after all texts
-
-    def read(self, count: int, begin: Callable[..., Callable[[], Any]] = functools.partial) -> None:
-        """Read chunks and begin to tokenise them, until so many are upcoming."""
-        while not self._ended and len(self._begun) < count:
-            chunk = next(self._chunks, END)
-            if chunk.texts:
-                self._begun.append(begin(self._tokenised, chunk))
-            else:
-                self._ended, self.error = True, chunk.error
-
-    def next(self) -> Prepared | None:
-        """Return the next chunk once it is ready for the device, ``None`` if there is none."""
-        return self._begun.popleft()()() if self._begun else None
 
 
 @contextlib.contextmanager
