@@ -219,7 +219,7 @@ class Annotator:
         upcoming: deque[Callable[[], Callable[[], Prepared]]] = deque()
         error: Exception | None = None
 
-        def read(count: int) -> None:
+        def read(count: int, begin: Callable[..., Callable[[], Any]]) -> None:
             nonlocal error
             while len(upcoming) < count and (chunk := next(chunks, None)):
                 error = chunk.error
@@ -227,13 +227,13 @@ class Annotator:
                     upcoming.append(begin(self.tokenised, chunk))
 
         with beside(self.network.device) as begin:
-            read(1)
+            read(1, functools.partial)  # In this thread: the device waits for it, and another thread takes longer to start.
             while upcoming:
                 prepared = upcoming.popleft()()()
                 if at_hand:
-                    read(READ_AHEAD)
+                    read(READ_AHEAD, begin)
                 yield prepared
-                read(1)
+                read(1, begin)
         if error:
             yield error
 
