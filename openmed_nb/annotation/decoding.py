@@ -105,15 +105,16 @@ class Decoder:
         """Return every token whose label is an answer."""
         places = np.flatnonzero(self.tables.label_kept[predictions.labels])
         numbers = {
-            "score": predictions.scores[places],
+            "score": predictions.scores[places].astype(np.float64),
             "start": tokens.starts[places],
             "end": tokens.ends[places],
             "index": places - tokens.bounds[tokens.sequences(places)] + self.tokens_before,
         }
         return Answers.of_columns(
             "entity",
+            self.tables.names,
             bounds=np.searchsorted(places, tokens.bounds),
-            labels=[self.tables.names[label] for label in predictions.labels[places].tolist()],
+            labels=predictions.labels[places],
             words=self.speller.tokens(texts, tokens, places),
             numbers=numbers,
             dropped={},
@@ -131,8 +132,9 @@ class Decoder:
         words = None if self.strategy == "simple" else units.firsts
         return Answers.of_columns(
             "entity_group",
+            self.tables.groups,
             bounds=np.searchsorted(firsts, tokens.bounds),
-            labels=[self.tables.groups[label] for label in labels.tolist()],
+            labels=labels,
             words=self.speller.stretches(texts, tokens, firsts, lasts, words),
             numbers={"score": scores[kept], "start": tokens.starts[firsts], "end": tokens.ends[lasts - 1]},
             dropped=self.dropped(tokens, predictions, firsts, lasts, self.tables.kinds[labels]),

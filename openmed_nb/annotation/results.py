@@ -179,8 +179,9 @@ class Answers(Sequence[list[Entity]]):
     def of_columns(  # noqa: PLR0913, PLR0917 - a column each
         cls,
         key: str,
+        names: Sequence[str],
         bounds: np.ndarray,
-        labels: Sequence[str],
+        labels: np.ndarray,
         words: Sequence[str],
         numbers: Mapping[str, np.ndarray],
         dropped: Mapping[int, tuple[DroppedSpan, ...]],
@@ -189,19 +190,25 @@ class Answers(Sequence[list[Entity]]):
 
         Args:
             key: ``entity_group``, or ``entity`` for tokens that are not joined.
+            names: Those of the labels, ``C`` of them.
             bounds: int64 of ``(S + 1,)``, where the entities of each text begin.
-            labels: The labels.
-            words: The words.
+            labels: int64 of ``(E,)``, places in the names.
+            words: The words, ``E`` of them.
             numbers: ``score``, float64 of ``(E,)``; ``start`` and ``end``, in characters, and for tokens ``index``, int64.
             dropped: As in the class.
         """
+        import numpy as np
+
         chunk = cls(key)
         chunk._bounds = array("q", bounds.tobytes())
         chunk.dropped = dict(dropped)
-        chunk._extend_column("label", [chunk._number(label) for label in labels])
-        chunk._extend_column("word", [chunk._number(word) for word in words])
+        chunk._texts = [*dict.fromkeys((*names, *words))]
+        chunk._numbers = places = {text: place for place, text in enumerate(chunk._texts)}
+        columns = chunk._columns
+        columns["label"] = array("q", np.array([places[name] for name in names], np.int64)[labels].tobytes())
+        columns["word"] = array("q", [places[word] for word in words])
         for name, column in numbers.items():
-            chunk._extend_column(name, column.tolist())
+            columns[name] = array("d" if name == "score" else "q", column.tobytes())
         return chunk
 
     def add(self, fingerprint: int, answer: Sequence[Entity] | str, dropped: tuple[DroppedSpan, ...] = ()) -> None:

@@ -227,7 +227,8 @@ class Annotator:
                     upcoming.append(begin(self.tokenised, chunk))
 
         with beside(self.network.device) as begin:
-            read(1, functools.partial)  # In this thread: the device waits for it, and another thread takes longer to start.
+            # In this thread: the device waits for it, and another thread takes longer to start.
+            read(1, functools.partial)
             while upcoming:
                 prepared = upcoming.popleft()()()
                 if at_hand:
@@ -360,7 +361,8 @@ class Annotator:
         # The sequences of a text stand together.
         firsts = np.searchsorted(tokens.owners, np.arange(len(prepared.texts) + 1))
         several = firsts[1:] - firsts[:-1] > 1
-        found = found.of_texts(firsts.tolist(), tokens.owners)
+        if not np.array_equal(tokens.owners, np.arange(len(prepared.texts))):
+            found = found.of_texts(firsts.tolist(), tokens.owners)
         if not failures and not several.any():
             return found
         answers: list[Answer] = []
