@@ -43,9 +43,10 @@ import transformers
 from transformers import DistilBertConfig, DistilBertForTokenClassification, TokenClassificationPipeline
 
 from openmed_nb.annotation.forward import fill
-from openmed_nb.annotation.pipeline import LADDER, AnnotationPipeline
+from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.stream import chunk_characters, in_chunks
 from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
+from openmed_nb.annotation.tuning import LADDER
 from openmed_nb.devices.linear import attention_without_plans, fast_linear, onednn_gain
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load

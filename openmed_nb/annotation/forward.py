@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,9 +38,6 @@ SHORTEST, LENGTHS, STEP = 16, 7, 8
 
 # So few probabilities reach the host sooner than what a GPU would make of them.
 FEW_PROBABILITIES = 1024
-
-# How long the row is that shows whether a model reads the filling: a length that rows on MPS are filled up to anyway.
-PROBED_LENGTH = 32
 
 Inputs = dict[str, np.ndarray]
 Moved = dict[str, Any]  # The same as tensors on the device.
@@ -372,33 +369,6 @@ def owned_places(windows: Windows, batch: Batch, frame: Frame) -> tuple[np.ndarr
     return positions(firsts, lasts), positions(begins, begins + lasts - firsts)
 
 
-def hides_padding(network: Network, longest: int) -> bool:
-    """Tell whether what fills a row up leaves the answers to the row's own tokens as they are, but for rounding.
-
-    A model may take a mask and still read the filling: the convolutions of ConvBERT, the pooling of Funnel and the hashes
-    of YOSO do. So a row of tokens, none of them a text's, runs alone and filled up. The person's hooks do not see it.
-    """
-    import torch
-
-    if "attention_mask" not in network.inputs:
-        return False
-    padded = min(PROBED_LENGTH, longest)
-    length = padded * 2 // 3
-    ids = np.full((1, padded), network.frame.padding, np.int64)
-    ids[0, :length] = np.resize([*network.frame.before, *network.frame.after] or [0], length)
-    inputs = network.arrays(ids, (np.arange(padded) < length)[None])
-    bare = replace(network, model=WithoutHooks(network.model))
-    try:
-        with TENSOR_LOCK, torch.no_grad():
-            filled = bare.logits(inputs)[0, :length].float()
-            alone = bare.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
-            difference, size = float((filled - alone).abs().max()), float(alone.abs().max())
-    except Exception:  # noqa: BLE001 - a model that cannot run is reported when it runs over texts
-        return True
-    rounding = torch.finfo(network.model.dtype).eps ** 0.5
-    return not difference > rounding * max(1.0, size)  # NaN is reported with the answers.
-
-
 @contextlib.contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
     """Hold the lock of tensor work with every part of a model in evaluation mode, and give each its own mode back.
@@ -421,22 +391,6 @@ def evaluation_mode(model: Any) -> Iterator[None]:
         finally:
             for part in training:
                 part.training = True
-
-
-@dataclass(frozen=True)
-class WithoutHooks:
-    model: PreTrainedModel
-    training: ClassVar[bool] = False
-
-    @property
-    def _modules(self) -> dict[str, Any]:
-        return {"model": self.model}
-
-    def modules(self) -> Any:
-        return self.model.modules()
-
-    def __call__(self, **inputs: torch.Tensor) -> Any:
-        return self.model.forward(**inputs)
 
 
 def input_names(model: PreTrainedModel, wanted: Sequence[str]) -> frozenset[str]:

@@ -6,7 +6,7 @@ This file imports transformers, because a subclass needs its base; it is itself 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -14,25 +14,20 @@ from typing import Any, TypeVar
 import torch
 from transformers import TokenClassificationPipeline
 
-from .._render.display import Report, Shown, Table
-from .._render.drawing import bars_of
-from .._utils.clock import seconds_of
 from .._utils.text import cause, describe_value, short_type_name
 from .._utils.validation import check_flag, whole, whole_or_none
-from ..devices.backend import TENSOR_LOCK, collector_at_rest, to_array
-from ..devices.linear import best_seconds
-from ..devices.machine import shown_device
-from ..devices.memory import empty_cache, is_out_of_memory
+from ..devices.backend import TENSOR_LOCK, collector_at_rest
 from ..errors import ConfigurationError, UnknownDevice
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
 from ..models.loading import LoadedModel, is_quantized, move
 from ..session import SESSION
 from .decoding import Decoder, LabelTables, Speller
-from .forward import Budget, Network, evaluation_mode, hides_padding, input_names
-from .results import Answer, Entity, span_of
+from .forward import Budget, Network, evaluation_mode, input_names
+from .results import Answer, Entity
 from .stream import Annotator, Settings, entities_of
 from .tokens import Frame
+from .tuning import Calibration, Compilation, compare, hides_padding, measure_batches
 
 # How much runs at once unless the person says. ``benchmarks/annotate.py --sweep`` measures the tokens for cpu and cuda;
 # those for mps are a guess between the two, which AnnotationPipeline.calibrate can better.
@@ -52,79 +47,7 @@ HOOKS = {
 # Options of preprocessing that transformers' own steps do not know.
 OWN_OPTIONS = {"truncation", "transformers_boundaries"}
 
-# The numbers of tokens that are tried, from the smallest up, and how long the rows are.
-LADDER = tuple(256 * 2**power for power in range(9))
-LENGTH = 128
-
-# A larger batch must be this many times faster to be worth its memory.
-GAIN = 1.03
-
-# Compiling is kept if it makes a pass at least this many times faster. The fastest of PASSES passes each way counts.
-WORTH = 1.05
-PASSES = 3
-
-# What both ways read: of several lengths, so that the compiled model meets several shapes.
-TEXTS = (
-    "No known drug allergies.",
-    "Patient with type 2 diabetes mellitus and hypertension, admitted for chest pain.",
-    "History of asthma and atrial fibrillation. She denies fever, cough or weight loss. Family history of breast cancer.",
-    "The patient was diagnosed with rheumatoid arthritis, chronic kidney disease and iron deficiency anaemia. " * 8,
-)
-
 Learnt = TypeVar("Learnt")
-
-
-@dataclass(frozen=True, repr=False)
-class Calibration(Shown):
-    """How fast a model is with batches of several sizes.
-
-    Attributes:
-        device: The device that was measured.
-        speeds: Pairs of tokens at once and tokens per second.
-    """
-
-    device: str
-    speeds: tuple[tuple[int, float], ...]
-
-    @property
-    def batch_tokens(self) -> int:
-        """The smallest batch that no larger one beats by much."""
-        fastest = max(speed for _tokens, speed in self.speeds)
-        return next(tokens for tokens, speed in self.speeds if GAIN * speed >= fastest)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return device, choice and speeds as plain mappings and numbers."""
-        return {"device": self.device, "batch_tokens": self.batch_tokens, "tokens_per_second": dict(self.speeds)}
-
-    def report(self) -> Report:
-        """Return the choice, and a table of the speeds."""
-        rows = tuple((f"{tokens:,}", f"{speed:,.0f}") for tokens, speed in self.speeds)
-        table = Table("Measured", ("tokens at once", "tokens per second"), rows, folded=True)
-        caption, named = "Tokens a second, by tokens at once", [(f"{tokens:,}", speed) for tokens, speed in self.speeds]
-        picture = bars_of(caption, named, "{:,.0f}".format, f"{self.batch_tokens:,}")
-        return Report(f"{self.batch_tokens:,} tokens at once on {self.device}", tables=(table,), pictures=(picture,))
-
-
-@dataclass(frozen=True, repr=False)
-class Compilation(Shown):
-    """What came of compiling a model.
-
-    Attributes:
-        kept: Whether the compiled model is used.
-        gain: How many times faster it was; ``None`` if it did not run.
-        reason: Why it is kept or not.
-        device: The device that it was tried on.
-    """
-
-    kept: bool
-    gain: float | None
-    reason: str
-    device: str
-
-    def report(self) -> Report:
-        """Return what came of it in two lines."""
-        kept = "is used" if self.kept else "is not used"
-        return Report(f"torch.compile {kept} on {self.device}", (self.reason,))
 
 
 class AnnotationPipeline(TokenClassificationPipeline):
@@ -225,17 +148,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """
         annotator = self.own_annotator()
         network = annotator.network
-        length = min(LENGTH, annotator.settings.limit + network.frame.size)
-        speeds: list[tuple[int, float]] = []
-        with TENSOR_LOCK:
-            for tokens in LADDER:
-                speed = tokens_per_second(network, max(1, tokens // length), length)
-                if speed == 0 and speeds:
-                    break
-                speeds.append((tokens, speed))
-                if len(speeds) > 2 and all(one[1] <= GAIN * speeds[-3][1] for one in speeds[-2:]):  # noqa: PLR2004
-                    break
-        calibration = Calibration(shown_device(str(self.device)), tuple(speeds))
+        calibration = measure_batches(network, annotator.settings.limit + network.frame.size)
         self._forward_params.pop("batch_tokens", None)
         self._learn(calibration.batch_tokens, "pipe.calibrate()")
         return calibration
@@ -367,20 +280,24 @@ class AnnotationPipeline(TokenClassificationPipeline):
             transformers_boundaries=preprocess_params.get("transformers_boundaries", False),
         )
         names = input_names(model, self.tokenizer.model_input_names)
-        network = Network(model, frame, names, settings.aggregation_strategy == "average")
-        if self._learnt("quantized", model, lambda: is_quantized(model)):
-            # One in int8 rounds by what is in a batch anyway.
-            padding = "attention_mask" in names
-        else:
-            padding = self._learnt("padding", model, lambda: hides_padding(network, longest))
+        network = plain = Network(model, frame, names, settings.aggregation_strategy == "average")
         tokens = self._tokens_at_once(forward_params, network.device)
-        budget = replace(device_budget(network.device, model), tokens=tokens, rows=rows, padding=padding)
+        budget = replace(device_budget(network.device, model), tokens=tokens, rows=rows)
         if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
         speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
         decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
-        return Annotator(network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities)
+
+        def may_pad() -> bool:
+            """Return whether rows may be padded; measured when the first several texts come."""
+            if self._learnt("quantized", model, lambda: is_quantized(model)):
+                # One in int8 rounds by what is in a batch anyway.
+                return "attention_mask" in names
+            return self._learnt("padding", model, lambda: hides_padding(plain, longest))
+
+        join = self.aggregate_overlapping_entities
+        return Annotator(network, self.tokenizer, decoder, settings, budget, join, may_pad)
 
 
 def device_budget(device: torch.device, model: Any) -> Budget:
@@ -441,7 +358,7 @@ def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]
 
 @collector_at_rest()
 def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
-    """Build a pipeline; most options are only read when there is a text, so it proves itself on one word."""
+    """Build a pipeline; with options it proves itself on one word."""
     try:
         pipe = AnnotationPipeline(
             model=loaded.model,
@@ -450,55 +367,11 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
             aggregation_strategy=strategy,
             **options,
         )
-        pipe("word")
+        if options:  # transformers reads most of them only when there is a text.
+            pipe("word")
     except ConfigurationError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         what = f"The pipeline does not take these options: {cause(error)}."
         raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from None
     return pipe
-
-
-def tokens_per_second(network: Network, rows: int, length: int) -> float:
-    """Return how many tokens per second run in batches of a shape, 0 if these do not fit in memory."""
-    inputs, device = network.full_rows(rows, length), network.device
-
-    def run() -> None:
-        for tensor in network(inputs):
-            to_array(tensor)
-
-    try:
-        return rows * length / best_seconds(run, times=3)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        empty_cache(str(device))
-        return 0.0
-
-
-Way = Callable[[Sequence[str]], Sequence[Sequence[Entity]]]
-
-
-def compare(plain: Way, compiled: Way, device: str) -> Compilation:
-    """Read texts both ways, in turn, and return what came of it.
-
-    Compiling can fail in any way, for want of a C++ compiler above all; then the model runs as it did before.
-    """
-    device = shown_device(device)
-
-    def spans(way: Way) -> list[tuple[int, int, int, str]]:
-        return [(number, *span_of(entity)) for number, entities in enumerate(way(TEXTS)) for entity in entities]
-
-    try:
-        computed, expected = spans(compiled), spans(plain)  # The first call compiles.
-        ways = (lambda: plain(TEXTS)), (lambda: compiled(TEXTS))
-        passes = [[seconds_of(way) for way in ways] for _ in range(PASSES)]
-    except Exception as error:  # noqa: BLE001 - whatever a compiler fails with becomes the reason
-        return Compilation(False, None, f"It does not compile: {cause(error)}.", device)
-    gain = min(first for first, _ in passes) / min(second for _, second in passes)
-    if expected != computed:
-        what = f"It finds other entities: {len(computed)} instead of {len(expected)}, or at other places."
-        return Compilation(False, gain, what, device)
-    if gain < WORTH:
-        return Compilation(False, gain, f"It finds the same entities, but only {gain:.2f} times as fast.", device)
-    return Compilation(True, gain, f"It finds the same {len(expected)} entities {gain:.2f} times faster.", device)

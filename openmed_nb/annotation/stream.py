@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,6 +187,7 @@ class Annotator:
     settings: Settings
     budget: Budget
     join: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
+    may_pad: Callable[[], bool]  # Whether rows may be padded, which is measured when it is first asked.
 
     @functools.cached_property
     def lexicon(self) -> Lexicon | None:
@@ -291,6 +292,8 @@ class Annotator:
         """Return the batches that a chunk runs in."""
         added = self.network.frame.size
         lengths = prepared.windows.lengths + added
+        needs_padding = len(lengths) > 1 or budget.few_shapes
+        budget = replace(budget, padding=needs_padding and self.may_pad())
         if self.settings.stride is not None and not budget.padding:
             # Transformers fills the last piece of a text up to the others, and a model that reads the filling gives its
             # answers only with the same filling.

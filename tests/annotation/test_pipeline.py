@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from openmed_nb.annotation.pipeline import BUDGETS, HOOKS, AnnotationPipeline, Compilation
+from openmed_nb.annotation.pipeline import BUDGETS, HOOKS, AnnotationPipeline
+from openmed_nb.annotation.tuning import Compilation
 from openmed_nb.devices.backend import TENSOR_LOCK
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, UnreadableText
 

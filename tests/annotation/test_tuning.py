@@ -9,7 +9,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb._utils.clock import timed_by
-from openmed_nb.annotation.pipeline import LADDER, Calibration, compare
+from openmed_nb.annotation.tuning import LADDER, Calibration, compare
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import OpenMedWarning
 from openmed_nb.models.certificates import LEARNED
