@@ -139,6 +139,33 @@ def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
         raise ConfigurationError(f"{describe_file(file)} is not {what}: {cause(error)}.", remedy) from None
 
 
+@dataclass(frozen=True)
+class Change:
+    """A value in which two plain dictionaries differ; a key that is absent has the value ``None``."""
+
+    path: tuple[str, ...]
+    before: Any
+    after: Any
+
+
+def find_changes(before: Mapping[str, Any], after: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[Change]:
+    """Return the values in which two plain dictionaries differ, in order; lists are compared as a whole.
+
+    Example:
+        >>> find_changes({"torch": "2.12", "run": {"rows": 4}}, {"torch": "2.13", "run": {"rows": 4}})
+        [Change(path=('torch',), before='2.12', after='2.13')]
+    """
+    changes = []
+    for name in {**before, **after}:
+        old = before.get(name)
+        new = after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += find_changes(old, new, (*path, name))
+        elif old != new:
+            changes.append(Change((*path, name), old, new))
+    return changes
+
+
 def utc() -> str:
     """Return this moment as reports keep it."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
