@@ -27,7 +27,7 @@ from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
 
 HERE = Path(__file__).parent
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+SCRIPTS = Path(__file__).parents[4] / "scripts"
 PERSON = "jane_doe"
 
 pytestmark = pytest.mark.real_computer

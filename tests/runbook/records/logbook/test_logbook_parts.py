@@ -42,7 +42,7 @@ from openmed_nb.runbook.records.logbook.privacy import (
 )
 from openmed_nb.runbook.records.logbook.sections import Code
 
-MOUNTS = Path(__file__).parents[2] / "recorded" / "mounts"
+MOUNTS = Path(__file__).parents[3] / "recorded" / "mounts"
 NOTE = "The patient John Smith has diabetes mellitus."
 
 KEY = "wJalrXUtnFEMI+K7MDENG+bPxRfiCYEXAMPLEKEY"

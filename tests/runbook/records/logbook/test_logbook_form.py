@@ -17,7 +17,7 @@ from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, Logbook
 from openmed_nb.runbook.records.logbook.privacy import kept_variables
 from openmed_nb.runbook.records.logbook.sections import Hypothesis
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+SCRIPTS = Path(__file__).parents[4] / "scripts"
 BARE = {"model": None, "dataset": None, "loader": None, "network": None}
 
 

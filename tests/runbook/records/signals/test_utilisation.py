@@ -14,7 +14,7 @@ from openmed_nb.devices.machine import Machine
 from openmed_nb.runbook.bench.utilisation import Utilisation, goes_on, sampling, utilisation_during, utilisation_of
 from openmed_nb.runbook.records.signals import busy_reader, busy_share
 
-RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
+RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
 MAC = Machine("Darwin", "arm64", apple_silicon=True)
 BOX = Machine("Linux", "x86_64", gpu_driver=True)
 

@@ -14,7 +14,7 @@ from openmed_nb.devices.machine import Machine, parse_sysctl
 from openmed_nb.runbook.records import signals as parsers
 from openmed_nb.runbook.records.signals import Gpu, Signals, number_in, read_signals, whole_number_in
 
-RECORDED = Path(__file__).parents[2] / "recorded" / "signals"
+RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
 MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
 BOX = Machine("Linux", "x86_64", gpu_driver=True)
 
