@@ -11,15 +11,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from ..._render.display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes, worst
 from ...devices import backend
-from ...devices.machine import Machine, import_psutil, mps_is_simulated, parse_sysctl, run_command
+from ...devices.machine import Machine, import_psutil, mps_is_simulated, run_command
 from ...devices.request import kind_of
 from ...errors import OpenMedError
 from ...session import SESSION
-from ...training.curve import parse_pressure
+from ...training.curve import PRESSURE
 
 NOTHING_REPORTED = "nothing reported"
 SLOWED_BY_HEAT = {True: "limited", False: "nominal", None: None}
@@ -105,33 +106,14 @@ class Signals(Shown):
 
     def report(self) -> Report:
         """Return the states in words and the hardware; the figures stand in the HTML."""
-        states = tuple((one.name, one.reads(self) or NOT_KNOWN) for one in CONDITIONS)
-        hardware = {
-            "processor": self.chip or "",
-            "performance cores": with_unit(self.performance_cores),
-            "efficiency cores": with_unit(self.efficiency_cores),
-            "GPU": self.gpu.name or "",
-            "GPU cores": with_unit(self.gpu.cores),
-            "GPU memory": in_bytes(self.gpu.memory_total),
-        }
-        figures = {
-            "GPU utilisation": with_unit(self.gpu.utilisation, " %"),
-            "GPU memory in use": in_bytes(self.gpu.memory_used),
-            "GPU temperature": with_unit(self.gpu.temperature, " °C"),
-            "GPU power": with_unit(self.gpu.power, " W"),
-            "free memory": with_unit(self.memory_free, " %"),
-            "available memory": in_bytes(self.memory_available),
-            "swap in use": in_bytes(self.swap_used),
-            "battery": with_unit(self.battery, " %"),
-            "processor speed limit": with_unit(self.speed_limit, " %"),
-        }
-        parts = tuple((name, words) for name, words in hardware.items() if words)
-        shown = tuple((name, words or NOT_KNOWN) for name, words in figures.items())
+        states = tuple((condition.name, condition.state_of(self) or NOT_KNOWN) for condition in CONDITIONS)
+        parts = tuple((row.name, shown) for row in HARDWARE if (shown := row.shown(self)))
+        figures = tuple((row.name, row.shown(self) or NOT_KNOWN) for row in FIGURES)
         findings = self.findings()
         slow = tuple(
-            f"{one.name.capitalize()}: {one.evidence.partition(': ')[2]}. {one.remedy}"
-            for one in findings
-            if one.status == WARNING
+            f"{finding.name.capitalize()}: {finding.evidence.partition(': ')[2]}. {finding.remedy}"
+            for finding in findings
+            if finding.status == WARNING
         )
         said = "this computer may be slow now" if slow else "nothing is known to slow this computer down"
         # Where macOS does not say it, nothing does.
@@ -141,7 +123,7 @@ class Signals(Shown):
             spoken=(f"Signals: {said}", *slow, *elsewhere),
             status=worst(findings),
             tables=(Table("", ("signal", "state"), states), Table("Hardware", ("part", "what it is"), parts)),
-            figures=(Table("Figures of this moment", ("signal", "figure"), shown),),
+            figures=(Table("Figures of this moment", ("signal", "figure"), figures),),
         )
 
 
@@ -150,12 +132,17 @@ class Condition:
     """One state that can make a computer slow."""
 
     name: str  # What it is.
-    reads: Callable[[Signals], str | None]  # Returns the state in one word, ``None`` if it is not known.
+    field: str  # The field of ``Signals`` that has it.
     slow: dict[str, str]  # What to know of each state that is slow.
     remedy: str  # One thing to do then.
 
+    def state_of(self, signals: Signals) -> str | None:
+        """Return the state in one word, ``None`` if it is not known; of heat the worst that the system and its GPU report."""
+        state: str | None = getattr(signals, self.field)
+        return _worst_heat(state, SLOWED_BY_HEAT[signals.gpu.slowed_by_heat]) if self.field == "heat" else state
+
     def finding(self, signals: Signals) -> Finding:
-        state = self.reads(signals)
+        state = self.state_of(signals)
         if state in {None, NOTHING_REPORTED}:
             return Finding(self.name, NOT_APPLICABLE, state or NOT_KNOWN)
         if state in self.slow:
@@ -163,12 +150,7 @@ class Condition:
         return Finding(self.name, OK, state)
 
 
-def heat_of(signals: Signals) -> str | None:
-    """Return the worst that the system and its GPU say of heat."""
-    return worst_heat(signals.heat, SLOWED_BY_HEAT[signals.gpu.slowed_by_heat])
-
-
-def worst_heat(*states: str | None) -> str | None:
+def _worst_heat(*states: str | None) -> str | None:
     return next((state for state in ("limited", "moderate", "nominal", NOTHING_REPORTED) if state in states), None)
 
 
@@ -176,7 +158,7 @@ def worst_heat(*states: str | None) -> str | None:
 CONDITIONS = (
     Condition(
         "memory pressure",
-        lambda signals: signals.memory_pressure,
+        "memory_pressure",
         {
             "warning": "macOS compresses memory, which makes everything slower",
             "critical": "macOS moves memory to the disk, which makes everything much slower",
@@ -185,7 +167,7 @@ CONDITIONS = (
     ),
     Condition(
         "power",
-        lambda signals: signals.power_source,
+        "power_source",
         {
             "battery": "the processor may run slower than on the power adapter",
             "UPS": "the mains have failed, and the computer may shut down",
@@ -194,13 +176,13 @@ CONDITIONS = (
     ),
     Condition(
         "power mode",
-        lambda signals: signals.power_mode,
+        "power_mode",
         {"low": "Low Power Mode slows processor and GPU down"},
         "Switch Low Power Mode off: System Settings, Battery.",
     ),
     Condition(
         "heat",
-        heat_of,
+        "heat",
         {
             "moderate": "the computer is warm, and the system may slow itself down",
             "limited": "the system slows itself down because it is hot",
@@ -210,8 +192,44 @@ CONDITIONS = (
 )
 
 
-def with_unit(number: float | None, unit: str = "") -> str:
-    return "" if number is None else f"{number:.0f}{unit}"
+@dataclass(frozen=True)
+class _Row:
+    """A row of the report: a field, or one of its GPU, with its unit."""
+
+    name: str
+    field: str
+    unit: str = ""
+
+    def shown(self, signals: Signals) -> str:
+        value = attrgetter(self.field)(signals)
+        if self.unit == BYTES:
+            return in_bytes(value)
+        if isinstance(value, str):
+            return value
+        return "" if value is None else f"{value:.0f}{self.unit}"
+
+
+BYTES = "bytes"
+
+HARDWARE = (
+    _Row("processor", "chip"),
+    _Row("performance cores", "performance_cores"),
+    _Row("efficiency cores", "efficiency_cores"),
+    _Row("GPU", "gpu.name"),
+    _Row("GPU cores", "gpu.cores"),
+    _Row("GPU memory", "gpu.memory_total", BYTES),
+)
+FIGURES = (
+    _Row("GPU utilisation", "gpu.utilisation", " %"),
+    _Row("GPU memory in use", "gpu.memory_used", BYTES),
+    _Row("GPU temperature", "gpu.temperature", " °C"),
+    _Row("GPU power", "gpu.power", " W"),
+    _Row("free memory", "memory_free", " %"),
+    _Row("available memory", "memory_available", BYTES),
+    _Row("swap in use", "swap_used", BYTES),
+    _Row("battery", "battery", " %"),
+    _Row("processor speed limit", "speed_limit", " %"),
+)
 
 
 # Runs a command and returns what it prints, ``None`` if it cannot be run.
@@ -249,15 +267,15 @@ def read_signals(
     """Read the signals of a computer, with the GPU of a device; what cannot be read is ``None``, as all of a simulated one."""
     if machine.simulated:
         return Signals(simulated=True)
-    read = read_system()
+    read = _read_system()
     if machine.system == "Darwin":
-        read |= {name: value for name, value in read_mac(run).items() if value is not None}
+        read |= {name: value for name, value in _read_mac(run).items() if value is not None}
     if kind_of(device) == "cuda":
-        read["gpu"] = read_nvidia(device, run, environ, uuid)
+        read["gpu"] = _read_nvidia(device, run, environ, uuid)
     return Signals(chip=machine.chip, **read)
 
 
-def read_system() -> dict[str, Any]:
+def _read_system() -> dict[str, Any]:
     """Return what psutil says on every system, by the names of the fields of ``Signals``."""
     psutil = import_psutil()
     # Containers hide files, some have no battery.
@@ -279,37 +297,216 @@ def read_system() -> dict[str, Any]:
     }
 
 
-def read_mac(run: Run) -> dict[str, Any]:
+# What macOS is asked; each is run once.
+MAC_COMMANDS = {
+    "ioreg": ["/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"],
+    "sysctl": [
+        "/usr/sbin/sysctl",
+        "-i",
+        "kern.memorystatus_vm_pressure_level",
+        "hw.perflevel0.physicalcpu",
+        "hw.perflevel1.physicalcpu",
+    ],
+    "memory": ["/usr/bin/memory_pressure", "-Q"],
+    "battery": ["/usr/bin/pmset", "-g", "batt"],
+    "power": ["/usr/bin/pmset", "-g"],
+    "heat": ["/usr/bin/pmset", "-g", "therm"],
+    "thermal pressure": ["/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel"],
+}
+
+MAX_CORES = 4096
+MAX_BYTES = 1 << 50  # A petabyte; a larger size was misread.
+SOURCES = {
+    "AC Power": "adapter",
+    "Battery Power": "battery",
+    "UPS Power": "UPS",
+    "No batteries available": "adapter",
+}
+POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}
+
+# What the levels of thermal pressure mean: nominal, moderate, heavy, trapping and sleeping (``OSThermalNotification.h``). A Mac
+# without a fan was seen to slow down at the nominal one (angristan/MacThrottle#19).
+PRESSURES = {"0": "nominal", "1": "moderate", **dict.fromkeys("234", "limited")}
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A field of ``Signals`` in what a command of macOS prints: the one group of a pattern, as a number or as its word."""
+
+    field: str
+    command: str
+    pattern: str
+    max_number: int = 100
+    words: Mapping[str, str] | None = None
+
+    def value_in(self, outputs: Mapping[str, str | None]) -> int | str | None:
+        text = _group_in(self.pattern, outputs[self.command])
+        return _whole_number(text, self.max_number) if self.words is None else self.words.get(text or "")
+
+
+# Of two readings of one field, the later one that is known counts.
+MAC_READINGS = (
+    _Reading("memory_pressure", "sysctl", r"^kern\.memorystatus_vm_pressure_level: (\d+)$", words=PRESSURE),
+    _Reading("performance_cores", "sysctl", r"^hw\.perflevel0\.physicalcpu: ([1-9]\d*)$", MAX_CORES),
+    _Reading("efficiency_cores", "sysctl", r"^hw\.perflevel1\.physicalcpu: ([1-9]\d*)$", MAX_CORES),
+    _Reading("memory_free", "memory", r"free percentage:\s*(\d+)%"),
+    _Reading("power_source", "battery", rf"^(?:Now drawing from ')?({'|'.join(SOURCES)})", words=SOURCES),
+    _Reading("battery", "battery", r"-InternalBattery-\d+[^\n]*?\s(\d+)%;"),
+    # macOS has renamed the setting; only the new name, the second, has a third value.
+    _Reading("power_mode", "power", r"^\s*lowpowermode\s+(\d+)\s*$", words=POWER_MODES),
+    _Reading("power_mode", "power", r"^\s*powermode\s+(\d+)\s*$", words=POWER_MODES),
+    _Reading("speed_limit", "heat", r"\bCPU_Speed_Limit\s*=\s*(\d+)"),
+    _Reading(
+        "heat", "thermal pressure", r"^com\.apple\.system\.thermalpressurelevel[ \t]+(\d+)[ \t]*$", words=PRESSURES
+    ),
+)
+
+NO_REPORTS = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
+
+
+def _group_in(pattern: str, text: str | None) -> str | None:
+    """Return what the one group of a pattern matches in a text, in any of its lines."""
+    match = re.search(pattern, text or "", re.ASCII | re.MULTILINE)
+    return match[1] if match else None
+
+
+def _number(text: str | None, max_number: float) -> float | None:
+    """Return the number that a text is, ``None`` for anything else, and for one that is too large."""
+    if not re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text or "", re.ASCII):
+        return None
+    number = float(text or "")
+    return number if number <= max_number else None
+
+
+def _whole_number(text: str | None, max_number: int) -> int | None:
+    number = _number(text, max_number)
+    return int(number) if number is not None and number.is_integer() else None
+
+
+def _read_mac(run: Run) -> dict[str, Any]:
     """Return what macOS says, by the names of the fields of ``Signals``."""
-    facts = parse_sysctl(run(SYSCTL))
-    battery, heat = run(BATTERY), run(HEAT)
-    return {
-        "gpu": parse_ioreg(run(IOREG)),
-        "memory_pressure": parse_pressure(facts.get(PRESSURE_LEVEL)),
-        "memory_free": parse_free_memory(run(MEMORY_PRESSURE)),
-        "swap_used": parse_swap(facts.get(SWAP)),
-        "power_source": parse_power_source(battery),
-        "battery": parse_battery(battery),
-        "power_mode": parse_power_mode(run(POWER_SETTINGS)),
-        "heat": worst_heat(parse_heat(heat), parse_thermal_pressure(run(THERMAL_PRESSURE))),
-        "speed_limit": parse_speed_limit(heat),
-        "performance_cores": parse_cores(facts, PERFORMANCE_CORES),
-        "efficiency_cores": parse_cores(facts, EFFICIENCY_CORES),
-    }
+    outputs = {name: run(command) for name, command in MAC_COMMANDS.items()}
+    read: dict[str, Any] = {}
+    for reading in MAC_READINGS:
+        value = reading.value_in(outputs)
+        if value is not None:
+            read[reading.field] = value
+    read["heat"] = _worst_heat(read.get("heat"), _heat_of_limit(read.get("speed_limit"), outputs["heat"] or ""))
+    read["gpu"] = _apple_gpu(outputs["ioreg"])
+    return read
 
 
-def read_nvidia(device: str, run: Run, environ: Mapping[str, str], uuid: str | None = None) -> Gpu:
+def _heat_of_limit(limit: int | None, output: str) -> str | None:
+    """Return whether the system slows the processor down, from ``pmset -g therm``.
+
+    Apple Silicon reports no limit although it slows down (exelban/stats#749, macmade/Hot#80), so that no report says nothing.
+    """
+    if limit is not None:
+        return "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
+    return NOTHING_REPORTED if all(note in output for note in NO_REPORTS) else None
+
+
+def _apple_gpu(output: str | None) -> Gpu:
+    """Return what the Apple GPU says of itself, of the whole system and of one moment; other accelerators are left out."""
+    entries = re.split(r"^(?=\+-o )", output or "", flags=re.MULTILINE)
+    entry = next((entry for entry in entries if entry.startswith("+-o AGX")), "")
+    statistics = _group_in(r'"PerformanceStatistics"\s*=\s*\{([^}]*)\}', entry)
+    busy = _group_in(r'"Device Utilization %"=(\d+)', statistics) or _group_in(
+        r'"Renderer Utilization %"=(\d+)', statistics
+    )
+    return Gpu(
+        name=_group_in(r'"model"\s*=\s*"([^"\n]+)"', entry),
+        cores=_whole_number(_group_in(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
+        utilisation=_whole_number(busy, 100),
+        memory_used=_whole_number(_group_in(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
+    )
+
+
+# Where the driver puts ``nvidia-smi``: on Linux, in containers, under WSL 2 and on Windows.
+NVIDIA_SMI = (
+    "/usr/bin/nvidia-smi",
+    "/usr/local/nvidia/bin/nvidia-smi",
+    "/usr/lib/wsl/lib/nvidia-smi",
+    r"C:\Windows\System32\nvidia-smi.exe",
+)
+
+# What it is asked; newer drivers call the last two ``clocks_event_reasons`` and still know them by these names.
+NVIDIA_FIELDS = (
+    "uuid",
+    "name",
+    "utilization.gpu",
+    "memory.used",
+    "memory.total",
+    "temperature.gpu",
+    "power.draw",
+    "clocks_throttle_reasons.sw_thermal_slowdown",
+    "clocks_throttle_reasons.hw_thermal_slowdown",
+)
+QUERY = [f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv,noheader,nounits"]
+
+MAX_MEBIBYTES = 1 << 24
+MAX_CELSIUS = 150
+MAX_WATTS = 10_000
+
+
+def _read_nvidia(device: str, run: Run, environ: Mapping[str, str], uuid: str | None = None) -> Gpu:
     """Return what the GPU says that torch calls by this name."""
-    answers = (parse_nvidia_smi(run([path, *QUERY])) for path in NVIDIA_SMI)
-    gpus = next((gpus for gpus in answers if gpus), ())
-    return chosen_gpu(gpus, device, environ, uuid) or Gpu()
+    answers = (_nvidia_gpus(run([path, *QUERY])) for path in NVIDIA_SMI)
+    gpus = next((gpus for gpus in answers if gpus), [])
+    return _chosen_gpu(gpus, device, environ, uuid) or Gpu()
+
+
+def _nvidia_gpus(output: str | None) -> list[Gpu]:
+    """Return what each GPU says, in the order of ``nvidia-smi``; what it does not support is ``None``."""
+    gpus = []
+    for line in (output or "").splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(NVIDIA_FIELDS):
+            continue
+        uuid, name, busy, used, total, temperature, power, *slowed = cells
+        used_mebibytes = _whole_number(used, MAX_MEBIBYTES)
+        total_mebibytes = _whole_number(total, MAX_MEBIBYTES)
+        gpu = Gpu(
+            name=None if name.startswith("[") else name or None,
+            utilisation=_whole_number(busy, 100),
+            memory_used=None if used_mebibytes is None else used_mebibytes << 20,
+            memory_total=total_mebibytes << 20 if total_mebibytes else None,
+            temperature=_whole_number(temperature, MAX_CELSIUS),
+            power=_number(power, MAX_WATTS),
+            slowed_by_heat="Active" in slowed if {"Active", "Not Active"}.intersection(slowed) else None,
+            uuid=None if uuid.startswith("[") else uuid or None,
+        )
+        gpus.append(gpu)
+    return gpus
+
+
+def _chosen_gpu(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str], uuid: str | None) -> Gpu | None:
+    """Return the GPU of ``nvidia-smi`` that torch calls ``"cuda"`` or ``"cuda:N"``, ``None`` if that is not certain.
+
+    torch numbers the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, the fastest first unless ``CUDA_DEVICE_ORDER`` is
+    ``PCI_BUS_ID``, and ``nvidia-smi`` all of them by their place on the bus (CUDA C++ programming guide, "CUDA
+    environment variables"). If the two can differ, only the UUID that torch names tells.
+    """
+    name = uuid or device.partition(":")[2] or "0"
+    if uuid is None and "CUDA_VISIBLE_DEVICES" in environ:
+        visible = [visible.strip() for visible in environ["CUDA_VISIBLE_DEVICES"].split(",")]
+        valid = all(re.fullmatch(r"\d+|GPU-[0-9a-fA-F-]+", name, re.ASCII) for name in visible)
+        if not valid or int(name) >= len(visible):
+            return None
+        name = visible[int(name)]
+    if not name.isdecimal():
+        start = name.removeprefix("GPU-")
+        named = [gpu for gpu in gpus if (gpu.uuid or "").removeprefix("GPU-").startswith(start)]
+        return named[0] if len(named) == 1 else None
+    same_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
+    return gpus[int(name)] if same_order and int(name) < len(gpus) else None
 
 
 # Returns how busy a device is just now, as a share from 0 to 1, or since it was last asked; ``None`` if it cannot be read.
 Busy = Callable[[], "float | None"]
 
 NOT_BUSY = ("idle", "iowait")
-# Linux counts these in ``user`` and ``nice`` too (proc(5)); so does not psutil's percentage.
+# Linux counts these in ``user`` and ``nice`` too (proc(5)).
 GUESTS = ("guest", "guest_nice")
 
 
@@ -328,29 +525,34 @@ def busy_reader(
         return None
     kind = kind_of(device)
     if kind == "cpu":
-        return CpuReader() if cpu_times() else None
+        return _CpuReader() if _cpu_times() else None
 
     def read() -> float | None:
-        if kind not in {"mps", "cuda"}:
-            return None
-        gpu = parse_ioreg(run(IOREG)) if kind == "mps" else read_nvidia(device, run, environ, uuid)
+        gpu = Gpu()
+        if kind == "mps":
+            gpu = _apple_gpu(run(MAC_COMMANDS["ioreg"]))
+        elif kind == "cuda":
+            gpu = _read_nvidia(device, run, environ, uuid)
         return None if gpu.utilisation is None else gpu.utilisation / 100
 
     return None if read() is None else read
 
 
-class CpuReader:
-    """Reads how busy the processor was since it was last asked, of all cores together."""
+class _CpuReader:
+    """Reads how busy the processor was since it was last asked, of all cores together.
+
+    ``psutil.cpu_percent`` does the same, but cannot tell an idle processor from a time in which no counter has moved.
+    """
 
     def __init__(self) -> None:
-        self._before = cpu_times()
+        self._before = _cpu_times()
 
     def __call__(self) -> float | None:
-        before, self._before = self._before, cpu_times()
+        before, self._before = self._before, _cpu_times()
         return busy_share(before, self._before)
 
 
-def cpu_times() -> dict[str, float]:
+def _cpu_times() -> dict[str, float]:
     """Return the seconds that the processor has spent in each state, of all cores together; empty if they cannot be read."""
     psutil = import_psutil()
     try:
@@ -364,199 +566,3 @@ def busy_share(before: Mapping[str, float], after: Mapping[str, float]) -> float
     spent = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after if name not in GUESTS}
     total = sum(spent.values())
     return 1 - sum(spent.get(name, 0.0) for name in NOT_BUSY) / total if total and before else None
-
-
-NUMBER = re.compile(r"\s*(\d{1,15}(?:[.,]\d{1,9})?)\s*", re.ASCII)
-LARGEST_SIZE = 1 << 50  # A petabyte; a larger size was misread.
-
-
-def number_in(text: str | None, least: float = 0, most: float = LARGEST_SIZE) -> float | None:
-    """Return the number that a text is, ``None`` for anything else, and for one out of its range.
-
-    A comma may stand for the point, as in some locales.
-
-    Example:
-        >>> number_in("16", most=100), number_in("6119,06"), number_in("134", most=100), number_in("[N/A]")
-        (16.0, 6119.06, None, None)
-    """
-    match = NUMBER.fullmatch(text or "")
-    number = float(match[1].replace(",", ".")) if match else None
-    return number if number is not None and least <= number <= most else None
-
-
-def whole_number_in(text: str | None, least: int = 0, most: int = LARGEST_SIZE) -> int | None:
-    """Return the whole number that a text is, ``None`` as in :func:`number_in`."""
-    number = number_in(text, least, most)
-    return int(number) if number is not None and number.is_integer() else None
-
-
-IOREG = ["/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"]
-MEMORY_PRESSURE = ["/usr/bin/memory_pressure", "-Q"]
-BATTERY = ["/usr/bin/pmset", "-g", "batt"]
-POWER_SETTINGS = ["/usr/bin/pmset", "-g"]
-HEAT = ["/usr/bin/pmset", "-g", "therm"]
-THERMAL_PRESSURE = ["/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel"]
-
-PRESSURE_LEVEL, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
-PERFORMANCE_CORES, EFFICIENCY_CORES = "hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu"
-SYSCTL = ["/usr/sbin/sysctl", "-i", PRESSURE_LEVEL, SWAP, PERFORMANCE_CORES, EFFICIENCY_CORES]
-
-MOST_CORES = 4096
-SOURCES = {"AC Power": "adapter", "Battery Power": "battery", "UPS Power": "UPS"}
-POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
-
-POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}
-
-# What the levels of thermal pressure mean: nominal, moderate, heavy, trapping and sleeping (``OSThermalNotification.h``). A Mac
-# without a fan was seen to slow down at the nominal one (angristan/MacThrottle#19).
-PRESSURES = {"0": "nominal", "1": "moderate", **dict.fromkeys("234", "limited")}
-
-NO_REPORTS = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
-
-
-def found(pattern: str, text: str | None) -> str | None:
-    """Return what the one group of a pattern matches in a text, in any of its lines."""
-    match = re.search(pattern, text or "", re.ASCII | re.MULTILINE)
-    return match[1] if match else None
-
-
-def parse_ioreg(output: str | None) -> Gpu:
-    """Return what the Apple GPU says of itself, of the whole system and of one moment; other accelerators are left out."""
-    entries = re.split(r"^(?=\+-o )", output or "", flags=re.MULTILINE)
-    entry = next((one for one in entries if one.startswith("+-o AGX")), "")
-    statistics = dict(re.findall(r'"([^"]+)"=(\d+)', found(r'"PerformanceStatistics"\s*=\s*\{([^}]*)\}', entry) or ""))
-    busy = statistics.get("Device Utilization %", statistics.get("Renderer Utilization %"))
-    return Gpu(
-        name=found(r'"model"\s*=\s*"([^"\n]+)"', entry),
-        cores=whole_number_in(found(r'"gpu-core-count"\s*=\s*(\d+)', entry), least=1, most=MOST_CORES),
-        utilisation=whole_number_in(busy, most=100),
-        memory_used=whole_number_in(statistics.get("In use system memory")),
-    )
-
-
-def parse_free_memory(output: str | None) -> int | None:
-    """Return the free share of memory in percent, from ``memory_pressure -Q``."""
-    return whole_number_in(found(r"free percentage:\s*(\d+)%", output), most=100)
-
-
-def parse_swap(output: str | None) -> int | None:
-    """Return the bytes in the swap, from ``sysctl vm.swapusage``."""
-    match = re.search(r"\bused\s*=\s*([\d.,]+)([KMGT])\b", output or "", re.ASCII)
-    amount = number_in(match[1]) if match else None
-    size = None if match is None or amount is None else amount * 2 ** POWERS[match[2]]
-    return round(size) if size is not None and size <= LARGEST_SIZE else None
-
-
-def parse_power_source(output: str | None) -> str | None:
-    """Return where the power comes from, from ``pmset -g batt``; a Mac without a battery is on its adapter."""
-    source = found(r"^Now drawing from '([^'\n]+)'", output)
-    if source is None and (output or "").startswith("No batteries available"):
-        return "adapter"
-    return SOURCES.get(source or "")
-
-
-def parse_battery(output: str | None) -> int | None:
-    """Return the charge of the built-in battery in percent, from ``pmset -g batt``."""
-    return whole_number_in(found(r"-InternalBattery-\d+[^\n]*?\s(\d+)%;", output), most=100)
-
-
-def parse_power_mode(output: str | None) -> str | None:
-    """Return the power mode in use, from ``pmset -g``; ``None`` for Macs that have none."""
-    # macOS has renamed the setting; only the new name, the first, has a third value.
-    values = (found(rf"^\s*{name}\s+(\d+)\s*$", output) for name in ("powermode", "lowpowermode"))
-    return next((POWER_MODES[value] for value in values if value in POWER_MODES), None)
-
-
-def parse_speed_limit(output: str | None) -> int | None:
-    """Return how fast the processor may run in percent, from ``pmset -g therm``; ``None`` without a limit."""
-    return whole_number_in(found(r"\bCPU_Speed_Limit\s*=\s*(\d+)", output), most=100)
-
-
-def parse_heat(output: str | None) -> str | None:
-    """Return whether the system slows the processor down, from ``pmset -g therm``.
-
-    Apple Silicon reports no limit although it slows down (exelban/stats#749, macmade/Hot#80), so that no report says nothing.
-    """
-    limit = parse_speed_limit(output)
-    if limit is not None:
-        return "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
-    return NOTHING_REPORTED if all(note in (output or "") for note in NO_REPORTS) else None
-
-
-def parse_thermal_pressure(output: str | None) -> str | None:
-    """Return what heat does to the computer, from ``notifyutil -g com.apple.system.thermalpressurelevel``."""
-    return PRESSURES.get(found(rf"^{re.escape(THERMAL_PRESSURE[-1])}[ \t]+(\d+)[ \t]*$", output) or "")
-
-
-def parse_cores(facts: Mapping[str, str], name: str) -> int | None:
-    """Return how many cores of a kind there are, from the ``name: value`` lines of ``sysctl``."""
-    return whole_number_in(facts.get(name), least=1, most=MOST_CORES)
-
-
-# Where the driver puts ``nvidia-smi``: on Linux, in containers, under WSL 2 and on Windows.
-NVIDIA_SMI = (
-    "/usr/bin/nvidia-smi",
-    "/usr/local/nvidia/bin/nvidia-smi",
-    "/usr/lib/wsl/lib/nvidia-smi",
-    r"C:\Windows\System32\nvidia-smi.exe",
-)
-
-# What it is asked; newer drivers call the last two ``clocks_event_reasons`` and still know them by these names.
-FIELDS = (
-    *("uuid", "name", "utilization.gpu", "memory.used", "memory.total", "temperature.gpu", "power.draw"),
-    *("clocks_throttle_reasons.sw_thermal_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown"),
-)
-QUERY = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
-
-MOST_MEMORY, HOTTEST, MOST_POWER = 1 << 24, 150, 10_000  # In mebibytes, degrees Celsius and watts.
-
-
-def parse_nvidia_smi(output: str | None) -> tuple[Gpu, ...]:
-    """Return what each GPU says, in the order of ``nvidia-smi``; what it does not support is ``None``."""
-    rows = ([cell.strip() for cell in line.split(",")] for line in (output or "").splitlines())
-    return tuple(_nvidia_gpu(*row) for row in rows if len(row) == len(FIELDS))
-
-
-def _nvidia_gpu(uuid: str, name: str, busy: str, *cells: str) -> Gpu:
-    used, total = (whole_number_in(cell, most=MOST_MEMORY) for cell in cells[:2])
-    heat = {"Active", "Not Active"}.intersection(cells[4:])
-    return Gpu(
-        name=None if not name or name.startswith("[") else name,
-        utilisation=whole_number_in(busy, most=100),
-        memory_used=None if used is None else used << 20,
-        memory_total=total << 20 if total else None,
-        temperature=whole_number_in(cells[2], most=HOTTEST),
-        power=number_in(cells[3], most=MOST_POWER),
-        slowed_by_heat="Active" in heat if heat else None,
-        uuid=None if not uuid or uuid.startswith("[") else uuid,
-    )
-
-
-def chosen_gpu(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str], uuid: str | None = None) -> Gpu | None:
-    """Return the GPU of ``nvidia-smi`` that torch calls ``"cuda"`` or ``"cuda:N"``, ``None`` if that is not certain.
-
-    torch numbers the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, the fastest first unless ``CUDA_DEVICE_ORDER`` is
-    ``PCI_BUS_ID``, and ``nvidia-smi`` all of them by their place on the bus (CUDA C++ programming guide, "CUDA
-    environment variables"). If the two can differ, only the UUID that torch names tells.
-    """
-    name = uuid or visible_name(device, environ)
-    if name is None:
-        return None
-    if not name.isdecimal():
-        named = [gpu for gpu in gpus if (gpu.uuid or "").removeprefix("GPU-").startswith(name.removeprefix("GPU-"))]
-        return named[0] if len(named) == 1 else None
-    place = whole_number_in(name)
-    same_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
-    return gpus[place] if same_order and place is not None and place < len(gpus) else None
-
-
-def visible_name(device: str, environ: Mapping[str, str]) -> str | None:
-    """Return the number or the UUID by which ``CUDA_VISIBLE_DEVICES`` names a device; its own number if it is unset."""
-    number = device.partition(":")[2] or "0"
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return number
-    names = [name.strip() for name in visible.split(",")]
-    valid = all(re.fullmatch(r"\d+|GPU-[0-9a-fA-F-]+", name, re.ASCII) for name in names)
-    place = whole_number_in(number)
-    return names[place] if valid and place is not None and place < len(names) else None
