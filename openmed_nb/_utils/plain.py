@@ -134,9 +134,13 @@ def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
         ConfigurationError: Where it cannot be read, or is not ``what``.
     """
     try:
-        return from_plain(kind, json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{describe_file(file)} is not {what}: {cause(error)}.", remedy) from None
+        return from_plain(kind, json.loads(file.read_text("utf-8-sig")))
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or short_type_name(error)}"
+    except (ValueError, RecursionError) as error:
+        problem = f"is not {what}: {cause(error)}"
+    # Outside of the handlers: the other error may have the path, and would be the context of this one.
+    raise ConfigurationError(f"{describe_file(file)} {problem}.", remedy)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from openmed_nb.runbook.records.handoff.smoke import SCHEMA, FoundEntity, Golden
 from openmed_nb.runbook.records.logbook.sections import Background
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
-LOGBOOKS = Path(__file__).parents[1] / "logbook" / "logbooks.py"
+LOGBOOKS = Path(__file__).parents[1] / "records" / "logbook" / "logbooks.py"
 ENTITIES = ((FoundEntity(0, 6, "DISEASE"),), ())
 GOLDEN = Golden(SCHEMA, "model", True, Content("a", "b", "c"), "float32", "cpu", 4, 6, 1, {}, None, False, ENTITIES)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import shutil
 import socket
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from ...._events.activity import Activity
@@ -51,8 +51,18 @@ from .logbook import Logbook, reported_device
 TOOLKIT = "openmed-nb"  # What this package is called where it is installed.
 # Packages that change speed, answers, or how they are shown.
 PACKAGES = (
-    *("numpy", "tokenizers", "safetensors", "huggingface-hub", "accelerate", "datasets", "lightning"),
-    *("pytorch-lightning", "peft", "ipython", "ipywidgets", "psutil"),
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "accelerate",
+    "datasets",
+    "lightning",
+    "pytorch-lightning",
+    "peft",
+    "ipython",
+    "ipywidgets",
+    "psutil",
 )
 
 
@@ -122,48 +132,52 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         computer = SESSION.computer
         computer.load_torch()
         device = SESSION.device().device
-        found = which_model(model, device)
+        known_model, model_files = _model_and_folder(model, device)
         # What a person says is checked before anything is asked of the computer.
-        for name, number in (("batch_size", batch_size), ("length", length)):
+        for name, number in {"batch_size": batch_size, "length": length}.items():
             if number is not None and (type(number) is not int or not 1 <= number < LARGEST):
                 raise ConfigurationError(f"{name} is not a number of rows or tokens.", "Pass a whole number from 1.")
         reported = reported_device(map(figures_of, reports))
         texts = None if dataset is None else privacy.dataset_of(dataset)
-        ruled_out = privacy.hypotheses_of(hypotheses, dataset)
-        loading, named, active = loader_of(loader), seeds_of(seeds), strategies_of(strategies)
+        run = sections.Run(batch_size=batch_size, length=length, **_strategy_fields(strategies))
+        said: dict[str, Any] = {
+            "hypotheses": privacy.hypotheses_of(hypotheses, dataset),
+            "loader": loader_of(loader),
+        }
+        named_seeds = seeds_of(seeds)
         code = given_path(folder or ".", "folder")
         if reported is not None and reported != canonical(device):
             device = computer.confirm(DeviceRequest.parse(reported, "report")).device
-        network = None if artifact_store is None else measure_round_trip(artifact_store)
-        book = gather(computer, device, *found, texts, code, applications)
+        if artifact_store is not None:
+            said["network"] = measure_round_trip(artifact_store)
+        book = gather(computer, device, known_model, model_files, texts, code, applications)
         book = replace(
             book,
-            run=sections.Run(batch_size=batch_size, length=length, **active),
-            loader=loading,
-            randomness=replace(book.randomness, seeds=named),
+            run=run,
+            randomness=replace(book.randomness, seeds=named_seeds),
             conditions=replace(book.conditions, moment="after" if reports else "before"),
-            network=network,
-            hypotheses=ruled_out,
+            **said,
         )
         return book.with_reports(*reports)
 
 
-def which_model(model: Any, device: str) -> tuple[sections.Model | None, Path | None]:
+def _model_and_folder(model: Any, device: str) -> tuple[sections.Model | None, Path | None]:
     """Return the model of a name, a pipeline or a module, and where its files are; ``None`` is the one that was loaded last."""
     if not is_named(model):
-        found = privacy.model_in_memory(module_in(model), getattr(model, "tokenizer", None))
-        return replace(found, certificate=certificate_of(module_in(model), device)), None
+        module = module_in(model)
+        described = privacy.model_in_memory(module, getattr(model, "tokenizer", None))
+        return replace(described, certificate=_certificate_state(module, device)), None
     if loaded := SESSION.models.named(None if model is None else str(model)):
         last = loaded[-1]
-        found = privacy.model_of_files(last.name, last.folder, dtype_of(last.model))
-        return replace(found, certificate=certificate_of(last.model, device)), last.folder
+        described = privacy.model_of_files(last.name, last.folder, dtype_of(last.model))
+        return replace(described, certificate=_certificate_state(last.model, device)), last.folder
     if model is None:
         return None, None
     folder = model_folder(SESSION.files(str(model), {})[0])
     return privacy.model_of_files(str(model), folder, None), folder
 
 
-def certificate_of(module: Any, device: str) -> str | None:
+def _certificate_state(module: Any, device: str) -> str | None:
     """Return what is known of the certificate of a model that was loaded in a reduced type; ``None`` for others."""
     key = SESSION.models.key_of(module)
     known = key and validation_of(key, key.device or device, SESSION.computer, SESSION.environ)
@@ -180,33 +194,43 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
     applications: bool = False,
 ) -> Logbook:
     """Return the logbook of this moment: of a computer on which torch is loaded, and a model whose files are in a folder."""
-    machine, environ = computer.machine, computer.environ
+    machine = computer.machine
     signals = read_signals(machine, device, uuid=gpu_uuid(device))
-    states = {one.name: getattr(signals, one.name) for one in fields(sections.Conditions) if one.name != "moment"}
+    states = {
+        field.name: getattr(signals, field.name) for field in fields(sections.Conditions) if field.name != "moment"
+    }
     # Of other variables not even the names are kept.
-    variables = [one for one in computer.environment(device).settings if device == "mps" and one.effect != NOT_READ]
-    folders = cache_folders(environ, privacy.home_folder()) | ({"model": folder} if folder else {})
+    settings = computer.environment(device).settings if device == "mps" else ()
+    variables = tuple(
+        sections.MpsVariable(
+            setting.name,
+            None if setting.value is None else privacy.kept_value(setting.name, setting.value),
+            SET_BY[setting.origin],
+            setting.effect,
+        )
+        for setting in settings
+        if setting.effect != NOT_READ
+    )
+    folders = _cache_folders()
+    if folder:
+        folders["model"] = folder
     return Logbook(
         schema=sections.SCHEMA,
         written=utc(),
         simulated=machine.simulated and kind_of(device) == "mps",
         software=software(computer),
         code=read_code(code),
-        hardware=hardware(computer, device),
+        hardware=_hardware(computer, device),
         model=model,
         dataset=dataset,
         run=sections.Run(),
         loader=None,
         randomness=read_randomness(),
-        environment=privacy.kept_variables(environ),
-        mps_variables=tuple(
-            sections.MpsVariable(one.name, value, SET_BY[one.origin], one.effect)
-            for one in variables
-            for value in [None if one.value is None else privacy.kept_value(one.name, one.value)]
-        ),
+        environment=privacy.kept_variables(computer.environ),
+        mps_variables=variables,
         conditions=sections.Conditions("before", **states),
-        background=sections.Background() if machine.simulated else read_background(applications),
-        storage=places(folders, read_mounts()),
+        background=sections.Background() if machine.simulated else _read_background(applications),
+        storage=storage_places(folders, _read_mounts()),
     )
 
 
@@ -219,7 +243,7 @@ def software(computer: Computer) -> sections.Software:
         platform.python_version(),
         computer.torch.version,
         version_of("transformers"),
-        {name: found for name in PACKAGES if (found := version_of(name)) is not None},
+        {name: version for name in PACKAGES if (version := version_of(name)) is not None},
         f"macOS {macos}" if macos else f"{platform.system()} {platform.release()}",
         machine.architecture,
     )
@@ -232,11 +256,11 @@ def own_version() -> str:
 
 def version_of(name: str) -> str | None:
     """Return the version of an installed package, ``None`` if it is not installed."""
-    found = distribution_of(name)
-    return None if found is None else found.version
+    distribution = distribution_of(name)
+    return None if distribution is None else distribution.version
 
 
-def hardware(computer: Computer, device: str) -> sections.Hardware:
+def _hardware(computer: Computer, device: str) -> sections.Hardware:
     """Return what the device is, and the most memory that was used until now."""
     import torch
 
@@ -258,18 +282,14 @@ def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
 
     On macOS that is its footprint. Linux counts in kibibytes (``getrusage``), Windows has a count of its own.
     """
-    if (footprint := read()) is not None:
+    footprint = read()
+    if footprint is not None:
         return footprint.peak
     if sys.platform == "win32":
-        psutil = import_psutil()
-        return int(psutil.Process().memory_info().peak_wset)
+        return int(import_psutil().Process().memory_info().peak_wset)
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-SEED_NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
-SEEDS = "Pass a whole number, or names and whole numbers, such as {'torch': 1, 'numpy': 2}."
 
 
 def loader_of(loader: Any) -> sections.Loader | None:
@@ -281,7 +301,7 @@ def loader_of(loader: Any) -> sections.Loader | None:
     if loader is None:
         return None
     try:
-        context, seeding = loader.multiprocessing_context, "worker_init_fn" if loader.worker_init_fn else "torch"
+        context = loader.multiprocessing_context
         facts = {
             "workers": loader.num_workers,
             "batch_size": loader.batch_size,
@@ -290,40 +310,41 @@ def loader_of(loader: Any) -> sections.Loader | None:
             "prefetch_factor": loader.prefetch_factor,
             "start_method": None if context is None else context.get_start_method(),
             "seeded": loader.generator is not None,
-            "worker_seeding": seeding if loader.num_workers else "no workers",
+            "worker_seeding": "worker_init_fn" if loader.worker_init_fn else "torch",
         }
-        found: sections.Loader = from_plain(sections.Loader, facts)
+        if not loader.num_workers:
+            facts["worker_seeding"] = "no workers"
+        described: sections.Loader = from_plain(sections.Loader, facts)
     except (AttributeError, ValueError):
         what = f"{short_type_name(loader)} is not a DataLoader."
         raise ConfigurationError(what, "Pass the loader of the training.") from None
-    return found
+    return described
 
 
-# The field of a run for each kind of strategy, and how it is had.
-STRATEGIES: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
-    (ActivationCheckpointing, "checkpointed", lambda one: ", ".join(one.modules)),
-    (GradientAccumulation, "accumulation", lambda one: int(one.steps)),
-    (Precision, "autocast", lambda one: one.dtype),
-)
-
-
-def strategies_of(strategies: Any) -> dict[str, Any]:
+def _strategy_fields(strategies: Any) -> dict[str, Any]:
     """Return the strategies of a training by the fields of a run.
 
     Raises:
         ConfigurationError: For what is no strategy.
     """
-    found = {}
-    for one in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
-        name, value = next(((name, value) for kind, name, value in STRATEGIES if isinstance(one, kind)), ("", str))
-        if not name:
-            what = f"{short_type_name(one)} is no strategy of a training."
-            remedy = (
-                "Pass what checkpoint_activations(), GradientAccumulation() or precision() of nb.training returned."
+    by_field: dict[str, Any] = {}
+    for strategy in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
+        if isinstance(strategy, ActivationCheckpointing):
+            by_field["checkpointed"] = ", ".join(strategy.modules)
+        elif isinstance(strategy, GradientAccumulation):
+            by_field["accumulation"] = int(strategy.steps)
+        elif isinstance(strategy, Precision):
+            by_field["autocast"] = strategy.dtype
+        else:
+            raise ConfigurationError(
+                f"{short_type_name(strategy)} is no strategy of a training.",
+                "Pass what checkpoint_activations(), GradientAccumulation() or precision() of nb.training returned.",
             )
-            raise ConfigurationError(what, remedy)
-        found[name] = value(one)
-    return found
+    return by_field
+
+
+SEED_NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
+SEEDS = "Pass a whole number, or names and whole numbers, such as {'torch': 1, 'numpy': 2}."
 
 
 def seeds_of(seeds: Any) -> dict[str, int]:
@@ -343,9 +364,8 @@ def seeds_of(seeds: Any) -> dict[str, int]:
         if not isinstance(name, str) or not SEED_NAME.fullmatch(name):
             raise ConfigurationError("The name of a seed is not a short word.", SEEDS)
         if type(seed) is not int or abs(seed) >= LARGEST:
-            raise ConfigurationError(
-                f"The seed {describe_value(name)} is {short_type_name(seed)}, or too large.", SEEDS
-            )
+            what = f"The seed {describe_value(name)} is {short_type_name(seed)}, or too large."
+            raise ConfigurationError(what, SEEDS)
     return dict(named)
 
 
@@ -368,177 +388,172 @@ def read_randomness() -> sections.Randomness:
     )
 
 
-# How long other programs are watched, in seconds; what share of a processor disturbs others; how many are named.
-SECONDS, BUSY = 0.4, 0.1
-MOST_NAMES, LONGEST_NAME = 5, 40
+WATCH_SECONDS = 0.4  # How long other programs are watched.
+BUSY_PERCENT = 10  # Of one processor: who takes more disturbs others.
+MAX_NAMES = 5
+MAX_NAME_CHARACTERS = 40
 
 
-@dataclass(frozen=True)
-class ProcessorTimes:
-    """Seconds that the processors have computed until now.
+class Program(NamedTuple):
+    """Another program, and how much of one processor it took, in percent."""
 
-    Attributes:
-        programs: For each program but this one and those that it started, by number and start: its name and its seconds.
-        own: The seconds of this one and those that it started.
-        busy: The seconds of all processors together that were not idle.
-        whole: All their seconds.
-    """
-
-    programs: Mapping[Any, tuple[str, float]]
-    own: float
-    busy: float
-    whole: float
+    name: str
+    percent: float
 
 
-def read_background(names: bool) -> sections.Background:
-    """Watch the programs of this computer for a moment."""
-    first = processor_times()
-    time.sleep(SECONDS)
-    return background(first, processor_times(), names)
-
-
-def processor_times() -> ProcessorTimes:
-    """Return what the processors have done until now; programs that may not be asked count in the whole alone."""
-    from ..signals import GUESTS, NOT_BUSY, cpu_times
-
+def _read_background(names: bool) -> sections.Background:
+    """Watch the programs of this computer for a moment; those that may not be asked count in the whole alone."""
     psutil = import_psutil()
     this = psutil.Process()
-    family = {this.pid, *(child.pid for child in this.children(recursive=True))}
-    times = {name: spent for name, spent in cpu_times().items() if name not in GUESTS}
-    whole, idle = sum(times.values()), sum(times.get(name, 0.0) for name in NOT_BUSY)
-    programs = psutil.process_iter(["pid", "name", "create_time", "cpu_times"], ad_value=None)
-    infos = [one.info for one in programs if one.info["cpu_times"] is not None]
-    spent = {(one["pid"], one["create_time"]): (one["name"] or "", sum(one["cpu_times"][:2])) for one in infos}
-    own = sum(seconds for (number, _), (_, seconds) in spent.items() if number in family)
-    seconds = {key: one for key, one in spent.items() if key[0] not in family}
-    return ProcessorTimes(seconds, own, whole - idle, whole)
-
-
-def background(first: ProcessorTimes, second: ProcessorTimes, names: bool = False) -> sections.Background:
-    """Return what other programs did between two looks; ``names`` tells whether the busiest are named."""
-    whole = second.whole - first.whole
-    if whole <= 0:
+    family = {this, *this.children(recursive=True)}
+    processes = [*family, *(process for process in psutil.process_iter() if process not in family)]
+    own = 0.0
+    programs = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.cpu_percent()  # The first call starts the watch.
+    try:
+        share = psutil.cpu_percent(WATCH_SECONDS) / 100
+    except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
         return sections.Background()
-    processor = BUSY * whole / max(1, import_psutil().cpu_count() or 1)
-    there = [key for key in second.programs if key in first.programs]
-    taken = {key: second.programs[key][1] - first.programs[key][1] for key in there}
-    busiest = sorted((key for key, seconds in taken.items() if seconds >= processor), key=lambda key: -taken[key])
-    others = (second.busy - first.busy) - (second.own - first.own)
-    named = tuple(privacy.without_secrets(second.programs[key][0])[:LONGEST_NAME] for key in busiest[:MOST_NAMES])
-    return sections.Background(len(busiest), round(min(1.0, max(0.0, others / whole)), 3), named if names else None)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            percent = process.cpu_percent()
+            if process in family:
+                own += percent
+            else:
+                programs.append(Program(process.name(), percent))
+    return background(programs, share - own / 100 / (psutil.cpu_count() or 1), names)
+
+
+def background(programs: list[Program], share: float, names: bool) -> sections.Background:
+    """Return what other programs did; ``names`` tells whether the busiest are named."""
+    busy = sorted(
+        (program for program in programs if program.percent >= BUSY_PERCENT), key=lambda program: -program.percent
+    )
+    named = tuple(privacy.without_secrets(program.name)[:MAX_NAME_CHARACTERS] for program in busy[:MAX_NAMES])
+    return sections.Background(len(busy), round(min(1.0, max(0.0, share)), 3), named if names else None)
 
 
 NETWORK = re.compile(
     r"nfs\d?|smbfs|smb3|cifs|afpfs|webdav|ncpfs|9p|virtiofs|ceph|glusterfs|lustre|gpfs|beegfs|afs|davfs|ftp"
     r"|fuse\.(sshfs|rclone|s3fs|gcsfuse|goofys|glusterfs|ceph\S*)|macfuse|osxfuse|fuse"
 )
-MEMORY = re.compile(r"tmpfs|ramfs|devtmpfs")
+MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 EXTERNAL = ("/Volumes/", "/media/", "/run/media/")  # Where systems mount what was plugged in.
-
-
-@dataclass(frozen=True)
-class Mounted:
-    """A mounted file system: where, its type, and what it is mounted with."""
-
-    point: str
-    filesystem: str
-    options: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> Literal["local", "network", "external", "memory"]:
-        """What sort of storage it is."""
-        if NETWORK.fullmatch(self.filesystem.lower()) or "remote" in self.options:
-            return "network"
-        if MEMORY.fullmatch(self.filesystem.lower()):
-            return "memory"
-        return "external" if self.point.startswith(EXTERNAL) or "removable" in self.options else "local"
-
-
-def read_mounts() -> tuple[Mounted, ...]:
-    """Return the mounted file systems of this computer; users and servers are not read."""
-    psutil = import_psutil()
-    try:
-        partitions = psutil.disk_partitions(all=True)
-    except OSError:  # Some containers hide the list.
-        return ()
-    return tuple(Mounted(one.mountpoint, one.fstype, tuple(one.opts.split(","))) for one in partitions)
-
-
-def cache_folders(environ: Mapping[str, str], home: Path) -> dict[str, Path]:
-    """Return where models are cached, by the variables that huggingface_hub and torch.hub read."""
-    cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
-    hub = Path(environ.get("HF_HOME") or cache / "huggingface")
-    return {
-        "Hugging Face cache": Path(environ.get("HF_HUB_CACHE") or hub / "hub"),
-        "torch cache": Path(environ.get("TORCH_HOME") or cache / "torch"),
-    }
-
 
 # Folders of a person's home that macOS keeps in iCloud Drive, or other providers elsewhere, and what marks more of them, such as
 # a Desktop that is kept in iCloud: their files can be moved away, and come back only when they are read.
-CLOUDS = (Path("Library", "Mobile Documents"), Path("Library", "CloudStorage"))
+CLOUDS = ("Library/Mobile Documents", "Library/CloudStorage")
 CLOUD_MARKS = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
 
+RunCommand = Callable[[list[str]], "str | None"]
 
-def places(
-    wanted: Mapping[str, Path],
-    mounts: Sequence[Mounted],
-    home: Path | None = None,
-    run: Callable[[list[str]], str | None] = run_command,
+
+class Mount(NamedTuple):
+    """A mounted file system, by the names of psutil."""
+
+    mountpoint: str
+    fstype: str
+    opts: str = ""
+
+
+def _read_mounts() -> list[Mount]:
+    """Return the mounted file systems of this computer; users and servers are not read."""
+    try:
+        partitions = import_psutil().disk_partitions(all=True)
+    except OSError:  # Some containers hide the list.
+        return []
+    return [Mount(partition.mountpoint, partition.fstype, partition.opts) for partition in partitions]
+
+
+def _cache_folders() -> dict[str, Path]:
+    """Return where models are cached, as huggingface_hub and torch have read it from their variables."""
+    import torch
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return {"Hugging Face cache": Path(HF_HUB_CACHE), "torch cache": Path(torch.hub.get_dir()).parent}
+
+
+def storage_places(
+    folders: Mapping[str, Path], mounts: list[Mount], home: Path | None = None, run: RunCommand = run_command
 ) -> tuple[sections.StoragePlace, ...]:
     """Return where each of some paths lies; links are followed, and a path that is not there yet counts as if it were."""
-    found, home = [], Path(os.path.realpath(home or privacy.home_folder()))
-    for what, path in wanted.items():
+    home = Path(os.path.realpath(home or privacy.home_folder()))
+    places = []
+    for what, path in folders.items():
         # os.path answers for any path; Path raises for a circle of links and an unknown person.
         real = Path(os.path.realpath(os.path.expanduser(path)))  # noqa: PTH111
-        mounted = mounted_at(real, mounts)
-        on_mac = mounted is not None and (mounted.filesystem, mounted.kind) == ("apfs", "local")
-        kind = "cloud" if on_mac and in_cloud(real, home, run) else mounted.kind if mounted else "not known"
-        filesystem = mounted.filesystem if mounted else None
-        found.append(sections.StoragePlace(what, privacy.short_path(path), filesystem, kind))
-    return tuple(found)
+        above = {str(folder) for folder in (real, *real.parents)}
+        # Of several file systems mounted at one place, the last hides the others.
+        mount = max(
+            (mount for mount in reversed(mounts) if mount.mountpoint in above),
+            key=lambda mount: len(mount.mountpoint),
+            default=None,
+        )
+        kind = "not known" if mount is None else _storage_kind(mount, real, home, run)
+        places.append(sections.StoragePlace(what, privacy.short_path(path), mount and mount.fstype, kind))
+    return tuple(places)
 
 
-def in_cloud(path: Path, home: Path, run: Callable[[list[str]], str | None]) -> bool:
-    """Tell whether macOS or a provider keeps a path of a person's home elsewhere, too."""
-    above = [one for one in (path, *path.parents) if home in one.parents]
-    if any(one.relative_to(home) in CLOUDS for one in above):
+def _storage_kind(
+    mount: Mount, path: Path, home: Path, run: RunCommand
+) -> Literal["local", "network", "cloud", "external", "memory"]:
+    """Return what sort of storage a path on a mounted file system is."""
+    filesystem = mount.fstype.lower()
+    options = mount.opts.split(",")
+    if NETWORK.fullmatch(filesystem) or "remote" in options:
+        return "network"
+    if filesystem in MEMORY:
+        return "memory"
+    if mount.mountpoint.startswith(EXTERNAL) or "removable" in options:
+        return "external"
+    return "cloud" if filesystem == "apfs" and _is_in_cloud(path, home, run) else "local"
+
+
+def _is_in_cloud(path: Path, home: Path, run: RunCommand) -> bool:
+    """Return whether macOS or a provider keeps a path of a person's home elsewhere, too."""
+    if any(path.is_relative_to(home / cloud) for cloud in CLOUDS):
         return True
-    there = [str(one) for one in above if os.path.exists(one)]  # noqa: PTH110 - for any path, as above
-    return bool(there) and CLOUD_MARKS.search(run(["/usr/bin/xattr", *there]) or "") is not None
-
-
-def mounted_at(path: Path, mounts: Sequence[Mounted]) -> Mounted | None:
-    """Return the file system that a path is on: the deepest, and of several at one place the last, which hides the others."""
-    above = {str(one) for one in (path, *path.parents)}
-    return max((one for one in reversed(mounts) if one.point in above), key=lambda one: len(one.point), default=None)
+    above = [str(folder) for folder in (path, *path.parents) if home in folder.parents]
+    existing = [folder for folder in above if os.path.exists(folder)]  # noqa: PTH110 - for any path, as above
+    return bool(existing) and CLOUD_MARKS.search(run(["/usr/bin/xattr", *existing]) or "") is not None
 
 
 # On a Mac without developer tools, this one opens a window that offers to install them.
 APPLE_STUB = "/usr/bin/git"
 MAC_PATHS = (
-    *("/opt/homebrew/bin/git", "/usr/local/bin/git", "/Library/Developer/CommandLineTools/usr/bin/git"),
+    "/opt/homebrew/bin/git",
+    "/usr/local/bin/git",
+    "/Library/Developer/CommandLineTools/usr/bin/git",
     "/Applications/Xcode.app/Contents/Developer/usr/bin/git",
 )
 # Nothing is written into the repository, and the program that it names for watching files is not run.
-OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false")
+OPTIONS = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
 # The line that names the branch comes first: without it git has failed, such as for a damaged index, and says nothing of files.
-STATUS = ("status", "--porcelain", "--branch", "--no-ahead-behind", "--untracked-files=normal", "--no-renames")
-SUBMODULES = "--ignore-submodules=dirty"
+STATUS = [
+    "status",
+    "--porcelain",
+    "--branch",
+    "--no-ahead-behind",
+    "--untracked-files=normal",
+    "--no-renames",
+    "--ignore-submodules=dirty",
+]
 # The programs that it names for reading files; ``git status`` would run them (git's ``convert.c``), so each gets no value.
-FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
+FILTERS = ["config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"]
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def git_program(system: str = sys.platform, found: str | None = None) -> str | None:
+def git_program(system: str = sys.platform, path: str | None = None) -> str | None:
     """Return the full path of git, ``None`` if there is none that can be run without a question."""
-    found = found or shutil.which("git")
-    if system != "darwin" or (found and found != APPLE_STUB):
-        return found
+    path = path or shutil.which("git")
+    if system != "darwin" or (path and path != APPLE_STUB):
+        return path
     return next((path for path in MAC_PATHS if os.access(path, os.X_OK)), None)
 
 
-def run_git(command: list[str]) -> str | None:
+def _run_git(command: list[str]) -> str | None:
     """Return what git prints within two seconds, ``None`` if it cannot be run.
 
     Its own variables, such as ``GIT_DIR``, are taken away: they would let it answer for another repository.
@@ -547,35 +562,36 @@ def run_git(command: list[str]) -> str | None:
     return run_command(command, {**others, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"})
 
 
-def read_code(
-    folder: Path, run: Callable[[list[str]], str | None] = run_git, program: str | None = None
-) -> sections.Code:
+def read_code(folder: Path, run: RunCommand = _run_git, program: str | None = None) -> sections.Code:
     """Return the commit and the state of the repository around a folder; what git does not say is ``None``."""
-    git = program or git_program()
-    if git is None:
+    program = program or git_program()
+    if program is None:
         return sections.Code()
-    asked = [git, "-C", str(folder), *OPTIONS]
-    commit = (run([*asked, "rev-parse", "--verify", "HEAD"]) or "").strip()
+    git = [program, "-C", str(folder), *OPTIONS]
+    commit = (run([*git, "rev-parse", "--verify", "HEAD"]) or "").strip()
     if not COMMIT.fullmatch(commit):
         return sections.Code()
-    filters = run([*asked, *FILTERS])
+    filters = run([*git, *FILTERS])
     if filters is None or "=" in filters:  # Such a name cannot be written as an option, so git must not be asked.
         return sections.Code(commit)
-    off = [option for name in filters.split("\0") if name for option in ("-c", f"{name}=")]
-    branch, *files = (run([*asked, *off, *STATUS, SUBMODULES]) or "").strip("\n").split("\n")
+    for name in filters.split("\0"):
+        if name:
+            git += ["-c", f"{name}="]
+    branch, *files = (run([*git, *STATUS]) or "").strip("\n").split("\n")
     if not branch:
         return sections.Code(commit)
     untracked = sum(line.startswith("??") for line in files)
     return sections.Code(commit, len(files) - untracked, untracked)
 
 
-SAMPLES, CONNECT_TIMEOUT = 5, 2.0
+CONNECTIONS = 5
+CONNECT_SECONDS = 2.0
 # Where a scheme is answered if an address names no port.
 PORTS = {"https": 443, "http": 80, "ssh": 22, "sftp": 22, "ftp": 21}
 HOST_AND_PORT = "Pass a host and a port, such as 'store.example:443', or an https address."
 
 
-def measure_round_trip(store: str, samples: int = SAMPLES, timeout: float = CONNECT_TIMEOUT) -> sections.RoundTrip:
+def measure_round_trip(store: str, samples: int = CONNECTIONS, timeout: float = CONNECT_SECONDS) -> sections.RoundTrip:
     """Connect to an artifact store some times, and return how long that took.
 
     Args:
@@ -589,21 +605,24 @@ def measure_round_trip(store: str, samples: int = SAMPLES, timeout: float = CONN
     text = str(store)
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
-        host, port = parts.hostname, parts.port or PORTS.get(parts.scheme)
+        host = parts.hostname or ""
+        port = parts.port or PORTS.get(parts.scheme)
     except ValueError:
-        host, port = None, None
-    if not host or not port or any(one.isspace() for one in host):
+        host = ""
+        port = None
+    if not host or not port or any(character.isspace() for character in host):
         raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT)
-    took = [one for one in (connect(host, port, timeout) for _ in range(samples)) if one is not None]
-    middle, longest = (round(median(took), 6), round(max(took), 6)) if took else (None, None)
-    return sections.RoundTrip(privacy.without_secrets(host), port, samples, samples - len(took), middle, longest)
-
-
-def connect(host: str, port: int, timeout: float) -> float | None:
-    """Return how long one connection takes in seconds, ``None`` if it fails."""
-    begin = now()
-    try:
-        with socket.create_connection((host, port), timeout=timeout):
-            return now() - begin
-    except (OSError, UnicodeError):  # UnicodeError for a name that no network can have.
-        return None
+    seconds = []
+    for _ in range(samples):
+        start = now()
+        # UnicodeError for a name that no network can have.
+        with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host, port), timeout=timeout):
+            seconds.append(now() - start)
+    return sections.RoundTrip(
+        privacy.without_secrets(host),
+        port,
+        samples,
+        samples - len(seconds),
+        round(median(seconds), 6) if seconds else None,
+        round(max(seconds), 6) if seconds else None,
+    )

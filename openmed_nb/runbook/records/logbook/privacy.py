@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -40,7 +40,9 @@ PART = re.compile(r"[\w.+<>~-]{1,64}")
 PEOPLE = ("home", "Users")  # Folders whose folders have the names of people.
 DRIVE = re.compile(r"[A-Za-z]:", re.ASCII)
 ADDRESS = re.compile(r"\w{1,32}://\S*|//\S*@\S*", re.ASCII)
-LONGEST_VALUE, LONGEST_PATH, MOST_PATHS = 10_000, 200, 50
+LONGEST_VALUE = 10_000
+LONGEST_PATH = 200
+MOST_PATHS = 50
 
 NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
 SWITCH = rf"{NUMBER}|on|off|true|false|yes|no|y|n|t|f"
@@ -75,7 +77,8 @@ def short_path(path: str | Path, home: str | None = None) -> str:
         >>> short_path("/data/a note of someone/x"), short_path("a text that is no path")
         ('/data/***/x', '***')
     """
-    text, start = str(path), home or str(home_folder())
+    text = str(path)
+    start = home or str(home_folder())
     if len(start) > 1 and (text == start or text.startswith((start + "/", start + os.sep))):
         text = "~" + text[len(start) :]
     name = re.escape(re.split(r"[/\\]", start)[-1])
@@ -89,13 +92,105 @@ def short_path(path: str | Path, home: str | None = None) -> str:
     return "".join(parts)[:LONGEST_PATH]
 
 
-def paths(value: str) -> str:
-    """Return a list of paths, each cleaned; what is no path, such as an address, becomes ``***``."""
-    parts = ADDRESS.sub(MASK, value[:LONGEST_VALUE]).split(os.pathsep)[:MOST_PATHS]
-    return os.pathsep.join(map(short_path, parts))
+# The variables that a logbook may hold, by the look of their values, of which there may be several with commas. These another
+# computer should have too.
+SHARED = {
+    # How many threads compute, and how much memory is taken and given back.
+    NUMBER: (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "RAYON_NUM_THREADS",
+        "MALLOC_ARENA_MAX",
+    ),
+    CONFIGURED: ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    "default|debug|(malloc|pymalloc|mimalloc)(_debug)?": ("PYTHONMALLOC",),
+    "true|false|master|primary|close|spread": ("OMP_PROC_BIND",),
+    "active|passive": ("OMP_WAIT_POLICY",),
+    AFFINITY: ("KMP_AFFINITY",),
+    "[0-9]{1,9}(us|ms)?|infinite": ("KMP_BLOCKTIME",),
+    # Whether two runs give the same.
+    f"{NUMBER}|random": ("PYTHONHASHSEED",),
+    "(:[0-9]{1,9}){2,8}": ("CUBLAS_WORKSPACE_CONFIG",),
+    # What MPS does with an operator that it does not have, which code computes, how fast, and in which type.
+    SWITCH: (
+        *MPS_VARIABLES,
+        "TOKENIZERS_PARALLELISM",
+        "PYTORCH_MPS_FAST_MATH",
+        "PYTORCH_MPS_PREFER_METAL",
+        "PYTORCH_MPS_LOG_PROFILE_INFO",
+        "PYTORCH_MPS_TRACE_SIGNPOSTS",
+        "MTL_CAPTURE_ENABLED",
+        "MTL_DEBUG_LAYER",
+        "METAL_DEVICE_WRAPPER_TYPE",
+        "NVIDIA_TF32_OVERRIDE",
+        "CUDA_LAUNCH_BLOCKING",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "TORCHDYNAMO_DISABLE",
+        "PYTHONOPTIMIZE",
+    ),
+    "default|avx2|avx512|vsx|zvector|sve(128|256)?|amx": ("ATEN_CPU_CAPABILITY",),
+    "default|all|sse41|avx2?(_[a-z0-9_]{1,20})?|avx(10|512)_[a-z0-9_]{1,20}": ("ONEDNN_MAX_CPU_ISA",),
+    "no|fp16|bf16|fp8": ("ACCELERATE_MIXED_PRECISION",),
+}
+# What libraries log, and their values that log all they do: each call, copy or block of memory.
+LOGS = {
+    "detail|debug|info|warning|error|critical": ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"),
+    SWITCH: ("HF_DEBUG",),
+    r"[+-]?(all|torch|dynamo|aot|inductor|dynamic|distributed|autograd)": ("TORCH_LOGS",),
+    NUMBER: ("PYTORCH_DEBUG_MPS_ALLOCATOR",),
+}
+ALL_LOGGED = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
+# These are of one computer: its devices, its way to the hub, and its paths.
+OWN = {
+    f"{NUMBER}|(gpu|mig)-[0-9a-f-]{{1,36}}|": ("CUDA_VISIBLE_DEVICES",),
+    "fastest_first|pci_bus_id": ("CUDA_DEVICE_ORDER",),
+    DEVICES: ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE"),
+    SWITCH: ("ACCELERATE_USE_CPU", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+}
+PATH_VARIABLES = (
+    "LD_PRELOAD",
+    "DYLD_INSERT_LIBRARIES",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "TMPDIR",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "TORCH_HOME",
+    "XDG_CACHE_HOME",
+)
+ENDPOINT = "HF_ENDPOINT"
 
 
-def address(value: str) -> str:
+def _look_by_name(names_by_look: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    return {name: look for look, names in names_by_look.items() for name in names}
+
+
+SHARED_VARIABLES = _look_by_name(SHARED)
+LOG_VARIABLES = _look_by_name(LOGS)
+LOOKS = SHARED_VARIABLES | LOG_VARIABLES | _look_by_name(OWN)
+VARIABLES = frozenset({*LOOKS, *PATH_VARIABLES, ENDPOINT})
+
+
+def kept_value(name: str, value: str) -> str:
+    """Return the value of an allowed variable as it may be kept; what does not look as it must becomes ``***``."""
+    value = value.strip()
+    if name in PATH_VARIABLES:  # A list of paths; what is no path, such as an address, is masked.
+        parts = ADDRESS.sub(MASK, value[:LONGEST_VALUE]).split(os.pathsep)[:MOST_PATHS]
+        return os.pathsep.join(map(short_path, parts))
+    if name == ENDPOINT:
+        return _address(value)
+    look = re.compile(rf"({LOOKS[name]})(,({LOOKS[name]}))*", re.IGNORECASE | re.ASCII)
+    return value if len(value) <= LONGEST_PATH and look.fullmatch(value) else MASK
+
+
+def _address(value: str) -> str:
     """Return the scheme, the host and the port of an address; user, password, path and query may be secret."""
     try:
         parts = urlsplit(value)
@@ -105,73 +200,6 @@ def address(value: str) -> str:
     return without_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
 
 
-def list_of(expression: str) -> Callable[[str], str]:
-    """Return what keeps a value, or several with commas, that look as an expression says, in any case."""
-    looks = re.compile(rf"({expression})(,({expression}))*", re.IGNORECASE | re.ASCII)
-    return lambda value: value if len(value) <= LONGEST_PATH and looks.fullmatch(value) else MASK
-
-
-number, switch = list_of(NUMBER), list_of(SWITCH)
-
-
-# Every variable that a logbook may hold, with the look of its value. These another computer should have too.
-SHARED_VARIABLES: dict[str, Callable[[str], str]] = {
-    # How many threads compute.
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), number),
-    **dict.fromkeys(("VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"), number),
-    "TOKENIZERS_PARALLELISM": switch,
-    "OMP_PROC_BIND": list_of("true|false|master|primary|close|spread"),
-    "OMP_WAIT_POLICY": list_of("active|passive"),
-    "KMP_AFFINITY": list_of(AFFINITY),
-    "KMP_BLOCKTIME": list_of("[0-9]{1,9}(us|ms)?|infinite"),
-    # Whether two runs give the same.
-    "PYTHONHASHSEED": list_of(f"{NUMBER}|random"),
-    "CUBLAS_WORKSPACE_CONFIG": list_of("(:[0-9]{1,9}){2,8}"),
-    # What MPS does with an operator that it does not have, and with a tensor too large for it.
-    **dict.fromkeys(MPS_VARIABLES, switch),
-    # Which code computes, how fast, and in which type.
-    **dict.fromkeys(("PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_LOG_PROFILE_INFO"), switch),
-    **dict.fromkeys(("PYTORCH_MPS_TRACE_SIGNPOSTS", "MTL_CAPTURE_ENABLED", "MTL_DEBUG_LAYER"), switch),
-    **dict.fromkeys(("METAL_DEVICE_WRAPPER_TYPE", "NVIDIA_TF32_OVERRIDE", "CUDA_LAUNCH_BLOCKING"), switch),
-    **dict.fromkeys(("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE", "PYTHONOPTIMIZE"), switch),
-    "ATEN_CPU_CAPABILITY": list_of("default|avx2|avx512|vsx|zvector|sve(128|256)?|amx"),
-    "ONEDNN_MAX_CPU_ISA": list_of("default|all|sse41|avx2?(_[a-z0-9_]{1,20})?|avx(10|512)_[a-z0-9_]{1,20}"),
-    "ACCELERATE_MIXED_PRECISION": list_of("no|fp16|bf16|fp8"),
-    # How memory is taken and given back.
-    **dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), list_of(CONFIGURED)),
-    "MALLOC_ARENA_MAX": number,
-    "PYTHONMALLOC": list_of("default|debug|(malloc|pymalloc|mimalloc)(_debug)?"),
-}
-# What libraries log, and their values that log all they do: each call, copy or block of memory.
-LOGS: dict[str, Callable[[str], str]] = {
-    **dict.fromkeys(
-        ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"), list_of("detail|debug|info|warning|error|critical")
-    ),
-    "HF_DEBUG": switch,
-    "TORCH_LOGS": list_of(r"[+-]?(all|torch|dynamo|aot|inductor|dynamic|distributed|autograd)"),
-    "PYTORCH_DEBUG_MPS_ALLOCATOR": number,
-}
-ALL_LOGGED = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
-# These are of one computer: its paths, its devices, and its way to the hub.
-OWN_VARIABLES: dict[str, Callable[[str], str]] = {
-    **dict.fromkeys(("LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), paths),
-    **dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR"), paths),
-    **dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "TORCH_HOME", "XDG_CACHE_HOME"), paths),
-    "CUDA_VISIBLE_DEVICES": list_of(f"{NUMBER}|(gpu|mig)-[0-9a-f-]{{1,36}}|"),
-    "CUDA_DEVICE_ORDER": list_of("fastest_first|pci_bus_id"),
-    **dict.fromkeys(("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE"), list_of(DEVICES)),
-    **dict.fromkeys(("ACCELERATE_USE_CPU", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), switch),
-    "HF_ENDPOINT": address,
-    **LOGS,
-}
-CLEANERS = SHARED_VARIABLES | OWN_VARIABLES
-
-
-def kept_value(name: str, value: str) -> str:
-    """Return the value of an allowed variable as it may be kept."""
-    return CLEANERS[name](value.strip())
-
-
 def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the allowed variables that are set, cleaned, in the order of their names.
 
@@ -179,7 +207,7 @@ def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
         >>> kept_variables({"OMP_NUM_THREADS": "2", "HF_TOKEN": "hf_abc", "PYTHONHASHSEED": "the patient"})
         {'OMP_NUM_THREADS': '2', 'PYTHONHASHSEED': '***'}
     """
-    return {name: kept_value(name, environ[name]) for name in sorted(CLEANERS) if name in environ}
+    return {name: kept_value(name, environ[name]) for name in sorted(VARIABLES) if name in environ}
 
 
 def golden_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -192,7 +220,9 @@ TEXTS_FILE_OR_FOLDER = "Pass a list of texts, or the path of a file or a folder.
 SAVE_IT = "Save it, and pass the path of its folder."
 
 # Of hypotheses: the most characters of one, how many there may be, and how long a text is that does not stand in others by chance.
-LONGEST, MOST, SHORT = 200, 50, 12
+LONGEST = 200
+MOST = 50
+SHORT = 12
 PAIRS = "Pass pairs of what was suspected and what rules it out, such as [('slow loader', 'data takes 3 %')]."
 
 
@@ -227,14 +257,17 @@ def _of_texts(data: Any) -> Dataset:
     if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
         what = f"{short_type_name(data)} has no length or no order: it may have no end, or can be read once only."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
-    digest, items, size = hashlib.sha256(), 0, 0
+    digest = hashlib.sha256()
+    items = 0
+    size = 0
     for text in series:
         if not isinstance(text, (str, list)):
             what = f"Item {items} of the dataset is {short_type_name(text)}, not a text."
             raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
         content = readable(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
-        items, size = items + 1, size + len(content)
+        items += 1
+        size += len(content)
     if not items:
         raise ConfigurationError("The dataset is empty.", TEXTS_FILE_OR_FOLDER)
     return Dataset("texts", digest.hexdigest(), items, size)
@@ -359,29 +392,28 @@ def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
         >>> hypotheses_of({"slow loader": "data takes 3 % of a step"})[0].hypothesis
         'slow loader'
     """
-    series = said.items() if isinstance(said, Mapping) else said if isinstance(said, Iterable) else [said]
-    pairs = list(itertools.islice(series, MOST + 1))  # It may have no end.
-    if isinstance(said, str) or not all(map(_is_pair, pairs)):
+    if isinstance(said, str) or not isinstance(said, Iterable):
         raise ConfigurationError("A hypothesis is not a pair of texts.", PAIRS)
-    if len(pairs) > MOST:
-        raise ConfigurationError(f"There are more than {MOST} hypotheses.", "Pass the last ones.")
-    return tuple(Hypothesis(_checked(one, data), _checked(why, data)) for one, why in pairs)
+    checked: list[Hypothesis] = []
+    for pair in said.items() if isinstance(said, Mapping) else said:
+        if len(checked) == MOST:  # There may be no end.
+            raise ConfigurationError(f"There are more than {MOST} hypotheses.", "Pass the last ones.")
+        if not isinstance(pair, (tuple, list)) or [type(text) for text in pair] != [str, str]:
+            raise ConfigurationError("A hypothesis is not a pair of texts.", PAIRS)
+        checked.append(Hypothesis(*(_checked_text(text, data) for text in pair)))
+    return tuple(checked)
 
 
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(one, str) for one in pair)  # noqa: PLR2004
-
-
-def _checked(text: str, data: Any) -> str:
+def _checked_text(text: str, data: Any) -> str:
+    """Return a text of a hypothesis in one line and without secrets; a long one, and words of the dataset, are refused."""
     line = one_line(text)
     if len(line) > LONGEST:
         what = f"A hypothesis has {len(line):,} characters."
         raise ConfigurationError(what, f"Say it in {LONGEST}; a note must not be part of it.")
-    texts = () if data is None or isinstance(data, (str, os.PathLike)) else map(readable, stream_of(data))
-    if any(_overlap(line.casefold(), one_line(one).casefold()) for one in texts):
-        raise ConfigurationError("A hypothesis has words of the dataset.", "Say it without them.")
+    folded = line.casefold()
+    for item in () if data is None or isinstance(data, (str, os.PathLike)) else stream_of(data):
+        words = one_line(readable(item)).casefold()
+        shorter = min(folded, words, key=len)
+        if len(shorter) >= SHORT and (shorter in folded and shorter in words):
+            raise ConfigurationError("A hypothesis has words of the dataset.", "Say it without them.")
     return without_secrets(line)
-
-
-def _overlap(text: str, other: str) -> bool:
-    return (len(text) >= SHORT and text in other) or (len(other) >= SHORT and other in text)
