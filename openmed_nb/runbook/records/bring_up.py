@@ -6,17 +6,15 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from ..._events.activity import Activity
-from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Shown, Table, counted, plain, to_html
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Table, counted, plain, to_html
 from ..._render.drawing import Lamp, Picture
-from ..._utils.plain import read_as, save_in, to_json, utc
+from ..._utils.plain import to_json, utc
 from ..._utils.validation import check_flag, given_path, number
 from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import mps_is_simulated
-from ...errors import DeviceError, Interrupted
+from ...errors import DeviceError
 from ...models.registry import is_named
 from ...session import SESSION
 from ...training.epochs import named
@@ -24,14 +22,13 @@ from ..bench.workloads import ANNOTATION, Workload
 from ..checks.doctor.report import DoctorReport, doctor
 from ..verdict.evidence import TRAINING, Area, Case
 from ..verdict.gates import STAY
-from ..verdict.verdict import Verdict, evidence_of, judge
+from ..verdict.verdict import Verdict, judge
 from .logbook.gathering import logbook
 from .logbook.privacy import short_path
 from .logbook.sections import Day, ReportFigures
-from .report.record import Subject, evidence_from
-from .report.report import subject_here
+from .runner import Staged, Subject, evidence_from, read_reports, resume, run_stages, subject_here
 
-FOLDER, FILE = "openmed_ladder", "ladder.json"
+FOLDER = "openmed_ladder"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
 SECONDS = 30.0
 
@@ -162,6 +159,9 @@ STAGES: tuple[Stage, ...] = (
     ),
 )
 
+# What is said of a stage by its status.
+STATES = {OK: "passed", FAILED: "stopped here", NOT_APPLICABLE: "not reached"}
+
 # What must lie on the table before work moves, each with its file.
 PROOFS = {
     "architecture of the interpreter": "doctor.json",
@@ -198,7 +198,7 @@ class Rung:
 
 
 @dataclass(frozen=True, repr=False)
-class Ladder(Shown):
+class Ladder(Staged):
     """How far the work has come.
 
     Attributes:
@@ -211,6 +211,15 @@ class Ladder(Shown):
         note: Why it began anew, where it did.
     """
 
+    WHAT = "The ladder"
+    DOING = "Climbing"
+    NAME = "ladder"
+    STAGE = "stage"
+    AGAIN = "call the same ladder again"
+    FILE = "ladder.json"
+    CONTENT = "a ladder of nb.runbook.ladder()"
+    REMEDY = "Name another folder."
+
     schema: Literal["openmed_nb/ladder/1"]
     model: str
     texts: int
@@ -220,14 +229,11 @@ class Ladder(Shown):
     note: str = ""
 
     @property
-    def simulated(self) -> bool:
-        """Whether the MPS device is a simulated one."""
-        return self.subject.simulated
-
-    @property
     def passed(self) -> tuple[str, ...]:
         """The stages whose criteria are met."""
-        return tuple(one.stage for one in self.rungs if one.status == OK)
+        return tuple(rung.stage for rung in self.rungs if rung.status == OK)
+
+    finished = passed
 
     @property
     def complete(self) -> bool:
@@ -237,7 +243,7 @@ class Ladder(Shown):
     @property
     def _stopped(self) -> Rung | None:
         """The stage whose criterion is not met, ``None`` if there is none."""
-        return next((one for one in self.rungs if one.status == FAILED), None)
+        return next((rung for rung in self.rungs if rung.status == FAILED), None)
 
     @property
     def exit_code(self) -> int:
@@ -248,8 +254,8 @@ class Ladder(Shown):
     def verdict(self) -> Verdict:
         """What all figures so far come to."""
         task = TRAINING if self.subject.training else ANNOTATION
-        found = {name: value for one in self.rungs for name, value in one.evidence.items()}
-        return judge(evidence_from({**found, "device": self.device, "task": task}, simulated=self.simulated))
+        known = {name: value for rung in self.rungs for name, value in rung.evidence.items()}
+        return judge(evidence_from(known, device=self.device, task=task, simulated=self.simulated))
 
     @property
     def final(self) -> str:
@@ -258,44 +264,73 @@ class Ladder(Shown):
             proofs = ", ".join(f"{what} ({file})" for what, file in PROOFS.items())
             return f"Yes, {self.verdict.recommendation}: {proofs}."
         stopped = self._stopped
-        reason = f"stopped at {stopped.stage}: {stopped.what}" if stopped else "no stage has run yet."
-        return f"No, {reason}"
+        return f"No, stopped at {stopped.stage}: {stopped.what}" if stopped else "No, no stage has run yet."
 
     @property
     def lamps(self) -> tuple[Lamp, ...]:
         """Each stage with its status, and its state in words."""
-        statuses = {one.stage: one.status for one in self.rungs}
-        words = {OK: "passed", FAILED: "stopped here", NOT_APPLICABLE: "not reached"}
-        found = ((one.name, statuses.get(one.name, NOT_APPLICABLE)) for one in STAGES)
-        return tuple(Lamp(name, status, words[status]) for name, status in found)
+        statuses: dict[str, str] = {rung.stage: rung.status for rung in self.rungs}
+        lamps = []
+        for stage in STAGES:
+            status = statuses.get(stage.name, NOT_APPLICABLE)
+            lamps.append(Lamp(stage.name, status, STATES[status]))
+        return tuple(lamps)
 
     def report(self) -> Report:
         """Return the final gate, and the stages with their criteria and what to do."""
-        limits, written = self.verdict.gates.shown(), {one.stage: ", ".join(one.files) for one in self.rungs}
-        stages = zip(STAGES, self.lamps, strict=True)
-        rows = tuple((one.name, lamp.words, one.criterion.format(**limits)) for one, lamp in stages)
-        files = tuple((one.name, one.about, written.get(one.name, "")) for one in STAGES)
-        stopped, back = self._stopped, {one.name: one.roll_back for one in STAGES}
-        to_do = (f"What to do: {stopped.remedy}", f"To roll back: {back[stopped.stage]}") if stopped else ()
-        title = f"Ladder on {self.device}: {len(self.passed)} of {counted(len(STAGES), 'stage')}"
+        limits = self.verdict.gates.shown()
+        written = {rung.stage: ", ".join(rung.files) for rung in self.rungs}
+        lamps = self.lamps
+        sentences = [self.final]
+        stopped = self._stopped
+        if stopped:
+            back = next(stage.roll_back for stage in STAGES if stage.name == stopped.stage)
+            sentences += [f"What to do: {stopped.remedy}", f"To roll back: {back}"]
+        if self.note:
+            sentences.append(self.note)
+        rows = tuple(
+            (stage.name, lamp.words, stage.criterion.format(**limits))
+            for stage, lamp in zip(STAGES, lamps, strict=True)
+        )
+        files = tuple((stage.name, stage.about, written.get(stage.name, "")) for stage in STAGES)
+        unfinished = FAILED if stopped else WARNING
         return Report(
-            title,
-            (self.final, *to_do, *filter(None, (self.note,))),
+            f"Ladder on {self.device}: {len(self.passed)} of {counted(len(STAGES), 'stage')}",
+            tuple(sentences),
             (Table("Stages", ("stage", "state", "criterion"), rows, folded=True),),
             figures=(Table("Files", ("stage", "what is measured", "files"), files, folded=True),),
-            status=FAILED if stopped else OK if self.complete else WARNING,
-            pictures=(Picture("How far", lamps=self.lamps),),
+            status=OK if self.complete else unfinished,
+            pictures=(Picture("How far", lamps=lamps),),
         )
 
     def logbook_figures(self) -> ReportFigures:
         """Return what a logbook keeps of it: how many stages are passed."""
         values = {"stages": float(len(STAGES)), "stages_passed": float(len(self.passed))}
-        word = "yes" if self.complete else "no"
-        return ReportFigures("ladder", self.model, self.device, word, self.simulated, values)
+        return ReportFigures(
+            "ladder", self.model, self.device, "yes" if self.complete else "no", self.simulated, values
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a former ladder must have in common with this one to be continued."""
+        return {"model": self.model, "texts": self.texts, "device": self.device, **plain(self.subject)}
+
+    def files(self) -> dict[str, str]:
+        """Return the JSON and the page."""
+        page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(self.marked())}\n"
+        return {self.FILE: to_json(self), "ladder.html": page}
 
 
-def not_met(judged: Verdict, stage: Stage, seconds: float) -> tuple[str, str]:
-    """Return what speaks against a stage in the verdict on all figures so far, and what to do; two empty texts if nothing does.
+@dataclass(frozen=True)
+class Obstacle:
+    """What speaks against a stage, and what to do."""
+
+    what: str
+    remedy: str
+
+
+def not_met(judged: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
+    """Return what speaks against a stage in the verdict on all figures so far, ``None`` if nothing does.
 
     That something was not measured stops only the stage that measures it, and the last one.
     """
@@ -303,25 +338,31 @@ def not_met(judged: Verdict, stage: Stage, seconds: float) -> tuple[str, str]:
     for reason in judged.reasons:
         if reason.rank in stage.ranks and reason.recommendation != STAY and (reason.figures or last):
             figures = "; ".join(figure.words for figure in reason.figures)
-            return f"{'; '.join(reason.when)}{f' ({figures})' if figures else ''}.", " ".join(reason.do)
+            return Obstacle(f"{'; '.join(reason.when)}{f' ({figures})' if figures else ''}.", " ".join(reason.do))
     case = Case(judged.evidence, vars(judged.gates))
-    for one in () if last else judged.unknown:
-        if one.needed and one.rank in stage.ranks and one.blocks(case):
+    for unknown in () if last else judged.unknown:
+        if unknown.needed and unknown.rank in stage.ranks and unknown.blocks(case):
             more = f"seconds={2 * seconds:g} (in a shell, --seconds {2 * seconds:g})"
-            remedy = f"Call the same ladder with {more}, or run {one.first_command}."
-            return f"not known: {one.name}.", remedy
-    return "", ""
+            remedy = f"Call the same ladder with {more}, or run {unknown.first_command}."
+            return Obstacle(f"not known: {unknown.name}.", remedy)
+    return None
 
 
 # What the doctor calls the devices: whether they compute is asked by the stage after freezing.
 OF_DEVICES = frozenset({"MPS", "CUDA"})
 
 
-def not_frozen(doctored: DoctorReport, failures: Iterable[str], device: str) -> tuple[str, str]:
-    """Return what the doctor found that is not as it must be, and what to do; two empty texts where all is."""
-    late = {one.name for one in SESSION.computer.environment(device).settings if one.effect in {TOO_LATE, CONFLICT}}
-    wrong = [one for one in doctored.findings if one.name in {*late, *failures} - OF_DEVICES]
-    return "".join(f"{one.name}: {one.evidence}. " for one in wrong).strip(), next((one.remedy for one in wrong), "")
+def _not_frozen(doctored: DoctorReport, failures: Iterable[str], device: str) -> Obstacle | None:
+    """Return what the doctor found that is not as it must be, ``None`` if all is."""
+    settings = SESSION.computer.environment(device).settings
+    names = {setting.name for setting in settings if setting.effect in {TOO_LATE, CONFLICT}}
+    names |= {*failures} - OF_DEVICES
+    wrong = [finding for finding in doctored.findings if finding.name in names]
+    return (
+        Obstacle(" ".join(f"{finding.name}: {finding.evidence}." for finding in wrong), wrong[0].remedy)
+        if wrong
+        else None
+    )
 
 
 def ladder(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -379,79 +420,40 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to say
     with SESSION.told_after(progress):
         given = None if texts is None else list(stream_of(texts))
         asked = Asked(model, given, SESSION.device(device).device, training, seconds, arguments)
-        return climbed(asked, place)
+        name = short_path(str(model or "bundled")) if is_named(model) else named(model)
+        subject = replace(subject_here(training, simulated=mps_is_simulated()), request=None)
+        begun, note = resume(Ladder(SCHEMA, name, len(given or ()), asked.device, subject), place)
+        return run_stages(
+            replace(begun, note=note), STAGES, lambda stage, found: _run_stage(stage, asked, found), place, stops=True
+        )
 
 
-def climbed(asked: Asked, folder: Path) -> Ladder:
-    """Return the ladder after the stages that are left, up to the first whose criterion is not met."""
-    found = continued(asked, folder)
-    write(found, folder, {})  # A folder that cannot be written shows before anything is measured.
-    for at, stage in enumerate(STAGES):
-        if stage.name in found.passed:
-            continue
-        SESSION.tell(Activity("Climbing", stage.name, at, len(STAGES), "stage"))
-        # What the stage that failed had found is measured again.
-        found = replace(found, rungs=tuple(one for one in found.rungs if one.status == OK))
-        knee = next((one.evidence.get("knee") for one in found.rungs if one.stage == "throughput"), None)
-        try:
-            rung, reports = run_stage(stage, replace(asked, knee=knee), found)
-        except KeyboardInterrupt:
-            raise Interrupted(at, found, str(folder), "stage", "call the same ladder again") from None
-        found = replace(found, rungs=(*found.rungs, rung))
-        write(found, folder, reports)
-        if rung.status != OK:
-            break
-    SESSION.tell(Activity("Climbing", "ladder", len(found.passed), len(STAGES), "stage"))
-    return found
+def _run_stage(stage: Stage, asked: Asked, found: Ladder) -> tuple[Ladder, dict[str, str]]:
+    """Return the ladder after a stage, and the reports that it made as files; what a failed stage had found is measured again."""
+    from ..verdict.figures import READERS
 
-
-def run_stage(stage: Stage, asked: Asked, found: Ladder) -> tuple[Rung, dict[str, Any]]:
-    """Return what became of a stage, and the reports that it made."""
-    from ..verdict.figures import READERS, figures_of
-
+    passed = tuple(rung for rung in found.rungs if rung.status == OK)
+    knee = next((rung.evidence.get("knee") for rung in passed if rung.stage == "throughput"), None)
+    known = replace(found, rungs=passed).verdict.evidence
     reports: dict[str, Any] = {}
-    known = found.verdict.evidence
-    what = remedy = ""
+    obstacle = None
     try:
-        reports.update(stage.measure(asked))
+        reports.update(stage.measure(replace(asked, knee=knee)))
     except DeviceError as error:
-        what, remedy = error.what, error.remedy
-    read = [one for one in reports.values() if isinstance(one, tuple(kind for kind, *_ in READERS))]
-    joined = evidence_of(known, *read, task=known.task)
-    added = {name: value for name, value in joined.measured.items() if name not in known.measured}
-    if not what and isinstance(doctored := reports.get("doctor"), DoctorReport):
-        what, remedy = not_frozen(doctored, added.get("doctor_failures", ()), asked.device)
-    if not what:
-        what, remedy = not_met(judge(joined), stage, asked.seconds)
-    files = tuple(f"{name}.json" for name in reports)
-    status: Literal["ok", "failed"] = "failed" if what else "ok"
-    rung = Rung(stage.name, status, what, remedy, files, utc(), tuple(map(figures_of, read)), plain(added))
-    return rung, reports
-
-
-def continued(asked: Asked, folder: Path) -> Ladder:
-    """Return the ladder that a folder holds, if it is of the same work and computer; else one without a stage.
-
-    Raises:
-        ConfigurationError: For a file of that name which is something else.
-    """
-    name = short_path(str(asked.model or "bundled")) if is_named(asked.model) else named(asked.model)
-    subject = subject_here({"simulated": True} if mps_is_simulated() else {}, False, asked.training)
-    begun = Ladder(SCHEMA, name, len(asked.texts or ()), asked.device, replace(subject, request=None))
-    file = folder / FILE
-    if not file.exists():
-        return begun
-    former: Ladder = read_as(Ladder, file, "a ladder of nb.runbook.ladder()", "Name another folder.")
-    pairs = ((one, getattr(former, one), getattr(begun, one)) for one in ("model", "texts", "device"))
-    others = [f"{name} was {was} and is {now}" for name, was, now in pairs if was != now]
-    if others := [*others, *begun.subject.differences(former.subject)]:
-        return replace(begun, note=f"Started anew: {'; '.join(others)}.")
-    kept = f"Kept from an earlier run: {counted(len(former.passed), 'stage')}." if former.passed else ""
-    return replace(former, note=kept)
-
-
-def write(found: Ladder, folder: Path, reports: Mapping[str, Any]) -> None:
-    """Write the reports of a stage and the ladder."""
-    page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(found.marked())}\n"
-    texts = {f"{name}.json": to_json(report) for name, report in reports.items()}
-    save_in(folder, {**texts, FILE: to_json(found), "ladder.html": page}, "The ladder")
+        obstacle = Obstacle(error.what, error.remedy)
+    kinds = tuple(kind for kind, *_ in READERS)
+    read = read_reports([report for report in reports.values() if isinstance(report, kinds)], known)
+    if obstacle is None and "doctor" in reports:
+        obstacle = _not_frozen(reports["doctor"], read.added.get("doctor_failures", ()), asked.device)
+    obstacle = obstacle or not_met(judge(read.evidence), stage, asked.seconds)
+    rung = Rung(
+        stage.name,
+        "failed" if obstacle else "ok",
+        obstacle.what if obstacle else "",
+        obstacle.remedy if obstacle else "",
+        tuple(f"{name}.json" for name in reports),
+        utc(),
+        read.figures,
+        plain(read.added),
+    )
+    return replace(found, rungs=(*passed, rung)), {f"{name}.json": to_json(report) for name, report in reports.items()}

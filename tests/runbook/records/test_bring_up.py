@@ -63,7 +63,7 @@ BAD = [
 def stopped_at(**figures):
     """Return the first stage whose criterion a verdict on figures does not meet."""
     judged = judge(Evidence(**figures))
-    return next((one.name for one in STAGES if not_met(judged, one, 30)[0]), None)
+    return next((stage.name for stage in STAGES if not_met(judged, stage, 30)), None)
 
 
 def test_nothing_stops_work_that_is_well():
@@ -77,7 +77,7 @@ def test_a_figure_beyond_its_gate_stops_its_stage(name, value, stage):
     figures = {**WELL, name: value}
 
     assert stopped_at(**figures) == stage
-    assert not_met(judge(Evidence(**figures)), STAGE[stage], 30)[1]
+    assert not_met(judge(Evidence(**figures)), STAGE[stage], 30).remedy
 
 
 # The phases of annotating with the bundled model on an H100, as shares of their sum.
@@ -97,7 +97,7 @@ def test_waiting_for_data_has_a_remedy_that_helps(task, named):
     """Who annotates has no loader: texts are tokenised on more computers."""
     waiting = {**WELL, "task": task, "shares": {"data": 0.6, "forward": 0.4}}
 
-    assert named in not_met(judge(Evidence(**waiting)), STAGE["throughput"], 30)[1]
+    assert named in not_met(judge(Evidence(**waiting)), STAGE["throughput"], 30).remedy
 
 
 def test_memory_that_grows_stops_the_stage_of_memory():
@@ -110,15 +110,15 @@ def test_a_device_that_gains_little_stops_the_last_stage():
     slow = {**WELL, "speed_up_low": 1.0, "speed_up": 1.01, "speed_up_high": 1.02}
 
     assert stopped_at(**slow) == "split"
-    assert "nb.use('cpu')" in not_met(judge(Evidence(**slow)), STAGE["split"], 30)[1]
+    assert "nb.use('cpu')" in not_met(judge(Evidence(**slow)), STAGE["split"], 30).remedy
 
 
 def test_a_sweep_that_found_nothing_asks_for_more_seconds():
     """Where the sweep had too little time, its stage stops, and names the seconds to call with."""
-    what, remedy = not_met(judge(Evidence(**{**WELL, "knee": None, "knee_gain": None})), STAGE["throughput"], 30)
+    obstacle = not_met(judge(Evidence(**{**WELL, "knee": None, "knee_gain": None})), STAGE["throughput"], 30)
 
-    assert "best batch" in what
-    assert "seconds=60" in remedy
+    assert "best batch" in obstacle.what
+    assert "seconds=60" in obstacle.remedy
 
 
 def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):

@@ -7,16 +7,16 @@ import getpass
 import math
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...._render.display import Report
 from ...._utils.text import visible
-from ...verdict.evidence import Evidence
 from ..logbook.privacy import home_folder, without_secrets
-from ..logbook.sections import Count, Day, ReportFigures, Software
+from ..logbook.sections import Day, ReportFigures
+from ..runner import Subject
 
 SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
 
@@ -24,10 +24,13 @@ SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
 # What became of a step, beside display.FAILED.
-DONE, DIED, HUNG = "done", "died", "hung"
+DONE = "done"
+DIED = "died"
+HUNG = "hung"
 
 MASK = "***"
-LAST_LINES, LONGEST_LINE = 30, 300
+LAST_LINES = 30
+LONGEST_LINE = 300
 
 # What stands before a package in the path of a file: a folder of the person's own.
 PREFIX = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|python3\.\d+)[/\\])")
@@ -70,44 +73,6 @@ class Outcome:
     evidence: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What a report is of; a report of another subject is never continued.
-
-    Attributes:
-        simulated: Whether the MPS device is a simulated one, whose figures are none of a real one.
-        defects: The silent errors that the simulated device was given.
-        request: The device that was asked for; null where the computer decides.
-        quick: Whether fewer and shorter measurements were asked for.
-        training: Whether training steps are measured instead of annotation.
-        chip: The processor.
-        memory_bytes: The memory of the computer.
-        software: What runs.
-    """
-
-    simulated: bool
-    defects: tuple[str, ...]
-    request: str | None
-    quick: bool
-    training: bool
-    chip: str
-    memory_bytes: Count
-    software: Software
-
-    @property
-    def kind(self) -> tuple[str, ...]:
-        """Chip, release of torch and major version of the system: what reports that are compared share."""
-        release, _, _ = (self.software.torch or "").partition("+")
-        return self.chip, release, self.software.system.partition(".")[0]
-
-    def differences(self, other: Subject) -> Iterator[str]:
-        """Yield in words what another subject has another value of."""
-        mine, theirs = ({**vars(one), **vars(one.software)} for one in (self, other))
-        for name, value in mine.items():
-            if name not in {"software", "packages"} and value != theirs[name]:
-                yield f"{name.replace('_', ' ')} was {theirs[name]} and is {value}"
-
-
 @dataclass(frozen=True, repr=False)
 class Record:
     """What is measured on a computer. No text of a note, no name of a person or a computer, and no home is in it.
@@ -138,16 +103,10 @@ class Record:
 
     def of(self, step: str) -> Outcome | None:
         """Return what became of a step, ``None`` if it has not run."""
-        return next((one for one in self.steps if one.step == step), None)
+        return next((outcome for outcome in self.steps if outcome.step == step), None)
 
 
-def evidence_from(known: Mapping[str, Any], **more: Any) -> Evidence:
-    """Return figures for a verdict from what JSON has made of them."""
-    figures: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in known.items()}
-    return Evidence(**figures, **more)
-
-
-def people() -> tuple[str, ...]:
+def _people() -> tuple[str, ...]:
     """Return the names that must not stand in a report: of this person, of their home and of this computer."""
     host = platform.node()
     names = [home_folder().name, host, host.partition(".")[0]]
@@ -165,20 +124,21 @@ def private(value: Any, home: str | None = None, names: tuple[str, ...] | None =
         >>> private("File /home/tom/a.py, a janeway", "/home/jane", ("jane",))
         'File /home/***/a.py, a janeway'
     """
-    home, names = home or str(home_folder()), people() if names is None else names
+    home = home or str(home_folder())
+    names = _people() if names is None else names
     named = "|".join(map(re.escape, names)) or r"(?!)"
     person = re.compile(rf"(?<![^\W_])(?:{named})(?![^\W_])")
     start = re.compile(rf"{re.escape(home)}(?![\w.-])" if len(home) > 1 else r"(?!)")
 
-    def cleaned(one: Any) -> Any:
-        if isinstance(one, str):
-            text = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", start.sub("~", one))
+    def cleaned(part: Any) -> Any:
+        if isinstance(part, str):
+            text = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", start.sub("~", part))
             return person.sub(MASK, text)
-        if isinstance(one, Mapping):
-            return {name: cleaned(inner) for name, inner in one.items()}
-        if isinstance(one, (list, tuple)):
-            return [cleaned(inner) for inner in one]
-        return None if isinstance(one, float) and not math.isfinite(one) else one
+        if isinstance(part, Mapping):
+            return {name: cleaned(inner) for name, inner in part.items()}
+        if isinstance(part, (list, tuple)):
+            return [cleaned(inner) for inner in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
 
     return cleaned(value)
 

@@ -13,34 +13,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...._events.activity import Activity
-from ...._render.display import FAILED, WARNING, Report, Shown, Table, counted, in_bytes, plain
-from ...._utils.clock import now
-from ...._utils.plain import read_as, save_in, to_json, utc
+from ...._render.display import FAILED, WARNING, Report, Table, counted, in_bytes, plain
+from ...._utils.plain import read_as, to_json, utc
 from ...._utils.validation import check_flag, given_path
-from ....devices.machine import SIMULATION_ON, processor_name
-from ....errors import ConfigurationError, Interrupted
+from ....devices.machine import SIMULATION_ON
 from ....session import SESSION
-from ....training.curve import installed_bytes
 from ...bench.workloads import ANNOTATION
 from ...verdict.evidence import TRAINING
 from ...verdict.verdict import Verdict, judge
-from ..logbook.gathering import software, version_of
+from ..runner import ANEW, Staged, Subject, evidence_from, resume, run_stages, subject_here
 from .page import issue_of, page_of
-from .record import DONE, SCHEMA, Outcome, Record, Subject, evidence_from
+from .record import DONE, SCHEMA, Outcome, Record
 from .running import run_step
 from .steps import STEPS, Step
 
 FOLDER = "openmed_report"
-JSON, PAGE, ISSUE = "report.json", "report.html", "issue.md"
+JSON = "report.json"
 
 # What is said where a report was asked for.
 LOOK_FIRST = "Look at report.html in {folder} before you send anything: nothing was sent."
 
 # Reports of other people's computers, as they sent them; CONTRIBUTING.md says how.
 SHIPPED = Path(__file__).parents[1] / "reports"
-
-SECONDS_OF_A_MINUTE = 60
 
 # The step that says where the others measure.
 DEVICE = "device"
@@ -50,21 +44,30 @@ ALIKE = 1.5
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceReport(Record, Shown):
+class DeviceReport(Record, Staged):
     """What all steps of a report found on a computer; its fields are those of :class:`.record.Record`.
 
     ``nb.report()`` has written it into a folder, as a page, a JSON and a text for an issue.
     """
 
+    WHAT = "The report"
+    DOING = "Reporting"
+    NAME = "this computer"
+    STAGE = "step"
+    AGAIN = "run the same report again"
+    FILE = JSON
+    CONTENT = "a report of nb.report()"
+    REMEDY = f"Pass the {JSON} that nb.report() has written."
+
     @property
-    def simulated(self) -> bool:
-        """Whether the MPS device is a simulated one."""
-        return self.subject.simulated
+    def finished(self) -> tuple[str, ...]:
+        """The names of the steps that have an answer."""
+        return tuple(outcome.step for outcome in self.steps if outcome.outcome == DONE)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The names of the steps that have no answer."""
-        return tuple(name for name in self.planned if (one := self.of(name)) is None or one.outcome != DONE)
+        return tuple(name for name in self.planned if name not in self.finished)
 
     @property
     def exit_code(self) -> int:
@@ -73,12 +76,15 @@ class DeviceReport(Record, Shown):
 
     def report(self) -> Report:
         """Return the verdict and a line for each step; the figures stand on the page."""
-        rows = tuple((one.step, one.outcome, one.status or "", one.what, one.remedy) for one in self.steps)
-        steps = Table("Steps", ("step", "outcome", "found", "what", "what to do"), rows)
+        rows = tuple((step.step, step.outcome, step.status or "", step.what, step.remedy) for step in self.steps)
         like, compared = compared_with(self, shipped_like(self.subject))
-        sentences = (self.verdict, *self.notes, *self.cautions, *self.not_measured, *filter(None, (like,)))
-        figures = (Table("Of what", ("what", "value"), tuple(facts_of(self))), compared)
-        return Report(f"Report on {self.device or 'no device yet'}", sentences, (steps,), figures=figures)
+        sentences = (self.verdict, *self.notes, *self.cautions, *self.not_measured, like)
+        return Report(
+            f"Report on {self.device or 'no device yet'}",
+            tuple(filter(None, sentences)),
+            (Table("Steps", ("step", "outcome", "found", "what", "what to do"), rows),),
+            figures=(Table("Of what", ("what", "value"), tuple(_facts_of(self))), compared),
+        )
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> DeviceReport:
@@ -95,51 +101,61 @@ class DeviceReport(Record, Shown):
             Pass the report.json that nb.report() has written.
         """
         path = given_path(file, "the file of a report")
-        remedy = f"Pass the {JSON} that nb.report() has written."
-        found: DeviceReport = read_as(cls, path, "a report of nb.report()", remedy)
-        return found
+        stored: DeviceReport = read_as(cls, path, cls.CONTENT, cls.REMEDY)
+        return stored
 
     @property
     def known(self) -> dict[str, Any]:
         """The figures for a verdict that its steps found."""
-        found = {name: value for one in self.steps for name, value in (one.evidence or {}).items()}
+        values = {name: value for step in self.steps for name, value in (step.evidence or {}).items()}
         task = TRAINING if self.subject.training else ANNOTATION
-        return {**found, "device": self.device or "cpu", "task": task}
+        return {**values, "device": self.device or "cpu", "task": task}
 
     def with_outcome(self, outcome: Outcome) -> DeviceReport:
         """Return the report with what became of a step, and what it all comes to then; another device begins anew."""
-        others, device, notes = [one for one in self.steps if one.step != outcome.step], self.device, self.notes
+        others = [step for step in self.steps if step.step != outcome.step]
+        device = self.device
+        notes = self.notes
         if outcome.step == DEVICE:
             device = outcome.data["device"] if outcome.outcome == DONE else "cpu"
             if device != self.device and others:
-                others, notes = [], (f"{ANEW}the device was {self.device} and is {device}.",)
-        steps = tuple(sorted((*others, outcome), key=lambda one: self.planned.index(one.step)))
-        found = replace(self, written=utc(), device=device, steps=steps)
-        judged = judge(evidence_from(found.known, simulated=self.simulated))
-        verdict = " ".join(verdict_of(found, judged))
-        return replace(found, verdict=verdict, not_measured=judged.not_known, cautions=judged.cautions, notes=notes)
+                others = []
+                notes = (f"{ANEW}the device was {self.device} and is {device}.",)
+        steps = sorted((*others, outcome), key=lambda step: self.planned.index(step.step))
+        report = replace(self, written=utc(), device=device, steps=tuple(steps), notes=notes)
+        judged = judge(evidence_from(report.known, simulated=self.simulated))
+        return replace(
+            report, verdict=_verdict_of(report, judged), not_measured=judged.not_known, cautions=judged.cautions
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a former report must have in common with this one to be continued."""
+        return {**plain(self.subject), "planned": self.planned}
+
+    def files(self) -> dict[str, str]:
+        """Return the JSON, the page and the text for an issue."""
+        shown = self.marked()
+        return {JSON: to_json(self), "report.html": page_of(self, shown), "issue.md": issue_of(self, shown)}
 
 
-ANEW = "Started anew: "
-
-
-def verdict_of(record: DeviceReport, judged: Verdict) -> tuple[str, str]:
+def _verdict_of(record: DeviceReport, judged: Verdict) -> str:
     """Return what a report comes to in two sentences: what to do and why, and how much of it has an answer."""
     tried = record.of(DEVICE)
     if tried is not None and tried.outcome != DONE:
         first = f"The device cannot be used ({tried.what.rstrip('.')}), and the rest was measured on the CPU."
     else:
         first = f"On {record.device or 'a device that is not known'}: {judged.recommendation}, because {judged.reason.when[0].rstrip('.')}."
-    done = len(record.planned) - len(record.missing)
-    second = f"{done} of {counted(len(record.planned), 'step')} ran"
-    second += f": not {', '.join(record.missing)}." if record.missing else "."
-    bad = [one.step for one in record.steps if one.outcome == DONE and one.status in {WARNING, FAILED}]
-    return first, f"{second} To be looked at: {', '.join(bad)}." if bad else second
+    missing = f": not {', '.join(record.missing)}" if record.missing else ""
+    second = f"{len(record.finished)} of {counted(len(record.planned), 'step')} ran{missing}."
+    bad = [step.step for step in record.steps if step.outcome == DONE and step.status in {WARNING, FAILED}]
+    return f"{first} {second}" + (f" To be looked at: {', '.join(bad)}." if bad else "")
 
 
-def facts_of(record: Record) -> Iterator[tuple[str, str]]:
+def _facts_of(record: Record) -> Iterator[tuple[str, str]]:
     """Yield what a report is of, as people read it."""
-    subject, versions = record.subject, record.subject.software
+    subject = record.subject
+    versions = subject.software
     yield "processor", subject.chip
     signals = record.of("signals")
     tables = signals.report.tables if signals and signals.report else ()
@@ -151,7 +167,7 @@ def facts_of(record: Record) -> Iterator[tuple[str, str]]:
     yield "Python", versions.python
     yield "openmed_nb", versions.openmed_nb
     yield "measured", f"{'training' if subject.training else 'annotation'}{', quick' if subject.quick else ''}"
-    yield "took", f"{sum(one.seconds for one in record.steps):.0f} s"
+    yield "took", f"{sum(step.seconds for step in record.steps):.0f} s"
     yield "written", record.written
 
 
@@ -159,12 +175,13 @@ def shipped_like(subject: Subject, folder: Path = SHIPPED) -> DeviceReport | Non
     """Return a shipped report of a chip, torch and system as here, of the same work; ``None`` if there is none."""
     reports = map(DeviceReport.read, sorted(folder.glob("*.json")))
     wanted = (subject.kind, subject.training)
-    return next((one for one in reports if (one.subject.kind, one.subject.training) == wanted), None)
+    return next((report for report in reports if (report.subject.kind, report.subject.training) == wanted), None)
 
 
 def compared_with(record: DeviceReport, other: DeviceReport | None) -> tuple[str, Table]:
     """Return how the speeds of a report are to those of another one, in a sentence and as a table."""
-    ours, theirs = speeds_of(record), {} if other is None else speeds_of(other)
+    ours = _speeds_of(record)
+    theirs = {} if other is None else _speeds_of(other)
     both = {name: (value, theirs[name]) for name, value in ours.items() if value > 0 and theirs.get(name, 0) > 0}
     rows = tuple((name, f"{here:.4g}", f"{there:.4g}", f"{here / there:.2f}") for name, (here, there) in both.items())
     table = Table("Compared with a shipped report", ("figure", "here", "there", "times"), rows)
@@ -177,13 +194,13 @@ def compared_with(record: DeviceReport, other: DeviceReport | None) -> tuple[str
     return f"As in the shipped report of such a computer: {alike} of {counted(len(both), 'figure')}.", table
 
 
-def speeds_of(record: Record) -> dict[str, float]:
+def _speeds_of(record: Record) -> dict[str, float]:
     """Return the figures of a report that are times or rates, by report, device and name."""
     return {
-        f"{one.report}, {one.device}: {name.replace('_', ' ')}": value
+        f"{figures.report}, {figures.device}: {name.replace('_', ' ')}": value
         for step in record.steps
-        for one in step.figures
-        for name, value in one.values.items()
+        for figures in step.figures
+        for name, value in figures.values.items()
         if name.endswith(("seconds", "per_second"))
     }
 
@@ -233,30 +250,26 @@ def report(
 
 def reported(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = STEPS) -> DeviceReport:
     """Return the report of some steps, run in order, in a folder; see :func:`report`."""
-    simulated: Any = SIMULATION_ON[0].to_dict() if SIMULATION_ON else {}  # type: ignore[attr-defined]
-    found = continued(folder, subject_here(simulated, quick, training), tuple(one.name for one in steps))
-    if failure := write(found, folder):  # A folder that cannot be written shows before anything is measured.
-        raise failure
-    begin, spent = now(), 0.0
-    for number, step in enumerate(steps):
-        if step.name not in found.missing:
-            continue
-        to_do = sum(one.usual(quick) for one in steps[number:] if one.name in found.missing)
-        pace = (now() - begin) / spent if spent else 1.0
-        SESSION.tell(Activity("Reporting", f"{step.name}, {time_left(pace * to_do)}", number, len(steps)))
-        try:
-            outcome = run_step(step, task_for(found, simulated), SESSION.computer.shell)
-        except KeyboardInterrupt:
-            done = len(steps) - len(found.missing)
-            raise Interrupted(done, found, str(folder), "step", "run the same report again") from None
-        spent += step.usual(quick)
-        found = found.with_outcome(outcome)
-        failure = write(found, folder)
-    if spent:
-        SESSION.tell(Activity("Reporting", "this computer", len(steps), len(steps), "step"))
-    if failure:  # A step may have filled the disk, and the next one may have found room again.
-        raise failure
-    return found
+    simulated: dict[str, Any] = SIMULATION_ON[0].to_dict() if SIMULATION_ON else {}  # type: ignore[attr-defined]
+    subject = subject_here(training, quick, bool(simulated), simulated.get("defects", ()))
+    planned = tuple(step.name for step in steps)
+
+    def measure(step: Step, found: DeviceReport) -> tuple[DeviceReport, dict[str, str]]:
+        outcome = run_step(step, _task_for(found, simulated), SESSION.computer.shell)
+        return found.with_outcome(outcome), {}
+
+    def progress(step: Step, found: DeviceReport) -> str:
+        """Return the name of a step, and about how long all that are left will take at the pace of those that have run."""
+        usual = {step.name: step.usual(quick) for step in steps}
+        pace = (
+            sum(ran.seconds for ran in found.steps) / sum(usual[ran.step] for ran in found.steps)
+            if found.steps
+            else 1.0
+        )
+        return f"{step.name}, {time_left(pace * sum(usual[name] for name in found.missing))}"
+
+    found, note = resume(DeviceReport(SCHEMA, utc(), subject, None, planned), folder)
+    return run_stages(replace(found, notes=(note,) if note else ()), steps, measure, folder, progress)
 
 
 def time_left(seconds: float) -> str:
@@ -267,47 +280,10 @@ def time_left(seconds: float) -> str:
         ('about 10 s left', 'about 50 s left', 'about 4 min left')
     """
     tens = 10 * math.ceil(seconds / 10)
-    return (
-        f"about {tens} s left"
-        if tens < SECONDS_OF_A_MINUTE
-        else f"about {math.ceil(seconds / SECONDS_OF_A_MINUTE)} min left"
-    )
+    return f"about {tens} s left" if tens < 60 else f"about {math.ceil(seconds / 60)} min left"  # noqa: PLR2004 - a minute
 
 
-def subject_here(simulated: Mapping[str, Any], quick: bool, training: bool) -> Subject:
-    """Return what a report that begins now is of; torch is not loaded for that."""
-    computer, override = SESSION.computer, SESSION.override
-    machine = computer.machine
-    return Subject(
-        bool(simulated),
-        tuple(simulated.get("defects", ())),
-        override.value if override else None,
-        quick,
-        training,
-        machine.chip or processor_name(),
-        machine.memory_bytes or installed_bytes(),
-        replace(software(computer), torch=version_of("torch")),
-    )
-
-
-def continued(folder: Path, subject: Subject, planned: tuple[str, ...]) -> DeviceReport:
-    """Return the report that a folder holds, if it is of the same subject and steps; else one without a step that ran.
-
-    Raises:
-        ConfigurationError: For a file of that name which is something else.
-    """
-    begun = DeviceReport(SCHEMA, utc(), subject, None, planned)
-    if not (folder / JSON).exists():
-        return begun
-    former = DeviceReport.read(folder / JSON)
-    others = [*subject.differences(former.subject), *(["its steps are others"] if former.planned != planned else [])]
-    if others:
-        return replace(begun, notes=(f"{ANEW}{'; '.join(others)}.",))
-    kept = len(planned) - len(former.missing)
-    return replace(former, notes=(f"Kept from an earlier run: {counted(kept, 'step')}.",) if kept else ())
-
-
-def task_for(found: DeviceReport, simulated: Mapping[str, Any]) -> dict[str, Any]:
+def _task_for(found: DeviceReport, simulated: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the process of a step needs to know; steps that need no device do not ask for it."""
     subject = found.subject
     return {
@@ -317,17 +293,6 @@ def task_for(found: DeviceReport, simulated: Mapping[str, Any]) -> dict[str, Any
         "request": found.device or subject.request,
         "simulated": {"memory": simulated["installed"], "defects": simulated["defects"]} if simulated else {},
         "device": found.device or "cpu",
-        "figures": plain([figure for one in found.steps for figure in one.figures]),
+        "figures": plain([figures for step in found.steps for figures in step.figures]),
         "evidence": plain(found.known),
     }
-
-
-def write(found: DeviceReport, folder: Path) -> ConfigurationError | None:
-    """Write the three forms of a report, each whole, and return why that is not possible, ``None`` if it is."""
-    shown = found.marked()
-    try:
-        texts = {JSON: to_json(found), PAGE: page_of(found, shown), ISSUE: issue_of(found, shown)}
-        save_in(folder, texts, "The report")
-    except ConfigurationError as error:
-        return error
-    return None

@@ -30,7 +30,8 @@ from ....distributed.tethered import end_with_input
 from ....errors import OpenMedError
 from ....session import SESSION
 from ..logbook.sections import ReportFigures
-from .record import DIED, DONE, HUNG, Outcome, evidence_from, last_lines, private
+from ..runner import evidence_from, read_reports
+from .record import DIED, DONE, HUNG, Outcome, last_lines, private
 from .steps import Answer, Asked, Step
 
 # The file with the answer of a step, in the folder that its process has for itself.
@@ -185,31 +186,24 @@ def answered(task: dict[str, Any]) -> dict[str, Any]:
     figures = tuple(from_plain(ReportFigures, one) for one in task["figures"])
     asked = Asked(task["quick"], task["training"], task["device"], figures)
     answer: Answer = resolve_name(task["run"])(asked)
-    found: dict[str, Any] = plain(told(answer, task))
+    found: dict[str, Any] = plain(_told(answer, task))
     SESSION.end_simulation()
     return found
 
 
-def told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
+def _told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
     """Return what an answer says as a report, for a logbook and for a verdict."""
-    from ...verdict.figures import figures_of
-    from ...verdict.verdict import evidence_of
-
-    shown, evidence = answer.shown.marked(), {}
-    if answer.judged:
-        known = evidence_from(task["evidence"])
-        found = evidence_of(known, *answer.judged, task=known.task).measured
-        evidence = {name: value for name, value in found.items() if name not in known.measured}
+    read = read_reports(answer.judged, evidence_from(task["evidence"]))
     findings: Any = getattr(answer.shown, "findings", ())
     findings = findings() if callable(findings) else findings
-    failed = ", ".join(one.name for one in findings if one.status == FAILED)
+    failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
     plainly = answer.shown.report()  # The whole report says once whether it is simulated.
     says = answer.says or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
     return {
-        "what": " ".join(filter(None, (says, f"Failed: {failed}." if failed else ""))),
+        "what": f"{says} Failed: {failed}." if failed else says,
         "status": worst(findings) if findings else answer.status,
-        "report": shown,
+        "report": answer.shown.marked(),
         "data": answer.shown,
-        "figures": answer.figures or tuple(map(figures_of, answer.judged)),
-        "evidence": evidence,
+        "figures": answer.figures or read.figures,
+        "evidence": read.added,
     }
