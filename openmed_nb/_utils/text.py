@@ -84,8 +84,11 @@ def describe_value(value: Any) -> str:
     """
     kind = type(value)
     if value is None or kind in {bool, int, float, complex, type(...), range}:
-        described = repr(value)
-        if len(described) > MAX_SHOWN_CHARACTERS:
+        too_long = (
+            isinstance(value, int) and value.bit_length() > MAX_COMPOUND_CHARACTERS
+        )  # Python may refuse to write it.
+        described = "" if too_long else repr(value)
+        if too_long or len(described) > MAX_SHOWN_CHARACTERS:
             described = "a number of many digits"
     elif isinstance(value, (str, PurePath)):
         text = str.__str__(value) if isinstance(value, str) else str(value)

@@ -339,9 +339,9 @@ class _Reading:
     max_number: int = 100
     words: Mapping[str, str] | None = None
 
-    def value_in(self, outputs: Mapping[str, str | None]) -> int | str | None:
+    def value_in(self, outputs: Mapping[str, str | None]) -> Any:
         text = _group_in(self.pattern, outputs[self.command])
-        return _whole_number(text, self.max_number) if self.words is None else self.words.get(text or "")
+        return _number(text, self.max_number) if self.words is None else self.words.get(text or "")
 
 
 # Of two readings of one field, the later one that is known counts.
@@ -370,17 +370,12 @@ def _group_in(pattern: str, text: str | None) -> str | None:
     return match[1] if match else None
 
 
-def _number(text: str | None, max_number: float) -> float | None:
+def _number(text: str | None, max_number: int) -> Any:
     """Return the number that a text is, ``None`` for anything else, and for one that is too large."""
-    if not re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text or "", re.ASCII):
+    if text is None or not re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text, re.ASCII):
         return None
-    number = float(text or "")
+    number = float(text) if "." in text else int(text)
     return number if number <= max_number else None
-
-
-def _whole_number(text: str | None, max_number: int) -> int | None:
-    number = _number(text, max_number)
-    return int(number) if number is not None and number.is_integer() else None
 
 
 def _read_mac(run: Run) -> dict[str, Any]:
@@ -416,9 +411,9 @@ def _apple_gpu(output: str | None) -> Gpu:
     )
     return Gpu(
         name=_group_in(r'"model"\s*=\s*"([^"\n]+)"', entry),
-        cores=_whole_number(_group_in(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
-        utilisation=_whole_number(busy, 100),
-        memory_used=_whole_number(_group_in(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
+        cores=_number(_group_in(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
+        utilisation=_number(busy, 100),
+        memory_used=_number(_group_in(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
     )
 
 
@@ -464,14 +459,14 @@ def _nvidia_gpus(output: str | None) -> list[Gpu]:
         if len(cells) != len(NVIDIA_FIELDS):
             continue
         uuid, name, busy, used, total, temperature, power, *slowed = cells
-        used_mebibytes = _whole_number(used, MAX_MEBIBYTES)
-        total_mebibytes = _whole_number(total, MAX_MEBIBYTES)
+        used_mebibytes = _number(used, MAX_MEBIBYTES)
+        total_mebibytes = _number(total, MAX_MEBIBYTES)
         gpu = Gpu(
             name=None if name.startswith("[") else name or None,
-            utilisation=_whole_number(busy, 100),
+            utilisation=_number(busy, 100),
             memory_used=None if used_mebibytes is None else used_mebibytes << 20,
             memory_total=total_mebibytes << 20 if total_mebibytes else None,
-            temperature=_whole_number(temperature, MAX_CELSIUS),
+            temperature=_number(temperature, MAX_CELSIUS),
             power=_number(power, MAX_WATTS),
             slowed_by_heat="Active" in slowed if {"Active", "Not Active"}.intersection(slowed) else None,
             uuid=None if uuid.startswith("[") else uuid or None,
@@ -548,7 +543,8 @@ class _CpuReader:
         self._before = _cpu_times()
 
     def __call__(self) -> float | None:
-        before, self._before = self._before, _cpu_times()
+        before = self._before
+        self._before = _cpu_times()
         return busy_share(before, self._before)
 
 

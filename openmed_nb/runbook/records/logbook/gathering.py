@@ -20,7 +20,7 @@ from ...._events.activity import Activity
 from ...._utils.clock import now
 from ...._utils.plain import LARGEST, from_plain, utc
 from ...._utils.text import describe_value, short_type_name
-from ...._utils.validation import check_flag, given_path
+from ...._utils.validation import check_flag, given_path, whole_or_none
 from ....devices.backend import gpu_uuid
 from ....devices.computer import Computer
 from ....devices.environment import NOT_READ, SET_BY
@@ -134,29 +134,27 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         device = SESSION.device().device
         known_model, model_files = _model_and_folder(model, device)
         # What a person says is checked before anything is asked of the computer.
-        for name, number in {"batch_size": batch_size, "length": length}.items():
-            if number is not None and (type(number) is not int or not 1 <= number < LARGEST):
-                raise ConfigurationError(f"{name} is not a number of rows or tokens.", "Pass a whole number from 1.")
+        batch_size = whole_or_none("batch_size", batch_size, most=LARGEST - 1)
+        length = whole_or_none("length", length, most=LARGEST - 1)
         reported = reported_device(map(figures_of, reports))
         texts = None if dataset is None else privacy.dataset_of(dataset)
         run = sections.Run(batch_size=batch_size, length=length, **_strategy_fields(strategies))
-        said: dict[str, Any] = {
-            "hypotheses": privacy.hypotheses_of(hypotheses, dataset),
-            "loader": loader_of(loader),
-        }
+        run_loader = loader_of(loader)
         named_seeds = seeds_of(seeds)
+        ruled_out = privacy.hypotheses_of(hypotheses, dataset)
         code = given_path(folder or ".", "folder")
         if reported is not None and reported != canonical(device):
             device = computer.confirm(DeviceRequest.parse(reported, "report")).device
-        if artifact_store is not None:
-            said["network"] = measure_round_trip(artifact_store)
+        network = None if artifact_store is None else measure_round_trip(artifact_store)
         book = gather(computer, device, known_model, model_files, texts, code, applications)
         book = replace(
             book,
             run=run,
+            loader=run_loader,
             randomness=replace(book.randomness, seeds=named_seeds),
             conditions=replace(book.conditions, moment="after" if reports else "before"),
-            **said,
+            network=network,
+            hypotheses=ruled_out,
         )
         return book.with_reports(*reports)
 

@@ -315,7 +315,7 @@ def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
         weights_in_memory(module),
         _fingerprint(settings),
         None if backend is None else _fingerprint(str(sorted(backend.get_vocab().items()))),
-        next((dtype_name(one.dtype) for one in module.parameters()), None),
+        next((dtype_name(parameter.dtype) for parameter in module.parameters()), None),
     )
 
 

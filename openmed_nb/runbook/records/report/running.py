@@ -57,41 +57,42 @@ TO_DO = {
     "SIGKILL": f"The system ends what takes too much memory. {MEMORY_FULL}",
 }
 
-# What a step has that has no whole answer.
-NOTHING: dict[str, Any] = {
-    "status": None,
-    "report": None,
-    "data": None,
-    "figures": [],
-    "evidence": None,
-}
-
 
 def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> Outcome:
     """Run a step in a process of its own, and return what became of it; an interrupt ends that process too."""
     begin = now()
     with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as name:
-        output, answer = Path(name, "output"), Path(name, ANSWER)
+        output = Path(name, "output")
+        answer = Path(name, ANSWER)
         run = f"{step.run.__module__}:{step.run.__qualname__}"
         with output.open("wb") as printed:
-            process = started(printed, environ)
+            process = _start(printed, environ)
             try:
-                code = ended_with(process, {**task, "run": run, "limit": step.limit, "aside": name})
+                code = _exit_code(process, {**task, "run": run, "limit": step.limit, "aside": name})
             finally:
-                end(process)
+                _end(process)
         found: dict[str, Any] = json.loads(answer.read_text("utf-8")) if answer.exists() else {}
         lines = last_lines(output)
         full = shutil.disk_usage(name).free < LEAST_ROOM
-    about = {"step": step.name, "written": utc(), "seconds": round(now() - begin, 1)}
-    whole = {**(found if "report" in found else NOTHING), **about, "outcome": DONE, "remedy": "", "output": []}
+    whole = {
+        **dict.fromkeys(("status", "report", "data", "evidence")),  # What a step without a whole answer has not.
+        "figures": [],
+        **(found if "report" in found else {}),
+        "step": step.name,
+        "written": utc(),
+        "seconds": round(now() - begin, 1),
+        "outcome": DONE,
+        "remedy": "",
+        "output": [],
+    }
     if code != 0 or "report" not in found:
         outcome, what, remedy = ending(code, step.limit, found, lines, full)
         whole |= {"outcome": outcome, "what": what, "remedy": remedy, "output": list(lines)}
-    told: Outcome = from_plain(Outcome, whole)
-    return told
+    became: Outcome = from_plain(Outcome, whole)
+    return became
 
 
-def started(printed: Any, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(printed: Any, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the process of a step, apart from the terminal's Ctrl-C, with what this process can import."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
     return subprocess.Popen(  # noqa: S603 - the command is ours
@@ -104,7 +105,7 @@ def started(printed: Any, environ: Mapping[str, str]) -> subprocess.Popen[bytes]
     )
 
 
-def ended_with(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int | None:
+def _exit_code(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int | None:
     """Hand a process its task, and return its exit status; ``None`` if it did not end in time."""
     with contextlib.suppress(BrokenPipeError):  # It may be gone already, and its status says so.
         if process.stdin:
@@ -116,7 +117,7 @@ def ended_with(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int
         return None
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process with all that it started; one that the system does not let go is left to it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers so for what has just ended.
         if hasattr(os, "killpg"):
@@ -157,17 +158,17 @@ def main() -> None:
     threading.Thread(target=end_with_input, daemon=True).start()
     faulthandler.dump_traceback_later(SAYS_WHERE * task["limit"], repeat=True)
     try:
-        answer = answered(task)
+        answer = _answer_of(task)
     except OpenMedError as error:
         answer = {"what": f"{short_type_name(error)}: {error.what}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
-        if (full := what_is_full(error)) is None:
+        if (full := _what_is_full(error)) is None:
             raise
         answer = {"what": f"{full[0]}: {cause(error)}.", "remedy": full[1]}
     write_whole(Path(task["aside"], ANSWER), json.dumps(private(answer), allow_nan=False))
 
 
-def what_is_full(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
+def _what_is_full(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
     """Return what has no room left, and what to do; ``None`` for an error of another kind."""
     from ....devices.memory import is_out_of_memory
 
@@ -176,14 +177,14 @@ def what_is_full(error: MemoryError | OSError | RuntimeError) -> tuple[str, str]
     return ("The memory ran out", MEMORY_FULL) if is_out_of_memory(error) else None
 
 
-def answered(task: dict[str, Any]) -> dict[str, Any]:
+def _answer_of(task: dict[str, Any]) -> dict[str, Any]:
     """Return what a step found, as plain values."""
     SESSION.start()
     if task["simulated"]:
         SESSION.simulate(**task["simulated"])
     if task["request"]:
         SESSION.use(task["request"], "nb.report()")
-    figures = tuple(from_plain(ReportFigures, one) for one in task["figures"])
+    figures = tuple(from_plain(ReportFigures, stored) for stored in task["figures"])
     asked = Asked(task["quick"], task["training"], task["device"], figures)
     answer: Answer = resolve_name(task["run"])(asked)
     found: dict[str, Any] = plain(_told(answer, task))

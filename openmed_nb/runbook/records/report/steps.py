@@ -85,9 +85,12 @@ def signals(_asked: Asked) -> Answer:
     from ..signals import signals
 
     found = signals()
-    known = [f"{one.name} {one.evidence}" for one in found.findings() if one.evidence != NOT_KNOWN]
-    unknown = ", ".join(one.name for one in found.findings() if one.evidence == NOT_KNOWN)
-    sentence = "; ".join([*known, *([f"not known: {unknown}"] if unknown else [])])
+    findings = found.findings()
+    parts = [f"{finding.name} {finding.evidence}" for finding in findings if finding.evidence != NOT_KNOWN]
+    unknown = ", ".join(finding.name for finding in findings if finding.evidence == NOT_KNOWN)
+    if unknown:
+        parts.append(f"not known: {unknown}")
+    sentence = "; ".join(parts)
     return Answer(found, says=f"{sentence[:1].upper()}{sentence[1:]}.")
 
 
@@ -130,9 +133,12 @@ class Measured(Shown):
     def report(self) -> Report:
         """Return what was found; the figures stand in the HTML."""
         rows = tuple((name.replace("_", " "), f"{value:.4g}") for name, value in self.values.items())
-        table, figures = findings_table("", self.findings), Table("Figures", ("figure", "value"), rows)
         return Report(
-            f"{self.title} on {self.device}", self.sentences, (table,), figures=(figures,), pictures=self.pictures
+            f"{self.title} on {self.device}",
+            self.sentences,
+            (findings_table("", self.findings),),
+            figures=(Table("Figures", ("figure", "value"), rows),),
+            pictures=self.pictures,
         )
 
     def figures(self, report: str) -> ReportFigures:
@@ -149,7 +155,8 @@ def benched(asked: Asked, training: bool = False) -> AbstractContextManager[Any]
 
 SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
 QUICK_SHAPES = ((1, 32), (8, 32), (1, 128), (8, 128))
-TOGETHER, LENGTH = 32, 128
+TOGETHER = 32
+LENGTH = 128
 
 
 def seconds_of_shape(bench: AnnotationBench, rows: int, length: int) -> tuple[float, float]:
@@ -164,30 +171,32 @@ def shapes(asked: Asked) -> Answer:
     tried = QUICK_SHAPES if asked.quick else SHAPES
     with benched(asked) as bench:
         times = {f"{rows} x {length}": seconds_of_shape(bench, rows, length) for rows, length in tried}
-    first, again = (sum(both) for both in zip(*times.values(), strict=True))
-    pairs = [
-        (f"{shape}, {kind}", one)
-        for shape, both in times.items()
-        for kind, one in zip(("first", "later"), both, strict=True)
-    ]
-    values = {f"{name.replace(', ', '_').replace(' ', '_')}_seconds": one for name, one in pairs}
+    pairs = []
+    for shape, (first, later) in times.items():
+        pairs += [(f"{shape}, first", first), (f"{shape}, later", later)]
+    values = {f"{name.replace(', ', '_').replace(' ', '_')}_seconds": seconds for name, seconds in pairs}
     picture = bars_of("How long a pass takes, by rows x tokens", pairs, milliseconds)
     sentence = f"Rows x tokens: {', '.join(times)}."
     found = Measured("Passes of new shapes", shown_device(asked.device), (sentence,), (), values, pictures=(picture,))
-    says = f"The first passes of {len(times)} shapes took {first:.2f} s together, later ones {again:.2f} s."
+    first = sum(first for first, _ in times.values())
+    later = sum(later for _, later in times.values())
+    says = f"The first passes of {len(times)} shapes took {first:.2f} s together, later ones {later:.2f} s."
     return Answer(found, figures=(found.figures("shapes"),), says=says)
 
 
 def rows(asked: Asked) -> Answer:
     with benched(asked) as bench:
-        pairs = [(f"{rows} x {LENGTH}", seconds_of_shape(bench, rows, LENGTH)[1] / rows) for rows in (1, TOGETHER)]
+        _, alone = seconds_of_shape(bench, 1, LENGTH)
+        _, together = seconds_of_shape(bench, TOGETHER, LENGTH)
         difference = difference_alone(bench, TOGETHER, LENGTH)
-    (_, alone), (_, together) = pairs
-    values = {"seconds_a_row_alone": alone, "seconds_a_row_together": together, "largest_difference": difference}
-    picture = bars_of("How long each row takes, by rows x tokens", pairs, milliseconds)
+    together /= TOGETHER
+    pairs = [(f"1 x {LENGTH}", alone), (f"{TOGETHER} x {LENGTH}", together)]
     found = Measured(
-        *("Rows alone and together", shown_device(asked.device), (), (of_difference(difference),), values),
-        pictures=(picture,),
+        "Rows alone and together",
+        shown_device(asked.device),
+        findings=(of_difference(difference),),
+        values={"seconds_a_row_alone": alone, "seconds_a_row_together": together, "largest_difference": difference},
+        pictures=(bars_of("How long each row takes, by rows x tokens", pairs, milliseconds),),
     )
     row = f"A row takes {milliseconds(alone)} alone and {milliseconds(together)} among {TOGETHER}"
     return Answer(found, figures=(found.figures("rows"),), says=f"{row}; logits differ by at most {difference:.2g}.")
@@ -202,7 +211,7 @@ def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int 
     ids = np.random.default_rng(0).integers(0, int(network.model.config.vocab_size), (rows, length))
     with torch.no_grad():
         together = network.logits(network.arrays(ids, np.ones_like(ids)))[:alone].cpu()
-        each = [network.logits(network.arrays(one[None], np.ones_like(one[None]))).cpu() for one in ids[:alone]]
+        each = [network.logits(network.arrays(row[None], np.ones_like(row[None]))).cpu() for row in ids[:alone]]
     return float((torch.cat(each) - together).abs().max())
 
 
@@ -215,7 +224,8 @@ def of_difference(difference: float) -> Finding:
     """
     from ...checks.precision.report import TOLERANCES
 
-    tolerance, name = TOLERANCES["float32"].logits or 0.0, "rows alone and together"
+    tolerance = TOLERANCES["float32"].logits or 0.0
+    name = "rows alone and together"
     if difference <= tolerance:
         return Finding(name, OK, f"every logit is the same within {tolerance:g}")
     what = f"a logit differs by more than {tolerance:g} (pytorch#170837)"
@@ -237,20 +247,25 @@ def compare(asked: Asked) -> Answer:
     from ...bench.comparison import compare
     from ...bench.sweep import rate
 
-    pairs, watch = (6, 0) if asked.quick else (12, 6)
-    devices = [asked.device]
-    found = compare(MODEL, devices=devices, training=asked.training, pairs=pairs, watch=watch, seconds=60)
-    speeds = [(found.shown(one.device), one.rows_per_second) for one in found.devices]
-    says = [f"{name}: {rate(speed)} rows a second" for name, speed in speeds]
-    says += [f"{found.shown(one.device)} is {one.speed_up} times as fast" for one in found.devices if one.speed_up]
+    found = compare(
+        MODEL,
+        devices=[asked.device],
+        training=asked.training,
+        pairs=6 if asked.quick else 12,
+        watch=0 if asked.quick else 6,
+        seconds=60,
+    )
+    says = [f"{found.shown(device.device)}: {rate(device.rows_per_second)} rows a second" for device in found.devices]
+    faster = [device for device in found.devices if device.speed_up]
+    says += [f"{found.shown(device.device)} is {device.speed_up} times as fast" for device in faster]
     return Answer(found, (found,), says=f"{'; '.join(says)}.")
 
 
 def sweep(asked: Asked) -> Answer:
     from ...bench.sweep import sweep
 
-    largest, seconds = (32, 5.0) if asked.quick else (None, 30.0)
-    found = sweep(MODEL, training=asked.training, device=asked.device, largest=largest, seconds=seconds)
+    limits: dict[str, Any] = {"largest": 32, "seconds": 5.0} if asked.quick else {"seconds": 30.0}
+    found = sweep(MODEL, training=asked.training, device=asked.device, **limits)
     if found.knee is None:
         says = f"No best batch was found. {found.why} Run nb.sweep() with more seconds."
         return Answer(found, (found,), says=says, status=WARNING)
@@ -260,7 +275,8 @@ def sweep(asked: Asked) -> Answer:
 def profile(asked: Asked) -> Answer:
     from ...bench.profiling import profile
 
-    steps, warm_up = (5, 2) if asked.quick else (20, 5)
+    steps = 5 if asked.quick else 20
+    warm_up = 2 if asked.quick else 5
     found = profile(MODEL, steps=steps, warm_up=warm_up, training=asked.training, device=asked.device)
     longest = max(found.shares, key=found.shares.__getitem__)
     says = f"A step takes {milliseconds(found.seconds)}; {longest} takes most of it."
@@ -289,7 +305,7 @@ def fallbacks(asked: Asked) -> Answer:
         with workload.begun() as batches:
             workload.run(next(batches))
     finding = of_fallbacks(predicted.leaving, ledger.operators, ledger.operators_on_mps)
-    said = predicted.verdict, ledger.verdict
+    said = (predicted.verdict, ledger.verdict)
     found = Measured("Fallbacks against the forecast", shown_device(asked.device), said, (finding,))
     says = f"The forecast: {predicted.verdict} What happened: {ledger.verdict}"
     return Answer(found, (predicted, ledger), says=says)
@@ -304,10 +320,11 @@ def of_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> 
         >>> of_fallbacks([], ["aten::mode"], 9).evidence
         'aten::mode left MPS, and the forecast does not say so'
     """
-    name, bases = "forecast", {one.split(".")[0] for one in predicted}
+    name = "forecast"
+    bases = {operator.split(".")[0] for operator in predicted}
     if not on_mps:
         return Finding(name, NOT_APPLICABLE, "nothing was computed on MPS, so nothing could fall back")
-    if unexpected := [one for one in left if one.split(".")[0] not in bases]:
+    if unexpected := [operator for operator in left if operator.split(".")[0] not in bases]:
         what = f"{', '.join(unexpected)} left MPS, and the forecast does not say so"
         return Finding(name, WARNING, what, "Send this report: the forecast's table lacks it.")
     return Finding(name, OK, "everything that left MPS was predicted")
@@ -321,7 +338,7 @@ def logbook(asked: Asked) -> Answer:
     book = logbook(model=MODEL)
     # Where folders are is of this computer alone.
     shared = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}
-    storage = tuple(replace(one, path=MASK) for one in book.storage)
+    storage = tuple(replace(place, path=MASK) for place in book.storage)
     book = replace(
         book, environment=shared, storage=storage, run=run_of(asked.figures, book.run), figures=asked.figures
     )

@@ -54,3 +54,9 @@ def but(section: str, **changes: Any) -> Logbook:
     if not section:
         return replace(WHOLE, **changes)
     return replace(WHOLE, **{section: replace(getattr(WHOLE, section), **changes)})
+
+
+def changed(place: str, value: Any) -> Logbook:
+    """Return the whole logbook with another value at a place, such as ``"hardware.device"``."""
+    section, _, name = place.rpartition(".")
+    return but(section, **{name: value})

@@ -13,44 +13,44 @@ from openmed_nb.runbook.records.logbook.logbook import DECIDING, LISTED
 from openmed_nb.runbook.records.logbook.sections import Run
 
 OTHERS = [
-    ("simulation", "", {"simulated": True}),
-    ("device", "hardware", {"device": "cpu"}),
-    ("name of the device", "hardware", {"name": "Apple M1"}),
-    ("chip", "hardware", {"chip": "Apple M1"}),
-    ("threads", "hardware", {"threads": 1}),
-    ("torch", "software", {"torch": "2.12.0"}),
-    ("transformers", "software", {"transformers": "5.0.0"}),
-    ("model", "model", {"weights": "00" * 16}),
-    ("model", "model", {"tokenizer": "00" * 16}),
-    ("model", "model", {"source": "memory"}),
-    ("type of the weights", "run", {"dtype": "float16"}),
-    ("dataset", "dataset", {"checksum": "00" * 32}),
-    ("task", "run", {"task": "training step"}),
-    ("batch", "run", {"batch_size": 8}),
-    ("length", "run", {"length": 64}),
-    ("shape of a row", "run", {"row_shape": "3x16x16"}),
-    ("workers", "run", {"workers": 4}),
-    ("activation checkpointing", "run", {"checkpointed": None}),
-    ("accumulation", "run", {"accumulation": 8}),
-    ("autocast", "run", {"autocast": "float32"}),
-    ("loader workers", "loader", {"workers": 0}),
-    ("batch of the loader", "loader", {"batch_size": 8}),
-    ("power source", "conditions", {"power_source": "battery"}),
-    ("power mode", "conditions", {"power_mode": "low"}),
-    ("heat", "conditions", {"heat": "limited"}),
-    ("memory pressure", "conditions", {"memory_pressure": "critical"}),
-    ("deterministic algorithms", "randomness", {"deterministic_algorithms": True}),
-    ("precision of products", "randomness", {"matmul_precision": "high"}),
-    ("dataset", "", {"dataset": None}),
-    ("power source", "conditions", {"power_source": None}),
-    ("torch", "software", {"torch": None}),
+    ("simulation", "simulated", True),
+    ("device", "hardware.device", "cpu"),
+    ("name of the device", "hardware.name", "Apple M1"),
+    ("chip", "hardware.chip", "Apple M1"),
+    ("threads", "hardware.threads", 1),
+    ("torch", "software.torch", "2.12.0"),
+    ("transformers", "software.transformers", "5.0.0"),
+    ("model", "model.weights", "00" * 16),
+    ("model", "model.tokenizer", "00" * 16),
+    ("model", "model.source", "memory"),
+    ("type of the weights", "run.dtype", "float16"),
+    ("dataset", "dataset.checksum", "00" * 32),
+    ("task", "run.task", "training step"),
+    ("batch", "run.batch_size", 8),
+    ("length", "run.length", 64),
+    ("shape of a row", "run.row_shape", "3x16x16"),
+    ("workers", "run.workers", 4),
+    ("activation checkpointing", "run.checkpointed", None),
+    ("accumulation", "run.accumulation", 8),
+    ("autocast", "run.autocast", "float32"),
+    ("loader workers", "loader.workers", 0),
+    ("batch of the loader", "loader.batch_size", 8),
+    ("power source", "conditions.power_source", "battery"),
+    ("power mode", "conditions.power_mode", "low"),
+    ("heat", "conditions.heat", "limited"),
+    ("memory pressure", "conditions.memory_pressure", "critical"),
+    ("deterministic algorithms", "randomness.deterministic_algorithms", True),
+    ("precision of products", "randomness.matmul_precision", "high"),
+    ("dataset", "dataset", None),
+    ("power source", "conditions.power_source", None),
+    ("torch", "software.torch", None),
 ]
 
 
-@pytest.mark.parametrize(("name", "section", "changes"), OTHERS)
-def test_other_work_is_not_compared(logbooks, name, section, changes):
+@pytest.mark.parametrize(("name", "place", "value"), OTHERS)
+def test_other_work_is_not_compared(logbooks, name, place, value):
     """Where one of these differs, or only one logbook knows it, no figures stand beside each other, in either order."""
-    other = logbooks.but(section, **changes)
+    other = logbooks.changed(place, value)
 
     for diff in (logbooks.WHOLE.diff(other), other.diff(logbooks.WHOLE)):
         assert name in [reason.name for reason in diff.reasons]
@@ -152,29 +152,29 @@ def test_other_value_is_not_compared(logbooks, other):
 
 
 MERELY_LISTED = [
-    ("openmed_nb", "software", {"openmed_nb": "0.2.0"}),
-    ("Python", "software", {"python": "3.12.0"}),
-    ("system", "software", {"system": "macOS 15.0"}),
-    ("precision certificate", "model", {"certificate": "there is no certificate"}),
-    ("commit", "code", {"commit": "00" * 20}),
-    ("changed since the commit", "code", {"changed": 0}),
-    ("seeds", "randomness", {"seeds": {"torch": 2}}),
-    ("package numpy", "software", {"packages": {"numpy": "2.0.0"}}),
-    ("variable OMP_NUM_THREADS", "", {"environment": {}}),
-    ("MPS variable PYTORCH_ENABLE_MPS_FALLBACK", "", {"mps_variables": ()}),
-    ("memory limit", "hardware", {"memory_limit": 0.8}),
-    ("heat as reported", "conditions", {"heat": "nothing reported"}),
-    ("seeding of workers", "loader", {"worker_seeding": "torch"}),
-    ("batches read ahead", "loader", {"prefetch_factor": 8}),
-    ("workers that live on", "loader", {"persistent_workers": False}),
-    ("start of workers", "loader", {"start_method": "spawn"}),
-    ("speed limit in percent", "conditions", {"speed_limit": 40}),
+    ("openmed_nb", "software.openmed_nb", "0.2.0"),
+    ("Python", "software.python", "3.12.0"),
+    ("system", "software.system", "macOS 15.0"),
+    ("precision certificate", "model.certificate", "there is no certificate"),
+    ("commit", "code.commit", "00" * 20),
+    ("changed since the commit", "code.changed", 0),
+    ("seeds", "randomness.seeds", {"torch": 2}),
+    ("package numpy", "software.packages", {"numpy": "2.0.0"}),
+    ("variable OMP_NUM_THREADS", "environment", {}),
+    ("MPS variable PYTORCH_ENABLE_MPS_FALLBACK", "mps_variables", ()),
+    ("memory limit", "hardware.memory_limit", 0.8),
+    ("heat as reported", "conditions.heat", "nothing reported"),
+    ("seeding of workers", "loader.worker_seeding", "torch"),
+    ("batches read ahead", "loader.prefetch_factor", 8),
+    ("workers that live on", "loader.persistent_workers", False),
+    ("start of workers", "loader.start_method", "spawn"),
+    ("speed limit in percent", "conditions.speed_limit", 40),
 ]
 
 
-@pytest.mark.parametrize(("name", "section", "changes"), MERELY_LISTED)
-def test_listed_difference_refuses_nothing(logbooks, name, section, changes):
-    diff = logbooks.WHOLE.diff(logbooks.but(section, **changes))
+@pytest.mark.parametrize(("name", "place", "value"), MERELY_LISTED)
+def test_listed_difference_refuses_nothing(logbooks, name, place, value):
+    diff = logbooks.WHOLE.diff(logbooks.changed(place, value))
 
     assert diff.comparable
     assert [difference.name for difference in diff.differences] == [name]

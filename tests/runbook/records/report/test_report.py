@@ -54,7 +54,7 @@ def home(tmp_path_factory):
 @pytest.fixture
 def steps(planted, home):  # noqa: ARG001 - the home is that of their processes
     """A function that returns a table of planted steps by their names."""
-    return lambda *names, limit=60.0: [Step(name, name, getattr(planted, name), 1, 1, limit) for name in names]
+    return lambda *names: [Step(name, name, getattr(planted, name), 1, 1, 60.0) for name in names]
 
 
 def still_running(home):
@@ -62,9 +62,8 @@ def still_running(home):
     file = home / "pids"  # A step that is ended soon has none.
     numbers = set(map(int, file.read_text("utf-8").split())) if file.exists() else set()
     ended = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-    return [
-        one.pid for one in psutil.process_iter(["status"]) if one.pid in numbers and one.info["status"] not in ended
-    ]
+    running = [process for process in psutil.process_iter(["status"]) if process.info["status"] not in ended]
+    return [process.pid for process in running if process.pid in numbers]
 
 
 OUTCOMES = {
@@ -87,8 +86,10 @@ OUTCOMES = {
 def found(planted, home, tmp_path_factory):  # noqa: ARG001 - the home is that of their processes
     """The report of steps that end in every way, between two that answer, with its folder."""
     folder = tmp_path_factory.mktemp("report") / "new"
-    names = ["well", *OUTCOMES, "wrong"]
-    table = [Step(name, name, getattr(planted, name), 1, 1, limit=5.0 if name == "hangs" else 60.0) for name in names]
+    table = [
+        Step(name, name, getattr(planted, name), 1, 1, limit=5.0 if name == "hangs" else 60.0)
+        for name in ("well", *OUTCOMES, "wrong")
+    ]
     return reported(folder, True, False, table), folder
 
 
@@ -100,7 +101,7 @@ def test_every_end_of_a_step_is_a_line(found, name):
 
     assert (step.outcome, step.what, step.status) == (outcome, what, None)
     assert step.remedy
-    assert not line or any(line in one for one in step.output), step.output
+    assert not line or any(line in printed for printed in step.output), step.output
 
 
 def test_a_process_that_fails_after_its_answer_is_a_line():
@@ -290,36 +291,27 @@ def test_last_lines(home, tmp_path):  # noqa: ARG001 - whose name is looked for
     )
 
 
-def test_compared_with_a_shipped_report(found, tmp_path):
-    """A report is set beside a shipped one of its chip, torch and system, and of no other, with the figures of both."""
-    report = found[0]
-    other = replace(report, subject=replace(report.subject, chip="Apple M9"))
-    for name, one in (("a", other), ("b", report)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(one.to_dict()), "utf-8")
+def test_shipped_report_of_the_same_kind_is_compared(found, tmp_path):
+    """A report is set beside a shipped one of its chip, torch and system; times and rates within a factor of 1.5 are alike."""
 
-    assert shipped_like(report.subject, tmp_path) == report
-    assert shipped_like(other.subject, tmp_path) == other
-    assert shipped_like(replace(report.subject, chip="Apple M10"), tmp_path) is None
-    assert compared_with(report, shipped_like(report.subject, tmp_path))[0].startswith(
-        "No report"
-    )  # It has no figures.
-
-
-def test_figures_that_are_compared(found):
-    """Times and rates that both reports have stand side by side; within a factor of 1.5 they are alike."""
-
-    def with_figures(**values):
+    def with_figures(chip, **values):
         figures = ReportFigures("sweep", "bundled", "mps", None, False, values)
-        return replace(found[0], steps=(replace(found[0].steps[0], figures=(figures,)),))
+        step = replace(found[0].steps[0], figures=(figures,))
+        return replace(found[0], subject=replace(found[0].subject, chip=chip), steps=(step,))
 
-    ours = with_figures(seconds=2.0, rows_per_second=80.0, points=5, data_seconds=0.0)
-    sentence, table = compared_with(ours, with_figures(seconds=1.0, rows_per_second=100.0, points=9, data_seconds=1.0))
+    ours = with_figures("M9", seconds=2.0, rows_per_second=80.0, points=5, data_seconds=0.0)
+    shipped = with_figures("M9", seconds=1.0, rows_per_second=100.0, points=9, data_seconds=1.0)
+    (tmp_path / "a.json").write_text(json.dumps(found[0].to_dict()), "utf-8")
+    (tmp_path / "b.json").write_text(json.dumps(shipped.to_dict()), "utf-8")
+    sentence, table = compared_with(ours, shipped_like(ours.subject, tmp_path))
 
     assert sentence == "As in the shipped report of such a computer: 1 of 2 figures."
     assert table.rows == (
         ("sweep, mps: seconds", "2", "1", "2.00"),
         ("sweep, mps: rows per second", "80", "100", "0.80"),
     )
+    assert shipped_like(replace(ours.subject, chip="M10"), tmp_path) is None
+    assert compared_with(ours, None)[0].startswith("No report")
 
 
 def test_other_torch_is_another_report(found):
@@ -346,12 +338,12 @@ def test_shipped_reports_can_be_read():
 @pytest.mark.slow
 def test_each_planted_defect_is_named(tmp_path):
     """On a simulated device with every silent error, the doctor's step names them all, and so does the verdict."""
-    with nb.simulated_mps(defects=[one.issue for one in DEFECTS]):
-        report = reported(tmp_path, True, False, [one for one in STEPS if one.name == "doctor"])
+    with nb.simulated_mps(defects=[defect.issue for defect in DEFECTS]):
+        report = reported(tmp_path, True, False, [step for step in STEPS if step.name == "doctor"])
     issue = (tmp_path / "issue.md").read_text("utf-8")
 
     assert report.of("doctor").status == "failed"
-    assert [one.issue for one in DEFECTS if one.issue not in issue] == []
+    assert [defect.issue for defect in DEFECTS if defect.issue not in issue] == []
     assert "SIMULATED" in issue
 
 

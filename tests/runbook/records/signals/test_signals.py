@@ -101,64 +101,68 @@ def test_simulated_mac_is_not_read():
     assert {finding.status for finding in signals.findings()} == {NOT_APPLICABLE}
 
 
+OF_PSUTIL = read_mac()[0].battery
 CALM = recorded("therm_calm")
 PRESSURE = "com.apple.system.thermalpressurelevel"
 DEVICE_BUSY = '"Device Utilization %"=30'
+IOREG = LAPTOP["ioreg"]
 READ = [
-    ({"ioreg": recorded("ioreg_m1")}, {"gpu": Gpu(utilisation=2, memory_used=340983808)}),
-    (
-        {"ioreg": LAPTOP["ioreg"].replace(DEVICE_BUSY, '"Device Utilization %"=130')},
-        {"gpu": replace(M4, utilisation=None)},
-    ),
-    ({"ioreg": LAPTOP["ioreg"].replace(DEVICE_BUSY, '"Device Utilization %"=x')}, {"gpu": replace(M4, utilisation=29)}),
-    ({"ioreg": LAPTOP["ioreg"].replace("AGXAcceleratorG16G", "IntelAccelerator")}, {"gpu": Gpu()}),
-    ({"ioreg": LAPTOP["ioreg"].replace("}", "")}, {"gpu": Gpu("Apple M4", 10)}),
-    ({"ioreg": f'"IOReportLegend" = ({{{DEVICE_BUSY}}})'}, {"gpu": Gpu()}),
-    (
-        {"sysctl": "hw.perflevel0.physicalcpu: 0\nhw.perflevel1.physicalcpu: 9999\n"},
-        {"performance_cores": None, "efficiency_cores": None},
-    ),
-    ({"memory": "System-wide memory free percentage: 170%"}, {"memory_free": None}),
-    ({"battery": recorded("batt_charging")}, {"power_source": "adapter", "battery": 90}),
-    ({"battery": recorded("batt_not_charging")}, {"power_source": "adapter", "battery": 7}),
-    ({"battery": recorded("batt_desktop")}, {"power_source": "adapter"}),
-    ({"battery": recorded("batt_none")}, {"power_source": "adapter"}),
-    ({"battery": "Now drawing from 'UPS Power'\n"}, {"power_source": "UPS"}),
-    (
-        {"battery": "Now drawing from 'UPS Power'\n -Back-UPS ES 700\t64%; charged present: true"},
-        {"battery": "of psutil"},
-    ),
-    ({"battery": " -InternalBattery-0 (id=1)\t178%; discharging"}, {"battery": "of psutil"}),
-    ({"power": recorded("power_powermode")}, {"power_mode": "automatic"}),
-    ({"power": recorded("power_desktop")}, {"power_mode": None}),
-    ({"power": " lowpowermode         0\n"}, {"power_mode": "automatic"}),
-    ({"power": " powermode            1\n"}, {"power_mode": "low"}),
-    ({"power": " lowpowermode         0\n powermode            2\n"}, {"power_mode": "high"}),
-    ({"power": " powermode            7\n"}, {"power_mode": None}),
-    ({"heat": CALM}, {"heat": "nothing reported", "speed_limit": None}),
-    ({"heat": "CPU_Speed_Limit \t= 100\n"}, {"heat": "nominal"}),
-    ({"heat": f"{CALM}CPU_Speed_Limit \t= 100\n"}, {"heat": "nominal"}),
-    ({"heat": "CPU_Speed_Limit \t= 162\n"}, {"heat": None, "speed_limit": None}),
-    ({"heat": "Note: No thermal warning level has been recorded\n"}, {"heat": None}),
-    ({"heat": CALM, "thermal pressure": recorded("pressure_nominal")}, {"heat": "nominal"}),
-    ({"heat": CALM, "thermal pressure": recorded("pressure_moderate")}, {"heat": "moderate"}),
-    ({"heat": recorded("therm_limited"), "thermal pressure": recorded("pressure_nominal")}, {"heat": "limited"}),
-    ({"thermal pressure": recorded("pressure_moderate")}, {"heat": "moderate"}),
-    ({"thermal pressure": f"{PRESSURE} 2\n"}, {"heat": "limited"}),
-    ({"thermal pressure": f"{PRESSURE} 4\n"}, {"heat": "limited"}),
-    ({"thermal pressure": f"{PRESSURE} 5\n"}, {"heat": None}),
-    ({"thermal pressure": "com.apple.system.thermalpressure 1\n"}, {"heat": None}),
+    ("ioreg", recorded("ioreg_m1"), "gpu", Gpu(utilisation=2, memory_used=340983808)),
+    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=130'), "gpu", replace(M4, utilisation=None)),
+    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=x'), "gpu", replace(M4, utilisation=29)),
+    ("ioreg", IOREG.replace("AGXAcceleratorG16G", "IntelAccelerator"), "gpu", Gpu()),
+    ("ioreg", IOREG.replace("}", ""), "gpu", Gpu("Apple M4", 10)),
+    ("ioreg", f'"IOReportLegend" = ({{{DEVICE_BUSY}}})', "gpu", Gpu()),
+    ("sysctl", "hw.perflevel0.physicalcpu: 0\n", "performance_cores", None),
+    ("sysctl", "hw.perflevel1.physicalcpu: 9999\n", "efficiency_cores", None),
+    ("memory", "System-wide memory free percentage: 170%", "memory_free", None),
+    ("battery", recorded("batt_charging"), "power_source", "adapter"),
+    ("battery", recorded("batt_charging"), "battery", 90),
+    ("battery", recorded("batt_not_charging"), "power_source", "adapter"),
+    ("battery", recorded("batt_not_charging"), "battery", 7),
+    ("battery", recorded("batt_desktop"), "power_source", "adapter"),
+    ("battery", recorded("batt_none"), "power_source", "adapter"),
+    ("battery", "Now drawing from 'UPS Power'\n", "power_source", "UPS"),
+    ("battery", " -Back-UPS ES 700\t64%; charged present: true", "battery", OF_PSUTIL),
+    ("battery", " -InternalBattery-0 (id=1)\t178%; discharging", "battery", OF_PSUTIL),
+    ("power", recorded("power_powermode"), "power_mode", "automatic"),
+    ("power", recorded("power_desktop"), "power_mode", None),
+    ("power", " lowpowermode         0\n", "power_mode", "automatic"),
+    ("power", " powermode            1\n", "power_mode", "low"),
+    ("power", " lowpowermode         0\n powermode            2\n", "power_mode", "high"),
+    ("power", " powermode            7\n", "power_mode", None),
+    ("heat", CALM, "heat", "nothing reported"),
+    ("heat", CALM, "speed_limit", None),
+    ("heat", "CPU_Speed_Limit \t= 100\n", "heat", "nominal"),
+    ("heat", f"{CALM}CPU_Speed_Limit \t= 100\n", "heat", "nominal"),
+    ("heat", "CPU_Speed_Limit \t= 162\n", "speed_limit", None),
+    ("heat", "Note: No thermal warning level has been recorded\n", "heat", None),
+    ("thermal pressure", recorded("pressure_moderate"), "heat", "moderate"),
+    ("thermal pressure", f"{PRESSURE} 2\n", "heat", "limited"),
+    ("thermal pressure", f"{PRESSURE} 4\n", "heat", "limited"),
+    ("thermal pressure", f"{PRESSURE} 5\n", "heat", None),
+    ("thermal pressure", "com.apple.system.thermalpressure 1\n", "heat", None),
 ]
 
 
-@pytest.mark.parametrize(("outputs", "expected"), READ)
-def test_output_of_a_mac_is_read(outputs, expected):
+@pytest.mark.parametrize(("command", "output", "field", "value"), READ)
+def test_output_of_a_mac_is_read(command, output, field, value):
     """A real output is read as what it says; a figure that cannot be is not known, and is never another one's."""
-    signals, _ = read_mac(**outputs)
-    of_psutil = read_mac()[0].battery
+    signals, _ = read_mac(**{command: output})
 
-    for name, value in expected.items():
-        assert getattr(signals, name) == (of_psutil if value == "of psutil" else value), name
+    assert getattr(signals, field) == value
+
+
+@pytest.mark.parametrize(
+    ("output", "pressure", "heat"),
+    [
+        (CALM, "pressure_nominal", "nominal"),
+        (CALM, "pressure_moderate", "moderate"),
+        (recorded("therm_limited"), "pressure_nominal", "limited"),
+    ],
+)
+def test_worse_of_two_reports_of_heat_counts(output, pressure, heat):
+    assert read_mac(**{"heat": output, "thermal pressure": recorded(pressure)})[0].heat == heat
 
 
 UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "[N/A]", "٣", "9" * 5000, None]
