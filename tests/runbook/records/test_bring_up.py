@@ -16,8 +16,7 @@ from openmed_nb.session import SESSION
 
 TEXTS = ["Patient has asthma.", "No fever, but diabetes mellitus.", "Longstanding hypertension."]
 PRIVATE = "Zephyrine Quackenbush has asthma."
-NAMES = [one.name for one in STAGES]
-STAGE = {one.name: one for one in STAGES}
+NAMES = [stage.name for stage in STAGES]
 
 # What is known when all is well, on MPS.
 WELL = {
@@ -43,41 +42,43 @@ WELL = {
     "states": (),
 }
 
-# The figure that is bad, its value, and the stage that it stops.
+# The figures that are bad, and the stage that they stop.
 BAD = [
-    ("device_faults", ("MPS",), "gates"),
-    ("doctor_failures", ("MPS",), "gates"),
-    ("entity_agreement", 0.9, "gates"),
-    ("logits", 1.0, "gates"),
-    ("not_numbers", 3, "gates"),
-    ("shares", {"data": 0.6, "forward": 0.4}, "throughput"),
-    ("shares", {"data": 0.0, "transfer": 0.9, "forward": 0.1}, "throughput"),
-    ("knee_gain", 0.8, "throughput"),
-    ("out_of_memory_at", 1, "memory"),
-    ("headroom", 0.01, "memory"),
-    ("refused_operators", ("aten::mode",), "split"),
-    ("fallback_time", 0.5, "split"),
+    ({"device_faults": ("MPS",)}, "gates"),
+    ({"doctor_failures": ("MPS",)}, "gates"),
+    ({"entity_agreement": 0.9}, "gates"),
+    ({"logits": 1.0}, "gates"),
+    ({"not_numbers": 3}, "gates"),
+    ({"shares": {"data": 0.6, "forward": 0.4}}, "throughput"),
+    ({"shares": {"data": 0.0, "transfer": 0.9, "forward": 0.1}}, "throughput"),
+    ({"knee_gain": 0.8}, "throughput"),
+    ({"knee": None, "knee_gain": None}, "throughput"),
+    ({"out_of_memory_at": 1}, "memory"),
+    ({"headroom": 0.01}, "memory"),
+    ({"memory_growth": 0.9, "memory_verdict": "growing"}, "memory"),
+    ({"refused_operators": ("aten::mode",)}, "split"),
+    ({"fallback_time": 0.5}, "split"),
+    ({"speed_up_low": 1.0, "speed_up": 1.01, "speed_up_high": 1.02}, "split"),
 ]
 
 
-def stopped_at(**figures):
-    """Return the first stage whose criterion a verdict on figures does not meet."""
-    judged = judge(Evidence(**figures))
-    return next((stage.name for stage in STAGES if not_met(judged, stage, 30)), None)
+def stop(**figures):
+    """Return the first stage whose criterion a verdict on figures does not meet, and what to do."""
+    judged = judge(Evidence(**{**WELL, **figures}))
+    obstacles = ((stage.name, not_met(judged, stage, 30)) for stage in STAGES)
+    return next(((name, obstacle.remedy) for name, obstacle in obstacles if obstacle), (None, ""))
 
 
 def test_nothing_stops_work_that_is_well():
-    """Where every figure is within its gate, each stage is passed."""
-    assert stopped_at(**WELL) is None
+    assert stop() == (None, "")
 
 
-@pytest.mark.parametrize(("name", "value", "stage"), BAD)
-def test_a_figure_beyond_its_gate_stops_its_stage(name, value, stage):
-    """A figure on the wrong side of its gate stops the stage that it belongs to, with something to do."""
-    figures = {**WELL, name: value}
+@pytest.mark.parametrize(("figures", "stage"), BAD)
+def test_figure_beyond_its_gate_stops_its_stage(figures, stage):
+    name, remedy = stop(**figures)
 
-    assert stopped_at(**figures) == stage
-    assert not_met(judge(Evidence(**figures)), STAGE[stage], 30).remedy
+    assert name == stage
+    assert remedy
 
 
 # The phases of annotating with the bundled model on an H100, as shares of their sum.
@@ -85,40 +86,24 @@ ON_A_GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
 
 
 @pytest.mark.parametrize(("meanwhile", "stage"), [(True, None), (False, "throughput")])
-def test_texts_that_are_tokenised_while_the_device_computes_stop_nothing(meanwhile, stage):
-    """Tokenising that the device waits for stops the stage of throughput; what goes on meanwhile does not."""
+def test_tokenising_while_the_device_computes_stops_nothing(meanwhile, stage):
     shares = Split(ON_A_GPU, meanwhile).shares
 
-    assert stopped_at(**{**WELL, "device": "cuda:0", "shares": shares}) == stage
+    assert stop(device="cuda:0", shares=shares)[0] == stage
 
 
-@pytest.mark.parametrize(("task", "named"), [("annotation", "nb.cluster"), ("training", "nb.training.loader.check")])
-def test_waiting_for_data_has_a_remedy_that_helps(task, named):
-    """Who annotates has no loader: texts are tokenised on more computers."""
-    waiting = {**WELL, "task": task, "shares": {"data": 0.6, "forward": 0.4}}
-
-    assert named in not_met(judge(Evidence(**waiting)), STAGE["throughput"], 30).remedy
-
-
-def test_memory_that_grows_stops_the_stage_of_memory():
-    """A curve that grows beyond its gate stops that stage, and none before it."""
-    assert stopped_at(**{**WELL, "memory_growth": 0.9, "memory_verdict": "growing"}) == "memory"
-
-
-def test_a_device_that_gains_little_stops_the_last_stage():
-    """A device that is busy and hardly faster than the CPU stops the split, which says where the work belongs."""
-    slow = {**WELL, "speed_up_low": 1.0, "speed_up": 1.01, "speed_up_high": 1.02}
-
-    assert stopped_at(**slow) == "split"
-    assert "nb.use('cpu')" in not_met(judge(Evidence(**slow)), STAGE["split"], 30).remedy
-
-
-def test_a_sweep_that_found_nothing_asks_for_more_seconds():
-    """Where the sweep had too little time, its stage stops, and names the seconds to call with."""
-    obstacle = not_met(judge(Evidence(**{**WELL, "knee": None, "knee_gain": None})), STAGE["throughput"], 30)
-
-    assert "best batch" in obstacle.what
-    assert "seconds=60" in obstacle.remedy
+@pytest.mark.parametrize(
+    ("figures", "remedy"),
+    [
+        # Who annotates has no loader: texts are tokenised on more computers.
+        ({"task": "annotation", "shares": {"data": 0.6, "forward": 0.4}}, "nb.cluster"),
+        ({"task": "training", "shares": {"data": 0.6, "forward": 0.4}}, "nb.training.loader.check"),
+        ({"speed_up_low": 1.0, "speed_up": 1.01, "speed_up_high": 1.02}, "nb.use('cpu')"),
+        ({"knee": None, "knee_gain": None}, "seconds=60"),
+    ],
+)
+def test_remedy_helps(figures, remedy):
+    assert remedy in stop(**figures)[1]
 
 
 def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
@@ -133,14 +118,14 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
         found = nb.runbook.ladder("bundled_small", [PRIVATE], folder=tmp_path)
         stop()
         book = nb.logbook(found, model="bundled_small")
-    written = "".join(one.read_text("utf-8") for one in tmp_path.iterdir())
+    written = "".join(file.read_text("utf-8") for file in tmp_path.iterdir())
 
     assert str(list(filter(None, told))[-1]) == "Climbing: ladder (stage 1 of 5)"
     assert (found.passed, found.complete, found.exit_code) == ((), False, 1)
-    assert [one.stage for one in found.rungs] == ["freeze"]
+    assert [rung.stage for rung in found.rungs] == ["freeze"]
     assert "too late" in found.final
     assert found.report().tables[0].folded  # The lamps say how far it is.
-    assert [one.status for one in found.report().pictures[0].lamps] == ["failed", *["not applicable"] * 4]
+    assert [lamp.status for lamp in found.report().pictures[0].lamps] == ["failed", *["not applicable"] * 4]
     assert "%load_ext openmed_nb" in found.rungs[0].remedy
     assert "Quackenbush" not in written + str(found) + found._repr_html_()
     assert json.loads((tmp_path / "ladder.json").read_text("utf-8"))["rungs"][0]["status"] == "failed"
@@ -215,7 +200,7 @@ def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
     assert "memory" in mended.passed
     assert mended.note == "Kept from an earlier run: 3 stages."
     assert {f"{name}.json" for name in ("doctor", "device", "parity", "sweep", "memory")} <= {
-        one.name for one in tmp_path.iterdir()
+        file.name for file in tmp_path.iterdir()
     }
 
 

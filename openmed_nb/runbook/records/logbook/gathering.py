@@ -116,8 +116,8 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         TorchUnusable: Where torch does not import.
 
     No text, no name of a file and no secret is kept: of environment variables those of an allow list, each if its value looks
-    as such a value does (``runbook.logbook.privacy``). The form of the JSON is published in
-    ``runbook/logbook/logbook.schema.json``.
+    as such a value does (``runbook.records.logbook.privacy``). The form of the JSON is published in
+    ``runbook/records/logbook/logbook.schema.json``.
 
     Example:
         >>> book = logbook(model="bundled", dataset=["She has asthma."], batch_size=8)

@@ -234,7 +234,7 @@ def report(
         Interrupted: For an interrupt: the running step is ended, and the same call goes on later.
 
     No text of a note, no name of a person or a computer, and no home is in it. The form of the JSON is published in
-    ``runbook/report/report.schema.json``.
+    ``runbook/records/report/report.schema.json``.
 
     Example:
         >>> report("my-mac", quick="yes")

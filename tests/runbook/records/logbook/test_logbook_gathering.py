@@ -1,12 +1,14 @@
 """Logbooks of this computer: what they hold, what never enters, and two processes that are compared."""
 
 import copy
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -252,28 +254,57 @@ def test_where_a_model_came_from_changes_nothing(keyword_model, tmp_path):
     assert first == second
 
 
+FIELDS = {
+    "worker_init_fn": None,
+    "generator": None,
+    "multiprocessing_context": None,
+    "prefetch_factor": None,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "num_workers": 0,
+    "batch_size": 4,
+}
 MISTAKES = [
-    {"dataset": NOTE},
-    {"loader": 3},
-    {"seeds": "x"},
-    {"strategies": [NOTE]},
-    {"hypotheses": 3},
-    {"artifact_store": "x"},
-    {"model": 3},
-    {"batch_size": 0},
-    {"batch_size": 10**5000},
-    {"length": "64"},
-    {"folder": 3},
-    {"folder": "~nobody.is.here/x"},
-    {"folder": "a\0b"},
+    ("dataset", NOTE),
+    ("loader", [1, 2]),
+    ("loader", SimpleNamespace(num_workers=0, dataset=[])),
+    ("loader", SimpleNamespace(**{**FIELDS, "num_workers": "x"})),
+    ("loader", SimpleNamespace(**{**FIELDS, "batch_size": "Smith"})),
+    ("loader", SimpleNamespace(**{**FIELDS, "batch_size": -1})),
+    ("seeds", {NOTE: 1}),
+    ("seeds", {"torch": "1"}),
+    ("seeds", 1.5),
+    ("seeds", True),
+    ("seeds", 10**5000),
+    ("seeds", -(2**64)),
+    ("strategies", [NOTE]),
+    ("hypotheses", 3),
+    ("artifact_store", ""),
+    ("artifact_store", "store"),
+    ("artifact_store", NOTE),
+    ("artifact_store", "s3://bucket/key"),
+    ("artifact_store", "host:99999"),
+    ("artifact_store", "https://me:Smith_word1234567@"),
+    ("artifact_store", "a b:80"),
+    ("model", 3),
+    ("batch_size", 0),
+    ("batch_size", 10**5000),
+    ("length", "64"),
+    ("folder", 3),
+    ("folder", "~nobody.is.here/x"),
+    ("folder", "a\0b"),
 ]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: next(iter(mistake)))
-def test_mistake_is_an_error_without_words_of_a_note(mistake):
+@pytest.mark.parametrize(("name", "value"), MISTAKES, ids=itertools.count())
+def test_mistake_is_an_error_without_words_of_a_note(name, value):
     with pytest.raises(ConfigurationError) as caught:
-        nb.logbook(**mistake)
+        nb.logbook(**{name: value})
     assert "Smith" not in str(caught.value)
+
+
+def test_loader_of_another_library_is_described():
+    assert nb.logbook(loader=SimpleNamespace(**FIELDS)).loader.batch_size == 4
 
 
 def test_refused_dataset_is_not_used_up():
