@@ -278,20 +278,18 @@ def read_signals(
 def _read_system() -> dict[str, Any]:
     """Return what psutil says on every system, by the names of the fields of ``Signals``."""
     psutil = import_psutil()
-    # Containers hide files, some have no battery.
-    unreadable = (OSError, RuntimeError, psutil.Error)
 
-    def asked(question: str) -> Any:
+    def answer_to(question: str) -> Any:
         try:
-            return getattr(psutil, question, lambda: None)()
-        except unreadable:
+            return getattr(psutil, question)()
+        except (OSError, RuntimeError, AttributeError, psutil.Error):  # Containers hide files, some have no battery.
             return None
 
-    battery = asked("sensors_battery")
+    battery = answer_to("sensors_battery")
     charge = getattr(battery, "percent", None)
     return {
-        "memory_available": getattr(asked("virtual_memory"), "available", None),
-        "swap_used": getattr(asked("swap_memory"), "used", None),
+        "memory_available": getattr(answer_to("virtual_memory"), "available", None),
+        "swap_used": getattr(answer_to("swap_memory"), "used", None),
         "power_source": PLUGGED[getattr(battery, "power_plugged", None)],
         "battery": round(charge) if charge is not None and 0 <= charge <= 100 else None,  # noqa: PLR2004 - percent
     }
@@ -464,8 +462,8 @@ def _nvidia_gpus(output: str | None) -> list[Gpu]:
         gpu = Gpu(
             name=None if name.startswith("[") else name or None,
             utilisation=_number(busy, 100),
-            memory_used=None if used_mebibytes is None else used_mebibytes << 20,
-            memory_total=total_mebibytes << 20 if total_mebibytes else None,
+            memory_used=None if used_mebibytes is None else round(used_mebibytes) << 20,
+            memory_total=round(total_mebibytes or 0) << 20 or None,
             temperature=_number(temperature, MAX_CELSIUS),
             power=_number(power, MAX_WATTS),
             slowed_by_heat="Active" in slowed if {"Active", "Not Active"}.intersection(slowed) else None,

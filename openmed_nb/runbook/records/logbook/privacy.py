@@ -307,7 +307,8 @@ def model_of_files(name: str, folder: Path, dtype: str | None) -> Model:
 def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
     """Return which model a module in memory is, by every byte of its parameters and buffers."""
     config: Any = getattr(module, "config", None)
-    settings = repr(_without_place(config.to_dict())) if hasattr(config, "to_dict") else repr(module)
+    # Where settings came from changes nothing.
+    settings = re.sub(r'"_name_or_path": .*', "", config.to_json_string(use_diff=False)) if config else repr(module)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return Model(
         type(module).__name__,
@@ -364,14 +365,6 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
     content = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     content = content.dequantize() if content.is_quantized else content
     return content.reshape(-1).view(torch.uint8).numpy().tobytes() if content.numel() else b""
-
-
-def _without_place(settings: Any) -> Any:
-    """Return settings of transformers in one order, without where they came from, which changes nothing."""
-    if not isinstance(settings, Mapping):
-        return settings
-    named = {str(name): _without_place(value) for name, value in settings.items() if name != "_name_or_path"}
-    return [(name, named[name]) for name in sorted(named)]
 
 
 def _fingerprint(text: str) -> str:
