@@ -61,12 +61,12 @@ class Asked:
             yield bench.stream(self.knee or EXAMPLE_ROWS)
 
 
-def freeze(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _freeze(asked: Asked) -> Iterator[tuple[str, Any]]:
     yield "doctor", doctor(asked.model)
     yield "logbook", logbook(model=asked.model, dataset=asked.texts)
 
 
-def gates(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _gates(asked: Asked) -> Iterator[tuple[str, Any]]:
     from ..bench.benches import TEXTS
     from ..checks.precision.parity import parity
 
@@ -77,7 +77,7 @@ def gates(asked: Asked) -> Iterator[tuple[str, Any]]:
     yield "parity", parity(asked.model, texts, gradients=asked.training, **place, **asked.arguments)
 
 
-def throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
     from ..bench.comparison import compare
     from ..bench.sweep import sweep
 
@@ -87,14 +87,14 @@ def throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
     yield "comparison", compare(asked.model, asked.data, devices=[asked.device], batch_size=swept.knee, **work)
 
 
-def memory(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _memory(asked: Asked) -> Iterator[tuple[str, Any]]:
     from ..bench.benches import memory_of_epochs
 
     with asked.workload() as workload:
         yield "memory", memory_of_epochs(workload, STEPS, asked.device)
 
 
-def split(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _split(asked: Asked) -> Iterator[tuple[str, Any]]:
     from ..checks.operators.fallbacks import fallbacks
     from ..checks.operators.forecast import forecast
 
@@ -121,7 +121,7 @@ STAGES: tuple[Stage, ...] = (
         "freeze",
         "interpreter, packages, variables",
         "The doctor finds nothing that failed, and every MPS variable was set in time.",
-        freeze,
+        _freeze,
         frozenset(),
         "Go back to the packages in the logbook of the last run that was right; Logbook.diff() names what changed.",
     ),
@@ -129,7 +129,7 @@ STAGES: tuple[Stage, ...] = (
         "gates",
         "built, available, usable, right",
         "The device computes, at least {entity_agreement} of the entities are those of the CPU, and logits differ by at most {logits}.",
-        gates,
+        _gates,
         frozenset({Area.NUMBERS}),
         "Compute on the CPU until then: nb.use('cpu').",
     ),
@@ -137,7 +137,7 @@ STAGES: tuple[Stage, ...] = (
         "throughput",
         "batch sweep, and waiting for data",
         "The sweep finds a batch that fits, and at most {data_share} of a step waits for data.",
-        throughput,
+        _throughput,
         frozenset({Area.DATA, Area.BATCH}),
         "Keep the batch and the loader that you had.",
     ),
@@ -145,7 +145,7 @@ STAGES: tuple[Stage, ...] = (
         "memory",
         "ten epochs",
         "Memory grows by at most {memory_growth} over ten epochs, and at least {headroom} of the limit stays free.",
-        memory,
+        _memory,
         frozenset({Area.MEMORY}),
         "Run shorter trainings, each in a process of its own, and go on from their checkpoints.",
     ),
@@ -153,7 +153,7 @@ STAGES: tuple[Stage, ...] = (
         "split",
         "what falls back, and whether it is worth it",
         "At most {fallback_time} of the time falls back, a GPU is {speed_up} faster than the CPU, and nothing else is open.",
-        split,
+        _split,
         frozenset(Area),
         "Leave this work where it runs today.",
     ),

@@ -140,7 +140,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         texts = None if dataset is None else privacy.dataset_of(dataset)
         run = sections.Run(batch_size=batch_size, length=length, **_strategy_fields(strategies))
         run_loader = loader_of(loader)
-        named_seeds = seeds_of(seeds)
+        named_seeds = _seeds_of(seeds)
         ruled_out = privacy.hypotheses_of(hypotheses, dataset)
         code = given_path(folder or ".", "folder")
         if reported is not None and reported != canonical(device):
@@ -345,14 +345,14 @@ SEED_NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
 SEEDS = "Pass a whole number, or names and whole numbers, such as {'torch': 1, 'numpy': 2}."
 
 
-def seeds_of(seeds: Any) -> dict[str, int]:
+def _seeds_of(seeds: Any) -> dict[str, int]:
     """Return seeds by what they are of.
 
     Raises:
         ConfigurationError: For a seed that is not a whole number, and a name that is not a short word.
 
     Example:
-        >>> seeds_of(7), seeds_of({"numpy": 1}), seeds_of(None)
+        >>> _seeds_of(7), _seeds_of({"numpy": 1}), _seeds_of(None)
         ({'seed': 7}, {'numpy': 1}, {})
     """
     if seeds is None:
@@ -448,21 +448,12 @@ CLOUD_MARKS = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-i
 RunCommand = Callable[[list[str]], "str | None"]
 
 
-class Mount(NamedTuple):
-    """A mounted file system, by the names of psutil."""
-
-    mountpoint: str
-    fstype: str
-    opts: str = ""
-
-
-def _read_mounts() -> list[Mount]:
-    """Return the mounted file systems of this computer; users and servers are not read."""
+def _read_mounts() -> list[Any]:
+    """Return the mounted file systems of this computer, as psutil lists them."""
     try:
-        partitions = import_psutil().disk_partitions(all=True)
+        return list(import_psutil().disk_partitions(all=True))
     except OSError:  # Some containers hide the list.
         return []
-    return [Mount(partition.mountpoint, partition.fstype, partition.opts) for partition in partitions]
 
 
 def _cache_folders() -> dict[str, Path]:
@@ -474,7 +465,7 @@ def _cache_folders() -> dict[str, Path]:
 
 
 def storage_places(
-    folders: Mapping[str, Path], mounts: list[Mount], home: Path | None = None, run: RunCommand = run_command
+    folders: Mapping[str, Path], mounts: list[Any], home: Path | None = None, run: RunCommand = run_command
 ) -> tuple[sections.StoragePlace, ...]:
     """Return where each of some paths lies; links are followed, and a path that is not there yet counts as if it were."""
     home = Path(os.path.realpath(home or privacy.home_folder()))
@@ -495,7 +486,7 @@ def storage_places(
 
 
 def _storage_kind(
-    mount: Mount, path: Path, home: Path, run: RunCommand
+    mount: Any, path: Path, home: Path, run: RunCommand
 ) -> Literal["local", "network", "cloud", "external", "memory"]:
     """Return what sort of storage a path on a mounted file system is."""
     filesystem = mount.fstype.lower()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,14 +134,14 @@ class Logbook(Sections, Shown):
         """Return everything as Markdown."""
         notes = [*([NOTE] if self.simulated else []), *([OWN_WORDS] if self.hypotheses else []), *self._slow()]
         head = [f"{HEADING} on {escaped(self.device)}", f"Written {self.written}, schema `{self.schema}`.", *notes]
-        return "\n\n".join([*head, *map(markdown_of, section_tables(self.to_dict()))]) + "\n"
+        return "\n\n".join([*head, *map(markdown_of, _section_tables(self.to_dict()))]) + "\n"
 
     def report(self) -> Report:
         """Return what it is of; all that it holds stands in the HTML alone, because it differs from computer to computer."""
         slow = tuple(self._slow())
         sentences = (*slow, ALL_OF_IT, *([OWN_WORDS] if self.hypotheses else []))
         tables = (Table("", ("of", "what"), tuple(self._summary())),)
-        sections = tuple(replace(table, folded=True) for table in section_tables(self.to_dict()))
+        sections = tuple(replace(table, folded=True) for table in _section_tables(self.to_dict()))
         title = f"Logbook on {self.device}"
         headline = f"{title}: what these figures were measured with"
         status = WARNING if slow else ""
@@ -185,17 +185,19 @@ def reported_device(figures: Iterable[ReportFigures]) -> str | None:
 
 def run_of(figures: Iterable[ReportFigures], said: Run) -> Run:
     """Return what is known of a run: what the last report says, and else what the person said; the largest peak counts."""
-    runs = [vars(run) for run in (said, *(report.run for report in figures))]
-    last: dict[str, Any] = {name: value for run in runs for name, value in run.items() if value is not None}
-    peaks = [run["peak_memory_bytes"] for run in runs if run["peak_memory_bytes"] is not None]
-    return Run(**{**last, "peak_memory_bytes": max(peaks, default=None)})
+    known: dict[str, Any] = {}
+    peaks = []
+    for run in (said, *(report.run for report in figures)):
+        known |= {name: value for name, value in vars(run).items() if value is not None}
+        peaks.append(run.peak_memory_bytes or 0)
+    return Run(**{**known, "peak_memory_bytes": max(peaks) or None})
 
 
-def section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
+def _section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
     """Yield each section of a logbook as mappings that holds something as a table; what is not known is left out of it.
 
     Example:
-        >>> [table.rows for table in section_tables({"code": {"commit": None, "changed": 2}})]
+        >>> [table.rows for table in _section_tables({"code": {"commit": None, "changed": 2}})]
         [(('changed', '2'),)]
     """
     for name, caption in SECTIONS.items():
@@ -205,16 +207,13 @@ def section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
 
 def _rows(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield a row for each value that is known, however deep it stands."""
+    if isinstance(section, (list, tuple)):
+        section = {str(number): item for number, item in enumerate(section, 1)}
     if isinstance(section, Mapping):
-        items: Iterable[tuple[str, Any]] = section.items()
-    elif isinstance(section, Sequence) and not isinstance(section, str):
-        items = ((str(number), item) for number, item in enumerate(section, 1))
-    else:
-        if section is not None:
-            yield prefix, shown(section)
-        return
-    for name, item in items:
-        yield from _rows(item, f"{prefix}: {name}" if prefix else name)
+        for name, item in section.items():
+            yield from _rows(item, f"{prefix}: {name}" if prefix else name)
+    elif section is not None:
+        yield prefix, _shown(section)
 
 
 def markdown_of(table: Table) -> str:
@@ -335,7 +334,7 @@ MOMENT = "moment"
 GROUPS = {**DECIDING, MERELY_LISTED: LISTED, MOMENT: MOMENTARY}
 
 
-def compared_facts(book: Sections) -> dict[str, dict[str, Any]]:
+def _compared_facts(book: Sections) -> dict[str, dict[str, Any]]:
     """Return all by which two logbooks are compared, in the groups of ``GROUPS`` and ``SETTINGS``; ``None`` is not known."""
     stored = plain(book)
     stored["run"] = _run_of_figures(book)
@@ -531,7 +530,7 @@ class LogbookDiff(Shown):
         facts = []
         for book in (self.first, self.second):
             figures = tuple(figures for figures in book.figures if not keys or figures.key in keys)
-            facts.append(compared_facts(replace(book, figures=figures)))
+            facts.append(_compared_facts(replace(book, figures=figures)))
         return tuple(facts)
 
     def _differences(self, *groups: str) -> tuple[Difference, ...]:
@@ -545,11 +544,11 @@ class LogbookDiff(Shown):
                 why = group if group in DECIDING else ""
                 if why and None in {change.before, change.after}:
                     why = ONE_SAYS
-                differences.append(Difference(name, shown(change.before, absent), shown(change.after, absent), why))
+                differences.append(Difference(name, _shown(change.before, absent), _shown(change.after, absent), why))
         return tuple(differences)
 
 
-def shown(value: Any, absent: str = UNKNOWN) -> str:
+def _shown(value: Any, absent: str = UNKNOWN) -> str:
     """Return something that a logbook says as a text."""
     if isinstance(value, bool):
         return "yes" if value else "no"

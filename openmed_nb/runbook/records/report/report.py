@@ -36,6 +36,9 @@ LOOK_FIRST = "Look at report.html in {folder} before you send anything: nothing 
 # Reports of other people's computers, as they sent them; CONTRIBUTING.md says how.
 SHIPPED = Path(__file__).parents[1] / "reports"
 
+# How much of the time of a report a quick one takes, before any of its steps has run.
+QUICK_FRACTION = 0.35
+
 # The step that says where the others measure.
 DEVICE = "device"
 
@@ -94,6 +97,7 @@ class DeviceReport(Record, Staged):
             ConfigurationError: For a file that cannot be read, and for one that is not such a report.
 
         Example:
+            >>> from openmed_nb.errors import ConfigurationError
             >>> try:
             ...     DeviceReport.read("nowhere.json")
             ... except ConfigurationError as error:
@@ -260,23 +264,21 @@ def reported(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = 
 
     def progress(step: Step, found: DeviceReport) -> str:
         """Return the name of a step, and about how long all that are left will take at the pace of those that have run."""
-        usual = {step.name: step.usual(quick) for step in steps}
-        pace = (
-            sum(ran.seconds for ran in found.steps) / sum(usual[ran.step] for ran in found.steps)
-            if found.steps
-            else 1.0
-        )
-        return f"{step.name}, {time_left(pace * sum(usual[name] for name in found.missing))}"
+        usual = {step.name: step.seconds for step in steps}
+        pace = QUICK_FRACTION if quick else 1.0
+        if found.steps:
+            pace = sum(ran.seconds for ran in found.steps) / sum(usual[ran.step] for ran in found.steps)
+        return f"{step.name}, {_time_left(pace * sum(usual[name] for name in found.missing))}"
 
     found, note = resume(DeviceReport(SCHEMA, utc(), subject, None, planned), folder)
     return run_stages(replace(found, notes=(note,) if note else ()), steps, measure, folder, progress)
 
 
-def time_left(seconds: float) -> str:
+def _time_left(seconds: float) -> str:
     """Return about how long something still takes.
 
     Example:
-        >>> time_left(7), time_left(50), time_left(200)
+        >>> _time_left(7), _time_left(50), _time_left(200)
         ('about 10 s left', 'about 50 s left', 'about 4 min left')
     """
     tens = 10 * math.ceil(seconds / 10)

@@ -62,26 +62,22 @@ class Step:
     about: str  # What it tells, as the heading of its part of the page.
     run: Callable[[Asked], Answer]  # Runs in a process of its own; it is found there by its module and its name.
     seconds: float  # About how long it takes, for the time that is left.
-    quick: float  # The same of a quick report.
     limit: float = 150.0  # After so many seconds it hangs, and is ended.
 
-    def usual(self, quick: bool) -> float:
-        return self.quick if quick else self.seconds
 
-
-def device(_asked: Asked) -> Answer:
+def _device(_asked: Asked) -> Answer:
     SESSION.computer.load_torch()  # What is only planned is no answer.
     return Answer(SESSION.device())
 
 
-def doctor(_asked: Asked) -> Answer:
+def _doctor(_asked: Asked) -> Answer:
     from ...checks.doctor.report import doctor
 
     found = doctor()
     return Answer(found, judged=(found,))
 
 
-def signals(_asked: Asked) -> Answer:
+def _signals(_asked: Asked) -> Answer:
     from ..signals import signals
 
     found = signals()
@@ -94,7 +90,7 @@ def signals(_asked: Asked) -> Answer:
     return Answer(found, says=f"{sentence[:1].upper()}{sentence[1:]}.")
 
 
-def parity(asked: Asked) -> Answer:
+def _parity(asked: Asked) -> Answer:
     from ...bench.benches import TEXTS
     from ...checks.precision.parity import parity
 
@@ -146,7 +142,7 @@ class Measured(Shown):
         return ReportFigures(report, MODEL, self.device, None, self.simulated, dict(self.values))
 
 
-def benched(asked: Asked, training: bool = False) -> AbstractContextManager[Any]:
+def _benched(asked: Asked, training: bool = False) -> AbstractContextManager[Any]:
     """Put the model on the device for a block, to annotate with or to train."""
     from ...bench import benches
 
@@ -159,7 +155,7 @@ TOGETHER = 32
 LENGTH = 128
 
 
-def seconds_of_shape(bench: AnnotationBench, rows: int, length: int) -> tuple[float, float]:
+def _seconds_of_shape(bench: AnnotationBench, rows: int, length: int) -> tuple[float, float]:
     """Return how long the first pass of a shape takes, in which MPS compiles, and the median of some after it."""
     workload = replace(bench, length=length).bucket(rows)
     with workload.begun() as batches:
@@ -167,10 +163,10 @@ def seconds_of_shape(bench: AnnotationBench, rows: int, length: int) -> tuple[fl
         return workload.seconds(batch), statistics.median(workload.seconds(batch) for _ in range(3))
 
 
-def shapes(asked: Asked) -> Answer:
+def _shapes(asked: Asked) -> Answer:
     tried = QUICK_SHAPES if asked.quick else SHAPES
-    with benched(asked) as bench:
-        times = {f"{rows} x {length}": seconds_of_shape(bench, rows, length) for rows, length in tried}
+    with _benched(asked) as bench:
+        times = {f"{rows} x {length}": _seconds_of_shape(bench, rows, length) for rows, length in tried}
     pairs = []
     for shape, (first, later) in times.items():
         pairs += [(f"{shape}, first", first), (f"{shape}, later", later)]
@@ -184,17 +180,17 @@ def shapes(asked: Asked) -> Answer:
     return Answer(found, figures=(found.figures("shapes"),), says=says)
 
 
-def rows(asked: Asked) -> Answer:
-    with benched(asked) as bench:
-        _, alone = seconds_of_shape(bench, 1, LENGTH)
-        _, together = seconds_of_shape(bench, TOGETHER, LENGTH)
-        difference = difference_alone(bench, TOGETHER, LENGTH)
+def _rows(asked: Asked) -> Answer:
+    with _benched(asked) as bench:
+        _, alone = _seconds_of_shape(bench, 1, LENGTH)
+        _, together = _seconds_of_shape(bench, TOGETHER, LENGTH)
+        difference = _difference_alone(bench, TOGETHER, LENGTH)
     together /= TOGETHER
     pairs = [(f"1 x {LENGTH}", alone), (f"{TOGETHER} x {LENGTH}", together)]
     found = Measured(
         "Rows alone and together",
         shown_device(asked.device),
-        findings=(of_difference(difference),),
+        findings=(_of_difference(difference),),
         values={"seconds_a_row_alone": alone, "seconds_a_row_together": together, "largest_difference": difference},
         pictures=(bars_of("How long each row takes, by rows x tokens", pairs, milliseconds),),
     )
@@ -202,7 +198,7 @@ def rows(asked: Asked) -> Answer:
     return Answer(found, figures=(found.figures("rows"),), says=f"{row}; logits differ by at most {difference:.2g}.")
 
 
-def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int = 4) -> float:
+def _difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int = 4) -> float:
     """Return the largest difference of a logit of some rows, each alone, from the same rows among others."""
     import numpy as np
     import torch
@@ -215,11 +211,11 @@ def difference_alone(bench: AnnotationBench, rows: int, length: int, alone: int 
     return float((torch.cat(each) - together).abs().max())
 
 
-def of_difference(difference: float) -> Finding:
+def _of_difference(difference: float) -> Finding:
     """Judge whether a row has the answer alone that it has among others; NaN is as bad as any difference.
 
     Example:
-        >>> of_difference(1e-6).status, of_difference(0.5).status, of_difference(float("nan")).status
+        >>> _of_difference(1e-6).status, _of_difference(0.5).status, _of_difference(float("nan")).status
         ('ok', 'failed', 'failed')
     """
     from ...checks.precision.report import TOLERANCES
@@ -232,7 +228,7 @@ def of_difference(difference: float) -> Finding:
     return Finding(name, FAILED, what, "Annotate on the CPU, or with batch_size=1 after parity with it.")
 
 
-def calibration(asked: Asked) -> Answer:
+def _calibration(asked: Asked) -> Answer:
     from ....annotation.loading import load_pipeline
 
     found = load_pipeline(MODEL, device=asked.device).calibrate()
@@ -243,7 +239,7 @@ def calibration(asked: Asked) -> Answer:
     return Answer(found, figures=(figures,), says=says)
 
 
-def compare(asked: Asked) -> Answer:
+def _compare(asked: Asked) -> Answer:
     from ...bench.comparison import compare
     from ...bench.sweep import rate
 
@@ -261,7 +257,7 @@ def compare(asked: Asked) -> Answer:
     return Answer(found, (found,), says=f"{'; '.join(says)}.")
 
 
-def sweep(asked: Asked) -> Answer:
+def _sweep(asked: Asked) -> Answer:
     from ...bench.sweep import sweep
 
     limits: dict[str, Any] = {"largest": 32, "seconds": 5.0} if asked.quick else {"seconds": 30.0}
@@ -272,7 +268,7 @@ def sweep(asked: Asked) -> Answer:
     return Answer(found, (found,), says=f"The knee: {found.why} {found.end}")
 
 
-def profile(asked: Asked) -> Answer:
+def _profile(asked: Asked) -> Answer:
     from ...bench.profiling import profile
 
     steps = 5 if asked.quick else 20
@@ -283,15 +279,15 @@ def profile(asked: Asked) -> Answer:
     return Answer(found, (found,), says=says)
 
 
-def memory(asked: Asked) -> Answer:
+def _memory(asked: Asked) -> Answer:
     from ...bench.benches import memory_of_epochs
 
-    with benched(asked, training=True) as bench:
+    with _benched(asked, training=True) as bench:
         found = memory_of_epochs(bench.bucket(4), 1 if asked.quick else 4, bench.device)
     return Answer(found, (found,))
 
 
-def fallbacks(asked: Asked) -> Answer:
+def _fallbacks(asked: Asked) -> Answer:
     from ....annotation.loading import load_pipeline
     from ...bench.benches import TEXTS
     from ...checks.operators.fallbacks import fallbacks
@@ -299,25 +295,25 @@ def fallbacks(asked: Asked) -> Answer:
 
     pipe = load_pipeline(MODEL, device=asked.device)
     predicted = forecast(pipe, training=True)
-    with benched(asked, training=True) as bench, fallbacks() as ledger:
+    with _benched(asked, training=True) as bench, fallbacks() as ledger:
         pipe(list(TEXTS))
         workload = bench.bucket(2)
         with workload.begun() as batches:
             workload.run(next(batches))
-    finding = of_fallbacks(predicted.leaving, ledger.operators, ledger.operators_on_mps)
+    finding = _of_fallbacks(predicted.leaving, ledger.operators, ledger.operators_on_mps)
     said = (predicted.verdict, ledger.verdict)
     found = Measured("Fallbacks against the forecast", shown_device(asked.device), said, (finding,))
     says = f"The forecast: {predicted.verdict} What happened: {ledger.verdict}"
     return Answer(found, (predicted, ledger), says=says)
 
 
-def of_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> Finding:
+def _of_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> Finding:
     """Judge whether the operators that left MPS, of so many that were called on it, are those that were predicted.
 
     Example:
-        >>> of_fallbacks(["aten::_linalg_eigh"], ["aten::_linalg_eigh.eigenvalues"], 9).status
+        >>> _of_fallbacks(["aten::_linalg_eigh"], ["aten::_linalg_eigh.eigenvalues"], 9).status
         'ok'
-        >>> of_fallbacks([], ["aten::mode"], 9).evidence
+        >>> _of_fallbacks([], ["aten::mode"], 9).evidence
         'aten::mode left MPS, and the forecast does not say so'
     """
     name = "forecast"
@@ -330,7 +326,7 @@ def of_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> 
     return Finding(name, OK, "everything that left MPS was predicted")
 
 
-def logbook(asked: Asked) -> Answer:
+def _logbook(asked: Asked) -> Answer:
     from ..logbook.gathering import logbook
     from ..logbook.logbook import run_of
     from ..logbook.privacy import SHARED_VARIABLES
@@ -346,17 +342,17 @@ def logbook(asked: Asked) -> Answer:
 
 
 STEPS: tuple[Step, ...] = (
-    Step("device", "Which device, and why", device, 5, 3),
-    Step("doctor", "What is right and wrong with it", doctor, 20, 12),
-    Step("signals", "Power, heat and memory before it", signals, 2, 1),
-    Step("parity", "The same answers and gradients as the CPU?", parity, 15, 6),
-    Step("shapes", "Seconds for each new shape", shapes, 20, 6),
-    Step("calibration", "How many tokens at once", calibration, 30, 8),
-    Step("rows", "One row against 32", rows, 8, 5),
-    Step("compare", "How much faster than the CPU", compare, 50, 8, limit=240.0),
-    Step("sweep", "How many rows in a batch", sweep, 40, 9, limit=240.0),
-    Step("profile", "Where the time goes", profile, 30, 8, limit=240.0),
-    Step("memory", "Memory over ten epochs", memory, 25, 7),
-    Step("fallbacks", "What leaves MPS, and what was predicted", fallbacks, 15, 7),
-    Step("logbook", "With what all of it was measured", logbook, 6, 4),
+    Step("device", "Which device, and why", _device, 5),
+    Step("doctor", "What is right and wrong with it", _doctor, 20),
+    Step("signals", "Power, heat and memory before it", _signals, 2),
+    Step("parity", "The same answers and gradients as the CPU?", _parity, 15),
+    Step("shapes", "Seconds for each new shape", _shapes, 20),
+    Step("calibration", "How many tokens at once", _calibration, 30),
+    Step("rows", "One row against 32", _rows, 8),
+    Step("compare", "How much faster than the CPU", _compare, 50, limit=240.0),
+    Step("sweep", "How many rows in a batch", _sweep, 40, limit=240.0),
+    Step("profile", "Where the time goes", _profile, 30, limit=240.0),
+    Step("memory", "Memory over ten epochs", _memory, 25),
+    Step("fallbacks", "What leaves MPS, and what was predicted", _fallbacks, 15),
+    Step("logbook", "With what all of it was measured", _logbook, 6),
 )

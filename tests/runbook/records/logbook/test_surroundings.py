@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 import openmed_nb as nb
 from openmed_nb.runbook.records.logbook.gathering import (
-    Mount,
     Program,
     background,
     git_program,
@@ -49,6 +49,14 @@ def test_determinism_is_that_of_torch_now():
 
     assert (asked.deterministic_algorithms, asked.warn_only) == (True, True)
     assert read_randomness().deterministic_algorithms is (before != 0)
+
+
+class Mount(NamedTuple):
+    """A mounted file system, by the names of psutil."""
+
+    mountpoint: str
+    fstype: str
+    opts: str = ""
 
 
 def recorded_mounts(name):

@@ -54,7 +54,7 @@ def home(tmp_path_factory):
 @pytest.fixture
 def steps(planted, home):  # noqa: ARG001 - the home is that of their processes
     """A function that returns a table of planted steps by their names."""
-    return lambda *names: [Step(name, name, getattr(planted, name), 1, 1, 60.0) for name in names]
+    return lambda *names: [Step(name, name, getattr(planted, name), 1, 60.0) for name in names]
 
 
 def still_running(home):
@@ -87,7 +87,7 @@ def found(planted, home, tmp_path_factory):  # noqa: ARG001 - the home is that o
     """The report of steps that end in every way, between two that answer, with its folder."""
     folder = tmp_path_factory.mktemp("report") / "new"
     table = [
-        Step(name, name, getattr(planted, name), 1, 1, limit=5.0 if name == "hangs" else 60.0)
+        Step(name, name, getattr(planted, name), 1, limit=5.0 if name == "hangs" else 60.0)
         for name in ("well", *OUTCOMES, "wrong")
     ]
     return reported(folder, True, False, table), folder
@@ -211,7 +211,7 @@ def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
         "import sys; from pathlib import Path; import planted_steps as planted\n"
         "from openmed_nb.runbook.records.report.report import reported\n"
         "from openmed_nb.runbook.records.report.steps import Step\n"
-        "reported(Path(sys.argv[1]), True, False, [Step('x', 'x', planted.kills_the_report, 1, 1)])"
+        "reported(Path(sys.argv[1]), True, False, [Step('x', 'x', planted.kills_the_report, 1)])"
     )
     (home / "pids").unlink(missing_ok=True)
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=HERE, check=False)
