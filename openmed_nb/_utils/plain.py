@@ -133,14 +133,31 @@ def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
     Raises:
         ConfigurationError: Where it cannot be read, or is not ``what``.
     """
+    # A form that is stored with its values has its name as a field, others as a constant.
+    schema: str = getattr(kind, "SCHEMA", "") or next(iter(get_args(get_type_hints(kind).get("schema"))), "")
     try:
-        return from_plain(kind, json.loads(file.read_text("utf-8-sig")))
+        stored = json.loads(file.read_text("utf-8-sig"), object_pairs_hook=_each_name_once)
+        name = stored.get("schema") if isinstance(stored, dict) else None
+        form, _, version = schema.rpartition("/")
+        if isinstance(name, str) and re.fullmatch(rf"{re.escape(form)}/[1-9]\d{{0,5}}", name) and name != schema:
+            problem = f"is {what} of version {name.rpartition('/')[2]}, and this openmed_nb reads version {version}"
+            remedy = "Read it with the openmed_nb that wrote it, or with a newer one."
+        else:
+            return from_plain(kind, stored)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or short_type_name(error)}"
     except (ValueError, RecursionError) as error:
         problem = f"is not {what}: {cause(error)}"
     # Outside of the handlers: the other error may have the path, and would be the context of this one.
     raise ConfigurationError(f"{describe_file(file)} {problem}.", remedy)
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the values of a JSON object by their names, of which another reader could take the other of two."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("it has a name twice")
+    return values
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,8 @@ def test_debug_logging_is_a_warning(logbooks, name, value, warns):
 SCHEMA_NAME = "openmed_nb/logbook/1"
 REPLACED = [
     (SCHEMA_NAME, "openmed_nb/profile/1"),
-    (SCHEMA_NAME, "openmed_nb/logbook/2"),
     (SCHEMA_NAME, "openmed_nb/logbook/0"),
+    ('"simulated"', '"simulated": true, "simulated"'),
     ('"simulated"', '"simulate"'),
     ('"battery": 80', '"battery": "80"'),
     ("100.0", "NaN"),
@@ -153,6 +153,15 @@ def test_damaged_logbook_is_refused(logbooks, tmp_path, before, after):
     with pytest.raises(ConfigurationError, match=r"'run\.json' is not a logbook") as caught:
         Logbook.read(file)
     assert "patient" not in str(caught.value)
+
+
+def test_newer_logbook_is_refused_with_both_versions(logbooks, tmp_path):
+    file = Path(logbooks.WHOLE.save(tmp_path / "run.json"))
+    file.write_text(file.read_text("utf-8").replace(SCHEMA_NAME, "openmed_nb/logbook/2"), "utf-8")
+
+    with pytest.raises(ConfigurationError, match=r"of version 2, and this openmed_nb reads version 1") as caught:
+        Logbook.read(file)
+    assert "with a newer one" in caught.value.remedy
 
 
 @pytest.mark.parametrize("text", NO_LOGBOOKS)
