@@ -78,7 +78,7 @@ ROOMS = {
         tuple(f"tests/training/test_{name}.py" for name in ("curve", "optimizers", "steps", "precision")),
     ),
     "verdict": Room(
-        ("openmed_nb/runbook/verdict/*.py", "openmed_nb/runbook/verdict/figures.py"),
+        ("openmed_nb/runbook/verdict/*.py",),
         ("tests/runbook/verdict/test_*.py",),
     ),
     "certificates": Room(

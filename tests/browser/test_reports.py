@@ -26,8 +26,8 @@ from openmed_nb.runbook.bench.workloads import Split
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.checks.precision.report import Change, Differences, ParityReport, Spans
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
-from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import Gates
+from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import judge
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.guards import Guards

@@ -20,8 +20,8 @@ from ...session import SESSION
 from ...training.epochs import named
 from ..bench.workloads import ANNOTATION, Workload
 from ..checks.doctor.report import DoctorReport, doctor
-from ..verdict.evidence import TRAINING, Area, Case
-from ..verdict.gates import STAY
+from ..verdict.metrics import REPORTS, TRAINING, Area
+from ..verdict.rules import STAY
 from ..verdict.verdict import Verdict, judge
 from .logbook.gathering import logbook
 from .logbook.privacy import short_path
@@ -339,9 +339,8 @@ def not_met(judged: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
         if reason.rank in stage.ranks and reason.recommendation != STAY and (reason.figures or last):
             figures = "; ".join(figure.words for figure in reason.figures)
             return Obstacle(f"{'; '.join(reason.when)}{f' ({figures})' if figures else ''}.", " ".join(reason.do))
-    case = Case(judged.evidence, vars(judged.gates))
     for unknown in () if last else judged.unknown:
-        if unknown.needed and unknown.rank in stage.ranks and unknown.blocks(case):
+        if unknown.needed and unknown.rank in stage.ranks and unknown.blocks:
             more = f"seconds={2 * seconds:g} (in a shell, --seconds {2 * seconds:g})"
             remedy = f"Call the same ladder with {more}, or run {unknown.first_command}."
             return Obstacle(f"not known: {unknown.name}.", remedy)
@@ -430,8 +429,6 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to say
 
 def _run_stage(stage: Stage, asked: Asked, found: Ladder) -> tuple[Ladder, dict[str, str]]:
     """Return the ladder after a stage, and the reports that it made as files; what a failed stage had found is measured again."""
-    from ..verdict.figures import READERS
-
     passed = tuple(rung for rung in found.rungs if rung.status == OK)
     knee = next((rung.evidence.get("knee") for rung in passed if rung.stage == "throughput"), None)
     known = replace(found, rungs=passed).verdict.evidence
@@ -441,8 +438,7 @@ def _run_stage(stage: Stage, asked: Asked, found: Ladder) -> tuple[Ladder, dict[
         reports.update(stage.measure(replace(asked, knee=knee)))
     except DeviceError as error:
         obstacle = Obstacle(error.what, error.remedy)
-    kinds = tuple(kind for kind, *_ in READERS)
-    read = read_reports([report for report in reports.values() if isinstance(report, kinds)], known)
+    read = read_reports([report for report in reports.values() if isinstance(report, REPORTS)], known)
     if obstacle is None and "doctor" in reports:
         obstacle = _not_frozen(reports["doctor"], read.added.get("doctor_failures", ()), asked.device)
     obstacle = obstacle or not_met(judge(read.evidence), stage, asked.seconds)

@@ -18,7 +18,7 @@ from ...devices.machine import processor_name
 from ...errors import ConfigurationError, Interrupted
 from ...session import SESSION
 from ...training.curve import installed_bytes
-from ..verdict.evidence import Evidence
+from ..verdict.metrics import Evidence
 from .logbook.gathering import software, version_of
 from .logbook.sections import Count, ReportFigures, Software
 

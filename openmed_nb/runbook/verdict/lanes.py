@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from ..._render.display import MARK, Report, Shown, Table, to_text
-from .evidence import COUNT, FIGURES, HOURS, RATE, SECONDS_OF_AN_HOUR, Evidence, in_unit
-from .gates import Gates, narrow
+from ..._render.display import MARK, Report, Shown, Table
+from .gates import Gates, narrow_text
+from .metrics import COUNT, HOURS, METRICS, RATE, SECONDS_OF_AN_HOUR, Evidence, in_unit
 
 NOTES = 100_000  # How many notes the time is for where nobody said how many there are.
 
@@ -17,45 +16,52 @@ CPU, MPS, MLX, REMOTE = "CPU", "MPS", "MLX", "remote pool"
 # What is measured on a device is a figure of one lane; a GPU of CUDA is what a worker of a pool has.
 LANE_OF = {"cpu": CPU, "mps": MPS, "cuda": REMOTE}
 
-# What to know of each lane; ``{hours}`` is the gate of a verdict.
-ABOUT: Mapping[str, Mapping[str, str]] = {
-    "strength": {
-        CPU: "every operator of PyTorch, and the numbers that others are compared with",
-        MPS: "the same PyTorch code on the GPU of a Mac, which no note leaves",
-        MLX: "made for Apple's GPUs, and quick at writing text",
-        REMOTE: "as fast as there are computers, and it goes on while the laptop sleeps",
-    },
-    "risk": {
-        CPU: "slow with large models and long texts",
-        MPS: "operators that fall back, or are wrong without an error; memory that all programs share",
-        MLX: "other code and other weights: all is validated anew",
-        REMOTE: "notes leave this computer; other drivers and versions; waiting for a place",
-    },
-    "best for": {
-        CPU: "small models, short texts, checks, and what another lane computes wrongly",
-        MPS: "annotation in full batches, and fine-tuning of models that fit",
-        MLX: "language models that write text on a Mac",
-        REMOTE: "work of more than {hours}, services, and models that do not fit here",
-    },
-    "how its figures are had": {
-        CPU: "nb.compare(model, texts)",
-        MPS: "nb.compare(model, texts), nb.sweep(model), nb.runbook.parity(model, texts), nb.runbook.fallbacks()",
-        MLX: "by timing MLX and MPS in one shape: the rows that nb.sweep(model, length=128) finds best, the first pass left out",
-        REMOTE: "nb.handoff(folder) proves on one of its computers that it does the same; nb.cluster(hosts=...) then shows texts a second",
-    },
-}
-KINDS_OF_WORK = (
-    ("try things out", "CPU or MPS, here", "cells answer in seconds, and nothing is sent away"),
-    ("read many notes once", "MPS up to {hours}, then a remote pool", "one computer can be spared so long"),
-    ("answer within an agreed time", REMOTE, "a laptop sleeps, heats up and runs on battery"),
-)
 TWO_WEEKS = "After two weeks with the same operators on top, which Profile.diff(...) shows, move this work to another lane, or accept it."
 
-# The figures of a lane, as evidence has them.
+# The metrics of a lane.
 SHOWN = (
-    *("texts_per_second", "utilisation", "headroom", "memory_growth", "entity_agreement", "logits", "training_parts"),
-    *("fallback_operators", "refused_operators", "fallback_time", "fallback_calls"),
+    "texts_per_second",
+    "utilisation",
+    "headroom",
+    "memory_growth",
+    "entity_agreement",
+    "logits",
+    "training_parts",
+    "fallback_operators",
+    "refused_operators",
+    "fallback_time",
+    "fallback_calls",
 )
+
+
+def about_lanes(hours: str) -> dict[str, dict[str, str]]:
+    """Return what to know of each lane; ``hours`` is how long a run on one computer may take."""
+    return {
+        "strength": {
+            CPU: "every operator of PyTorch, and the numbers that others are compared with",
+            MPS: "the same PyTorch code on the GPU of a Mac, which no note leaves",
+            MLX: "made for Apple's GPUs, and quick at writing text",
+            REMOTE: "as fast as there are computers, and it goes on while the laptop sleeps",
+        },
+        "risk": {
+            CPU: "slow with large models and long texts",
+            MPS: "operators that fall back, or are wrong without an error; memory that all programs share",
+            MLX: "other code and other weights: all is validated anew",
+            REMOTE: "notes leave this computer; other drivers and versions; waiting for a place",
+        },
+        "best for": {
+            CPU: "small models, short texts, checks, and what another lane computes wrongly",
+            MPS: "annotation in full batches, and fine-tuning of models that fit",
+            MLX: "language models that write text on a Mac",
+            REMOTE: f"work of more than {hours}, services, and models that do not fit here",
+        },
+        "how its figures are had": {
+            CPU: "nb.compare(model, texts)",
+            MPS: "nb.compare(model, texts), nb.sweep(model), nb.runbook.parity(model, texts), nb.runbook.fallbacks()",
+            MLX: "by timing MLX and MPS in one shape: the rows that nb.sweep(model, length=128) finds best, the first pass left out",
+            REMOTE: "nb.handoff(folder) proves on one of its computers that it does the same; nb.cluster(hosts=...) then shows texts a second",
+        },
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,17 +98,17 @@ class Lanes(Shown):
     @property
     def about(self) -> dict[str, dict[str, str]]:
         """What to know of each lane: its strength, its risk, what it is best for, and how its figures are had."""
-        hours = self.gates.shown()
-        return {row: {lane: said.format(**hours) for lane, said in lanes.items()} for row, lanes in ABOUT.items()}
+        return about_lanes(self.gates.shown()["hours"])
 
     @property
     def measured(self) -> dict[str, dict[str, str]]:
         """What was measured of each lane, or follows from that, as people read it, by the name of the figure."""
-        evidence, here = self.evidence, LANE_OF.get(self.evidence.kind or "")
+        evidence = self.evidence
+        here = LANE_OF.get(evidence.kind or "")
         if here is None:
             return {}
-        found = {
-            FIGURES[name][0]: {here: in_unit(FIGURES[name][1], value)}
+        measured = {
+            METRICS[name].label: {here: in_unit(METRICS[name].unit, value)}
             for name in SHOWN
             if (value := getattr(evidence, name)) is not None
         }
@@ -113,37 +119,40 @@ class Lanes(Shown):
                 rates[CPU] = evidence.texts_per_second / evidence.speed_up
             times = {lane: notes / rate / SECONDS_OF_AN_HOUR for lane, rate in rates.items() if rate}
             hours = {lane: time for lane, time in times.items() if math.isfinite(time)}
-            rate, time = FIGURES["texts_per_second"][0], f"time for {in_unit(COUNT, notes)} notes"
-            found[rate] = {lane: in_unit(RATE, one) for lane, one in rates.items()}
-            found[time] = {lane: in_unit(HOURS, one) for lane, one in hours.items()}
+            rate_row = {lane: in_unit(RATE, rate) for lane, rate in rates.items()}
+            time_row = {lane: in_unit(HOURS, time) for lane, time in hours.items()}
             if here == MPS:
-                found[rate][MLX] = f"to beat: {in_unit(RATE, rates[MPS])}"
+                rate_row[MLX] = f"to beat: {rate_row[MPS]}"
             if here != REMOTE and here in hours:
                 workers = max(2, math.ceil(hours[here] / max(self.gates.hours, 1)))
                 spread = in_unit(HOURS, hours[here] / workers)
-                found[time][REMOTE] = f"{spread} at best, on {workers:,} computers like this one"
-        return found
+                time_row[REMOTE] = f"{spread} at best, on {workers:,} computers like this one"
+            measured[METRICS["texts_per_second"].label] = rate_row
+            measured[f"time for {in_unit(COUNT, notes)} notes"] = time_row
+        return measured
 
     def report(self) -> Report:
         """Return the lanes as columns, and which kind of work takes which; what was measured stands in the HTML."""
-        named = {MPS: f"{MPS}{MARK}"} if self.simulated else {}
         lanes = (CPU, MPS, MLX, REMOTE)
-        columns = ("", *(named.get(lane, lane) for lane in lanes))
-        verdict = {"verdict": {self.lane: self.recommendation}} if self.lane else {}
-        rows: dict[str, Mapping[str, str]] = {**self.about, **verdict}
+        columns = ("", *(f"{lane}{MARK}" if self.simulated and lane == MPS else lane for lane in lanes))
 
-        def table(caption: str, found: Mapping[str, Mapping[str, str]]) -> Table:
-            return Table(
-                caption, columns, tuple((name, *(one.get(lane, "") for lane in lanes)) for name, one in found.items())
-            )
+        def table(caption: str, rows: Mapping[str, Mapping[str, str]]) -> Table:
+            cells = ((name, *(row.get(lane, "") for lane in lanes)) for name, row in rows.items())
+            return Table(caption, columns, tuple(cells))
 
-        hours = self.gates.shown()
-        work = tuple(tuple(cell.format(**hours) for cell in row) for row in KINDS_OF_WORK)
+        about = self.about
+        if self.lane:
+            about["verdict"] = {self.lane: self.recommendation}
+        up_to = f"MPS up to {self.gates.shown()['hours']}, then a remote pool"
+        work = (
+            ("try things out", "CPU or MPS, here", "cells answer in seconds, and nothing is sent away"),
+            ("read many notes once", up_to, "one computer can be spared so long"),
+            ("answer within an agreed time", REMOTE, "a laptop sleeps, heats up and runs on battery"),
+        )
         kinds = Table("Kinds of work", ("work", "lane", "because"), work)
-        title = f"Lanes: {self.recommendation}"
         measured = table("Measured here", self.measured)
-        return Report(title, (TWO_WEEKS,), (table("", rows), kinds), figures=(measured,) if measured.rows else ())
+        figures = (measured,) if measured.rows else ()
+        return Report(f"Lanes: {self.recommendation}", (TWO_WEEKS,), (table("", about), kinds), figures=figures)
 
     def __str__(self) -> str:
-        report: Any = self.marked()
-        return to_text(replace(report, tables=tuple(map(narrow, report.tables))))
+        return narrow_text(self.marked())

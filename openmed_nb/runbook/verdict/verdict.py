@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._render.display import FAILED, MARK, NOT_APPLICABLE, OK, SEVERITY, WARNING, Plain, Report, Shown, Table
 from ..._render.drawing import Lamp, Picture
 from ..._utils.text import describe_value, short_type_name
 from ...devices.request import canonical
 from ...errors import ConfigurationError, UnknownModel
+from ...models.certificates import Gate
 from ...models.registry import BUNDLED, find_model
+from ..bench.comparison import Comparison
 from ..bench.workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from ..checks.precision.report import ParityReport
+from ..checks.precision.validation import PrecisionVerdict
 from ..records.logbook.sections import ReportFigures, numbers
+from ..records.signals import Signals
 from . import lanes as of_lanes
-from .evidence import INFERENCE, TRAINING, Area, Case, Evidence, Figures, Requirement
-from .gates import CPU, FALL_BACK, LEANING, MEASURING, MLX, REMOTE, RULES, STAY, STAYING, Gates, VerdictRule
-
-if TYPE_CHECKING:
-    from ..bench.comparison import Comparison
+from .figures import figures_of
+from .gates import Gates
+from .metrics import GATES, INFERENCE, METRICS, REPORTS, TRAINING, Area, Context, Evidence
+from .rules import CPU, FALL_BACK, MLX, REMOTE, STAY, Case, Figures, Requirement, VerdictRule, decision_matrix
 
 # What a measured step is a part of; a person's own step may be a part of any.
 TASK_OF = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: TRAINING}
@@ -27,52 +31,14 @@ TASK_OF = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: TRAIN
 # What torch wraps models into: the class says nothing of the model.
 WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
 
-# The gates of each area, by its rank; the first that was measured is shown.
-GATES_OF = {
-    Area.NUMBERS: ("entity_agreement", "logits", "recall_loss", "gradients"),
-    Area.MEMORY: ("headroom", "memory_growth"),
-    Area.DATA: ("data_share", "transfer_share"),
-    Area.BATCH: ("knee_gain",),
-    Area.FALLBACKS: ("fallback_time", "fallback_calls"),
-    Area.SPEED: ("speed_up", "hours"),
-}
-
 # The words of the lamp of an area that nothing here depends on.
 NOTHING_HERE = "nothing to measure here"
 
-LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
-
-# What is said with a verdict, if a value makes it true; it stands in the braces.
-CAUTIONS: tuple[tuple[Callable[[Case], Any], str], ...] = (
-    (
-        lambda case: case.evidence.refused_dtype,
-        "The model does not keep its entities in {0}: use float32.",
-    ),
-    (
-        lambda case: ", ".join(case.evidence.silent_errors or ()),
-        "Known silent errors were seen on this device ({0}); nb.doctor() says what to avoid.",
-    ),
-    (
-        lambda case: ", ".join(case.evidence.models or ()) if len(case.evidence.models or ()) > 1 else "",
-        "The reports call the model {0}: make sure that it is one.",
-    ),
-    (
-        lambda case: case.evidence.task == INFERENCE and case.on_accelerator and not case.numbers_are_known(),
-        "Parity of a module of your own is not known: compare its outputs on both devices with torch.testing.assert_close.",
-    ),
-    (
-        lambda case: bool(case.known("synchronisations")) and not case.synchronises(),
-        "A step waits for the device in lines that nb.runbook.profile(...) names; that costs little while the device is busy.",
-    ),
-    (
-        lambda case: case.speed_up_may_be(1.0),
-        "No difference in speed from the CPU was shown.",
-    ),
-    (
-        lambda case: case.speed_up_may_be(1 + case.limits["speed_up"]),
-        "The speed-up may be on either side of its gate: more pairs would tell.",
-    ),
+PARITY_BY_HAND = (
+    "Parity of a module of your own is not known: compare its outputs on both devices with torch.testing.assert_close."
 )
+WAITS_WHILE_BUSY = "A step waits for the device in lines that nb.runbook.profile(...) names; that costs little while the device is busy."
+LOGIC_ONLY = "The evidence is simulated: this shows how a verdict is reached, and says nothing of MPS."
 
 
 @dataclass(frozen=True)
@@ -166,8 +132,25 @@ class Verdict(Shown):
     @property
     def cautions(self) -> tuple[str, ...]:
         """What else to know."""
-        case = Case(self.evidence, vars(self.gates))
-        return tuple(sentence.format(value) for read, sentence in CAUTIONS if (value := read(case)))
+        here = self.evidence
+        case = Case(here, vars(self.gates))
+        said = []
+        if here.refused_dtype:
+            said.append(f"The model does not keep its entities in {here.refused_dtype}: use float32.")
+        if here.silent_errors:
+            names = ", ".join(here.silent_errors)
+            said.append(f"Known silent errors were seen on this device ({names}); nb.doctor() says what to avoid.")
+        if here.models and len(here.models) > 1:
+            said.append(f"The reports call the model {', '.join(here.models)}: make sure that it is one.")
+        if here.task == INFERENCE and case.on_accelerator and not case.numbers_are_known():
+            said.append(PARITY_BY_HAND)
+        if here.synchronisations and not case.synchronises():
+            said.append(WAITS_WHILE_BUSY)
+        if case.speed_up_may_be(1.0):
+            said.append("No difference in speed from the CPU was shown.")
+        if case.speed_up_may_be(1 + self.gates.speed_up):
+            said.append("The speed-up may be on either side of its gate: more pairs would tell.")
+        return tuple(said)
 
     @property
     def not_known(self) -> tuple[str, ...]:
@@ -210,16 +193,17 @@ class Verdict(Shown):
 
     def _lamp(self, rank: Area) -> Lamp:
         """Return the lamp of an area, with the figure that decides on it."""
-        case, area = Case(self.evidence, vars(self.gates)), rank.name.lower()
+        case = Case(self.evidence, vars(self.gates))
         against = [one for one in self.reasons if one.rank == rank and one.recommendation != STAY]
         beyond = [figure for one in against for figure in one.figures]
-        known = [figure for figure in map(case.gated, GATES_OF[rank]) if figure.value is not None]
+        known = [case.gated(name) for name, gate in GATES.items() if gate.area == rank]
+        known = [figure for figure in known if figure.value is not None]
         words = next((figure.measured for figure in (*beyond, *known)), "")
         if beyond:
-            return Lamp(area, FAILED, words)
+            return Lamp(rank.name.lower(), FAILED, words)
         if any(one.rank == rank and one.needed for one in self.unknown):
-            return Lamp(area, NOT_APPLICABLE, words or "not measured")
-        return Lamp(area, OK if known else NOT_APPLICABLE, words or NOTHING_HERE)
+            return Lamp(rank.name.lower(), NOT_APPLICABLE, words or "not measured")
+        return Lamp(rank.name.lower(), OK if known else NOT_APPLICABLE, words or NOTHING_HERE)
 
     def report(self) -> Report:
         """Return the recommendation with its reasons; the figures are among the figures."""
@@ -309,54 +293,54 @@ def judge(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     """
     gates = Gates() if gates is None else gates
     case = Case(evidence, vars(gates))
-    # Rules of one rank that recommend the same are one reason.
-    groups: dict[tuple[Area, str], list[tuple[VerdictRule, Figures]]] = {}
-    for rule in RULES:
-        if figures := rule.figures(case):
-            groups.setdefault((rule.rank, rule.recommendation), []).append((rule, figures))
-    if not groups:
-        staying = ((rule, rule.figures(case)) for rule in (STAYING, LEANING))
-        groups[Area.NUMBERS, ""] = [next((one for one in staying if one[1]), (MEASURING, ()))]
     unknown = case.unmeasured()
     first = min(unknown, key=lambda one: not one.needed, default=None)
-    shown = {**gates.shown(), "command": first.first_command if first else "nb.doctor()"}
-    reasons = tuple(_reason(holding, shown) for holding in groups.values())
-    return Verdict(evidence, gates, reasons, unknown)
+    *rules, staying, leaning, measuring = decision_matrix(case, first.first_command if first else "nb.doctor()")
+    # Rules of one rank that recommend the same are one reason.
+    groups: dict[tuple[Area, str], list[VerdictRule]] = {}
+    for rule in rules:
+        if rule.figures:
+            groups.setdefault((rule.rank, rule.recommendation), []).append(rule)
+    if not groups:
+        rule = next((one for one in (staying, leaning) if one.figures), measuring)
+        groups[rule.rank, rule.recommendation] = [rule]
+    return Verdict(evidence, gates, tuple(map(_reason, groups.values())), unknown)
 
 
-def _reason(holding: list[tuple[VerdictRule, Figures]], shown: dict[str, str]) -> Reason:
-    """Return rules that hold and recommend the same as one reason, each sentence and figure once."""
-    first = holding[0][0]
-    when, _, do, change = (
-        tuple(dict.fromkeys(cells)) for cells in zip(*(rule.row(shown) for rule, _ in holding), strict=True)
+def _reason(rules: Sequence[VerdictRule]) -> Reason:
+    """Return rules that recommend the same as one reason, each sentence and figure once."""
+    return Reason(
+        rules[0].recommendation,
+        rules[0].rank,
+        tuple(dict.fromkeys(rule.when for rule in rules)),
+        tuple(dict.fromkeys(figure for rule in rules for figure in rule.figures)),
+        tuple(dict.fromkeys(rule.do for rule in rules)),
+        tuple(dict.fromkeys(rule.change for rule in rules)),
     )
-    figures = dict.fromkeys(figure for _, found in holding for figure in found)
-    return Reason(first.recommendation, first.rank, when, tuple(figures), do, change)
 
 
 def evidence_of(
     *reports: Any, gates: Gates | None = None, task: str | None = None, texts_to_do: int | None = None
 ) -> Evidence:
-    """Return the figures of reports, in any order; an :class:`Evidence` among them has a person's own, which count most."""
-    from ..bench.comparison import Comparison  # These import numpy.
-    from ..records.signals import Signals
-    from .figures import READERS, Context
-
-    found = by_kind(reports, [Evidence, *(kind for kind, _, read in READERS if read)])
-    own: Evidence = found.pop(Evidence, Evidence())
-    there = [(found[kind], figures, read) for kind, figures, read in READERS if kind in found and read]
-    about = [figures(report) for report, figures, _ in there if figures]
-    device = own.device or device_of(about, found.get(Comparison))
+    """Return the metrics of reports, in any order; an :class:`Evidence` among them has a person's own, which count most."""
+    by_kind = _by_kind(reports)
+    own: Evidence = by_kind.pop(Evidence, Evidence())
+    about = [figures_of(report) for report in by_kind.values() if not isinstance(report, Signals)]
+    device = own.device or _device_of(about, by_kind.get(Comparison))
     if task is None:
-        task = own.task or task_of(about)
-    context = Context(device, task, gates or Gates(), own.measured)
-    for report, _, read in there:
-        shown = {name: value for name, value in read(report, context).items() if value is not None}
-        context = replace(context, known={**shown, **context.known})
-    models = own.models or models_of(found.values()) or None
-    only("a model in several types", (one.run.dtype for one in about if one.run.dtype), "Pass reports of one type.")
+        task = own.task or _task_of(about)
+    models = own.models or _models_of(by_kind.values()) or None
+    _only("a model in several types", (one.run.dtype for one in about if one.run.dtype), "Pass reports of one type.")
     # A forecast runs on the CPU, so a simulation changes nothing of it; signals are of the computer alone.
     simulated = any(one.simulated for one in about if one.report != "forecast")
+    simulated = simulated or getattr(by_kind.get(Signals), "simulated", False)
+    context = Context(device, task, gates or Gates(), own.measured)
+    read = list(map(_as_precision, by_kind.values()))
+    if Comparison in by_kind:
+        read.append(by_kind[Comparison].of(device or "cpu"))
+    for name, metric in METRICS.items():
+        if name not in context.known and (value := metric.read(read, context)) is not None:
+            context.known[name] = value
     return replace(
         own,
         **{
@@ -365,16 +349,22 @@ def evidence_of(
             "device": device,
             "task": task,
             "texts_to_do": own.texts_to_do if texts_to_do is None else texts_to_do,
-            "simulated": own.simulated or simulated or getattr(found.get(Signals), "simulated", False),
+            "simulated": own.simulated or simulated,
         },
     )
 
 
-def by_kind(reports: Iterable[Any], kinds: Iterable[type]) -> dict[type, Any]:
+def _as_precision(report: Any) -> Any:
+    """Return parity in a reduced type as a look at that type: it tells of the device only if the entities are kept."""
+    reduced = isinstance(report, ParityReport) and report.dtype != "float32"
+    return PrecisionVerdict(report, Gate()) if reduced else report
+
+
+def _by_kind(reports: Iterable[Any]) -> dict[type, Any]:
     """Return reports by their classes; refuse what is not a report, and two of one class."""
     found: dict[type, Any] = {}
     for report in reports:
-        kind = next((kind for kind in kinds if isinstance(report, kind)), None)
+        kind = next((kind for kind in (Evidence, *REPORTS) if isinstance(report, kind)), None)
         if kind is None:
             what = f"{short_type_name(report)} is not a report for a verdict."
             raise ConfigurationError(what, "Pass what nb.compare, nb.sweep, nb.runbook.parity and the others return.")
@@ -385,7 +375,7 @@ def by_kind(reports: Iterable[Any], kinds: Iterable[type]) -> dict[type, Any]:
     return found
 
 
-def only(what: str, values: Iterable[str], remedy: str) -> str | None:
+def _only(what: str, values: Iterable[str], remedy: str) -> str | None:
     """Return the one value that reports agree on, ``None`` if they name none, or raise."""
     named = sorted(set(values))
     if len(named) > 1:
@@ -393,10 +383,10 @@ def only(what: str, values: Iterable[str], remedy: str) -> str | None:
     return named[0] if named else None
 
 
-def device_of(about: Iterable[ReportFigures], comparison: Comparison | None) -> str | None:
+def _device_of(about: Iterable[ReportFigures], comparison: Comparison | None) -> str | None:
     """Return the device that reports are of; of a comparison alone, the fastest that is not the CPU."""
     named = (one.place for one in about if one.place and one.report != "comparison")
-    device = only("several devices", named, "Pass reports of one device.")
+    device = _only("several devices", named, "Pass reports of one device.")
     if device is not None or comparison is None:
         return device
     others = [(one.speed_up.middle, one.device) for one in comparison.devices if one.speed_up is not None]
@@ -404,41 +394,41 @@ def device_of(about: Iterable[ReportFigures], comparison: Comparison | None) -> 
     return canonical(fastest[1])
 
 
-def task_of(about: Sequence[ReportFigures]) -> str | None:
+def _task_of(about: Sequence[ReportFigures]) -> str | None:
     """Return what the model is used for; a memory curve is of a training if no other report says more."""
     tasks = {TASK_OF[one.run.task] for one in about if one.run.task in TASK_OF}
-    said = only("several tasks", tasks, "Pass reports of one task, or say which with task=.")
+    said = _only("several tasks", tasks, "Pass reports of one task, or say which with task=.")
     return TRAINING if said is None and any(one.report == "memory" for one in about) else said
 
 
-def models_of(reports: Iterable[Any]) -> tuple[str, ...]:
+def _models_of(reports: Iterable[Any]) -> tuple[str, ...]:
     """Return by which names reports call the model, in alphabetical order; refuse two that certainly are of two models."""
     of_model = [getattr(one, "parity", one) for one in reports]  # That of a verdict on a precision.
     called = sorted(
         {(getattr(one, "model", "") or getattr(one, "name", ""), getattr(one, "task", "")) for one in of_model}
     )
-    for kind in (is_class, is_loadable):
+    for kind in (_is_class, _is_loadable):
         named = [name for name, task in called if name and task != OWN_STEP and kind(name)]
-        other = next((name for name in named if name != named[0] and resolved(name) != resolved(named[0])), None)
+        other = next((name for name in named if name != named[0] and _resolved(name) != _resolved(named[0])), None)
         if other is not None:
             what = f"The reports are of different models: {describe_value(named[0])} and {describe_value(other)}."
             raise ConfigurationError(what, "Pass reports of one model, by one name.")
     return tuple(dict.fromkeys(name for name, _ in called if name))
 
 
-def is_class(name: str) -> bool:
+def _is_class(name: str) -> bool:
     """Tell whether a name is that of the class of a model that was passed, not one that a model is loaded by."""
     return name.isidentifier() and name != name.lower() and name not in WRAPPERS
 
 
-def is_loadable(name: str) -> bool:
+def _is_loadable(name: str) -> bool:
     """Tell whether a model is loaded by a name: a bundled one, an id of a hub, or a path."""
     return name in BUNDLED or not name.isidentifier()
 
 
-def resolved(name: str) -> object:
+def _resolved(name: str) -> object:
     """Return what two names of one model share: of classes the names, of others where they are."""
     try:
-        return name if is_class(name) else find_model(name)
+        return name if _is_class(name) else find_model(name)
     except UnknownModel:
         return name

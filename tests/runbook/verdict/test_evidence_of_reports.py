@@ -28,8 +28,8 @@ from openmed_nb.runbook.checks.precision.report import Differences, GradientDiff
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.records.signals import Signals
-from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import gates
+from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import evidence_of
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 from openmed_nb.training.nonfinite import Origin

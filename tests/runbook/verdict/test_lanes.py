@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb._render.display import NOTE
-from openmed_nb.runbook.verdict.evidence import Evidence
 from openmed_nb.runbook.verdict.gates import Gates, gates
 from openmed_nb.runbook.verdict.lanes import CPU, LANE_OF, MLX, MPS, REMOTE
+from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import judge
 
 RATE = "texts, or rows"

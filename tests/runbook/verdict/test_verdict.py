@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from openmed_nb import errors
 from openmed_nb._render.display import NOTE
-from openmed_nb.runbook.verdict.evidence import AT_LEAST, FIGURES, REQUIREMENTS, TASKS, Evidence
-from openmed_nb.runbook.verdict.gates import MATRIX, Gates, gates
+from openmed_nb.runbook.verdict.gates import Gates, gates
+from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence
+from openmed_nb.runbook.verdict.rules import Case, decision_matrix, requirements
 from openmed_nb.runbook.verdict.verdict import judge
+
+NOTHING = Case(Evidence(), vars(Gates()))
+MATRIX = decision_matrix(NOTHING, "nb.doctor()")
+REQUIREMENTS = requirements(NOTHING)
 
 RECOMMENDED = {rule.recommendation for rule in MATRIX}
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.json"))
@@ -118,7 +123,7 @@ VALUES = {
     "names": names,
     "phases": st.dictionaries(st.sampled_from(["data", "transfer", "forward"]), share),
 }
-figures = {one.name: VALUES[FIGURES[one.name][1]] for one in fields(Evidence)} | {"task": st.sampled_from(TASKS)}
+figures = {one.name: VALUES[METRICS[one.name].unit] for one in fields(Evidence)} | {"task": st.sampled_from(TASKS)}
 evidences = st.builds(
     Evidence, **{name: values if name == "simulated" else st.none() | values for name, values in figures.items()}
 )
@@ -172,7 +177,7 @@ def test_what_is_stayed_on_is_within_its_gates(evidence, limits):
     wrong = [
         name
         for value, limit, name in all_of_them
-        if value is not None and (limit - value if name in AT_LEAST else value - limit) > 1e-9
+        if value is not None and (limit - value if GATES[name].at_least else value - limit) > 1e-9
     ]
 
     assert wrong == []

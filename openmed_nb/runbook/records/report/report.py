@@ -19,7 +19,7 @@ from ...._utils.validation import check_flag, given_path
 from ....devices.machine import SIMULATION_ON
 from ....session import SESSION
 from ...bench.workloads import ANNOTATION
-from ...verdict.evidence import TRAINING
+from ...verdict.metrics import TRAINING
 from ...verdict.verdict import Verdict, judge
 from ..runner import ANEW, Staged, Subject, evidence_from, resume, run_stages, subject_here
 from .page import issue_of, page_of
