@@ -10,7 +10,7 @@ from torch import nn
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.checks.operators.fallbacks import FallbackLedger
-from openmed_nb.runbook.checks.operators.recorders import FallbackRecord, FallbackWatch
+from openmed_nb.runbook.checks.operators.recorders import FallbackRecord
 from openmed_nb.runbook.checks.operators.table import ModulePlace, operator_table
 
 pytestmark = pytest.mark.real_computer
@@ -315,7 +315,7 @@ def test_seconds_are_in_the_html_only():
 def test_time_of_the_outermost_operator_is_taken():
     """The mode takes the time of each outermost operator with a tensor of MPS, and counts them."""
     record = FallbackRecord(operator_table())
-    with FallbackWatch(record):
+    with record:
         torch.ones(3, device="mps").exp()
         torch.ones(3).exp()
 

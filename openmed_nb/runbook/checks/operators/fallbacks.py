@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...._render.display import Report, Shown, Table
+from ...._render.display import Report, Shown, Table, counted
 from ....devices.backend import import_torch
 from ....devices.machine import mps_is_simulated
 from ....devices.moving import module_in
@@ -97,9 +97,10 @@ class FallbackLedger(Shown):
         sentences = []
         for outcome, remedy in REMEDIES.items():
             entries = [entry for entry in self.entries if entry.outcome == outcome]
-            count, names = sum(entry.count for entry in entries), sorted({entry.operator for entry in entries})
-            calls = "1 call" if count == 1 else f"{count} calls"
-            sentences += [f"{calls} {outcome}: {', '.join(names)}.{remedy}"] if count else []
+            if entries:
+                calls = counted(sum(entry.count for entry in entries), "call")
+                names = ", ".join(sorted({entry.operator for entry in entries}))
+                sentences.append(f"{calls} {outcome}: {names}.{remedy}")
         if sentences:
             return " ".join(sentences)
         if self._record.operators:
@@ -155,7 +156,7 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
     """
     module = None if model is None else module_in(model, "Pass a torch module, a pipeline, or nothing.")
     torch = import_torch()
-    from .recorders import FALLS, FallbackRecord, FallbackWatch, WarningTap
+    from .recorders import FALLS, FallbackRecord, WarningTap
 
     record = FallbackRecord(operator_table())
     with ExitStack() as stack:  # It gives everything back as it was, whatever ends the block.
@@ -165,5 +166,5 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
         warnings.filterwarnings("always", message=FALLS.pattern, category=UserWarning)
         warnings.showwarning = WarningTap(record, warnings.showwarning)
         stack.enter_context(record.places.watched(module))
-        stack.enter_context(modes_on(FallbackWatch(record)))
+        stack.enter_context(modes_on(record))
         yield FallbackLedger(torch.backends.mps.is_available(), mps_is_simulated(), record)

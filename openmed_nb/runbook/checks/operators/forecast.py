@@ -184,12 +184,14 @@ def _trace_inference(model: torch.nn.Module, example: Example, record: CallRecor
     record.phase = INFERENCE
     for name, place in _wide_tensors(model, example, record):
         record.refuse(name, [FLOAT64], place)
-    seen = Counter(record.calls), Counter(record.refusals)
+    calls = Counter(record.calls)
+    refusals = Counter(record.refusals)
     try:
         with torch.inference_mode(), watching(record, model):
             example(model)
     except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
-        record.calls, record.refusals = seen
+        record.calls = calls
+        record.refusals = refusals
         with torch.no_grad(), watching(record, model):
             example(model)
 
@@ -240,17 +242,20 @@ def _wide_tensors(model: torch.nn.Module, example: Example, record: CallRecord) 
     """Return the tensors of a model, and of its inputs, of a type that MPS does not have, and let the record know them."""
     from .recorders import WIDE
 
-    named = [
-        (f"{kind} {name}", ModulePlace(path, type(module).__name__), tensor)
-        for path, module in model.named_modules()
-        for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers))  # noqa: SLF001
-        for name, tensor in tensors.items()
-        if tensor is not None
-    ]
-    named += [(f"example input {name}", ModulePlace(), tensor) for name, tensor in named_tensors(example.tensors)]
-    wide = [one for one in named if one[2].dtype in WIDE]
-    record.wide.update((tensor, True) for _, _, tensor in wide)
-    return [(name, place) for name, place, _ in wide]
+    wide: list[tuple[str, ModulePlace]] = []
+
+    def look_at(kind: str, tensors: Iterable[tuple[str, torch.Tensor]], place: ModulePlace) -> None:
+        for name, tensor in tensors:
+            if tensor.dtype in WIDE:
+                record.wide[tensor] = True
+                wide.append((f"{kind} {name}", place))
+
+    for path, module in model.named_modules():
+        place = ModulePlace(path, type(module).__name__)
+        look_at("parameter", module.named_parameters(recurse=False), place)
+        look_at("buffer", module.named_buffers(recurse=False), place)
+    look_at("example input", named_tensors(example.tensors), ModulePlace())
+    return wide
 
 
 def loss_or_mean(output: Any) -> torch.Tensor | None:
@@ -379,8 +384,8 @@ class Forecast(Shown):
             "It is not known whether MPS has": self.named(NOT_KNOWN),
         }
         others = [f"{words} {listed(names)}." for words, names in more.items() if names]
-        count, leaving = len(self.operators), self.leaving
-        first = f"Every one of {count} operators runs on MPS."
+        count = len(self.operators)
+        leaving = self.leaving
         if leaving:
             leave = "leaves" if len(leaving) == 1 else "leave"
             first = f"{len(leaving)} of {counted(count, 'operator')} {leave} MPS: {listed(leaving)}."
@@ -388,6 +393,8 @@ class Forecast(Shown):
             first = "No operator leaves MPS."
         elif others:
             first = f"None of {count} operators leaves MPS."
+        else:
+            first = f"Every one of {count} operators runs on MPS."
         return " ".join([first, *others])
 
     def named(self, *verdicts: str) -> tuple[str, ...]:
@@ -414,8 +421,8 @@ class Forecast(Shown):
             calls = [row for row in self.rows if row.phase == phase and not row.refusal]
             called = {row.operator for row in calls}
             if called:
-                numbers = sum(row.count for row in calls), len(called), len(called.intersection(self.leaving))
-                phases.append((phase, *map(str, numbers)))
+                times = sum(row.count for row in calls)
+                phases.append((phase, str(times), str(len(called)), str(len(called.intersection(self.leaving)))))
         tables = (
             Table("What does not simply run on MPS", columns, tuple(troubles[:SHOWN_ROWS])),
             Table("What the model calls", ("phase", "calls", "operators", "leave MPS"), tuple(phases)),
@@ -443,7 +450,8 @@ def rows_of(
     """Return what becomes of everything that a model called, given how often it called it; the worst first."""
     rows = []
     for (operator, phase, place), count in calls.items():
-        verdict, name = table.verdict(operator), table.named_by_mps(operator)
+        verdict = table.verdict(operator)
+        name = table.named_by_mps(operator)
         reason = f"MPS names it {name}." if verdict == FALLS_BACK and name != operator else ""
         remedy = REMEDIES.get(operator, REMEDIES.get(verdict, ""))
         rows.append(OperatorForecast(operator, verdict, phase, place, count, "", reason, remedy))

@@ -56,19 +56,28 @@ WIDE = frozenset(narrower_types())  # The types that MPS does not have.
 ELSEWHERE = "elsewhere"
 
 
+class _Stack(threading.local):
+    """The modules that are running in a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.modules: list[torch.nn.Module] = []
+
+
 class RunningModules:
     """Knows which module is running, in each thread."""
 
     def __init__(self) -> None:
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self._follows = False
-        self._running = threading.local()
+        self._stack = _Stack()
 
     @property
     def here(self) -> ModulePlace:
         """The innermost module that is running in this thread."""
-        stack = self._stack()
-        return ModulePlace(self._names.get(stack[-1], ""), type(stack[-1]).__name__) if stack else ModulePlace()
+        if not self._stack.modules:
+            return ModulePlace()
+        module = self._stack.modules[-1]
+        return ModulePlace(self._names.get(module, ""), type(module).__name__)
 
     @contextmanager
     def watched(self, model: torch.nn.Module | None = None) -> Iterator[None]:
@@ -86,21 +95,17 @@ class RunningModules:
             after.remove()
 
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
-        if self._follows and not self._stack():
+        if self._follows and not self._stack.modules:
             self._name(module)
-        self._stack().append(module)
+        self._stack.modules.append(module)
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        stack = self._stack()
-        while stack and stack.pop() is not module:  # If a hook before ours failed, an end was not seen.
+        modules = self._stack.modules
+        while modules and modules.pop() is not module:  # If a hook before ours failed, an end was not seen.
             pass
 
     def _name(self, model: torch.nn.Module) -> None:
         self._names.update({module: name for name, module in model.named_modules()})
-
-    def _stack(self) -> list[torch.nn.Module]:
-        stack: list[torch.nn.Module] = self._running.__dict__.setdefault("stack", [])
-        return stack
 
 
 @dataclass
@@ -151,10 +156,11 @@ class OperatorTracer(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operator, or the parts that it is made of on MPS."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would call the operator, not the kernel
-            return self._called(operator, with_tensors_for_numbers(operator, args), kwargs or {})
+            return self._called(operator, _with_tensors_for_numbers(operator, args), kwargs or {})
 
     def _called(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        name, given = self._name(operator.name()), operator_tensors([args, kwargs])
+        name = self._name(operator.name())
+        given = operator_tensors([args, kwargs])
         if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
             self._record.refuse(name, [NO_PLAIN_TENSOR])  # The table knows what MPS has for plain tensors only.
             return operator(*args, **kwargs)
@@ -162,18 +168,18 @@ class OperatorTracer(TorchDispatchMode):
         # A kernel that is made of other operators may call its operator again, which is then the CPU's.
         apart = self._verdict(name) == COMPOSITE and name not in self._inside
         key = composite_key(name) if apart else ""
-        if key == "CompositeImplicitAutograd":
+        if not key:
+            result = operator(*args, **kwargs)
+        elif key == "CompositeImplicitAutograd":
             with self:  # Not noted: above, autograd takes these apart, and nobody sees them.
-                return kernel_of(operator, key)(*args, **kwargs)
-        if key:
+                return _kernel_of(operator, key)(*args, **kwargs)
+        else:
             self._inside.append(name)
             try:
                 with self:
-                    result = kernel_of(operator, key)(*args, **kwargs)
+                    result = _kernel_of(operator, key)(*args, **kwargs)
             finally:
                 self._inside.pop()
-        else:
-            result = operator(*args, **kwargs)
         made = operator_tensors(result)
         self._record.calls[name, self._record.phase, self._record.places.here] += 1
         self._record.refuse(name, [*why, *of_shapes([*given, *made])])
@@ -200,7 +206,8 @@ class FunctionTracer(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         self._record.refuse(name, of_call(OF_FUNCTIONS, name, args, kwargs))
-        before, self._record.names = self._record.names, names_above_autograd(name, args, kwargs)
+        before = self._record.names
+        self._record.names = names_above_autograd(name, args, kwargs)
         try:
             return function(*args, **kwargs)
         finally:
@@ -222,12 +229,12 @@ def watching(record: CallRecord, model: torch.nn.Module | None = None) -> Iterat
         yield
 
 
-def kernel_of(operator: Any, key: str) -> Callable[..., Any]:
+def _kernel_of(operator: Any, key: str) -> Callable[..., Any]:
     """Return the kernel of an operator for a dispatch key that MPS calls: not one in Python, which only compilers take."""
     return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - torch has no other name
 
 
-def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return arguments with tensors in the place of numbers that an operator does not take.
 
     Inside of its operators, torch hands a number on as a tensor, and shows it to a mode as a number again.
@@ -236,11 +243,11 @@ def with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any,
     name = operator.name().partition("::")[2].partition(".")[0]
     if schema is None or torch._C._should_allow_numbers_as_tensors(name):  # noqa: SLF001 - as FakeTensor does
         return args
-    kinds = [argument.type.kind() for argument in schema.arguments]
-    pairs = zip(args, kinds, strict=False)
     return tuple(
-        torch.tensor(value) if kind == "TensorType" and isinstance(value, (int, float, complex)) else value
-        for value, kind in pairs
+        torch.tensor(value)
+        if argument.type.kind() == "TensorType" and isinstance(value, (int, float, complex))
+        else value
+        for value, argument in zip(args, schema.arguments, strict=False)
     )
 
 
@@ -267,9 +274,9 @@ class Fall:
     refused: bool = False  # Whether it ended in an error.
 
 
-@dataclass
-class FallbackRecord:
-    """What fell back so far."""
+@dataclass(eq=False)
+class FallbackRecord(TorchDispatchMode):
+    """What fell back so far; as a mode it sees the outermost operators, and how long those take that have a tensor of MPS."""
 
     table: OperatorTable  # What MPS has.
     places: RunningModules = field(default_factory=RunningModules)  # Where in a model it is.
@@ -279,6 +286,31 @@ class FallbackRecord:
     last: Sighting | None = None  # The outermost operator that runs, or that ran last.
     operators: int = 0  # How many outermost operators were called with a tensor of MPS.
     thread: int = field(default_factory=threading.get_ident)  # The thread that is watched.
+
+    supports_higher_order_operators = True
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, and note it if it has a tensor of MPS."""
+        kwargs = kwargs or {}
+        if not any(tensor.is_mps and tensor.layout == torch.strided for tensor in operator_tensors([args, kwargs])):
+            return operator(*args, **kwargs)
+        sighting = self.begin(operator.name())
+        if sighting.name and sighting.phase != BACKWARD:  # There, another thread may wait for us, with the lock.
+            finish(torch.device("mps"))  # What was started before is not the time of this one, which waits for it.
+        start = now()
+        try:
+            made = operator(*args, **kwargs)
+        except NotImplementedError as error:  # Falling back is off.
+            named = REFUSES.search(str(error))
+            if named:
+                self.waiting = [other for other in self.waiting if other is not sighting]
+                self.falls.append(Fall(named[1], sighting, refused=True))
+            raise
+        sighting.seconds = now() - start
+        return made
 
     def begin(self, operator: str) -> Sighting:
         """Note that an outermost operator is called."""
@@ -292,18 +324,11 @@ class FallbackRecord:
     def warned(self, operator: str) -> None:
         """Note a warning of torch: it is of the first such operator that waits for one, or of a part of the last."""
         waiting = next((sighting for sighting in self.waiting if sighting.name == operator), None)
-        if waiting is not None:
-            self.waiting.remove(waiting)
-        elif self.last is not None and self.last in self.waiting:  # MPS has another name for it.
-            self.waiting.remove(self.last)
-        self.falls.append(Fall(operator, waiting or self.last or self._sighting("")))
-
-    def refused(self, sighting: Sighting, error: NotImplementedError) -> None:
-        """Note an operator that MPS does not have while falling back is off."""
-        named = REFUSES.search(str(error))
-        if named:
-            self.waiting = [other for other in self.waiting if other is not sighting]
-            self.falls.append(Fall(named[1], sighting, refused=True))
+        # MPS may have another name for the last one.
+        sighting = waiting or self.last or self._sighting("")
+        if sighting in self.waiting:
+            self.waiting.remove(sighting)
+        self.falls.append(Fall(operator, sighting))
 
     def all_falls(self) -> list[Fall]:
         """Return every fallback, also those whose warning somebody else's filter kept from us."""
@@ -311,36 +336,11 @@ class FallbackRecord:
         return [*self.falls, *silent]
 
     def _sighting(self, name: str) -> Sighting:
-        here = self.places.here
-        backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - as torch.utils.module_tracker asks it
-        return Sighting(name, here, BACKWARD if backward else FORWARD if here.kind else ELSEWHERE)
-
-
-class FallbackWatch(TorchDispatchMode):
-    """Sees the outermost operators, and how long those take that have a tensor of MPS."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, record: FallbackRecord) -> None:
-        super().__init__()
-        self._record = record
-
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, and note it if it has a tensor of MPS."""
-        kwargs = kwargs or {}
-        if not any(tensor.is_mps and tensor.layout == torch.strided for tensor in operator_tensors([args, kwargs])):
-            return operator(*args, **kwargs)
-        sighting = self._record.begin(operator.name())
-        if sighting.name and sighting.phase != BACKWARD:  # There, another thread may wait for us, with the lock.
-            finish(torch.device("mps"))  # What was started before is not the time of this one, which waits for it.
-        start = now()
-        try:
-            made = operator(*args, **kwargs)
-        except NotImplementedError as error:
-            self._record.refused(sighting, error)
-            raise
-        sighting.seconds = now() - start
-        return made
+        place = self.places.here
+        phase = FORWARD if place.kind else ELSEWHERE
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - as torch.utils.module_tracker asks it
+            phase = BACKWARD
+        return Sighting(name, place, phase)
 
 
 @dataclass(frozen=True)

@@ -142,12 +142,12 @@ def operator_table() -> OperatorTable:
 def _table(version: str, built: bool) -> OperatorTable:
     SESSION.tell(Activity(IMPORTING, "torch's list of operators"))  # The reader of YAML lets no other thread run.
     functions = read_functions(functions_file(version))
+    source = "native_functions.yaml of this torch"
+    native = native_by_rule(functions, "MPS")
     if built:
-        native = frozenset(name for name in functions if has_kernel(name, "MPS"))
         source = "the registrations of this torch"
-    else:
-        native, source = native_by_rule(functions, "MPS"), "native_functions.yaml of this torch"
-    return OperatorTable(version, source, native, delegates_of(functions), forced_in(version))
+        native = frozenset(name for name in functions if has_kernel(name, "MPS"))
+    return OperatorTable(version, source, native, _delegates_of(functions), forced_in(version))
 
 
 def functions_file(version: str) -> Path:
@@ -170,9 +170,9 @@ def read_functions(file: Path) -> dict[str, dict[str, Any]]:
     return {f"aten::{entry['func'].partition('(')[0]}": entry for entry in entries}
 
 
-def delegates_of(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    named = {name: entry.get("structured_delegate") for name, entry in functions.items()}
-    return {name: f"aten::{delegate}" for name, delegate in named.items() if delegate}
+def _delegates_of(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    delegates = ((name, entry.get("structured_delegate")) for name, entry in functions.items())
+    return {name: f"aten::{delegate}" for name, delegate in delegates if delegate}
 
 
 def native_by_rule(functions: Mapping[str, Mapping[str, Any]], key: str) -> frozenset[str]:
@@ -183,7 +183,8 @@ def native_by_rule(functions: Mapping[str, Mapping[str, Any]], key: str) -> froz
         for keys in entry.get("dispatch", {})  # Several keys may share a kernel: "CPU, MPS".
         if key in keys.replace(" ", "").split(",")
     }
-    return frozenset(own | {name for name, delegate in delegates_of(functions).items() if delegate in own})
+    delegating = {name for name, delegate in _delegates_of(functions).items() if delegate in own}
+    return frozenset(own | delegating)
 
 
 def composite_key(operator: str) -> str:
@@ -317,7 +318,11 @@ def of_call(rules: Rules, name: str, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def of_shapes(tensors: Iterable[torch.Tensor]) -> list[MpsRefusal]:
-    shapes = [tensor.shape for tensor in tensors if not tensor.is_nested]  # The shape of those is another question.
-    many_dimensions = any(len(shape) > 16 for shape in shapes)  # noqa: PLR2004 - the words of MPS
-    many_elements = any(shape.numel() > 2**31 for shape in shapes)
-    return [DIMENSIONS] * many_dimensions + [ELEMENTS] * many_elements
+    """Return what MPS refuses in the shapes of tensors; those of nested tensors are another question."""
+    shapes = [tensor.shape for tensor in tensors if not tensor.is_nested]
+    refusals = []
+    if any(len(shape) > 16 for shape in shapes):  # noqa: PLR2004 - the words of MPS
+        refusals.append(DIMENSIONS)
+    if any(shape.numel() > 2**31 for shape in shapes):
+        refusals.append(ELEMENTS)
+    return refusals
