@@ -36,7 +36,7 @@ from openmed_nb.runbook.checks.operators.table import DEVICE_SWITCHES, FALLS_BAC
 from openmed_nb.simulation.device import simulated_device
 
 ROOT = Path(__file__).parents[1]
-MODELS = ROOT / "tests" / "runbook" / "operators" / "forecast_models.py"
+MODELS = ROOT / "tests" / "runbook" / "checks" / "operators" / "forecast_models.py"
 RELEASE = "_".join(torch.__version__.split(".")[:2])
 RECORDED = ROOT / "tests" / "recorded" / f"mps_operators_torch_{RELEASE}.txt"
 TYPES = (torch.float32, torch.int64, torch.complex64, torch.bool, torch.float16)

@@ -23,7 +23,7 @@ from openmed_nb.runbook.checks.operators.table import (
 )
 
 VERSION = torch.__version__
-RECORDED = Path(__file__).parents[2] / "recorded" / f"mps_operators_torch_{'_'.join(VERSION.split('.')[:2])}.txt"
+RECORDED = Path(__file__).parents[3] / "recorded" / f"mps_operators_torch_{'_'.join(VERSION.split('.')[:2])}.txt"
 TEXT = RECORDED.read_text("utf-8") if RECORDED.exists() else ""
 LINES = [line for line in TEXT.splitlines() if line.startswith("aten::")]
 

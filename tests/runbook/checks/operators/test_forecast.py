@@ -22,7 +22,7 @@ from openmed_nb.runbook.checks.operators.table import (
 from openmed_nb.session import SESSION
 
 RELEASE = release_of(torch.__version__)[:2]
-RECORDED = Path(__file__).parents[2] / "recorded" / f"mps_operators_torch_{'_'.join(map(str, RELEASE))}.txt"
+RECORDED = Path(__file__).parents[3] / "recorded" / f"mps_operators_torch_{'_'.join(map(str, RELEASE))}.txt"
 REGISTERED = frozenset(RECORDED.read_text("utf-8").splitlines() if RECORDED.exists() else ())
 
 
