@@ -1,4 +1,3 @@
-import re
 import sys
 from pathlib import Path
 
@@ -6,7 +5,6 @@ import pytest
 import torch
 
 from openmed_nb.errors import TorchUnusable
-from openmed_nb.runbook.checks.operators import table as operators
 from openmed_nb.runbook.checks.operators.table import (
     ALWAYS_ON_CPU,
     COMPOSITE,
@@ -21,7 +19,10 @@ from openmed_nb.runbook.checks.operators.table import (
     operator_table,
     read_functions,
 )
+from openmed_nb.simulation.operators import ALWAYS_ON_CPU as FORCED_IN_SIMULATION
+from openmed_nb.simulation.operators import UNSUPPORTED
 
+SVD = "aten::linalg_svd"
 VERSION = torch.__version__
 RECORDED = Path(__file__).parents[3] / "recorded" / f"mps_operators_torch_{'_'.join(VERSION.split('.')[:2])}.txt"
 TEXT = RECORDED.read_text("utf-8") if RECORDED.exists() else ""
@@ -30,15 +31,8 @@ LINES = [line for line in TEXT.splitlines() if line.startswith("aten::")]
 recorded = pytest.mark.skipif(not LINES, reason="nobody read the registrations out of the macOS binary of this torch")
 
 
-@pytest.fixture(scope="module")
-def table():
-    """What MPS has in the installed torch."""
-    return operator_table()
-
-
 @recorded
 def test_table_is_what_the_real_binary_registers():
-    """Every operator that torchgen registers for MPS in the macOS binary is native in torch's list, and no other."""
     generated = {line for line in LINES if "by hand" not in line}
 
     assert native_by_rule(read_functions(functions_file(VERSION)), "MPS") == generated
@@ -47,7 +41,7 @@ def test_table_is_what_the_real_binary_registers():
 
 @recorded
 def test_forced_fallbacks_are_registered_by_hand():
-    """What MPS always sends to the CPU is registered by hand in the macOS binary; the rest there is an error's stub."""
+    """The rest that is registered by hand in the macOS binary is the stub of an error."""
     by_hand = {line.partition(" ")[0] for line in LINES if "by hand" in line}
 
     assert by_hand == {*forced_in(VERSION), "aten::_slow_conv2d_forward"}
@@ -55,99 +49,83 @@ def test_forced_fallbacks_are_registered_by_hand():
 
 @recorded
 def test_device_switches_lead_to_registered_operators():
-    """Where the CPU calls an operator of its own, the one that MPS has in its place is registered."""
-    targets = set(filter(None, DEVICE_SWITCHES.values()))
-
-    assert targets <= set(LINES)
+    assert set(filter(None, DEVICE_SWITCHES.values())) <= set(LINES)
 
 
-def test_rule_holds_for_the_cpu_of_this_torch():
-    """The rule that reads torch's list gives what this torch registers for the CPU, but for what it writes by hand."""
-    functions = read_functions(functions_file(torch.__version__))
-    predicted, registered = native_by_rule(functions, "CPU"), {name for name in functions if has_kernel(name, "CPU")}
+def test_rule_gives_what_this_torch_registers_for_the_cpu():
+    functions = read_functions(functions_file(VERSION))
+    predicted = native_by_rule(functions, "CPU")
+    registered = {name for name in functions if has_kernel(name, "CPU")}
 
     assert predicted <= registered
-    assert len(registered - predicted) < 10
+    assert len(registered - predicted) < 10  # What torch writes by hand.
 
 
-def test_verdict_on_an_operator(table):
-    """An operator is native, made of others, falls back, is always on the CPU, or is not known."""
-    verdicts = {
-        "aten::addmm": NATIVE,
-        "aten::linear": NATIVE,
-        "aten::acos": NATIVE,
-        "aten::convolution": NATIVE,
-        "aten::_scaled_dot_product_flash_attention_for_cpu": NATIVE,
-        "aten::t": COMPOSITE,
-        "aten::matmul": COMPOSITE,
-        "aten::all.dims": COMPOSITE,
-        "aten::_foreach_add.Scalar_out": COMPOSITE,
-        "aten::mode": FALLS_BACK,
-        "aten::put_": FALLS_BACK,
-        "aten::special_ndtri": FALLS_BACK,
-        "aten::special_ndtri.out": FALLS_BACK,
-        "aten::embedding_renorm_": ALWAYS_ON_CPU,
-        "aten::linalg_svd": ALWAYS_ON_CPU if "aten::linalg_svd" in forced_in(VERSION) else COMPOSITE,
-        "somebody::operator": NOT_KNOWN,
-    }
-
-    assert {operator: table.verdict(operator) for operator in verdicts} == verdicts
-
-
-def test_operator_that_python_registers_is_native(table):
-    """An operator that torch gives to MPS in Python is native, although its list does not say so."""
-    assert table.verdict("aten::linalg_lu_solve.out") == NATIVE
-
-
-def test_name_in_the_messages_of_mps(table):
-    """MPS names the operator that one delegates to."""
-    named = {
-        "aten::_linalg_eigh": "aten::_linalg_eigh.eigenvalues",
-        "aten::heaviside_": "aten::heaviside.out",
-        "aten::mode": "aten::mode",
-        "aten::linalg_svd": "aten::linalg_svd",
-    }
-
-    assert {operator: table.named_by_mps(operator) for operator in named} == named
+@pytest.mark.parametrize(
+    ("operator", "verdict", "name_of_mps"),
+    [
+        ("aten::addmm", NATIVE, "aten::addmm.out"),
+        ("aten::linear", NATIVE, "aten::linear"),
+        ("aten::acos", NATIVE, "aten::acos.out"),
+        ("aten::convolution", NATIVE, "aten::convolution"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", NATIVE, None),
+        ("aten::linalg_lu_solve.out", NATIVE, None),  # torch gives it to MPS in Python, and its list does not say so.
+        ("aten::t", COMPOSITE, None),
+        ("aten::matmul", COMPOSITE, None),
+        ("aten::all.dims", COMPOSITE, None),
+        ("aten::_foreach_add.Scalar_out", COMPOSITE, None),
+        ("aten::mode", FALLS_BACK, "aten::mode"),
+        ("aten::_linalg_eigh", FALLS_BACK, "aten::_linalg_eigh.eigenvalues"),
+        ("aten::heaviside_", FALLS_BACK, "aten::heaviside.out"),
+        ("aten::special_ndtri", FALLS_BACK, "aten::special_ndtri.out"),
+        ("aten::special_ndtri.out", FALLS_BACK, "aten::special_ndtri.out"),
+        ("aten::embedding_renorm_", ALWAYS_ON_CPU, "aten::embedding_renorm_"),
+        (SVD, ALWAYS_ON_CPU if SVD in forced_in(VERSION) else COMPOSITE, SVD),
+        ("somebody::operator", NOT_KNOWN, None),
+    ],
+)
+def test_verdict_on_an_operator(operator, verdict, name_of_mps):
+    assert operator_table().verdict(operator) == verdict
+    assert name_of_mps in {None, operator_table().named_by_mps(operator)}
 
 
-def test_operators_of_the_simulated_device_fall_back(table):
+@pytest.mark.skipif(not VERSION.startswith("2.13."), reason="the simulated device has the operators of torch 2.13")
+def test_operators_of_the_simulated_device_fall_back():
     """What the simulated device does not have falls back by torch's list too, or is made of what does, under that name."""
-    if not torch.__version__.startswith("2.13."):
-        pytest.skip("the simulated device has the operators of torch 2.13")
-    from openmed_nb.simulation.operators import ALWAYS_ON_CPU as FORCED_IN_SIMULATION
-    from openmed_nb.simulation.operators import UNSUPPORTED
-
+    table = operator_table()
     alone = {operator: name for operator, name in UNSUPPORTED.items() if table.verdict(operator) == FALLS_BACK}
-    parts = {operator: name for operator, name in UNSUPPORTED.items() if operator not in alone}
-    assert {table.verdict(operator) for operator in parts} == {COMPOSITE}
+
+    assert {table.verdict(operator) for operator in UNSUPPORTED.keys() - alone.keys()} == {COMPOSITE}
     assert {table.verdict(name) for name in UNSUPPORTED.values()} == {FALLS_BACK}
     assert {operator: table.named_by_mps(operator) for operator in alone} == alone
     assert table.forced == FORCED_IN_SIMULATION
 
 
-def test_table_is_read_once(table):
-    """The list is read once for the process."""
-    assert operator_table() is table
-    assert table.torch == torch.__version__
+def test_table_is_read_once():
+    assert operator_table() is operator_table()
+    assert operator_table().torch == VERSION
 
 
 def test_torch_without_its_list_is_an_error(monkeypatch):
-    """Where torch came without its list of operators, the error says so, and what to do."""
     monkeypatch.setitem(sys.modules, "torchgen", None)
 
-    with pytest.raises(TorchUnusable, match=re.escape("torch 2.13.0 came without torchgen/packaged")) as error:
-        operators.functions_file("2.13.0")
+    with pytest.raises(TorchUnusable, match=r"2\.13\.0") as error:
+        functions_file("2.13.0")
     assert error.value.remedy.startswith("Reinstall it:")
 
 
-def test_forced_fallbacks_of_a_version():
-    """Until torch 2.7, MPS always sends two more operators to the CPU, and until 2.13 singular values."""
-    versions = {"2.6.0": True, "2.7.1": True, "2.8.0": False, "2.13.0+cpu": False, "3.0": False}
+@pytest.mark.parametrize(
+    ("version", "col2im", "svd"),
+    [
+        ("2.6.0", True, True),
+        ("2.7.1", True, True),
+        ("2.8.0", False, True),
+        ("2.13.0+cpu", False, True),
+        ("2.14.1", False, False),
+        ("3.0", False, False),
+    ],
+)
+def test_forced_fallbacks_of_a_version(version, col2im, svd):
+    forced = forced_in(version)
 
-    assert {version: "aten::col2im" in forced_in(version) for version in versions} == versions
-    assert all("aten::embedding_renorm_" in forced_in(version) for version in versions)
-    assert {version: "aten::linalg_svd" in forced_in(version) for version in ("2.13.0+cpu", "2.14.1")} == {
-        "2.13.0+cpu": True,
-        "2.14.1": False,
-    }
+    assert ("aten::col2im" in forced, SVD in forced, "aten::embedding_renorm_" in forced) == (col2im, svd, True)
