@@ -46,7 +46,8 @@ class Gates(Thresholds, Shown):
     @property
     def changes(self) -> tuple[str, ...]:
         """The same as sentences; empty if nothing was changed."""
-        was, now = Gates().shown(), self.shown()
+        was = Gates().shown()
+        now = self.shown()
         return tuple(f"Gate changed: {name} from {was[name]} to {now[name]}." for name, *_ in self.changed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +68,8 @@ class Gates(Thresholds, Shown):
 
     def report(self) -> Report:
         """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
-        given, shown = Gates().shown(), self.shown()
+        given = Gates().shown()
+        shown = self.shown()
         was = {name: f"was {given[name]}" for name, *_ in self.changed}
         names = sorted(shown, key=lambda name: name not in was)  # Those that were changed come first.
         thresholds = tuple((name, shown[name], was.get(name, ""), GATES[name].says) for name in names)

@@ -12,7 +12,10 @@ from .metrics import COUNT, HOURS, METRICS, RATE, SECONDS_OF_AN_HOUR, Evidence, 
 
 NOTES = 100_000  # How many notes the time is for where nobody said how many there are.
 
-CPU, MPS, MLX, REMOTE = "CPU", "MPS", "MLX", "remote pool"
+CPU = "CPU"
+MPS = "MPS"
+MLX = "MLX"
+REMOTE = "remote pool"
 # What is measured on a device is a figure of one lane; a GPU of CUDA is what a worker of a pool has.
 LANE_OF = {"cpu": CPU, "mps": MPS, "cuda": REMOTE}
 
@@ -88,7 +91,9 @@ class Lanes(Shown):
     recommendation: str
     lane: str = ""
 
-    SCHEMA, HIDDEN, ALSO = "openmed_nb/lanes/1", ("evidence", "gates"), ("about", "measured", "simulated")
+    SCHEMA = "openmed_nb/lanes/1"
+    HIDDEN = ("evidence", "gates")
+    ALSO = ("about", "measured", "simulated")
 
     @property
     def simulated(self) -> bool:

@@ -35,7 +35,9 @@ from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
 from ..records.signals import CONDITIONS, Signals
 
-INFERENCE, TRAINING, GENERATION = "inference", "training", "generation"
+INFERENCE = "inference"
+TRAINING = "training"
+GENERATION = "generation"
 # What a model is used for: finding entities, forward passes of a module of one's own, training, or writing text.
 TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
 
@@ -123,7 +125,9 @@ class Area(IntEnum):
 
 
 # Who says so.
-OWN, RUNBOOK, PARITY = "a choice of this toolkit", "the runbook", "as nb.runbook.parity judges it"
+OWN = "a choice of this toolkit"
+RUNBOOK = "the runbook"
+PARITY = "as nb.runbook.parity judges it"
 SEEN = "several times the largest difference that was seen where nothing was wrong"
 
 

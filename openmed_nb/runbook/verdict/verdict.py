@@ -54,7 +54,8 @@ class Reason(Plain):
         change: What would change it.
     """
 
-    HIDDEN, ALSO = ("rank",), ("area",)
+    HIDDEN = ("rank",)
+    ALSO = ("area",)
 
     recommendation: str
     rank: Area
@@ -85,7 +86,8 @@ class Verdict(Shown):
         ('compute on the CPU', True, [0.9])
     """
 
-    SCHEMA, HIDDEN = "openmed_nb/verdict/1", ("unknown",)
+    SCHEMA = "openmed_nb/verdict/1"
+    HIDDEN = ("unknown",)
     ALSO = ("recommendation", "sure", "simulated", "states", "cautions")
 
     evidence: Evidence
@@ -207,19 +209,19 @@ class Verdict(Shown):
 
     def report(self) -> Report:
         """Return the recommendation with its reasons; the figures are among the figures."""
-        reason, figures = self.reason, "; ".join(figure.words for figure in self.reason.figures)
+        reason = self.reason
+        figures = "; ".join(figure.words for figure in reason.figures)
         reasons = (*((LOGIC_ONLY,) if self.simulated else ()), f"Why: {'; '.join(reason.when)}.")
-        to_do = (
-            f"What to do: {' '.join(reason.do)}",
-            f"What would change it: {' '.join(reason.change)}",
-        )
+        to_do = (f"What to do: {' '.join(reason.do)}", f"What would change it: {' '.join(reason.change)}")
         named = (f"Figures: {figures}.",) if figures else ()
         also = (*(f"Beside it: {state}" for state in self.states), *self.cautions, *self.gates.changes)
-        others = tuple((one.recommendation, *map("; ".join, (one.when, one.do))) for one in self.others)
+        others = tuple((one.recommendation, "; ".join(one.when), "; ".join(one.do)) for one in self.others)
         table = Table("Other recommendations that have reasons", ("recommendation", "because", "what to do"), others)
-        pairs = [(one.recommendation, figure.row) for one in self.reasons for figure in one.figures]
-        led = tuple((row[0], recommendation, *row[1:]) for recommendation, row in pairs)
-        rest = tuple(row for row in self.evidence.rows() if row[0] not in {row[0] for row in led})
+        led = tuple(
+            (figure.row[0], one.recommendation, *figure.row[1:]) for one in self.reasons for figure in one.figures
+        )
+        shown = {row[0] for row in led}
+        rest = tuple(row for row in self.evidence.rows() if row[0] not in shown)
         unknown = tuple((one.name, "yes" if one in self.before else "no", one.command) for one in self.unknown)
         asked_for = (one for one in self.lamps if one.words != NOTHING_HERE)
         lamps = tuple(sorted(asked_for, key=lambda one: SEVERITY.index(one.status), reverse=True))
@@ -335,7 +337,10 @@ def evidence_of(
     simulated = any(one.simulated for one in about if one.report != "forecast")
     simulated = simulated or getattr(by_kind.get(Signals), "simulated", False)
     context = Context(device, task, gates or Gates(), own.measured)
+    accepted = by_kind.pop(PrecisionVerdict, None)
     read = list(map(_as_precision, by_kind.values()))
+    if accepted is not None:
+        read.append(accepted)  # Of two that tell of a type, parity counts first.
     if Comparison in by_kind:
         read.append(by_kind[Comparison].of(device or "cpu"))
     for name, metric in METRICS.items():

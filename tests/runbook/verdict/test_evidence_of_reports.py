@@ -226,6 +226,8 @@ MODE = ("aten::mode",)
             [PrecisionVerdict(HALF, Gate(), (GateRefusal("Too few.", "More texts.", against=False),))],
             {"entity_agreement": 0.99, "refused_dtype": None},
         ),
+        # Parity counts more than a verdict on a precision.
+        ([PrecisionVerdict(replace(HALF, spans=Spans(exact=1)), Gate()), HALF], {"entity_agreement": 0.99}),
         # Losses that part.
         ([losses((1.0, 1.0))], {"task": "training", "device": "mps", "training_parts": ()}),
         ([losses((1.0, 2.0))], {"training_parts": ("from step 2",)}),

@@ -18,7 +18,8 @@ from .table import AtModule, ModulePlace, operator_table
 if TYPE_CHECKING:
     from .recorders import Fall, FallbackRecord
 
-FELL_BACK, REFUSED = "fell back to the CPU", "met an error"
+FELL_BACK = "fell back to the CPU"
+REFUSED = "met an error"
 
 # What to do about each outcome.
 REMEDIES = {FELL_BACK: "", REFUSED: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported."}

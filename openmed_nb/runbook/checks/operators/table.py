@@ -36,7 +36,10 @@ NOT_KNOWN = "not known"
 REFUSED = "refused"
 MAY_BE_WRONG = "may be wrong"
 
-INFERENCE, FORWARD, BACKWARD, OPTIMIZER = "inference", "forward", "backward", "optimizer"
+INFERENCE = "inference"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
 
 # What a model does, in the order of the report: a pass without gradients, and the three parts of a training step.
 PHASES = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
