@@ -2,60 +2,31 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForImageClassification, AutoModelForTokenClassification
+from transformers import AutoModelForImageClassification, ViTConfig
 
-VOCABULARY, LENGTH, LABELS = 60, 16, 5
+VOCABULARY, LENGTH = 60, 16
+LABELS = ("O", "B-A", "I-A", "B-B", "I-B")
 
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 40,
-    "pad_token_id": 0,
-    "num_labels": LABELS,
-}
+model_of = runpy.run_path(str(Path(__file__).parents[3] / "model_families.py"))["model_of"]
 
 TOKEN_CLASSIFIERS: Mapping[str, Mapping[str, Any]] = {
-    "bert": SMALL,
-    "distilbert": {
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 40,
-        "num_labels": LABELS,
-        "dim": 32,
-        "n_layers": 2,
-        "n_heads": 2,
-        "hidden_dim": 48,
-    },
-    "electra": {**SMALL, "embedding_size": 16},
-    "roberta": SMALL,
-    "xlm-roberta": SMALL,
-    "deberta-v2": {
-        **SMALL,
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_buckets": 8,
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
-        "position_biased_input": False,
-    },
-    "modernbert": {
-        **SMALL,
-        "local_attention": 8,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-    },
-    "longformer": {**SMALL, "attention_window": [4, 4]},
+    "bert": {},
+    "distilbert": {"n_layers": 2},
+    "electra": {},
+    "roberta": {},
+    "xlm-roberta": {},
+    "deberta-v2": {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False},
+    "modernbert": {"local_attention": 8},
+    "longformer": {"attention_window": [4, 4]},
 }
-"""The settings of each model for token classification, by the name that transformers gives its type."""
+"""By family, its settings beside those of the small models."""
 
 
 def tokens() -> dict[str, torch.Tensor]:
@@ -64,7 +35,7 @@ def tokens() -> dict[str, torch.Tensor]:
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     mask[1, LENGTH // 2 :] = 0
     ids = torch.randint(3, VOCABULARY, (2, LENGTH), generator=generator)
-    labels = torch.randint(0, LABELS, (2, LENGTH), generator=generator)
+    labels = torch.randint(0, len(LABELS), (2, LENGTH), generator=generator)
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
@@ -75,7 +46,7 @@ class Pictures(nn.Module):
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.head = nn.Linear(8, LABELS)
+        self.head = nn.Linear(8, len(LABELS))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return the scores of the labels."""
@@ -89,23 +60,24 @@ class Tagger(nn.Module):
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, 16)
         self.both_ways = nn.LSTM(16, 16, num_layers=2, bidirectional=True, batch_first=True, dropout=0.1)
-        self.head = nn.Linear(32, LABELS)
+        self.head = nn.Linear(32, len(LABELS))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the scores of the labels of each token."""
         return self.head(self.both_ways(self.words(ids))[0])
 
 
-def token_classifier(name: str) -> tuple[nn.Module, Any]:
-    """Return a model of transformers for token classification, and a batch."""
-    config = CONFIG_MAPPING[name](**TOKEN_CLASSIFIERS[name])
-    return AutoModelForTokenClassification.from_config(config), tokens()
+def token_classifier(family: str) -> tuple[nn.Module, Any]:
+    """Return a model for token classification with two layers, and a batch."""
+    settings = {"num_hidden_layers": 2, **TOKEN_CLASSIFIERS[family]}
+    return model_of(family, VOCABULARY, LABELS, **settings), tokens()
 
 
 def vision_transformer() -> tuple[nn.Module, Any]:
     """Return a ViT, and a batch of two pictures with labels."""
-    sizes = {name: SMALL[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_labels")}
-    config = CONFIG_MAPPING["vit"](**sizes, intermediate_size=48, image_size=16, patch_size=8)
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=16, patch_size=8
+    )
     inputs = {"pixel_values": torch.zeros(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
     return AutoModelForImageClassification.from_config(config), inputs
 
