@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb import errors
-from openmed_nb._render.display import NOTE
+from openmed_nb._render.display import NOTE, OK
 from openmed_nb.runbook.verdict.gates import Gates, gates
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, in_unit
 from openmed_nb.runbook.verdict.rules import STAY, Case, decision_matrix, requirements
@@ -50,6 +50,7 @@ def test_scenario(name):
     assert verdict.sure == scenario["sure"]
     assert [one.name for one in verdict.unknown] == scenario["unknown"]
     assert evidence_from(json.loads(json.dumps(evidence.to_dict()))) == evidence
+    assert (verdict.report().status == OK) == (verdict.sure and verdict.recommendation == STAY)
 
 
 def test_every_recommendation_has_a_scenario():
