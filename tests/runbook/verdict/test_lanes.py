@@ -81,10 +81,9 @@ def test_lane_of_a_verdict(evidence, lane):
     assert (verdict.lanes.lane, verdict.lanes.recommendation) == (lane, verdict.recommendation)
 
 
-def test_every_lane_is_described_with_the_gate_of_hours():
+def test_lanes_are_described_with_the_gate_of_hours():
     lanes = judge(Evidence(), gates(hours=8.0)).lanes
 
-    assert all(set(row) == {CPU, MPS, MLX, REMOTE} and all(row.values()) for row in lanes.about.values())
     assert "more than 8 hours" in lanes.about["best for"][REMOTE]
     assert "MPS up to 8 hours" in lanes._repr_html_()
 

@@ -36,20 +36,15 @@ def test_threshold_is_from_0_to_its_largest_value(name):
         assert getattr(nb.runbook.gates(**{name: value}), name) == value
     with pytest.raises(ConfigurationError, match=name):
         nb.runbook.gates(**{name: largest + 1})
-    assert nb.runbook.gates().to_dict()["about"][name]["largest"] == largest
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_changed_threshold_shows_its_default(name):
+def test_changed_threshold_comes_first(name):
     default = getattr(Gates(), name)
     gates = nb.runbook.gates(**{name: default / 2})
-    first, *_ = gates.report().tables[0].rows
-    shown = Gates().shown()[name]
 
     assert gates.changed == ((name, default, default / 2),)
-    assert first[:3] == (name, gates.shown()[name], f"was {shown}")
-    assert f"{name} from {shown} to {gates.shown()[name]}" in gates.report().sentences[0]
-    assert gates.to_dict()["changed"] == {name: {"from": default, "to": default / 2}}
+    assert gates.report().tables[0].rows[0][:3] == (name, gates.shown()[name], f"was {Gates().shown()[name]}")
 
 
 def test_value_that_is_the_default_is_no_change():
@@ -78,15 +73,6 @@ def test_bad_threshold_is_refused(changed, words):
 def test_verdict_takes_no_other_gates():
     with pytest.raises(ConfigurationError, match="dict"):
         nb.verdict(gates={"speed_up": 0.3})
-
-
-def test_decision_matrix_has_the_values_of_the_gates():
-    matrix = nb.runbook.gates(speed_up=0.3, memory_growth=0.5).report().tables[2]
-    rules = "\n".join(map(" ".join, matrix.rows))
-
-    assert [row[0] for row in matrix.rows] == [str(number) for number in range(1, len(matrix.rows) + 1)]
-    for words in ("less than 30 % faster", "more than 50 % over ten epochs", "fewer than 99 % of the entities"):
-        assert words in rules
 
 
 def test_text_is_narrow_and_complete():
