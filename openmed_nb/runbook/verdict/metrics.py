@@ -235,7 +235,7 @@ def _status(report: Profile, name: str) -> str:
 def _synchronisations(report: Profile, _context: Context) -> tuple[str, ...]:
     if _status(report, SYNCHRONISATION) != WARNING:
         return ()
-    return tuple(str(one) for one in report.synchronisations if one.place.is_own and one.reason != "batch")
+    return tuple(str(wait) for wait in report.synchronisations if wait.place.is_own and wait.reason != "batch")
 
 
 def _is_tiny_batch(report: Profile, _context: Context) -> bool | None:
@@ -291,7 +291,7 @@ def _headroom_swept(report: SweepReport, context: Context) -> float | None:
 
 
 def _headroom_of_epochs(report: MemoryCurve, _context: Context) -> float | None:
-    limits = [(one.peak, one.recommended) for one in report.samples if one.peak and one.recommended]
+    limits = [(sample.peak, sample.recommended) for sample in report.samples if sample.peak and sample.recommended]
     return min((free_share(peak, most * (report.limit or 1.0)) for peak, most in limits), default=None)
 
 
@@ -362,11 +362,11 @@ def _time_that_fell(report: Profile, context: Context) -> float | None:
 
     Times are those of torch's profiler, which counts the copies elsewhere: a small share would prove nothing.
     """
-    total = sum(one.seconds for one in report.operators)
+    total = sum(operator.seconds for operator in report.operators)
     if not total or report.simulated or not _is_of_mps(report):
         return None
     names = {entry.operator.split(".")[0] for entry in report.fallbacks if entry.outcome == FELL_BACK}
-    share = sum(one.seconds for one in report.operators if one.operator in names) / total
+    share = sum(operator.seconds for operator in report.operators if operator.operator in names) / total
     return share if share > context.gates.fallback_time else None
 
 
@@ -388,7 +388,7 @@ _STATES = frozenset(condition.name for condition in CONDITIONS)
 
 def _bug_names(report: DoctorReport) -> frozenset[str]:
     """Return the names of the known errors; none if nothing was computed, because their file imports torch."""
-    if any(one.name == COMPUTATION and one.status == NOT_APPLICABLE for one in report.findings):
+    if any(finding.name == COMPUTATION and finding.status == NOT_APPLICABLE for finding in report.findings):
         return frozenset()
     from ..checks.doctor.silent_errors import BUGS
 
@@ -396,23 +396,25 @@ def _bug_names(report: DoctorReport) -> frozenset[str]:
 
 
 def _device_faults(report: DoctorReport, _context: Context) -> tuple[str, ...]:
-    return tuple(one.name for one in report.findings if one.status == FAILED and one.name in _COMPUTES)
+    return tuple(finding.name for finding in report.findings if finding.status == FAILED and finding.name in _COMPUTES)
 
 
 def _doctor_failures(report: DoctorReport, _context: Context) -> tuple[str, ...]:
     others = _COMPUTES | _bug_names(report)
-    return tuple(one.name for one in report.findings if one.status == FAILED and one.name not in others)
+    return tuple(finding.name for finding in report.findings if finding.status == FAILED and finding.name not in others)
 
 
 def _silent_errors(report: DoctorReport, _context: Context) -> tuple[str, ...] | None:
     names = _bug_names(report)
-    bugs = tuple(one.name for one in report.findings if one.status in {FAILED, WARNING} and one.name in names)
-    looked = any(one.name == SILENT_ERRORS and one.status != NOT_APPLICABLE for one in report.findings)
+    bugs = tuple(
+        finding.name for finding in report.findings if finding.status in {FAILED, WARNING} and finding.name in names
+    )
+    looked = any(finding.name == SILENT_ERRORS and finding.status != NOT_APPLICABLE for finding in report.findings)
     return bugs if bugs or looked else None
 
 
 def _states_of_doctor(report: DoctorReport, _context: Context) -> tuple[str, ...]:
-    return _slow_states(one for one in report.findings if one.name in _STATES)
+    return _slow_states(finding for finding in report.findings if finding.name in _STATES)
 
 
 def _states_of_signals(report: Signals, _context: Context) -> tuple[str, ...]:
@@ -420,7 +422,7 @@ def _states_of_signals(report: Signals, _context: Context) -> tuple[str, ...]:
 
 
 def _slow_states(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(str(one) for one in findings if one.status == WARNING)
+    return tuple(str(finding) for finding in findings if finding.status == WARNING)
 
 
 def metric(
