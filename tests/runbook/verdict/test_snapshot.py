@@ -30,11 +30,11 @@ def reports():
     evidence = Evidence(**{**EVERYTHING, "task": "inference", "device": "mps", "simulated": False})
     everything = judge(evidence, limits)
     return {
-        "gates": [asdict(limits.report()), limits.to_dict()],
+        "gates": [str(limits).splitlines(), limits.to_dict()],
         "evidence": [asdict(evidence.report()), evidence.to_dict()],
         "nothing": asdict(judge(Evidence()).report()),
         "everything": [asdict(everything.report()), everything.to_dict(), asdict(everything.logbook_figures())],
-        "lanes": [asdict(everything.lanes.report()), everything.lanes.to_dict()],
+        "lanes": [str(everything.lanes).splitlines(), everything.lanes.to_dict()],
     }
 
 
