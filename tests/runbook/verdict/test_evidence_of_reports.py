@@ -1,5 +1,9 @@
+"""What reports show a verdict and a logbook: ``python`` with this file writes ``figures.json`` again."""
+
 import itertools
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,12 +29,15 @@ from openmed_nb.runbook.checks.precision.report import Differences, GradientDiff
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.records.signals import Signals
+from openmed_nb.runbook.verdict.figures import figures_of
 from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import evidence_of
 from openmed_nb.training.curve import MemoryCurve, MemorySample
+from openmed_nb.training.loader import LoaderCheck
 from openmed_nb.training.nonfinite import Origin
 
+FIGURES = Path(__file__).with_name("figures.json")
 MIB = 1 << 20
 SPLIT = Split({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
 CPU = DeviceFigures("cpu", 0.04, (0.039, 0.042), 16, Split({"data": 0.002, "forward": 0.038}))
@@ -308,6 +315,17 @@ def test_metrics_of_reports(reports, metrics):
         assert getattr(evidence, name) == (value if exact else pytest.approx(value)), name
 
 
+def kept():
+    """Return what a logbook keeps of each report."""
+    reports = (COMPARISON, SWEEP, PARITY, REFUSED, FORECAST, DOCTOR, PROFILE)
+    trained = (losses((1.0, 2.0)), curve(100, 110, 120), peaks(0.9), LoaderCheck("cpu", 0.03, 0.01, 2, 20))
+    return [asdict(figures_of(report)) for report in (*reports, *trained)]
+
+
+def test_logbook_keeps_the_figures_of_the_snapshot():
+    assert kept() == json.loads(FIGURES.read_text("utf-8"))
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -454,3 +472,7 @@ def test_reports_of_the_simulation_are_of_one_device():
     verdict = nb.verdict(SIMULATED_PARITY, with_sweep(simulated=True))
 
     assert verdict.title.startswith("Verdict on mps (SIMULATED): ")
+
+
+if __name__ == "__main__":
+    FIGURES.write_text(json.dumps(kept(), indent=1) + "\n", "utf-8")
