@@ -37,36 +37,6 @@ SHOWN = (
 )
 
 
-def about_lanes(hours: str) -> dict[str, dict[str, str]]:
-    """Return what to know of each lane; ``hours`` is how long a run on one computer may take."""
-    return {
-        "strength": {
-            CPU: "every operator of PyTorch, and the numbers that others are compared with",
-            MPS: "the same PyTorch code on the GPU of a Mac, which no note leaves",
-            MLX: "made for Apple's GPUs, and quick at writing text",
-            REMOTE: "as fast as there are computers, and it goes on while the laptop sleeps",
-        },
-        "risk": {
-            CPU: "slow with large models and long texts",
-            MPS: "operators that fall back, or are wrong without an error; memory that all programs share",
-            MLX: "other code and other weights: all is validated anew",
-            REMOTE: "notes leave this computer; other drivers and versions; waiting for a place",
-        },
-        "best for": {
-            CPU: "small models, short texts, checks, and what another lane computes wrongly",
-            MPS: "annotation in full batches, and fine-tuning of models that fit",
-            MLX: "language models that write text on a Mac",
-            REMOTE: f"work of more than {hours}, services, and models that do not fit here",
-        },
-        "how its figures are had": {
-            CPU: "nb.compare(model, texts)",
-            MPS: "nb.compare(model, texts), nb.sweep(model), nb.runbook.parity(model, texts), nb.runbook.fallbacks()",
-            MLX: "by timing MLX and MPS in one shape: the rows that nb.sweep(model, length=128) finds best, the first pass left out",
-            REMOTE: "nb.handoff(folder) proves on one of its computers that it does the same; nb.cluster(hosts=...) then shows texts a second",
-        },
-    }
-
-
 @dataclass(frozen=True, repr=False)
 class Lanes(Shown):
     """CPU, MPS, MLX and a remote pool side by side.
@@ -103,7 +73,32 @@ class Lanes(Shown):
     @property
     def about(self) -> dict[str, dict[str, str]]:
         """What to know of each lane: its strength, its risk, what it is best for, and how its figures are had."""
-        return about_lanes(self.gates.shown()["hours"])
+        return {
+            "strength": {
+                CPU: "every operator of PyTorch, and the numbers that others are compared with",
+                MPS: "the same PyTorch code on the GPU of a Mac, which no note leaves",
+                MLX: "made for Apple's GPUs, and quick at writing text",
+                REMOTE: "as fast as there are computers, and it goes on while the laptop sleeps",
+            },
+            "risk": {
+                CPU: "slow with large models and long texts",
+                MPS: "operators that fall back, or are wrong without an error; memory that all programs share",
+                MLX: "other code and other weights: all is validated anew",
+                REMOTE: "notes leave this computer; other drivers and versions; waiting for a place",
+            },
+            "best for": {
+                CPU: "small models, short texts, checks, and what another lane computes wrongly",
+                MPS: "annotation in full batches, and fine-tuning of models that fit",
+                MLX: "language models that write text on a Mac",
+                REMOTE: f"work of more than {self.gates.shown()['hours']}, services, and models that do not fit here",
+            },
+            "how its figures are had": {
+                CPU: "nb.compare(model, texts)",
+                MPS: "nb.compare(model, texts), nb.sweep(model), nb.runbook.parity(model, texts), nb.runbook.fallbacks()",
+                MLX: "by timing MLX and MPS in one shape: the rows that nb.sweep(model, length=128) finds best, the first pass left out",
+                REMOTE: "nb.handoff(folder) proves on one of its computers that it does the same; nb.cluster(hosts=...) then shows texts a second",
+            },
+        }
 
     @property
     def measured(self) -> dict[str, dict[str, str]]:

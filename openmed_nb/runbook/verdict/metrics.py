@@ -58,7 +58,7 @@ PHASES: Unit = "phases"
 YES_NO: Unit = "yes or no"
 
 
-def digits(value: float) -> str:
+def _digits(value: float) -> str:
     """Return a number with three digits that count."""
     return f"{float(f'{value:.3g}'):,g}"
 
@@ -71,13 +71,13 @@ def in_unit(unit: Unit, value: Any) -> str:
     """Return a value as people read it, with three digits that count: ``22 %``, ``3.46 times``, ``1,200``, ``none``."""
     if unit in _SCALES:
         factor, behind = _SCALES[unit]
-        return f"{digits(factor * value)}{behind}"
+        return f"{_digits(factor * value)}{behind}"
     text = str(value)
     if unit == DIFFERENCE:
         text = f"{value:.3g}"
     elif unit == HOURS:
-        hours = "1 hour" if value == 1 else f"{digits(value)} hours"
-        text = f"{digits(60 * value)} minutes" if abs(value) < 1 else hours
+        hours = "1 hour" if value == 1 else f"{_digits(value)} hours"
+        text = f"{_digits(60 * value)} minutes" if abs(value) < 1 else hours
     elif unit == COUNT:
         text = f"{value:,}" if value else "none"
     elif unit == NAMES:
@@ -272,11 +272,11 @@ def _out_of_memory_at(report: SweepReport, _context: Context) -> int:
     return min((point.rows for point in report.points if not point.fits), default=0)
 
 
-def free_share(taken: int, limit: float) -> float:
+def _free_share(taken: int, limit: float) -> float:
     """Return how much of a limit stays free, in whole percent: memory is not known better, and no batch misses a gate by less.
 
     Example:
-        >>> free_share(90, 100), free_share(903, 1000)
+        >>> _free_share(90, 100), _free_share(903, 1000)
         (0.1, 0.1)
     """
     return round(1 - taken / limit, 2)
@@ -287,12 +287,12 @@ def _headroom_swept(report: SweepReport, context: Context) -> float | None:
     rows = context.known.get("batch") or report.knee
     larger = [] if rows is None else [point for point in fitting(report.points) if point.rows >= rows]
     sizes = [point.memory for point in larger if point.memory is not None]
-    return free_share(sizes[0], report.limit) if sizes and report.limit else None
+    return _free_share(sizes[0], report.limit) if sizes and report.limit else None
 
 
 def _headroom_of_epochs(report: MemoryCurve, _context: Context) -> float | None:
     limits = [(sample.peak, sample.recommended) for sample in report.samples if sample.peak and sample.recommended]
-    return min((free_share(peak, most * (report.limit or 1.0)) for peak, most in limits), default=None)
+    return min((_free_share(peak, most * (report.limit or 1.0)) for peak, most in limits), default=None)
 
 
 def _memory_verdict(report: MemoryCurve, context: Context) -> str:
@@ -335,7 +335,7 @@ def _training_parts(report: LossParity, _context: Context) -> tuple[str, ...]:
     return (str(report.origin) if report.origin else f"from step {report.parted}",)
 
 
-def fallen(outcome: str) -> Reader:
+def _fallen(outcome: str) -> Reader:
     """Return the reader of the operators that had an outcome on MPS; ``None`` if nothing was computed there."""
 
     def read(report: Profile | FallbackLedger, _context: Context) -> tuple[str, ...] | None:
@@ -370,7 +370,7 @@ def _time_that_fell(report: Profile, context: Context) -> float | None:
     return share if share > context.gates.fallback_time else None
 
 
-def foretold(name: str) -> Reader:
+def _foretold(name: str) -> Reader:
     """Return the reader of what a forecast says of operators; of a training, only one with a training step shows none."""
 
     def read(report: Forecast, context: Context) -> tuple[str, ...] | None:
@@ -425,7 +425,7 @@ def _slow_states(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(str(finding) for finding in findings if finding.status == WARNING)
 
 
-def metric(
+def _metric(
     label: str, unit: Unit, reads: Mapping[type, Reader] | None = None, gate: Gate | None = None, default: Any = None
 ) -> Any:
     """Return a field that is a metric."""
@@ -483,11 +483,11 @@ class Evidence(Shown):
         2.0
     """
 
-    models: tuple[str, ...] | None = metric("names of the model", NAMES)
-    device: str | None = metric("device", WORDS)
-    task: str | None = metric("task", WORDS)
-    speed_up_low: float | None = metric("speed-up over the CPU, at least", TIMES, {DeviceFigures: "speed_up.low"})
-    speed_up: float | None = metric(
+    models: tuple[str, ...] | None = _metric("names of the model", NAMES)
+    device: str | None = _metric("device", WORDS)
+    task: str | None = _metric("task", WORDS)
+    speed_up_low: float | None = _metric("speed-up over the CPU, at least", TIMES, {DeviceFigures: "speed_up.low"})
+    speed_up: float | None = _metric(
         "speed-up over the CPU",
         TIMES,
         {DeviceFigures: "speed_up.middle"},
@@ -501,8 +501,8 @@ class Evidence(Shown):
             at_least=True,
         ),
     )
-    speed_up_high: float | None = metric("speed-up over the CPU, at most", TIMES, {DeviceFigures: "speed_up.high"})
-    utilisation: float | None = metric(
+    speed_up_high: float | None = _metric("speed-up over the CPU, at most", TIMES, {DeviceFigures: "speed_up.high"})
+    utilisation: float | None = _metric(
         "utilisation",
         SHARE,
         {DeviceFigures: "utilisation"},
@@ -514,26 +514,26 @@ class Evidence(Shown):
             at_least=True,
         ),
     )
-    shares: Mapping[str, float] | None = metric(
+    shares: Mapping[str, float] | None = _metric(
         "phases of a step", PHASES, {DeviceFigures: "shares", Profile: "shares"}
     )
-    synchronisations: tuple[str, ...] | None = metric(
+    synchronisations: tuple[str, ...] | None = _metric(
         "places where a step waits for the device", NAMES, {Profile: _synchronisations}
     )
-    tiny_batch: bool | None = metric(
+    tiny_batch: bool | None = _metric(
         "batch so small that starting operators takes most of the time", YES_NO, {Profile: _is_tiny_batch}
     )
-    batch_tokens: int | None = metric(
+    batch_tokens: int | None = _metric(
         "tokens that a batch may have", COUNT, {Comparison: "batch_tokens", Profile: "batch_tokens"}
     )
-    batch: int | None = metric(
+    batch: int | None = _metric(
         "rows in use",
         COUNT,
         {Comparison: _batch_compared, Profile: _batch_profiled, SweepReport: _batch_of_tokens},
     )
-    knee: int | None = metric("rows at the knee", COUNT, {SweepReport: "knee"})
-    best_batch: int | None = metric("rows at the highest throughput", COUNT, {SweepReport: _best_batch})
-    knee_gain: float | None = metric(
+    knee: int | None = _metric("rows at the knee", COUNT, {SweepReport: "knee"})
+    best_batch: int | None = _metric("rows at the highest throughput", COUNT, {SweepReport: _best_batch})
+    knee_gain: float | None = _metric(
         "more throughput at the knee",
         SHARE,
         {SweepReport: _knee_gain},
@@ -545,8 +545,8 @@ class Evidence(Shown):
             area=Area.BATCH,
         ),
     )
-    out_of_memory_at: int | None = metric("out of memory at rows", COUNT, {SweepReport: _out_of_memory_at})
-    headroom: float | None = metric(
+    out_of_memory_at: int | None = _metric("out of memory at rows", COUNT, {SweepReport: _out_of_memory_at})
+    headroom: float | None = _metric(
         "memory limit that stays free",
         SHARE,
         {SweepReport: _headroom_swept, MemoryCurve: _headroom_of_epochs},
@@ -558,7 +558,7 @@ class Evidence(Shown):
             at_least=True,
         ),
     )
-    memory_growth: float | None = metric(
+    memory_growth: float | None = _metric(
         "growth over ten epochs",
         SHARE,
         {MemoryCurve: _memory_growth},
@@ -571,8 +571,8 @@ class Evidence(Shown):
             area=Area.MEMORY,
         ),
     )
-    memory_verdict: str | None = metric("memory curve", WORDS, {MemoryCurve: _memory_verdict})
-    entity_agreement: float | None = metric(
+    memory_verdict: str | None = _metric("memory curve", WORDS, {MemoryCurve: _memory_verdict})
+    entity_agreement: float | None = _metric(
         "entities that are the same",
         SHARE,
         {ParityReport: _agreement, PrecisionVerdict: _agreement_reduced},
@@ -586,7 +586,7 @@ class Evidence(Shown):
             beyond="fewer than {} of the entities are the same as on the CPU",
         ),
     )
-    logits: float | None = metric(
+    logits: float | None = _metric(
         "largest difference of a logit",
         DIFFERENCE,
         {ParityReport: "logits.maximum"},
@@ -600,8 +600,8 @@ class Evidence(Shown):
             beyond="logits differ by more than {}",
         ),
     )
-    not_numbers: int | None = metric("tokens with NaN or infinity", COUNT, {ParityReport: "not_numbers"})
-    recall_loss: float | None = metric(
+    not_numbers: int | None = _metric("tokens with NaN or infinity", COUNT, {ParityReport: "not_numbers"})
+    recall_loss: float | None = _metric(
         "recall lost",
         SHARE,
         {ParityReport: _recall_loss},
@@ -614,7 +614,7 @@ class Evidence(Shown):
             beyond="more than {} of the recall is lost",
         ),
     )
-    gradients: float | None = metric(
+    gradients: float | None = _metric(
         "largest relative difference of a gradient",
         DIFFERENCE,
         {ParityReport: "gradients.largest"},
@@ -628,25 +628,25 @@ class Evidence(Shown):
             beyond="gradients by more than {}",
         ),
     )
-    training_parts: tuple[str, ...] | None = metric(
+    training_parts: tuple[str, ...] | None = _metric(
         "training parts from the CPU's", NAMES, {LossParity: _training_parts}
     )
-    refused_dtype: str | None = metric(
+    refused_dtype: str | None = _metric(
         "type in which the entities are not kept",
         WORDS,
         {PrecisionVerdict: _refused_dtype},
     )
-    refused_operators: tuple[str, ...] | None = metric(
+    refused_operators: tuple[str, ...] | None = _metric(
         "operators that MPS refuses",
         NAMES,
-        {Profile: fallen(REFUSED), FallbackLedger: fallen(REFUSED), Forecast: foretold("refused")},
+        {Profile: _fallen(REFUSED), FallbackLedger: _fallen(REFUSED), Forecast: _foretold("refused")},
     )
-    fallback_operators: tuple[str, ...] | None = metric(
+    fallback_operators: tuple[str, ...] | None = _metric(
         "operators that fell back",
         NAMES,
-        {Profile: fallen(FELL_BACK), FallbackLedger: fallen(FELL_BACK), Forecast: foretold("leaving")},
+        {Profile: _fallen(FELL_BACK), FallbackLedger: _fallen(FELL_BACK), Forecast: _foretold("leaving")},
     )
-    fallback_time: float | None = metric(
+    fallback_time: float | None = _metric(
         "time spent in what fell back",
         SHARE,
         {Profile: _time_that_fell},
@@ -657,7 +657,7 @@ class Evidence(Shown):
             area=Area.FALLBACKS,
         ),
     )
-    fallback_calls: float | None = metric(
+    fallback_calls: float | None = _metric(
         "calls that fell back",
         SHARE,
         {Profile: _calls_that_fell, FallbackLedger: _calls_that_fell},
@@ -669,19 +669,19 @@ class Evidence(Shown):
             area=Area.FALLBACKS,
         ),
     )
-    device_faults: tuple[str, ...] | None = metric("computed wrongly", NAMES, {DoctorReport: _device_faults})
-    silent_errors: tuple[str, ...] | None = metric(
+    device_faults: tuple[str, ...] | None = _metric("computed wrongly", NAMES, {DoctorReport: _device_faults})
+    silent_errors: tuple[str, ...] | None = _metric(
         "known silent errors that were seen", NAMES, {DoctorReport: _silent_errors}
     )
-    doctor_failures: tuple[str, ...] | None = metric("failed in nb.doctor()", NAMES, {DoctorReport: _doctor_failures})
-    states: tuple[str, ...] | None = metric(
+    doctor_failures: tuple[str, ...] | None = _metric("failed in nb.doctor()", NAMES, {DoctorReport: _doctor_failures})
+    states: tuple[str, ...] | None = _metric(
         "states that spoil times", NAMES, {Signals: _states_of_signals, DoctorReport: _states_of_doctor}
     )
-    texts_per_second: float | None = metric(
+    texts_per_second: float | None = _metric(
         "texts, or rows", RATE, {DeviceFigures: "rows_per_second", Profile: _rate_profiled}
     )
-    texts_to_do: int | None = metric("texts to do", COUNT)
-    simulated: bool = metric("simulated", YES_NO, default=False)
+    texts_to_do: int | None = _metric("texts to do", COUNT)
+    simulated: bool = _metric("simulated", YES_NO, default=False)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -348,7 +348,7 @@ class Forecast(Shown):
     @property
     def operators(self) -> tuple[str, ...]:
         """The different operators that are called, in alphabetical order."""
-        return unique(row.operator for row in self.rows if not row.refusal)
+        return _unique(row.operator for row in self.rows if not row.refusal)
 
     @property
     def leaving(self) -> tuple[str, ...]:
@@ -358,7 +358,7 @@ class Forecast(Shown):
     @property
     def refused(self) -> tuple[str, ...]:
         """What MPS refuses, such as ``"float64"``."""
-        return unique(row.refusal for row in self.rows if row.verdict == REFUSED)
+        return _unique(row.refusal for row in self.rows if row.verdict == REFUSED)
 
     @property
     def troubles(self) -> tuple[OperatorForecast, ...]:
@@ -380,15 +380,15 @@ class Forecast(Shown):
         """The forecast in a sentence or a few."""
         more = {
             "MPS refuses": self.refused,
-            "MPS may be wrong with": unique(row.refusal for row in self.rows if row.verdict == MAY_BE_WRONG),
+            "MPS may be wrong with": _unique(row.refusal for row in self.rows if row.verdict == MAY_BE_WRONG),
             "It is not known whether MPS has": self.named(NOT_KNOWN),
         }
-        others = [f"{words} {listed(names)}." for words, names in more.items() if names]
+        others = [f"{words} {_listed(names)}." for words, names in more.items() if names]
         count = len(self.operators)
         leaving = self.leaving
         if leaving:
             leave = "leaves" if len(leaving) == 1 else "leave"
-            first = f"{len(leaving)} of {counted(count, 'operator')} {leave} MPS: {listed(leaving)}."
+            first = f"{len(leaving)} of {counted(count, 'operator')} {leave} MPS: {_listed(leaving)}."
         elif count <= 1:
             first = "No operator leaves MPS."
         elif others:
@@ -399,7 +399,7 @@ class Forecast(Shown):
 
     def named(self, *verdicts: str) -> tuple[str, ...]:
         """Return the different operators of some verdicts, in alphabetical order."""
-        return unique(row.operator for row in self.rows if row.verdict in verdicts)
+        return _unique(row.operator for row in self.rows if row.verdict in verdicts)
 
     def report(self) -> Report:
         """Return what there is to show: the verdict, what leaves MPS and where, and the counts of each phase."""
@@ -434,13 +434,13 @@ class Forecast(Shown):
     WHEN_SIMULATED = ("SIMULATED MPS is on; the forecast does not depend on it.", "")
 
 
-def listed(names: tuple[str, ...]) -> str:
+def _listed(names: tuple[str, ...]) -> str:
     """Return names with commas between them, only the first few of many."""
     more = len(names) - SHOWN_NAMES
     return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def unique(names: Iterable[str]) -> tuple[str, ...]:
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
