@@ -1,1 +1,1 @@
-"""One recommendation from all reports: ``evidence`` has the figures, ``gates`` the thresholds and rules, ``verdict`` the answer."""
+"""One recommendation from all reports: ``metrics`` declares what is measured, ``rules`` decide, ``verdict`` has the answer."""
