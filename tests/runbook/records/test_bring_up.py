@@ -132,12 +132,18 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
     assert book.figures[-1].values == {"stages": 5.0, "stages_passed": 0.0}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": "openmed_nb/ladder/2"}'])
-def test_a_file_that_is_something_else_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        *((text, "is not a ladder") for text in ("", "{}", "[1]", '{"schema": "openmed_nb/ladder/0"}')),
+        ('{"schema": "openmed_nb/ladder/2"}', "is a ladder .*of version 2, and this openmed_nb reads version 1"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused(tmp_path, text, problem):
     """A ladder.json that is no ladder is an error, and stays as it was."""
     (tmp_path / "ladder.json").write_text(text)
 
-    with pytest.raises(ConfigurationError, match=r"'ladder\.json' is not a ladder"):
+    with pytest.raises(ConfigurationError, match=rf"'ladder\.json' {problem}"):
         nb.runbook.ladder("bundled_small", TEXTS, folder=tmp_path)
     assert (tmp_path / "ladder.json").read_text() == text
 
