@@ -7,7 +7,6 @@ are those of its parser; the tables here say what may stand for a value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -34,7 +33,7 @@ def load(shell: InteractiveShell) -> None:
         shell.configurables[:] = before  # IPython adds the magics there before it reads their settings.
         what = f"A setting of OpenMedMagics is not valid: {cause(error)}."
         raise ConfigurationError(what, "Set it again with %config, then run %load_ext openmed_nb.") from error
-    unregister(shell, keep=magics)
+    _unregister(shell, keep=magics)
     SESSION.start()
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(openmed_matcher)
@@ -45,12 +44,12 @@ def unload(shell: InteractiveShell) -> None:
     """Take the magics, their completion and open panels away, and undo what was done to the environment."""
     from .panel import close_panels
 
-    unregister(shell)
+    _unregister(shell)
     close_panels()
     SESSION.stop()
 
 
-def unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> None:
+def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> None:
     """Remove the magics, the configurable and the matcher of this package; IPython has no call for it.
 
     ``register_magics`` adds to ``configurables`` each time and takes nothing back (IPython's ``core/magic.py``).
@@ -62,10 +61,16 @@ def unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> No
             if isinstance(method, MethodType) and type(method.__self__).__name__ == ours:
                 del magics[name]
     shell.configurables[:] = [one for one in shell.configurables if one is keep or type(one).__name__ != ours]
-    cleanup, own = shell.input_transformers_cleanup, (with_body.__module__, with_body.__qualname__)
-    cleanup[:] = [one for one in cleanup if (getattr(one, "__module__", ""), getattr(one, "__qualname__", "")) != own]
-    matchers = shell.Completer.custom_matchers
-    matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "openmed_nb.magics"]
+    # The functions of ours may be those of a former import.
+    for functions, own in (
+        (shell.input_transformers_cleanup, with_body),
+        (shell.Completer.custom_matchers, openmed_matcher),
+    ):
+        functions[:] = [function for function in functions if _name(function) != _name(own)]
+
+
+def _name(function: Any) -> tuple[str, str]:
+    return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
 
 
 def with_body(lines: list[str]) -> list[str]:
@@ -81,51 +86,24 @@ PARSERS = {name: magic.parser for name, magic in vars(OpenMedMagics).items() if 
 LINE = re.compile(rf"^\s*(?:[^=%]+=\s*)?%{{1,2}}(?P<magic>{'|'.join(PARSERS)})\s(?P<before>.*?)(?P<word>\S*)$")
 
 
-def devices() -> Iterator[str]:
-    return (spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
+_DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
+_CHOICES = {"device": _DEVICES, "--device": _DEVICES, "--simulate": SIMULATIONS, "--strategy": STRATEGIES}
 
 
-def models() -> tuple[str, ...]:
-    from ..models.registry import ALIASES, BUNDLED
+def _values(place: str) -> list[str]:
+    """Return what may stand behind a flag, or for an argument without one; nothing where a name is free."""
+    values = list(_CHOICES.get(place, ()))
+    if place in ("model", "--model", "--ops"):
+        from ..models.registry import ALIASES, BUNDLED
 
-    return (*BUNDLED, *ALIASES)
-
-
-def variables() -> list[str]:
-    shell = get_ipython()
-    return sorted(name for name in shell.user_ns if name not in shell.user_ns_hidden and not name.startswith("_"))
-
-
-def json_files() -> list[str]:
-    return sorted(path.name for path in Path().glob("*.json"))
-
-
-# What may stand behind a flag, or for an argument without one; where a name is missing, there is nothing to offer.
-VALUES: dict[str, Callable[[], Iterable[str]]] = {
-    "device": devices,
-    "file": json_files,
-    "model": lambda: (*models(), *variables()),
-    "names": variables,
-    "--device": devices,
-    "--diff": json_files,
-    "--from": variables,
-    "--model": models,
-    "--ops": lambda: (*models(), *variables()),
-    "--simulate": lambda: SIMULATIONS,
-    "--strategy": lambda: STRATEGIES,
-}
-
-
-def offers(magic: str, words: list[str]) -> list[str]:
-    """Return what may follow the words behind a magic, which its parser knows."""
-    actions = PARSERS[magic]._actions  # noqa: SLF001 - argparse has no other list of its flags
-    if words and any(words[-1] in action.option_strings and action.nargs != 0 for action in actions):
-        return list(VALUES.get(words[-1], tuple)())
-    offered = [flag for action in actions for flag in action.option_strings if flag.startswith("--")]
-    for action in actions:
-        if not action.option_strings and (action.nargs == "*" or not words):
-            offered += VALUES.get(action.dest, tuple)()
-    return offered
+        values += [*BUNDLED, *ALIASES]
+    if place in ("model", "--ops", "names", "--from"):
+        shell = get_ipython()
+        hidden = shell.user_ns_hidden
+        values += sorted(name for name in shell.user_ns if name not in hidden and not name.startswith("_"))
+    if place in ("file", "--diff"):
+        values += sorted(path.name for path in Path().glob("*.json"))
+    return values
 
 
 def candidates(line: str) -> list[str] | None:
@@ -139,14 +117,22 @@ def candidates(line: str) -> list[str] | None:
     if match is None:
         return None
     words = match["before"].split()
-    offered = offers(match["magic"], words)
-    wanted = offered if match["word"] else [one for one in offered if not one.startswith("--")] or offered
-    return [one for one in wanted if one.startswith(match["word"]) and one not in words]
+    options = PARSERS[match["magic"]]._option_string_actions  # noqa: SLF001 - argparse has no other list of its flags
+    if words and words[-1] in options and options[words[-1]].nargs != 0:
+        offered = _values(words[-1])
+    else:
+        offered = []
+        for action in PARSERS[match["magic"]]._actions:  # noqa: SLF001 - nor of its arguments
+            if not action.option_strings and (action.nargs == "*" or not words):
+                offered += _values(action.dest)
+        if match["word"] or not offered:
+            offered += [flag for flag in options if flag.startswith("--")]
+    return [word for word in offered if word.startswith(match["word"]) and word not in words]
 
 
 @context_matcher(identifier="openmed_nb.magics")
 def openmed_matcher(context: CompletionContext) -> dict[str, Any]:
     """Offer the values and flags of the magics to IPython's completer, and nothing else."""
-    found = candidates(context.line_with_cursor[: context.cursor_position])
-    completions = [SimpleCompletion(text=text, type="param") for text in found or ()]
-    return {"completions": completions, "suppress": found is not None, "do_not_suppress": set()}
+    words = candidates(context.line_with_cursor[: context.cursor_position])
+    completions = [SimpleCompletion(text=word, type="param") for word in words or ()]
+    return {"completions": completions, "suppress": words is not None, "do_not_suppress": set()}

@@ -63,14 +63,18 @@ CHEATS = (
     ("nb.compare()", "how much faster than the CPU, and where the time goes"),
 )
 
-QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
-
-
 # A word of a line, or several in quotes.
-WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
+_WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
+
+_QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
+
+# A comment, and what no comment begins in: quotes, also those that are not closed.
+_COMMENT = re.compile(r"""("[^"]*(?:"|$)|'[^']*(?:'|$))|(?:^|(?<=[\s;]))#.*""", flags=re.DOTALL)
+
+_json = argument("--json", action="store_true", help="return the answer as JSON")
 
 
-def by_arguments(verb: Callable[..., Any]) -> Any:
+def _by_arguments(verb: Callable[..., Any]) -> Any:
     """Return a magic that parses its line for a verb; ``--help`` prints the usage, ``--json`` makes JSON of the answer.
 
     For a verb with ``text``, what stands behind the options is a text, and is left as it is.
@@ -78,16 +82,21 @@ def by_arguments(verb: Callable[..., Any]) -> Any:
     takes_text = "text" in inspect.signature(verb).parameters
 
     @argument("-h", "--help", action="store_true", help="print this help")
-    @no_var_expand  # IPython leaves a name that is not defined as it stands; see expanded().
+    @no_var_expand  # IPython leaves a name that is not defined as it stands; see _expanded().
     @needs_local_scope
     @wraps(verb)
     def magic(self: Magics, line: str, *cell: str, local_ns: Mapping[str, Any] | None = None) -> Any:
-        line = expanded(line, {**self.shell.user_ns, **(local_ns or {})})
+        line = _expanded(line, {**self.shell.user_ns, **(local_ns or {})})
         options, text = split(magic.parser, line) if takes_text else (line, "")
         arguments = parse(magic, options)
         if arguments.help:
             print((magic.__doc__ or "").removeprefix("::").strip())
-            print("\n".join(examples(magic.__name__)))
+            rows = [row for row in CHEATS if row[0].split()[0].lstrip("%") == magic.__name__]
+            if rows:
+                print("\nexamples:")
+            width = max((len(typed) for typed, _ in rows), default=0)
+            for typed, does in rows:
+                print(f"  {typed:{width}}  {does}")
             return None
         answer = verb(self, arguments, text, *cell) if takes_text else verb(self, arguments, *cell)
         return Json.of(answer.to_dict()) if getattr(arguments, "json", False) else answer
@@ -95,47 +104,46 @@ def by_arguments(verb: Callable[..., Any]) -> Any:
     return magic
 
 
-def line_verb(verb: Callable[..., Any]) -> Any:
+def _line_verb(verb: Callable[..., Any]) -> Any:
     """Return a line magic for a verb; a semicolon at the end of its line keeps the answer from being shown."""
-    return output_can_be_silenced(line_magic(by_arguments(verb)))
+    return output_can_be_silenced(line_magic(_by_arguments(verb)))
 
 
-def examples(name: str) -> list[str]:
-    """Return the rows of the cheat sheet that are of a magic."""
-    rows = [row for row in CHEATS if row[0].split()[0].lstrip("%") == name]
-    width = max((len(typed) for typed, _ in rows), default=0)
-    return ["", "examples:", *(f"  {typed:{width}}  {does}" for typed, does in rows)] if rows else []
-
-
-def expanded(line: str, namespace: dict[str, Any]) -> str:
+def _expanded(line: str, namespace: dict[str, Any]) -> str:
     """Return a line in which variables stand for ``{name}`` and ``$name``, as IPython has it.
 
-    A name in braces that is not defined, or an expression that fails, is an error, because the braces themselves would be read as a
-    note. Braces that hold no Python stay as they are.
+    An expression in braces that fails is an error, because the braces themselves would be read as a note. Braces that hold
+    no Python, and a dollar sign before a name that is not defined, stay as they are.
 
     Example:
-        >>> expanded("--model {name} {{x}} {type 2 diabetes} $cost", {"name": "bundled"})
+        >>> _expanded("--model {name} {{x}} {type 2 diabetes} $cost", {"name": "bundled"})
         '--model {name} {{x}} {type 2 diabetes} $cost'
-        >>> expanded("{name} since {year + 1}", {"name": "Asthma", "year": 2019})
-        'Asthma since 2020'
-        >>> expanded("{nmae}", {"name": "Asthma"})
+        >>> _expanded("{name} since {year + 1}, $cost", {"name": "Asthma", "year": 2019})
+        'Asthma since 2020, $cost'
+        >>> _expanded("{nmae}", {"name": "Asthma"})
         Traceback (most recent call last):
         ...
         openmed_nb.errors.MagicError: No variable is called 'nmae'. Define it first, or write {{ and }} for braces in a text.
     """
+    formatter = DollarFormatter()
+    braces = "or write {{ and }} for braces in a text."
     try:
-        return str(DollarFormatter().vformat(line, args=[], kwargs=namespace))
+        for _, field, rest, _ in formatter.parse(line):
+            if field is not None:
+                compile(f"{field}:{rest}".removesuffix(":").strip(), "", "eval")
     except (SyntaxError, ValueError):
         return line
-    except NameError as error:
-        name = error.name or ""
-        if not re.search(rf"{{[^{{}}]*\b{re.escape(name)}\b", line):  # It stands behind a dollar sign.
-            return line
-        remedy = "Define it first, or write {{ and }} for braces in a text."
-        raise MagicError(f"No variable is called {describe_value(name)}.", remedy) from None
+    try:
+        return str(formatter.vformat(line, args=[], kwargs=namespace))
     except Exception as error:  # noqa: BLE001 - of whatever code stands between the braces
+        name = re.escape(getattr(error, "name", None) or "")
+        if isinstance(error, NameError) and re.search(rf"{{[^{{}}]*\b{name}\b", line):
+            what = f"No variable is called {describe_value(error.name)}."
+            raise MagicError(what, f"Define it first, {braces}") from None
+        if isinstance(error, NameError) and re.search(rf"(?<!\$)\${name}\b", line):
+            return _expanded(re.sub(rf"(?<!\$)\${name}\b", f"$${name}", line), namespace)
         what = f"An expression in braces fails with {short_type_name(error)}."
-        raise MagicError(what, "Mend it, or write {{ and }} for braces in a text.") from None
+        raise MagicError(what, f"Mend it, {braces}") from None
 
 
 def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
@@ -151,13 +159,14 @@ def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
         >>> split(parser, "-- -HIV positive"), split(parser, "- asthma")
         (('', '-HIV positive'), ('', '- asthma'))
     """
-    actions, place = parser._actions, 0  # noqa: SLF001 - argparse has no name
-    with_value = {flag for action in actions for flag in action.option_strings if action.nargs != 0}
-    while (word := WORD.match(line, place)) and word[1].startswith("-") and word[1] != "-":
+    options = parser._option_string_actions  # noqa: SLF001 - argparse has no name
+    place = 0
+    while (word := _WORD.match(line, place)) and word[1].startswith("-") and word[1] != "-":
         if word[1] == "--":
             return line[:place], line[word.end() :].strip()
         place = word.end()
-        if word[1] in with_value and (value := WORD.match(line, place)):
+        takes_value = word[1] in options and options[word[1]].nargs != 0
+        if takes_value and (value := _WORD.match(line, place)):
             place = value.end()
     return line[:place], line[place:].strip()
 
@@ -165,16 +174,16 @@ def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
 def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     """Return the arguments of a magic; a comment and a semicolon at the end are left out, as Python would leave them out."""
     parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
+    options = parser._option_string_actions  # noqa: SLF001 - argparse has no name
     try:
         arguments, others = parser.parse_known_args(words(line))
     except (UsageError, ValueError) as error:
         raise _mistake(magic, f"cannot read its line: {parser_problem(str(error))}") from None
-    options = [action for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no name
     # What argparse makes of "--option=--": an empty list, and from Python 3.13 on the two dashes.
-    if any(getattr(arguments, option.dest) in ([], "--") for option in options):
+    if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
         raise _mistake(magic, "got an option without its value")
     if flags := [word for word in others if word.startswith("-")]:
-        meant = nearest(flags[0], [flag for option in options for flag in option.option_strings], cutoff=0.6)
+        meant = nearest(flags[0], options, cutoff=0.6)
         # The word itself may be part of a note, such as "-HIV".
         remedy = f"Use {meant}" if meant else NO_OPTION_REMEDIES.get(magic.__name__, "")
         raise _mistake(magic, "does not have this option", remedy)
@@ -192,28 +201,17 @@ def words(line: str) -> list[str]:
         >>> words("--model 'my models/mine' --device=\"cpu\" ; # the slow one")
         ['--model', 'my models/mine', '--device=cpu']
     """
-    return [QUOTED.sub(r"\2", word) for word in arg_split(clean(line))]
+    return [_QUOTED.sub(r"\2", word) for word in arg_split(_clean(line))]
 
 
-def clean(line: str) -> str:
+def _clean(line: str) -> str:
     """Return the line without a comment and a semicolon at its end.
 
-    A comment starts with a number sign at the start or after white space, outside of quotes.
-
     Example:
-        >>> clean("cpu;  # the slow one"), clean("--model 'a #b'")
+        >>> _clean("cpu;  # the slow one"), _clean("--model 'a #b'")
         ('cpu', "--model 'a #b'")
     """
-    quote = ""
-    for index, character in enumerate(line):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character == "#" and (index == 0 or line[index - 1].isspace() or line[index - 1] == ";"):
-            line = line[:index]
-            break
-    return line.strip().removesuffix(";").strip()
+    return _COMMENT.sub(r"\1", line).strip().removesuffix(";").strip()
 
 
 NO_OPTION_REMEDIES = {"openmed_ner": "Write -- before a text that starts with a dash"}
@@ -228,15 +226,14 @@ def _mistake(magic: Callable[..., Any], what: str, remedy: str = "") -> MagicErr
 SIMULATIONS = ("mps", "off")
 
 
-def simulate(device: str, memory: str | None) -> Any:
-    """Begin or end a simulation, and return the device that is then in force."""
+def _simulate(device: str, memory: str | int) -> None:
+    """Begin or end a simulation."""
     if device not in SIMULATIONS:
         raise MagicError(f"{describe_value(device)} cannot be simulated.", "Write --simulate mps, or --simulate off.")
     if device == "off":
         SESSION.end_simulation()
     else:
-        SESSION.simulate(DEFAULT_MEMORY if memory is None else memory, source="%openmed_device")
-    return SESSION.device()
+        SESSION.simulate(memory, source="%openmed_device")
 
 
 @dataclass(frozen=True, repr=False)
@@ -282,7 +279,7 @@ class OpenMedMagics(Magics):
     )
 
     @magic_arguments()
-    @line_verb
+    @_line_verb
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
         """Show what can be typed, and the state of this session."""
         return CheatSheet.of(SESSION)
@@ -294,25 +291,31 @@ class OpenMedMagics(Magics):
     @argument("--explain", action="store_true", help="show who asked, what was ruled out, and the environment")
     @argument("--simulate", metavar="DEVICE", help="mps runs the session on a simulated Mac, off comes back")
     @argument("--memory", metavar="SIZE", help='the RAM of the simulated Mac, such as "8 GiB"')
-    @argument("--json", action="store_true", help="return the answer as JSON")
-    @line_verb
+    @_json
+    @_line_verb
     def openmed_device(self, arguments: argparse.Namespace) -> Any:
         """Show the device of this session and why, or change it."""
-        verbs: dict[str, Callable[[], Any]] = {
-            "--reset": SESSION.reset,
-            "--list": SESSION.devices,
-            "--explain": SESSION.explain,
-            "--simulate": lambda: simulate(arguments.simulate, arguments.memory),
-        }
-        asked = [flag for flag in verbs if getattr(arguments, flag.strip("-")) not in (None, False)]
         if arguments.memory is not None and arguments.simulate != "mps":
             raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
-        if len(asked) + (arguments.device is not None) > 1:
-            said = " and ".join([*asked, *(["a device"] if arguments.device is not None else [])])
-            raise MagicError(f"%openmed_device cannot do {said} at once.", "Ask for one of them.")
+        wishes = {
+            "--reset": arguments.reset,
+            "--list": arguments.list,
+            "--explain": arguments.explain,
+            "--simulate": arguments.simulate is not None,
+            "a device": arguments.device is not None,
+        }
+        asked = [name for name, wished in wishes.items() if wished]
+        if len(asked) > 1:
+            raise MagicError(f"%openmed_device cannot do {' and '.join(asked)} at once.", "Ask for one of them.")
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")
-        return verbs[asked[0]]() if asked else SESSION.device()
+        if arguments.simulate is not None:
+            _simulate(arguments.simulate, DEFAULT_MEMORY if arguments.memory is None else arguments.memory)
+        if arguments.reset:
+            return SESSION.reset()
+        if arguments.list:
+            return SESSION.devices()
+        return SESSION.explain() if arguments.explain else SESSION.device()
 
     @magic_arguments()
     @argument("--model", help="an alias, a hub id or a folder; the bundled disease model where it is left out")
@@ -321,7 +324,7 @@ class OpenMedMagics(Magics):
     @argument("--from", dest="variable", metavar="NAME", help="a variable with a text, or with many: a list, a Series")
     @argument("--out", metavar="NAME", help="put the result into a variable instead of showing it")
     @line_cell_magic
-    @by_arguments
+    @_by_arguments
     def openmed_ner(self, arguments: argparse.Namespace, text: str, cell: str | None = None) -> Any:
         """Find entities in the rest of the line, in the text of the cell or in a variable, and show them in it."""
         texts = self._texts(arguments.variable, text, cell)
@@ -347,7 +350,7 @@ class OpenMedMagics(Magics):
     @argument("--keep-models", action="store_true", help="keep the models that were loaded")
     @argument("--keep-history", action="store_true", help="keep Out and _, which hold what cells have shown")
     @argument("--keep-traceback", action="store_true", help="keep the frames of the last error, for %%debug")
-    @line_verb
+    @_line_verb
     def openmed_release(self, arguments: argparse.Namespace) -> Any:
         """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
         from ..training.release import release
@@ -363,7 +366,7 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("--model", help="the model of the text to try; the default of %%%%openmed_ner where it is left out")
     @argument("--close", action="store_true", help="close every open panel")
-    @line_verb
+    @_line_verb
     def openmed_panel(self, arguments: argparse.Namespace) -> Any:
         """Open a panel: device, environment, memory, models and a text to try, to look at and to click."""
         from .panel import close_panels, panel
@@ -376,8 +379,8 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("model", nargs="?", help="a model to look at, by name or variable; those that are loaded if left out")
     @argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS for the CPU")
-    @argument("--json", action="store_true", help="return the answer as JSON")
-    @line_verb
+    @_json
+    @_line_verb
     def openmed_doctor(self, arguments: argparse.Namespace) -> Any:
         """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
         if arguments.ops is not None and arguments.model is not None:
@@ -392,8 +395,8 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("file", nargs="?", help="write it into this file: .json to be read again, .md for people")
     @argument("--diff", metavar="FILE", help="compare a logbook of this .json file with the one of now")
-    @argument("--json", action="store_true", help="return the answer as JSON")
-    @line_verb
+    @_json
+    @_line_verb
     def openmed_log(self, arguments: argparse.Namespace) -> Any:
         """Write down what figures are measured with here and now, or compare that with a logbook."""
         from ..runbook.records.logbook.gathering import logbook
@@ -415,8 +418,8 @@ class OpenMedMagics(Magics):
     @argument("--largest", type=int, metavar="N", help="the most rows that are tried")
     @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
     @argument("--device", help="another device than the one in force")
-    @argument("--json", action="store_true", help="return the answer as JSON")
-    @line_verb
+    @_json
+    @_line_verb
     def openmed_sweep(self, arguments: argparse.Namespace) -> Any:
         """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
         from ..runbook.bench.sweep import sweep
@@ -429,8 +432,8 @@ class OpenMedMagics(Magics):
     @argument("folder", nargs="?", help="where report.html, report.json and issue.md go; openmed_report if left out")
     @argument("--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five")
     @argument("--training", action="store_true", help="measure training steps instead of annotating")
-    @argument("--json", action="store_true", help="return the answer as JSON")
-    @line_verb
+    @_json
+    @_line_verb
     def openmed_report(self, arguments: argparse.Namespace) -> Any:
         """Measure this computer from end to end, each step in a process of its own, and write what was found."""
         from ..runbook.records.report.report import FOLDER, LOOK_FIRST, report
@@ -444,7 +447,7 @@ class OpenMedMagics(Magics):
         """Return what a magic shall read: the rest of its line, its cell or a variable, but only one of them."""
         name = "%openmed_ner" if cell is None else "%%openmed_ner"
         if variable is not None or cell is not None:
-            text = clean(text)
+            text = _clean(text)
         given = [one for one in (text, cell or "") if one.strip()]
         if variable is not None:
             if given:

@@ -52,7 +52,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         ...
     """
     check_flag("show_text", show_text)
-    check_model(model)
+    _check_model(model)
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not shell.has_trait("kernel"):
         return PanelState(**look(SESSION), note=NO_KERNEL)
@@ -62,7 +62,8 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     from .view import PanelView
 
     parent = shell.get_parent()
-    cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")
+    cell = parent.get("metadata", {}).get("cellId")
+    run = parent.get("header", {}).get("msg_id")
     for former, (its_cell, its_run) in tuple(OPEN.items()):
         if its_cell is not None and its_cell == cell and its_run != run:  # The front end has thrown it away.
             former.close()
@@ -73,11 +74,11 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     except BaseException:  # An interrupt too.
         shown.close()
         raise
-    OPEN[view] = cell, run
+    OPEN[view] = (cell, run)
     return view
 
 
-def check_model(name: str | None) -> None:
+def _check_model(name: str | None) -> None:
     """Refuse a model that could not be annotated with, as far as this computer tells without asking another."""
     reference = find_model(name, OpenMedConfig().default_org)
     if not reference.on_hub:

@@ -1,4 +1,4 @@
-"""The panel without its widgets: its verbs, its observers, and the thread that runs the cells, where every click is done.
+"""The panel without its widgets: its verbs, its state, and the thread that runs the cells, where every click is done.
 
 JupyterLab from 4.4 on sends what a widget says over a subshell of the kernel, whose handlers run in a thread of their
 own (its setting ``commsOverSubshells``). Tensor work in two threads can crash the process on MPS (pytorch#197805), and
@@ -9,6 +9,7 @@ and a timer on that loop, not a thread, looks at the memory now and then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 import threading
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from traitlets import HasTraits, Instance
 
 from ..._annotate import annotate_text
 from ..._events.activity import Activity
@@ -34,19 +37,18 @@ ON_ITS_WAY_SECONDS = 0.1
 
 
 class CellThread:
-    """The main thread, which runs the cells, and its event loop."""
+    """The main thread, which runs the cells, and its event loop; without a loop all is done at once, where it is asked for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop or running_loop()
-
-    @property
-    def has_loop(self) -> bool:
-        return self._loop is not None
+        self.loop = loop
+        if loop is None:
+            with contextlib.suppress(RuntimeError):  # The only way to learn that there is none.
+                self.loop = asyncio.get_running_loop()
 
     @property
     def is_here(self) -> bool:
         """Whether the caller may do its work at once: this is the main thread, or there is none to hand it to."""
-        return self._loop is None or threading.current_thread() is threading.main_thread()
+        return self.loop is None or threading.current_thread() is threading.main_thread()
 
     def run(self, function: Callable[[], None]) -> None:
         """Run a function in the main thread: at once where this is it, otherwise as soon as no cell runs."""
@@ -57,18 +59,12 @@ class CellThread:
 
     def hand_over(self, function: Callable[[], None], wait: float = 0.0) -> None:
         """Let the loop of the main thread run a function as soon as it comes to it, or later; at once where there is no loop."""
-        if self._loop is None:
+        if self.loop is None:
             function()
         elif wait:
-            self._loop.call_soon_threadsafe(self._loop.call_later, wait, interruptible, function)
+            self.loop.call_soon_threadsafe(self.loop.call_later, wait, _interruptible, function)
         else:
-            self._loop.call_soon_threadsafe(interruptible, function)
-
-    def later(self, seconds: float, function: Callable[[], None]) -> Callable[[], None]:
-        """Run a function in the main thread after some seconds, when no cell runs; return what calls it off."""
-        if self._loop is None:
-            return lambda: None
-        return self._loop.call_later(seconds, function).cancel
+            self.loop.call_soon_threadsafe(_interruptible, function)
 
 
 def kernel_loop(shell: Any) -> asyncio.AbstractEventLoop | None:
@@ -76,14 +72,7 @@ def kernel_loop(shell: Any) -> asyncio.AbstractEventLoop | None:
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:  # The only way to learn that there is none.
-        return None
-
-
-def interruptible(function: Callable[[], None]) -> None:
+def _interruptible(function: Callable[[], None]) -> None:
     """Run a function so that an interrupt of the kernel can end it.
 
     While no message is worked on, a kernel ignores interrupts (ipykernel's ``init_signal``).
@@ -112,11 +101,15 @@ REFRESH_SECONDS = 2.0
 PROMPT_SECONDS = 1.0
 
 Changes = dict[str, Any]
-Observer = Callable[[PanelState], None]
 
 
-class PanelModel:
-    """What a panel shows, and what it can be asked to do; it decides nothing that the session does not."""
+class PanelModel(HasTraits):
+    """What a panel shows, and what it can be asked to do; it decides nothing that the session does not.
+
+    Who shows it observes the trait ``state``, which changes in whatever thread the session is changed.
+    """
+
+    state: PanelState = Instance(PanelState)
 
     def __init__(  # noqa: PLR0913 - each is one thing that differs between a notebook, a script and a test
         self,
@@ -128,44 +121,35 @@ class PanelModel:
         events: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(state=PanelState(**look(session)))
         self.session = session
         self.cells = cells or CellThread()
-        self.state = PanelState(**look(session))
+        self.clock = clock
         self._name = model
         self._show_text = show_text
         self._lock = threading.RLock()
-        self._observers: list[Observer] = []
-        self._stop_listening = session.listen(self._hear)
-        self._call_off: Callable[[], None] | None = None
         self._closed = False
-        self._depth = 0
-        self._postponed: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._depth = 0  # How many cells run inside one another.
         self._last_end = -math.inf
-        self.clock = clock
+        self._postponed: list[Callable[[], None]] = []
+        self._stop_listening = session.listen(self._hear)
         self._events = events
-        for name, callback in self._callbacks.items():
-            events.register(name, callback)
-
-    @property
-    def _callbacks(self) -> dict[str, Callable[..., None]]:
-        return {"pre_run_cell": self.cell_begins, "post_run_cell": self.cell_ends} if self._events else {}
+        if events is not None:
+            events.register("pre_run_cell", self.cell_begins)
+            events.register("post_run_cell", self.cell_ends)
 
     @property
     def answers_promptly(self) -> bool:
         """Whether what was clicked just now is answered just now: no cell runs, and none kept the click waiting."""
         return not self.state.cell_runs and self.clock() - self._last_end > PROMPT_SECONDS
 
-    def observe(self, observer: Observer) -> None:
-        self._observers.append(observer)
-
     def choose(self, device: str) -> None:
         """Override the device for the session, as ``%openmed_device`` does."""
-        activity = Activity("Changing the device", device)
-        self._do(activity, lambda: self._moved(self.session.use(device, SOURCE).moved))
+        self._do(Activity("Changing the device", device), lambda: _moved(self.session.use(device, SOURCE).moved))
 
     def reset(self) -> None:
-        activity = Activity("Changing the device", "reset")
-        self._do(activity, lambda: self._moved(self.session.reset().moved))
+        self._do(Activity("Changing the device", "reset"), lambda: _moved(self.session.reset().moved))
 
     def refresh(self) -> None:
         self._do(Activity("Looking", "device, environment, memory"), dict)
@@ -175,7 +159,12 @@ class PanelModel:
         self._do(Activity("Releasing", "memory"), lambda: {"said": release().marked()})
 
     def unload(self, name: str) -> None:
-        self._do(Activity("Unloading", name), lambda: self._unloaded(self.session.unload(name)))
+        def verb() -> Changes:
+            names = ", ".join(self.session.unload(name))
+            kept = "A model that a variable still holds stays in memory."
+            return {"said": Report(f"Unloaded: {names}. {kept}" if names else "Nothing of that name was loaded.")}
+
+        self._do(Activity("Unloading", name), verb)
 
     def annotate(self, text: str) -> None:
         """Find entities in a text, which stays in this process."""
@@ -185,13 +174,12 @@ class PanelModel:
 
     def annotate_soon(self, read: Callable[[], str]) -> None:
         """Find entities in a text that may still be on its way here: a kernel can answer a click before what was typed."""
-        self._waits(1)
 
         def now() -> None:
             self._waits(-1)
             self.annotate(read())
 
-        self.cells.hand_over(lambda: self._when_no_cell_runs(now), ON_ITS_WAY_SECONDS)
+        self._hand_over(now, ON_ITS_WAY_SECONDS)
 
     def cell_begins(self, *_information: Any) -> None:
         """Say that a cell runs, for as long as it does: a click then has to wait, and often cannot say so itself."""
@@ -205,22 +193,24 @@ class PanelModel:
         self._change(cell_runs=self._depth > 0)
         self.cells.run(lambda: self._change(**self._seen()))
         if not self._depth:
-            postponed, self._postponed = self._postponed, []
+            postponed = self._postponed
+            self._postponed = []
             for function in postponed:
                 self.cells.hand_over(partial(self._when_no_cell_runs, function))
 
     def refresh_automatically(self, wanted: bool) -> None:
         """Begin or stop looking at the memory every few seconds, whenever no cell runs."""
-        self.cells.run(lambda: self._switch(wanted))
+        self.cells.run(partial(self._switch, wanted))
 
     def close(self) -> None:
         """Follow the session and the cells no longer, and do nothing any more; closing twice does no harm."""
         self._closed = True
         self._stop_listening()
-        for name, callback in self._callbacks.items():
-            self._events.unregister(name, callback)
+        if self._events is not None:
+            self._events.unregister("pre_run_cell", self.cell_begins)
+            self._events.unregister("post_run_cell", self.cell_ends)
         self._events = None
-        self._observers.clear()
+        self.unobserve_all()
         self._postponed.clear()
         self._switch(wanted=False)
 
@@ -229,8 +219,12 @@ class PanelModel:
         if self.cells.is_here:
             self._answer(activity, verb)
         else:
-            self._waits(1)
-            self.cells.run(lambda: self._when_no_cell_runs(lambda: self._answer(activity, verb, waited=1)))
+            self._hand_over(lambda: self._answer(activity, verb, waited=1))
+
+    def _hand_over(self, function: Callable[[], None], wait: float = 0.0) -> None:
+        """Let the main thread run a function when no cell runs; until the function takes that back, the panel says that it waits."""
+        self._waits(1)
+        self.cells.hand_over(partial(self._when_no_cell_runs, function), wait)
 
     def _when_no_cell_runs(self, function: Callable[[], None]) -> None:
         """Run a function now, or after the cell: while a cell awaits something, the loop does what was handed to it."""
@@ -252,7 +246,8 @@ class PanelModel:
         if self._closed:  # While the click waited.
             return
         changes: Changes = {}
-        failure: OpenMedError | None = None
+        unexpected = ""
+        remedy = "Type the same as a command: its traceback tells where."
         try:
             self._waits(-waited, activity=activity, error=None, said=None)
             with self.session.told_after():  # Then all panels look again, this one too.
@@ -260,17 +255,16 @@ class PanelModel:
         except OpenMedError as error:
             changes = {"error": type(error)(error.what, error.remedy)}
         except KeyboardInterrupt:
-            remedy = "Click again; restart the kernel if that fails."
-            changes = {"error": OpenMedError(f"{activity} was interrupted.", remedy)}
+            what = f"{activity} was interrupted."
+            changes = {"error": OpenMedError(what, "Click again; restart the kernel if that fails.")}
         except Exception as error:  # noqa: BLE001 - it is raised on, without its text and its frames
             # Its text could quote a note, and a kernel writes what is raised into the notebook.
-            what = f"{activity.doing} failed with {short_type_name(error)}."
-            failure = OpenMedError(what, "Type the same as a command: its traceback tells where.")
-            changes = {"error": failure}
+            unexpected = f"{activity.doing} failed with {short_type_name(error)}."
+            changes = {"error": OpenMedError(unexpected, remedy)}
         finally:
             self._change(activity=None, **changes)
-        if failure is not None:
-            raise type(failure)(failure.what, failure.remedy)  # What is raised gets frames; what is shown has none.
+        if unexpected:
+            raise OpenMedError(unexpected, remedy)  # What is raised gets frames; what is shown has none.
 
     def _hear(self, activity: Activity | None) -> None:
         """Show what the session does, whoever asked it, and in whatever thread."""
@@ -281,9 +275,10 @@ class PanelModel:
 
     def _look_again(self) -> None:
         """Show the session as it is now, without the error or the answer to a click if the device has changed since."""
-        seen = self._seen()
-        changed = seen.get("devices", self.state.devices).choice != self.state.choice
-        self._change(activity=None, **seen, **({"error": None, "said": None} if changed else {}))
+        changes = {"activity": None, **self._seen()}
+        if changes.get("devices", self.state.devices).choice != self.state.choice:
+            changes |= {"error": None, "said": None}
+        self._change(**changes)
 
     def _seen(self) -> Changes:
         """Return what there is to see, nothing while another thread changes it: it tells when it is done."""
@@ -294,38 +289,27 @@ class PanelModel:
             if "memory" in changes:
                 changes["memory"] = with_history(changes["memory"], self.state.memory)
             self.state = replace(self.state, **changes)
-            for observer in self._observers:
-                observer(self.state)
 
     def _annotated(self, text: str) -> Changes:
         if isinstance(text, str) and not text.strip():
             return {"answer": None, "said": Report(NO_TEXT)}
-        pipe = create_pipeline(self.session, self._name, OpenMedConfig())
-        del pipe  # It is loaded now, so that the time is that of the text alone.
+        create_pipeline(self.session, self._name, OpenMedConfig())  # So that the time is that of the text alone.
         start = time.perf_counter()
         answer = annotate_text(self.session, text, self._name, show_text=self._show_text)
         return {"answer": answer, "seconds": time.perf_counter() - start}
 
-    @staticmethod
-    def _moved(moved: tuple[str, ...]) -> Changes:
-        return {"said": Report(f"Moved: {', '.join(moved)}.")} if moved else {}
-
-    @staticmethod
-    def _unloaded(names: tuple[str, ...]) -> Changes:
-        if not names:
-            return {"said": Report("Nothing of that name was loaded.")}
-        return {"said": Report(f"Unloaded: {', '.join(names)}. A model that a variable still holds stays in memory.")}
-
     def _switch(self, wanted: bool) -> None:
-        self._schedule(wanted)
-        self._change(refreshes=self._call_off is not None)
-
-    def _schedule(self, wanted: bool) -> None:
-        if self._call_off is not None:
-            self._call_off()
-        later = wanted and self.cells.has_loop and not self._closed
-        self._call_off = self.cells.later(REFRESH_SECONDS, self._tick) if later else None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wanted and self.cells.loop is not None and not self._closed:
+            self._timer = self.cells.loop.call_later(REFRESH_SECONDS, self._tick)
+        self._change(refreshes=self._timer is not None)
 
     def _tick(self) -> None:
-        self._schedule(wanted=True)
         self._change(memory=memory_now(self.session, self.state.choice))
+        self._switch(wanted=True)
+
+
+def _moved(names: tuple[str, ...]) -> Changes:
+    return {"said": Report(f"Moved: {', '.join(names)}.")} if names else {}

@@ -27,10 +27,6 @@ GONE = '<p role="alert">The kernel was restarted, and this panel belongs to the 
 WIDTH, HEIGHT, EDGE = 120, 20, 1
 
 
-def heading(name: str) -> str:
-    return f'<h2 class="openmed-heading">{escape(name)}</h2>'
-
-
 def status(state: PanelState) -> str:
     """Return the device that is in force, large, and why; a screen reader announces a change."""
     first, *rest = state.status
@@ -168,3 +164,13 @@ def _block(*parts: str) -> str:
 
 def _paragraphs(sentences: Iterable[str]) -> str:
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+# What a region shows below its heading.
+SHOWN = {"Device": status, "Memory": memory, "Models": models, "Environment": environment}
+
+
+def top(name: str, state: PanelState) -> str:
+    """Return the heading of a region, and what it shows of a state."""
+    show = SHOWN.get(name)
+    return f'<h2 class="openmed-heading">{escape(name)}</h2>' + (show(state) if show else "")

@@ -20,7 +20,7 @@ class OpenPanel(PanelView):
     @property
     def device_buttons(self) -> dict[str, Widget]:
         """The buttons of the devices, by device."""
-        return self.region("Device").device_buttons.named
+        return self.devices.named
 
     @property
     def pressed(self) -> list[str]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.notebook.panel.model import CellThread, kernel_loop, running_loop
+from openmed_nb.notebook.panel.model import CellThread, kernel_loop
 
 
 class TestWithoutLoop:
@@ -21,17 +21,6 @@ class TestWithoutLoop:
             lambda: threads.append(cells.is_here) or cells.run(lambda: threads.append(threading.get_ident()))
         )
         assert threads == [True, ident]
-
-    def test_nothing_later(self):
-        """There is no later, and calling it off does no harm."""
-        log = []
-        cells = CellThread()
-        assert not cells.has_loop
-        assert running_loop() is None
-        call_off = cells.later(0, lambda: log.append("later"))
-        call_off()
-        call_off()
-        assert log == []
 
     def test_an_interrupt_goes_on(self):
         """An interrupt of what is done at once is that of the caller, who is interrupted."""
@@ -137,17 +126,6 @@ def cells(kernel):
 class TestInKernel:
     """In a real kernel, cell by cell."""
 
-    def test_a_click_in_a_cell(self, cells):
-        """In the thread of the cells it is done at once."""
-        cells.run("click(); note('cell ends')")
-        assert cells.value("cells.has_loop")
-        assert cells.value("log") == [("clicked", True), ("done", True), ("cell ends", True)]
-
-    def test_a_click_while_a_cell_runs(self, cells):
-        """From another thread, while a cell runs, it waits, and is done after the cell in the main thread."""
-        cells.run("elsewhere(click); note('cell ends')")
-        assert cells.value("log") == [("clicked", False), ("cell ends", True), ("done", True)]
-
     def test_a_click_between_cells(self, cells):
         """From another thread, while no cell runs, it is done in the main thread without a cell."""
         cells.run(
@@ -159,11 +137,6 @@ class TestInKernel:
             "waiting = threading.Thread(target=idle)\n"
             "waiting.start()"
         )
-        cells.run("cells.later(0, begin.set)")
+        cells.run("cells.loop.call_later(0, begin.set)")
         cells.run("waiting.join(60)")
         assert cells.value("(log, done.is_set())") == ([("clicked", False), ("done", True)], True)
-
-    def test_later_is_between_cells(self, cells):
-        """What is to be done later is done in the main thread after the cell, and not where it was called off."""
-        cells.run("cells.later(0, lambda: note('later')); never = cells.later(0, lambda: note('never')); never()")
-        assert cells.value("log") == [("later", True)]

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
-from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel, UnreadableText
+from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownModel, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.session import SESSION
 
@@ -60,22 +60,6 @@ def mac(own):
 
 class TestDevice:
     """Choosing a device, and going back."""
-
-    @pytest.mark.parametrize(("device", "kind"), [("mpss", UnknownDevice), ("mps", DeviceUnavailable)])
-    def test_an_error_is_shown(self, here, panel, device, kind):
-        """A device that cannot be had is an error with its remedy in the panel, and the former device is kept."""
-        panel.choose("cpu")
-        before = here.state
-        with pytest.raises(kind) as raised:
-            here.session.use(device, "the panel")
-        panel.choose(device)
-
-        assert type(panel.state.error) is kind
-        assert panel.state.error.to_dict() == raised.value.to_dict()
-        assert panel.state.error.remedy
-        assert here.state == before
-        assert panel.state.choice.device == "cpu"
-        assert panel.agrees
 
     def test_a_model_that_cannot_move(self, computers, watch):
         """Where a model cannot move, the error and the former device are shown, and the model is where it was."""
@@ -178,21 +162,6 @@ class TestErrors:
         panel.choose("cpu")
         assert panel.state.error is None
 
-    def test_an_exit(self, computers, watch):
-        """An exit in a click goes on, and leaves no error and nothing under way."""
-        here = computers.mac(OPENMED_DEVICE="cpu")
-        panel = watch(here.session)
-
-        def leave():
-            raise SystemExit
-
-        here.torch.loading = leave
-        with pytest.raises(SystemExit):
-            panel.choose("mps")
-
-        assert (panel.state.error, panel.state.activity) == (None, None)
-        assert panel.agrees
-
     def test_an_error_holds_no_note(self, here, watch):
         """An error that is not ours has no cause and no context, and none of its frames holds the text that was annotated."""
         panel = watch(here.session, SMALL)
@@ -234,7 +203,7 @@ class TestErrors:
         def fail(_state):
             raise ValueError(NOTE)
 
-        panel.observe(fail)
+        panel.watch(fail)
         with pytest.warns(nb.OpenMedWarning, match="failed: ValueError") as warned:
             assert here.session.use("cpu").device == "cpu"
         assert NOTE not in str(warned[0].message)
@@ -354,29 +323,3 @@ class TestModels:
         panel.unload(SMALL)
         panel.refresh()
         assert panel.state.said is None
-
-    def test_releasing(self, own):
-        """Release forgets what is loaded, as the magic does, and says what came back."""
-        nb.load_pipeline(SMALL)
-        own.release()
-
-        assert own.state.said.title.startswith("Released ")
-        assert "loaded models" in str(own.state.said.tables)
-        assert len(own.state.models) == len(SESSION.inventory()) == 0
-        assert own.activities[-1] == "Releasing: memory (4 causes)"
-        assert own.agrees
-
-    @pytest.mark.real_computer  # It begins its own simulation.
-    def test_figures_of_a_simulated_device_say_so(self, mac):
-        """Under the simulation memory, answer, models and what a release says are marked as simulated."""
-        mac.annotate("She has asthma.")
-        assert mac.state.answer.device == "mps (SIMULATED)"
-        assert [bar.name for bar in mac.state.memory] == ["mps (SIMULATED)", "process"]
-        assert "SIMULATED" in str(mac.state.models)
-        used = mac.state.memory[0].parts[0].size
-        mac.release()
-
-        assert "SIMULATED" in " ".join(mac.state.said.sentences)
-        assert mac.state.memory[0].parts[0].size < used
-        assert mac.state.simulated
-        assert mac.agrees

@@ -84,7 +84,7 @@ class TestWaiting:
         threads = []
 
         def cell():
-            notebook.panel.observe(lambda state: threads.append((state.waiting, threading.get_ident())))
+            notebook.panel.watch(lambda state: threads.append((state.waiting, threading.get_ident())))
             elsewhere(lambda: notebook.panel.choose("cpu"))
             assert notebook.panel.state.waiting == 1
             assert notebook.panel.state.choice.requested_by == "nobody"
@@ -207,7 +207,7 @@ class TestWaiting:
         threads = []
 
         def cell():
-            notebook.panel.observe(lambda _state: threads.append(threading.get_ident()))
+            notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
             elsewhere(lambda: here.session.use("cpu"))
             assert asked(notebook.panel.state) == ("auto", "nobody")
 
@@ -221,7 +221,7 @@ class TestWaiting:
 
         def cell():
             here.environ["OPENMED_DEVICE"] = "cpu"
-            notebook.panel.observe(lambda state: threads.append((asked(state), threading.get_ident())))
+            notebook.panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
             idents.append(elsewhere(notebook.panel.cell_ends))
 
         idents = []
@@ -244,7 +244,7 @@ class TestRefreshing:
 
         def nothing_yet():
             assert [state.refreshes for state in notebook.panel.states] == [True]
-            notebook.panel.observe(lambda _state: threads.append(threading.get_ident()))
+            notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
             return REFRESH_SECONDS
 
         def count():
@@ -295,7 +295,7 @@ class TestRefreshing:
             "off": lambda panel: panel.refresh_automatically(wanted=False),
             "close": lambda panel: panel.close(),
             "close elsewhere": lambda panel: elsewhere(panel.close),
-            "close by an observer": lambda panel: panel.observe(lambda _state: panel.close()),
+            "close by an observer": lambda panel: panel.watch(lambda _state: panel.close()),
         }
 
         def switch_on():
@@ -455,7 +455,8 @@ from openmed_nb.notebook.panel.model import CellThread, kernel_loop
 from openmed_nb.notebook.panel.model import PanelModel
 from openmed_nb.session import SESSION
 
-def note(state):
+def note(change):
+    state = change.new
     shown = "waiting" if state.waiting else str(state.activity or "")
     log.append((shown, threading.current_thread() is threading.main_thread()))
 
@@ -466,7 +467,7 @@ def elsewhere(function):
 
 cells = CellThread(kernel_loop(get_ipython()))
 panel, log = PanelModel(SESSION, "bundled_small", cells=cells, events=get_ipython().events), []
-panel.observe(note)
+panel.observe(note, 'state')
 """
 
 QUOTING = """
@@ -497,7 +498,7 @@ def stay(activity):
         threading.Event().wait(60)
 
 remove = SESSION.listen(stay)
-cells.later(0, look)
+cells.loop.call_later(0, look)
 elsewhere(lambda: panel.annotate("Mrs Miller has leprosy."))
 """
 
@@ -553,7 +554,7 @@ class TestInKernel:
             message = cells.client.get_iopub_msg(timeout=60)
             said += message["content"].get("text", "")
         cells.interrupt()
-        cells.run("remove()\ncells.later(0, look)")
+        cells.run("remove()\ncells.loop.call_later(0, look)")
 
         assert cells.value("panel.state.error.what") == "Annotating: bundled_small was interrupted."
         assert cells.value("(panel.state.activity, panel.state.waiting, panel.state.answer)") == (None, 0, None)

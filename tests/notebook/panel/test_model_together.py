@@ -105,15 +105,6 @@ class TestClose:
         assert not panel.state.refreshes
         assert len(here.session.inventory()) == 0
 
-    def test_an_observer_may_close(self, here, panel):
-        """A panel that is closed while it is told ends there, and the verb goes on."""
-        panel.observe(lambda _state: panel.close())
-        here.session.use("cpu")
-        here.session.use("auto")
-
-        assert len(here.session._listeners) == 0
-        assert len(panel.states) == 1
-
 
 Action = Callable[[Session, str], object]
 

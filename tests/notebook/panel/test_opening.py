@@ -23,9 +23,9 @@ import threading
 
 log, looks, loop = set(), [], get_ipython().kernel.io_loop.asyncio_loop
 
-def note(state):
-    if state.activity:
-        log.add((str(state.activity), threading.current_thread() is threading.main_thread()))
+def note(change):
+    if change.new.activity:
+        log.add((str(change.new.activity), threading.current_thread() is threading.main_thread()))
 
 def look():
     looks.append(panels[0].model.state.cell_runs)
@@ -131,7 +131,7 @@ class TestInKernel:
         """A panel that a thread or a timer opens works in the main thread, and does not say for ever that a cell runs."""
         cells.run(THREADS)
         cells.run(how)
-        cells.run("model = panels[0].model\nmodel.observe(note)\nloop.call_later(0, look)")
+        cells.run("model = panels[0].model\nmodel.observe(note, 'state')\nloop.call_later(0, look)")
         cells.run("elsewhere(lambda: model.choose('auto'))\nasked = model.state.choice.requested_by")
         cells.run("loop.call_later(0, look)")
 
@@ -139,7 +139,7 @@ class TestInKernel:
         assert cells.value("(model.state.choice.requested, model.state.choice.requested_by)") == ("auto", "the panel")
         assert cells.value("looks") == [False, False]
         assert cells.value("log") == {("Changing the device: auto", True)}
-        assert cells.value("model.cells.has_loop")
+        assert cells.value("model.cells.loop is not None")
 
     def test_without_ipywidgets(self, cells):
         """Where ipywidgets is not installed, the state is shown with the command that installs it."""

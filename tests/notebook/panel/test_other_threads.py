@@ -61,9 +61,9 @@ class TestBetweenCells:
 
         async def notebook():
             view = open_panel(here.session)
-            box, shown = view.region("Memory").automatic, []
+            box, shown = view.automatic, []
             front = front_end(box)
-            view.model.observe(lambda state: shown.append(state.refreshes))
+            view.model.observe(lambda change: shown.append(change["new"].refreshes), "state")
             for wanted in (True, False):
                 view.model.refresh_automatically(wanted)
                 assert box.value is wanted

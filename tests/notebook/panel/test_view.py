@@ -29,15 +29,15 @@ class TestWidgets:
         """Five regions stand below one another, each with its heading, and the style sheets stand there once."""
         view = open_panel()
         assert [one.name for one in view.regions] == list(NAMES)
-        assert all(one.top.value.startswith(rendering.heading(one.name)) for one in view.regions)
+        assert all(one.top.value == (rendering.top(one.name, view.model.state)) for one in view.regions)
         assert sum("<style>" in one.value for one in tree(view) if isinstance(one, ipywidgets.HTML)) == 1
 
     def test_core_widgets_only(self, open_panel):
         """Every widget is one of the core, which every front end has; none is an Output. They share a layout and styles."""
         view = open_panel()
-        widgets = [*tree(view), view.kit.layout, *view.kit.styles.values()]
-        assert all(one.layout is view.kit.layout for one in tree(view))
-        assert all(one.style is view.kit.styles[type(one)] for one in tree(view) if hasattr(one, "style"))
+        widgets = [*tree(view), view.layout, *view.styles.values()]
+        assert all(one.layout is view.layout for one in tree(view))
+        assert all(one.style is view.styles[type(one)] for one in tree(view) if hasattr(one, "style"))
         assert {one._model_module for one in widgets} == CORE
         assert {one._model_name.removesuffix("Model") for one in widgets} <= set(dir(ipywidgets)) | {
             *("HTMLStyle", "ToggleButtonStyle", "CheckboxStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
@@ -98,9 +98,9 @@ class TestForms:
     def test_no_text_of_a_person(self, open_panel):
         """Nothing that was typed or annotated is in the forms that are saved with the notebook."""
         view = open_panel(model="bundled_small")
-        view.region("Try it").text.value = "Mrs Miller has leprosy."
+        view.text.value = "Mrs Miller has leprosy."
         view.click("Annotate")
-        assert "leprosy" in view.region("Try it").answer.value
+        assert "leprosy" in view.answer.value
         bundle = json.dumps(view._repr_mimebundle_())
 
         assert "leprosy" not in bundle
@@ -113,24 +113,24 @@ class TestRefresh:
 
     def test_without_a_loop(self, open_panel):
         """Where there is no event loop, as here, it cannot be switched on."""
-        box = open_panel().region("Memory").automatic
+        box = open_panel().automatic
         assert (box.disabled, box.value) == (True, False)
 
     def test_in_a_kernel(self, kernel):
         """Where it is switched on, the panel is painted again and again, in the thread of the cells, until it is off."""
         kernel.run(
             "import asyncio, threading\nimport openmed_nb as nb\npanel, seen = nb.panel(), []\n"
-            "memory = panel.regions[1]\nwhere = lambda _: seen.append(threading.current_thread().name)\n"
+            "where = lambda _: seen.append(threading.current_thread().name)\n"
         )
-        assert kernel.value("(memory.automatic.disabled, panel.model.state.refreshes)") == (False, False)
-        kernel.run("memory.automatic.value = True")
+        assert kernel.value("(panel.automatic.disabled, panel.model.state.refreshes)") == (False, False)
+        kernel.run("panel.automatic.value = True")
         assert kernel.value("panel.model.state.refreshes") is True
-        reply = kernel.run("panel.model.observe(where)\nwhile not seen:\n    await asyncio.sleep(0.02)\n")
+        reply = kernel.run("panel.model.observe(where, 'state')\nwhile not seen:\n    await asyncio.sleep(0.02)\n")
         assert reply.status == "ok"
         assert set(kernel.value("seen")) == {"MainThread"}
-        kernel.run("memory.automatic.value = False")
+        kernel.run("panel.automatic.value = False")
         assert kernel.value("panel.model.state.refreshes") is False
-        kernel.run("memory.automatic.value = True\npanel.close()")
+        kernel.run("panel.automatic.value = True\npanel.close()")
         assert kernel.value("panel.model.state.refreshes") is False
 
 
@@ -168,7 +168,7 @@ class TestClosing:
         for _number in range(count):
             view = PanelView(PanelModel(SESSION))
             views.add(view)
-            view.regions[0].device_buttons.named["auto"].click()
+            view.devices.named["auto"].click()
             view.close()
             view.close()
         del view
@@ -201,7 +201,7 @@ class TestClosing:
 
 def test_half_an_emoji_arrives(kernel):
     """A text that cannot be sent back, such as half of an emoji, arrives, and is refused with a reason."""
-    kernel.run("import openmed_nb as nb\npanel = nb.panel('bundled_small')\nbox = panel.attempt.text")
+    kernel.run("import openmed_nb as nb\npanel = nb.panel('bundled_small')\nbox = panel.text")
     reply = kernel.run(r"box.set_state({'value': 'Tom has diabetes \ud83d'}); panel.model.annotate(box.value)")
     assert reply.status == "ok"
     assert kernel.value("type(panel.model.state.error).__name__") == "UnreadableText"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from openmed_nb.notebook.panel.model import PanelModel
@@ -18,7 +19,11 @@ class Watched(PanelModel):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.states: list[PanelState] = []
-        self.observe(self.states.append)
+        self.watch(self.states.append)
+
+    def watch(self, function: Callable[[PanelState], object]) -> None:
+        """Call a function with each state that is shown from now on."""
+        self.observe(lambda change: function(change["new"]), "state")
 
     @property
     def activities(self) -> list[str]:
