@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .._render.display import counted
 from .._utils.text import short_type_name
@@ -50,6 +50,10 @@ class Activity:
     size: int | None = None
 
     @property
+    def heading(self) -> str:
+        return f"{self.doing}: {self.name}"
+
+    @property
     def amount(self) -> int:
         """How much is done, to be compared with :attr:`whole`."""
         return self.done if self.size is None else self.size_done
@@ -73,22 +77,16 @@ class Activity:
         return min(1.0, self.amount / whole) if whole is not None and whole > 1 and self.total != 1 else None
 
     def __str__(self) -> str:
-        return f"{self.doing}: {self.name}" + (f" ({self.count})" if self.count else "")
+        return f"{self.heading} ({self.count})" if self.count else self.heading
 
 
 # What is done when a model is loaded, which is no part of the work with it, and when a library is.
-LOADING, IMPORTING, RELEASING = "Loading", "Importing", "Releasing"
+LOADING = "Loading"
+IMPORTING = "Importing"
+RELEASING = "Releasing"
 
 # Gets an activity while it is under way, and ``None`` when it is time to look again.
 Listener = Callable[[Activity | None], None]
-
-
-class Indicator(Protocol):
-    """What shows a person that a verb is under way, and that it has ended."""
-
-    def show(self, activity: Activity) -> None: ...
-
-    def end(self, stopped: bool) -> None: ...
 
 
 class _Depth(threading.local):
@@ -97,7 +95,7 @@ class _Depth(threading.local):
 
 
 class Listeners:
-    """Functions that want to know what a session does.
+    """Functions that want to know what a session does, and a :class:`~.progress.Progress` that shows it to a person.
 
     While a listener handles an activity, it must not call a verb that changes something: the change is half done then.
     What it does while it looks again causes no further calls, because those would never end.
@@ -113,10 +111,10 @@ class Listeners:
         ['Loading: bundled', 'None']
     """
 
-    def __init__(self, indicator: Indicator | None = None) -> None:
+    def __init__(self, indicator: Any = None) -> None:
         self._indicator = indicator
         self._listeners: dict[object, Listener] = {}
-        self._depth = _Depth()
+        self.depth = _Depth()
 
     def __len__(self) -> int:
         return len(self._listeners)
@@ -136,7 +134,7 @@ class Listeners:
 
     def tell(self, activity: Activity | None) -> None:
         """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""
-        if self._indicator is not None and activity is not None and self._depth.verbs and not self._depth.quiet:
+        if self._indicator is not None and activity is not None and self.depth.verbs and not self.depth.quiet:
             self._indicator.show(activity)
         for key, listener in self._listeners.copy().items():
             if key in self._listeners:  # Another one may have removed it meanwhile.
@@ -145,6 +143,14 @@ class Listeners:
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is the listener's fault and not the verb's
                     what = f"A panel or another listener of the session failed: {short_type_name(error)}."
                     warn(f"{what} %openmed_panel opens a new panel.")
+
+    def end(self, stopped: bool) -> None:
+        """Show that the outermost verb has ended, and tell all listeners to look again."""
+        try:
+            if self._indicator is not None:
+                self._indicator.end(stopped)
+        finally:
+            self.tell(None)
 
     def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:
         """Yield things, and tell of each before it, and of the end, that so many are done.
@@ -171,43 +177,35 @@ class Listeners:
         a person's own, such as a frozen dataclass, may refuse.
         """
         check_flag("progress", progress)
-        return self if progress else _Quiet(self, self._depth)
+        return _Verb(self, quiet=0 if progress else 1)
+
+
+class _Verb:
+    """What goes on between the beginning and the end of a verb."""
+
+    def __init__(self, listeners: Listeners, quiet: int) -> None:
+        self._listeners = listeners
+        self._depth = listeners.depth
+        self._quiet = quiet
 
     def __enter__(self) -> None:
         self._depth.verbs += 1
+        self._depth.quiet += self._quiet
 
     def __exit__(self, _kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._depth.quiet -= self._quiet
         # IPython would show how torch and transformers were called, frame by frame, which takes it seconds.
         if type(error) is KeyboardInterrupt and not hasattr(error, "_render_traceback_"):
-            line = f"KeyboardInterrupt: Stopped{in_own_line(trace)}."
+            line = f"KeyboardInterrupt: Stopped{_in_own_line(trace)}."
             error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
         try:
             if self._depth.verbs == 1:
-                try:
-                    if self._indicator is not None:
-                        self._indicator.end(stopped=error is not None)
-                finally:
-                    self.tell(None)
+                self._listeners.end(stopped=error is not None)
         finally:
             self._depth.verbs -= 1
 
 
-class _Quiet:
-    """A verb of which nothing is shown."""
-
-    def __init__(self, listeners: Listeners, depth: _Depth) -> None:
-        self._listeners, self._depth = listeners, depth
-
-    def __enter__(self) -> None:
-        self._depth.quiet += 1
-        self._listeners.__enter__()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._depth.quiet -= 1
-        self._listeners.__exit__(kind, error, trace)
-
-
-def in_own_line(trace: TracebackType | None) -> str:
+def _in_own_line(trace: TracebackType | None) -> str:
     """Return the innermost line of a notebook's or script's own functions in a traceback, empty if none was running."""
     own = [
         f" in line {line} of {frame.f_code.co_name}"

@@ -23,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from .._render.display import escape
 from .._utils.clock import now
@@ -37,8 +37,8 @@ PATIENCE = 0.2
 PROMPT = 0.5  # Seconds that a collection waits at most for the line to be drawn.
 OLDEST = 2  # The generation of a collection of everything, which takes some tenths of a second where torch is loaded.
 WIDTH = 10  # How many characters the bar of a text has.
-LOADS = IMPORTING, LOADING  # What comes before the work.
-ALONE = IMPORTING, RELEASING  # What lets no other thread run.
+LOADS = (IMPORTING, LOADING)  # What comes before the work.
+ALONE = (IMPORTING, RELEASING)  # What lets no other thread run.
 BEAT = 1.2  # Seconds in which the dot pulses once.
 FINISHED = "finished"  # How a line ends whose verb did not fail.
 MANY = 100  # Of so many things, or of an unknown number, the speed is shown too.
@@ -81,40 +81,40 @@ class Line:
     loading: float = 0.0
 
     @property
-    def heading(self) -> str:
-        return f"{self.activity.doing}: {self.activity.name}"
-
-    @property
     def share(self) -> float | None:
         """How long the bar is, from 0 to 1; once all is finished, the last step that was under way is done too."""
-        total, last = self.activity.total, self.activity.done + 1
-        return 1.0 if self.end == FINISHED and total == last > 1 else self.activity.share
+        activity = self.activity
+        return 1.0 if self.end == FINISHED and activity.total == activity.done + 1 > 1 else activity.share
 
     @property
     def words(self) -> str:
         """What stands behind the bar."""
-        time, loading = duration(self.seconds), ""
-        if self.end:
-            told = self.loading >= 1 and self.activity.doing not in LOADS
-            loading = f" (loading took {duration(self.loading)})" if told else ""
-            time = f"{self.end} after {time}"
-        known = not self.end and self.left is not None and self.left >= 1
-        left = f"about {duration(self.left or 0)} left" if known else ""
-        speed = "" if self.speed is None else f"{self.speed:.3g} {self.activity.unit}s/s"
-        return ", ".join(filter(None, (self.activity.count, time + loading, left, speed)))
+        words = [self.activity.count] if self.activity.count else []
+        time = duration(self.seconds)
+        if not self.end:
+            words.append(time)
+            if self.left is not None and self.left >= 1:
+                words.append(f"about {duration(self.left)} left")
+        elif self.loading >= 1 and self.activity.doing not in LOADS:
+            words.append(f"{self.end} after {time} (loading took {duration(self.loading)})")
+        else:
+            words.append(f"{self.end} after {time}")
+        if self.speed is not None:
+            words.append(f"{self.speed:.3g} {self.activity.unit}s/s")
+        return ", ".join(words)
 
     def __str__(self) -> str:
         share = self.share
-        filled = None if share is None else int(WIDTH * share)
-        bar = ", " if filled is None else f" {'█' * filled}{'░' * (WIDTH - filled)} "
-        return f"{self.heading}{bar}{self.words}"
+        bar = ", " if share is None else f" {'█' * int(WIDTH * share):░<{WIDTH}} "
+        return f"{self.activity.heading}{bar}{self.words}"
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
         """Return the line as HTML that needs no widget; at the end, it is the same in a notebook that is not trusted."""
-        share, label = self.share, escape(self.heading)
+        share = self.share
+        label = escape(self.activity.heading)
         bar = ", " if share is None else f' <progress max="1" value="{share:.3f}" aria-label="{label}"></progress> '
         # Each drawing replaces the one before, and its dot goes on where that one's was.
         pulse = "" if self.end else PULSE % (self.seconds % BEAT)
@@ -138,12 +138,22 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
-class Progressed:
-    """How far something was at a moment."""
+class _Series:
+    """The same work, step by step: what was told last, and how much was done when: at first, after a step, and last."""
 
-    time: float
-    amount: int  # In texts, or in characters of them.
-    done: int
+    activity: Activity
+    marks: tuple[tuple[float, Activity], ...] = ()
+    steps: int = 0
+
+    def then(self, activity: Activity, time: float) -> _Series:
+        """Return the series that goes on with an activity, or begins with it."""
+        before = self.activity
+        mark = (time, activity)
+        if (activity.heading, activity.unit) != (before.heading, before.unit):
+            return _Series(activity, (mark,))
+        if (activity.amount, activity.done) != (before.amount, before.done):
+            return _Series(activity, (*self.marks[:2], mark), self.steps + 1)
+        return _Series(activity, self.marks, self.steps)
 
 
 class Course:
@@ -154,55 +164,43 @@ class Course:
     """
 
     def __init__(self, time: float) -> None:
-        self.began = self._told = time
+        self.began = time
         self.loading = 0.0
-        # What goes on, when how much was done (at first, after a step, and last), and after how many steps: one value, because
-        # the thread that draws may ask at any moment.
-        self._heard: tuple[Activity, tuple[Progressed, ...], int] = Activity("", ""), (), 0
-        self._work: tuple[Activity, tuple[Progressed, ...], int] = (
-            self._heard
-        )  # The same of what was no load: once all is finished, the line is of that.
+        self._told = time
+        # One value each, because the thread that draws may ask at any moment.
+        self._heard = _Series(Activity("", ""))
+        self._work = self._heard  # What was no load: once all is finished, the line is of that.
 
     def hear(self, activity: Activity, time: float) -> None:
         """Note what begins, or goes on, at a time."""
-        before, marks, steps = self._heard
-        self.loading += time - self._told if before.doing in LOADS else 0.0
+        if self._heard.activity.doing in LOADS:
+            self.loading += time - self._told
         self._told = time
-        mark = Progressed(time, activity.amount, activity.done)
-        if (activity.doing, activity.name, activity.unit) != (before.doing, before.name, before.unit):
-            marks, steps = (mark,), 0
-        elif (mark.amount, mark.done) != (marks[-1].amount, marks[-1].done):
-            marks, steps = (*marks[:2], mark), steps + 1
-        self._heard = activity, marks, steps
+        self._heard = self._heard.then(activity, time)
         if activity.doing not in LOADS:
             self._work = self._heard
 
     def line(self, time: float, end: str = "") -> Line:
         """Return what is shown at a time."""
-        activity, marks, steps = self._work if end == FINISHED and self._work[1] else self._heard
-        first, last = marks[0], marks[-1]
-        done, seconds = last.done - first.done, last.time - first.time
-        many = activity.total is None or activity.total >= MANY
+        series = self._work if end == FINISHED and self._work.marks else self._heard
+        activity = series.activity
+        begin, first = series.marks[0]
+        latest, last = series.marks[-1]
         left = None
-        if activity.whole and steps > 2:  # noqa: PLR2004 - the first, and two after it
-            later, since = last.amount - marks[1].amount, last.time - marks[1].time
+        if activity.whole and series.steps > 2:  # noqa: PLR2004 - the first, and two after it
+            since, second = series.marks[1]
+            later = last.amount - second.amount
             remaining = activity.whole - last.amount
-            left = max(0.0, remaining * since / later - (time - last.time)) if later > 0 else None
-        speed = done / seconds if many and done > 0 and seconds > 0 else None
+            left = max(0.0, remaining * (latest - since) / later - (time - latest)) if later > 0 else None
+        done = last.done - first.done
+        speed = None
+        if (activity.total is None or activity.total >= MANY) and done > 0 and latest > begin:
+            speed = done / (latest - begin)
         return Line(activity, time - self.began, end, left, speed, self.loading)
 
 
-class Surface(Protocol):
-    """Where a line is drawn again and again, in the place of the one before."""
-
-    def draw(self, line: Line) -> None: ...
-
-    def close(self) -> None:
-        """Leave the last line as it is."""
-
-
 class Cell:
-    """The output of a cell."""
+    """The output of a cell: each line is drawn in the place of the one before."""
 
     def __init__(self) -> None:
         self._shown: Any = None
@@ -217,9 +215,6 @@ class Cell:
         with contextlib.suppress(ValueError):  # A stream of a person's own that is closed.
             sys.stdout.flush()  # What comes next may keep the thread that sends it waiting.
 
-    def close(self) -> None:
-        pass
-
 
 class Terminal:
     """The line of a terminal where the cursor is."""
@@ -229,18 +224,13 @@ class Terminal:
 
     def draw(self, line: Line) -> None:
         room = shutil.get_terminal_size().columns - 1
-        self._write(f"\r{str(line)[:room]}\x1b[K")
-
-    def close(self) -> None:
-        self._write("\n")
-
-    def _write(self, text: str) -> None:
+        end = "\n" if line.end else ""
         with contextlib.suppress(OSError, ValueError):  # Nobody looks at a terminal that was closed meanwhile.
-            self._stream.write(text)
+            self._stream.write(f"\r{str(line)[:room]}\x1b[K{end}")
             self._stream.flush()
 
 
-def surface_here(environ: Mapping[str, str]) -> Surface | None:
+def surface_here(environ: Mapping[str, str]) -> Cell | Terminal | None:
     """Return where a person would look for a line, ``None`` if there is no person, or none who wants it."""
     if environ.get(VARIABLE, "").strip().lower() in OFF:
         return None
@@ -268,58 +258,57 @@ class Progress:
     def __init__(
         self,
         environ: Mapping[str, str],
-        surface: Callable[[Mapping[str, str]], Surface | None] = surface_here,
+        surface: Callable[[Mapping[str, str]], Any] = surface_here,
         patience: float = PATIENCE,
     ) -> None:
-        self._environ, self._surface, self._patience = environ, surface, patience
-        self._drawing: Drawing | None = None
+        self._environ = environ
+        self._surface = surface
+        self._patience = patience
+        self._drawing: _Drawing | None = None
 
     def show(self, activity: Activity) -> None:
         """Note what is under way."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if self._drawing is None:
-            surface = self._surface(self._environ)
-            if surface is None:
-                return
-            self._drawing = Drawing(surface, activity, self._patience)
+        if self._drawing is not None:
+            self._drawing.course.hear(activity, now())
+        elif (surface := self._surface(self._environ)) is not None:
+            self._drawing = _Drawing(surface, activity, self._patience)
             self._drawing.start()
-        self._drawing.course.hear(activity, now())
-        if activity.doing in ALONE:
+        if self._drawing is not None and activity.doing in ALONE:
             self._drawing.draw()
 
     def end(self, stopped: bool) -> None:
         """Say that the verb is done, or has failed, if anything was shown of it."""
-        if self._drawing is not None and threading.current_thread() is threading.main_thread():
-            drawing, self._drawing = self._drawing, None  # Also if the end is interrupted.
+        drawing = self._drawing
+        if drawing is not None and threading.current_thread() is threading.main_thread():
+            self._drawing = None  # Also if the end is interrupted.
             drawing.end("stopped" if stopped else FINISHED)
 
 
-class Drawing:
-    """The thread that draws the line of a verb while the verb works; it ends with the verb."""
+class _Drawing(threading.Thread):
+    """Draws the line of a verb while the verb works; it ends with the verb."""
 
-    def __init__(self, surface: Surface, activity: Activity, patience: float) -> None:
+    def __init__(self, surface: Any, activity: Activity, patience: float) -> None:
+        super().__init__(name="openmed_nb progress", daemon=True)
         self.course = Course(now())
         self.course.hear(activity, self.course.began)
-        self._surface, self._patience = surface, patience
-        self._ended, self._woken, self._drawn = threading.Event(), threading.Event(), threading.Event()
+        self._surface = surface
+        self._patience = patience
+        self._ended = False
+        self._woken = threading.Event()
+        self._drawn = threading.Event()
         self._turn = threading.Lock()
-        # In the context of the cell, which says where an output belongs.
-        run = contextvars.copy_context().run
-        self._thread = threading.Thread(target=run, args=(self._draw,), name="openmed_nb progress", daemon=True)
-
-    def start(self) -> None:
+        self._cell_context = contextvars.copy_context()  # That of the cell, which says where an output belongs.
         gc.callbacks.append(self._before_collection)
-        self._thread.start()
 
     def end(self, end: str) -> None:
         """End the thread, and draw the last line if there was one before."""
-        self._ended.set()
+        self._ended = True
         self._woken.set()
-        self._thread.join()
+        self.join()
         if self._drawn.is_set():
             self.draw(end)
-            self._surface.close()
 
     def draw(self, end: str = "") -> None:
         """Draw the line as it is now."""
@@ -327,14 +316,14 @@ class Drawing:
             self._surface.draw(self.course.line(now(), end))
             self._drawn.set()
 
-    def _draw(self) -> None:
+    def run(self) -> None:
         try:
             while True:
                 self._woken.wait(self._patience)
                 self._woken.clear()  # Before the look at the end, which wakes only once.
-                if self._ended.is_set():
+                if self._ended:
                     break
-                self.draw()
+                self._cell_context.run(self.draw)
         finally:
             gc.callbacks.remove(self._before_collection)
 
