@@ -10,7 +10,6 @@ So text has the colour of the front end, what has a background also has its own 
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
@@ -19,10 +18,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._utils.text import visible
-from .drawing import Picture, badge, drawn
+
+if TYPE_CHECKING:
+    from .drawing import Picture
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -282,6 +283,8 @@ class Json(str):
 
 def escape(value: object) -> str:
     """Return the value as HTML text that can stand in an element or in a quoted attribute."""
+    import html  # It brings a table of a thousand entities.
+
     return html.escape(str(value), quote=True)
 
 
@@ -309,6 +312,8 @@ def to_text(report: Report) -> str:
 
 def to_html(report: Report) -> str:
     """Return the report as one HTML element."""
+    from .drawing import badge, drawn  # Nothing is drawn where the extension is loaded.
+
     headline, *sentences = report.spoken or (report.title, *report.sentences)
     first = f"{badge(report.status)} " if report.status else ""
     title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>' if headline else ""
@@ -329,6 +334,8 @@ def _html_prose(text: str) -> str:
 
 def _html_table(table: Table) -> str:
     """Return a table as HTML: the worst first, what is well beside it and what does not apply folded up, what is not known in a line."""
+    from .drawing import badge
+
     results = [at for at, column in enumerate(zip(*table.rows, strict=True)) if at and set(column) <= set(SEVERITY)]
 
     def severity(row: tuple[str, ...]) -> int:
@@ -362,6 +369,8 @@ def _html_folded(summary: str, content: str) -> str:
 
 def _html_rows(table: Table, results: list[int]) -> str:
     """Return a table as HTML, with headers for its columns and rows; numbers stand to the right, results have their sign."""
+    from .drawing import badge
+
     styles = [_cell_style(column) for column in zip(table.columns, *table.rows, strict=True)]
     head = "".join(
         f'<th scope="col" style="{style}">{escape(name)}</th>'

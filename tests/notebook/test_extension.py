@@ -67,9 +67,10 @@ def test_unloading_leaves_nothing_behind(fresh):
 
 
 def test_loading_is_light(fresh):
-    """%load_ext in a fresh IPython imports at most 60 modules, none of them heavy."""
+    """%load_ext in a fresh IPython imports at most 60 modules, none of them heavy, and nothing that draws."""
     assert 0 < len(fresh["light"]) <= 60, fresh["light"]
     assert not set(HEAVY) & {name.partition(".")[0] for name in fresh["light"]}
+    assert not {"html", "openmed_nb._render.drawing"} & set(fresh["light"])
 
 
 def test_the_device_is_told_without_network(fresh):

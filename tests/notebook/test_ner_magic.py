@@ -200,6 +200,9 @@ def test_an_error_is_one_line_without_the_note(kernel, line, name, words):
         ("%openmed_ner {nosuch.title} and {sys}", "No variable is called 'nosuch'."),
         ("%openmed_ner {sys.nosuch}", "fails with AttributeError"),
         ("%openmed_ner {sys.argv[10**6]}", "fails with IndexError"),
+        ("%openmed_ner {int('asthma')}", "An expression in braces fails with ValueError."),
+        ("%openmed_ner {compile('a b', '', 'eval')}", "An expression in braces fails with SyntaxError."),
+        ("%openmed_ner {careless()} has $no_name", "An expression in braces fails with NameError."),
         ("%openmed_log {nosuch}.json", "No variable is called 'nosuch'."),
         ("%openmed_log --diff {nosuch}/before.json", "No variable is called 'nosuch'."),
         ("%openmed_report {nosuch}", "No variable is called 'nosuch'."),
@@ -208,7 +211,7 @@ def test_an_error_is_one_line_without_the_note(kernel, line, name, words):
 )
 def test_magics_refuse_an_undefined_name_in_braces(kernel, line, says):
     """What cannot be expanded is one line of error in every magic, and no text, file or folder of that name."""
-    kernel.run("import sys")
+    kernel.run("import sys\ndef careless(): return never_defined")
     name, value, traceback = kernel.run(line).error
 
     assert name == "MagicError"
@@ -222,7 +225,7 @@ def test_magics_refuse_an_undefined_name_in_braces(kernel, line, says):
         ("{{asthma}} since 2019", "{asthma} since 2019"),  # As IPython has it.
         ('{"history": "asthma"}', '{"history": "asthma"}'),
         ("asthma} and {epilepsy", "asthma} and {epilepsy"),
-        ("$nosuch for asthma", "$nosuch for asthma"),
+        ("$nosuch for {'asthma'.upper()}", "$nosuch for ASTHMA"),
         ("{type 2 diabetes}", "{type 2 diabetes}"),
         ("{braced_note}", "no {epilepsy} here"),
     ],
