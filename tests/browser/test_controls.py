@@ -43,14 +43,6 @@ def front(opened):
     opened.begin_again()
 
 
-def test_a_click_changes_the_device_of_the_kernel(front):
-    """After a click on a device the kernel uses it, the panel's click is the reason, and the button is the marked one."""
-    front.device_button("cpu").click()
-
-    front.expect_kernel(DEVICE, ("cpu", "the panel"))
-    front.expect_pressed("cpu")
-    expect(front.region("Device").get_by_role("status").first).to_contain_text("cpu, asked for by the panel")
-    expect(front.region("Device")).to_contain_text("asked for by the panel")
 
 
 def test_a_click_moves_the_models(front):
@@ -129,14 +121,6 @@ def used_memory(front, panel=0):
     return float(size.replace(",", "")) * 1024 ** ("bytes", "KiB", "MiB", "GiB").index(unit)
 
 
-def test_refresh_shows_the_memory_of_now(front):
-    """The figures are those of the last look; Refresh looks again."""
-    before = front.evaluate(RESIDENT)
-    front.run("hog = bytearray(b'x') * (300 << 20)")
-    front.button("Refresh").click()
-
-    front.wait_until(lambda: used_memory(front) > before + (200 << 20))
-    front.run("del hog")
 
 
 def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):

@@ -3,10 +3,16 @@
 import pytest
 from playwright.sync_api import expect
 
+from openmed_nb.notebook.panel.view import SENTENCE
+
 pytestmark = pytest.mark.slow
 
 VIEWS = ("lab light", "lab dark", "notebook7 dark", "notebook7 light", "voila dark")
-ANNOTATE = "%openmed_device mps\npanel.model.annotate('The patient has asthma.')"
+ANNOTATE = """
+%openmed_device mps
+panel.text.value = 'The patient has asthma.'
+panel.model.annotate(panel.text.value)
+"""
 UNFOLD = "(panel, open) => panel.querySelectorAll('details').forEach(details => { details.open = open; })"
 MISTAKE = "panel.model.choose('cuda:99')"
 LEAST_CONTRAST = 4.5
@@ -210,6 +216,7 @@ def test_a_picture_of_the_panel(pages, picture, name, view):
     """A picture in light and one in dark are taken, each small enough for the README."""
     front = pages(view)
     front.page.set_viewport_size({"width": 1600, "height": 1400})
+    front.region("Try it").get_by_role("textbox").fill(SENTENCE)
     front.button("Annotate").click()
     expect(front.region("Try it").locator("mark")).to_have_count(3)
     front.panel.evaluate(UNFOLD, False)

@@ -13,30 +13,20 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.references import fingerprint_of
-from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers, Summary
+from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
 from openmed_nb.devices.choice import DeviceChoice, Rejection
-from openmed_nb.distributed.members import PACKAGES, Member, Members
-from openmed_nb.models.certificates import Certificate, CertificateEvidence, Gate, GateRefusal, Identity
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Interval
-from openmed_nb.runbook.bench.profile_watch import OperatorTime
-from openmed_nb.runbook.bench.profiling import Profile
 from openmed_nb.runbook.bench.sweep import SweepReport
 from openmed_nb.runbook.bench.sweep_knee import Point
 from openmed_nb.runbook.bench.workloads import Split
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.checks.precision.report import Change, Differences, ParityReport, Spans
-from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.verdict.gates import Gates
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import judge
-from openmed_nb.training import MemoryCurve, MemorySample
-from openmed_nb.training.guards import Guards
-from openmed_nb.training.release import MemoryLimit
 
 pytestmark = pytest.mark.slow
 
 SPLIT = Split({"data": 0.01, "transfer": 0.005, "forward": 0.07, "decode": 0.015})
-OPERATORS = (("linear", 0.04), ("_scaled_dot_product_flash_attention_for_cpu", 0.02), ("gelu", 0.008))
 TEXT = "The patient takes metformin for type 2 diabetes; no asthma."
 ENTITIES = (("DRUG", 18, 27), ("DISEASE", 32, 47), ("DISEASE", 52, 58))
 FOUND = tuple({"entity_group": label, "score": 0.9, "word": "", "start": a, "end": b} for label, a, b in ENTITIES)
@@ -50,23 +40,8 @@ def annotations(count):
     return Annotations(answers, tuple(texts[:SHOWN_TEXTS]), "m", "cpu", texts=texts)
 
 
-PARITY = ParityReport(
-    *("m", "cpu", "bfloat16", 20, "09b4", 1000, 22, Differences(0.6, 1e-7, 2e-7, 1e-6), 1, 0),
-    Spans(exact=98, moved=2, changes=(Change(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE")),)),
-)
-EVIDENCE = CertificateEvidence(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
-IDENTITY = Identity("m", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=True)
-
 REPORTS = {
     "annotations": annotations(300),
-    "certificate": Certificate(IDENTITY, EVIDENCE, "2026-03-01", {"span_agreement": 0.99}),
-    "guards": Guards(off="labels"),
-    "limit": MemoryLimit("mps", 0.8, 12 << 30, 0.7, simulated=True),
-    "members": Members(
-        (Member("mini", "Darwin arm64", "mps", "It is the best one here.", dict.fromkeys(PACKAGES, "1.0")),)
-    ),
-    "parity": PARITY,
-    "precision": PrecisionVerdict(PARITY, Gate(), (GateRefusal("98 of 100 are the same.", "Use float32."),)),
     "device": DeviceChoice(
         *("cpu", "auto", "nobody", "No device was asked for, and mps and cuda cannot be used here.", True),
         (Rejection("mps", "this computer runs Linux", ""), Rejection("cuda", "no driver is loaded", "Install it.")),
@@ -96,17 +71,6 @@ REPORTS = {
             fallback_time=0.01,
         )
     ),
-    "curve": MemoryCurve(
-        "mps",
-        tuple(
-            MemorySample(
-                epoch, 9 * epoch, 1.0, True, size << 20, (size + 90) << 20, 300 << 20, (size + 30) << 20, 2 << 30
-            )
-            for epoch, size in enumerate((50, 80, 110, 140, 170, 200), 1)
-        ),
-        limit=1.7,
-        planned=10,
-    ),
     "comparison": Comparison(
         *("m", "annotation"),
         (
@@ -115,22 +79,14 @@ REPORTS = {
         ),
         20,
     ),
-    "profile": Profile(
-        *("m", "annotation", "mps", 32, 50, 5, 0.101, SPLIT, 0.01, 0.07),
-        tuple(OperatorTime(f"aten::{name}", "forward", 12.0, seconds) for name, seconds in OPERATORS),
-        40.0,
-    ),
-    "summary": Summary("m", "mps", 300, 2, (), (("DISEASE", 812), ("DRUG", 1340), ("GENE", 7)), (("asthma", 41),)),
 }
-"""A report of each kind of thing: prose, results, marked text, long tables, figures with a picture, and commands."""
+"""A report of each kind of thing: prose, results, marked text, tables, lamps, lines, bars and commands."""
 
 LEAST_CONTRAST = 4.5
 DROPPED = "font-variant-numeric"
 """What JupyterLab takes out of a page that it does not trust, and the digits stay readable."""
 
 STYLES = "root => [...root.querySelectorAll('[style]')].map(one => one.getAttribute('style'))"
-LOOKS = """root => { const left = root.querySelector('td'), mark = root.querySelector('mark');
-  return [left && getComputedStyle(left).textAlign, mark && getComputedStyle(mark).backgroundColor]; }"""
 
 
 def written(folder, name):
@@ -230,16 +186,6 @@ def styles_in(html):
     return [re.sub(rf";?{DROPPED}:[^;]*", "", one) for one in re.findall(r'style="([^"]*)"', inside)]
 
 
-def test_prose_stands_left_and_labels_have_their_colours(pages):
-    """In a notebook that is not trusted prose stands left, and two labels have two colours."""
-    reports = shown(pages("untrusted", "dark"))
-    marks = reports["entities"].locator("div[dir=auto] mark")
-    colours = marks.evaluate_all("marks => marks.map(one => getComputedStyle(one).backgroundColor)")
-
-    assert reports["gates"].evaluate(LOOKS)[0] in {"left", "right"}
-    assert reports["doctor"].evaluate(LOOKS)[0] == "left"
-    assert len(colours) == 3
-    assert colours[0] != colours[1] == colours[2]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

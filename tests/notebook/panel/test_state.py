@@ -28,9 +28,9 @@ def state_of(here):
     )
 
 
-def no_torch(computers, **environ):
+def no_torch(computers):
     """Return a computer without torch."""
-    return computers.Computer(computers.PLAIN, TorchFacts(None), environ)
+    return computers.Computer(computers.PLAIN, TorchFacts(None), {})
 
 
 def tried(here):
@@ -40,36 +40,22 @@ def tried(here):
     return here
 
 
-def used(here, device, source="%openmed_device"):
+def used(here, device):
     """Let a computer use a device."""
-    here.session.use(device, source)
+    here.session.use(device, "%openmed_device")
     return here
 
 
 BUTTONS: dict[str, tuple[Callable[[ModuleType], Any], str, str, set[str]]] = {
     "auto on a Mac": (lambda c: c.mac(), "auto", "mps", {"cuda"}),
-    "auto on a Mac, confirmed": (lambda c: tried(c.mac()), "auto", "mps", {"cuda"}),
-    "auto without a GPU": (lambda c: c.plain(), "auto", "cpu", {"mps", "cuda"}),
     "auto with GPUs that nobody counted": (lambda c: c.box(), "auto", "cuda", {"mps"}),
-    "auto with several GPUs": (lambda c: tried(c.box()), "auto", "cuda:0", {"mps"}),
-    "auto under Rosetta": (lambda c: c.rosetta(), "auto", "cpu", {"mps", "cuda"}),
     "auto where MPS fails": (lambda c: tried(c.mac(failing="no memory")), "auto", "cpu", {"mps", "cuda"}),
-    "auto by magic": (lambda c: used(c.mac(OPENMED_DEVICE="cpu"), "auto"), "auto", "mps", {"cuda"}),
     "a variable": (lambda c: c.mac(OPENMED_DEVICE="cpu"), "cpu", "cpu", {"cuda"}),
-    "a variable that leaves it open": (lambda c: c.plain(OPENMED_TORCH_DEVICE="auto"), "auto", "cpu", {"mps", "cuda"}),
-    "a variable in capitals": (lambda c: c.mac(OPENMED_DEVICE=" MPS:0 "), "mps", "mps", {"cuda"}),
-    "Accelerate's switch": (lambda c: c.mac(ACCELERATE_USE_CPU="1"), "auto", "cpu", {"cuda"}),
-    "by magic": (lambda c: used(c.mac(), "cpu"), "cpu", "cpu", {"cuda"}),
     "cuda with several GPUs": (lambda c: used(c.box(), "cuda"), "cuda:0", "cuda:0", {"mps"}),
-    "the first of several GPUs": (lambda c: used(c.box(), "cuda:0"), "cuda:0", "cuda:0", {"mps"}),
     "the second of several GPUs": (lambda c: used(c.box(), "cuda:1"), "cuda:1", "cuda:1", {"mps"}),
-    "the first of GPUs that nobody counted": (lambda c: c.box(OPENMED_DEVICE="cuda:0"), "cuda", "cuda", {"mps"}),
     "the second of GPUs that nobody counted": (lambda c: c.box(OPENMED_DEVICE="cuda:1"), "cuda:1", "cuda:1", {"mps"}),
     "gpu on a Mac": (lambda c: used(c.mac(), "gpu"), "mps", "mps", {"cuda"}),
-    "gpu with several GPUs": (lambda c: used(c.box(), "gpu"), "cuda:0", "cuda:0", {"mps"}),
     "nonsense": (lambda c: c.mac(OPENMED_DEVICE="nonsense"), "", "", {"cuda"}),
-    "what cannot be had": (lambda c: c.plain(OPENMED_DEVICE="mps"), "", "", {"mps", "cuda"}),
-    "what fails": (lambda c: tried(c.mac(failing="no memory", OPENMED_DEVICE="mps")), "", "", {"mps", "cuda"}),
     "no torch": (no_torch, "", "", {"mps", "cuda", "cpu"}),
 }
 
@@ -93,110 +79,44 @@ def test_buttons(computers, make, pressed, in_force, disabled):
     assert [row[0] for row in rows if row[1] == "in force"] == devices_in_force
     assert {row[0] for row in rows if row[1] == "cannot be used"} == disabled
     assert all(row[2] for row in rows if row[0] in disabled)
-    assert bool(pressed) is ("No device is in force" not in str(state))
 
 
 HOVER: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
     "auto": (lambda c: c.plain(), "auto", "The best device of this computer."),
     "usable": (lambda c: c.plain(), "cpu", "Use cpu."),
-    "in force": (lambda c: tried(c.mac()), "mps", "Use mps."),
-    "elsewhere": (
+    "a reason alone": (
         lambda c: c.plain(),
         "mps",
         "this computer runs Linux, and MPS is the GPU backend of macOS.",
     ),
-    "not tried": (lambda c: c.mac(), "mps", "no computation on it was tried yet. %openmed_device mps."),
-    "failing": (
-        lambda c: tried(c.mac(failing="no memory")),
-        "mps",
-        (
-            "a tiny computation on it failed: no memory. "
-            "Restart the kernel; if it fails again, use 'cpu' and report it to the maker of the driver."
-        ),
-    ),
-    "Rosetta": (
-        lambda c: c.rosetta(),
-        "mps",
-        (
-            "this Python is built for x86_64 and runs under Rosetta, which has no MPS. "
-            "Install an arm64 Python and make the environment with it."
-        ),
-    ),
-    "no torch": (no_torch, "cpu", "torch is not installed. Install it: python -m pip install torch."),
+    "a remedy too": (no_torch, "cpu", "torch is not installed. Install it: python -m pip install torch."),
 }
 
 
 @pytest.mark.parametrize(("make", "device", "said"), HOVER.values(), ids=HOVER)
-def test_what_a_button_says_to_the_mouse(computers, make, device, said):
-    """A button says on hover why its device cannot be used and what to do, or what it is for."""
+def test_hover_says_why_a_device_cannot_be_used_or_what_a_button_does(computers, make, device, said):
     (button,) = (one for one in state_of(make(computers)).buttons if one.device == device)
 
     assert button.hover == said
 
 
-PLANNED = "It is planned; torch is not loaded yet."
-NONE = "No device is in force."
-STATUS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
-    "nobody": (lambda c: c.mac(), "Device: mps, chosen automatically: the chip is Apple M2.", PLANNED),
-    "confirmed": (lambda c: tried(c.mac()), "Device: mps, chosen automatically: the chip is Apple M2.", ""),
-    "variable of the shell": (
-        lambda c: c.mac(OPENMED_TORCH_DEVICE="cpu", OPENMED_DEVICE="mps"),
-        "Device: cpu, asked for by OPENMED_TORCH_DEVICE.",
-        PLANNED,
-    ),
-    "the weaker variable": (
-        lambda c: c.mac(OPENMED_TORCH_DEVICE="auto", OPENMED_DEVICE="CPU"),
-        "Device: cpu, asked for by OPENMED_DEVICE.",
-        PLANNED,
-    ),
-    "magic over a variable": (
-        lambda c: used(c.mac(OPENMED_TORCH_DEVICE="gpu"), "cpu"),
-        "Device: cpu, asked for by %openmed_device.",
-        PLANNED,
-    ),
-    "auto by the panel": (
-        lambda c: used(c.box(OPENMED_TORCH_DEVICE="cpu"), "auto", "the panel"),
-        "Device: cuda, chosen automatically: the GPU is NVIDIA A100.",
-        "",
-    ),
-    "failing": (
-        lambda c: tried(c.mac(failing="no memory")),
-        "Device: cpu, chosen automatically: this computer has no GPU that torch can use.",
-        "",
-    ),
-    "Accelerate's switch": (
-        lambda c: c.mac(ACCELERATE_USE_CPU="1"),
-        "Device: cpu, chosen automatically: ACCELERATE_USE_CPU=1 asks for the CPU.",
-        PLANNED,
-    ),
-    "nonsense": (lambda c: c.mac(OPENMED_DEVICE="mpss"), NONE, "'mpss' (from OPENMED_DEVICE) names no device."),
-    "what cannot be had": (
-        lambda c: c.plain(OPENMED_DEVICE="mps"),
-        NONE,
-        (
-            "'mps' (asked for by OPENMED_DEVICE) cannot be used: this computer runs Linux, and MPS is the GPU backend of "
-            "macOS."
-        ),
-    ),
-    "no torch": (
-        no_torch,
-        NONE,
-        (
-            "'auto' (asked for by nobody) cannot be used: mps: this computer runs Linux, and MPS is the GPU backend of "
-            "macOS; cuda: torch is not installed; cpu: torch is not installed."
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "first", "second"), STATUS.values(), ids=STATUS)
-def test_status(computers, make, first, second):
-    """The status says what is in force, why and how sure that is, or what went wrong and what to do."""
+@pytest.mark.parametrize(
+    ("make", "first", "second"),
+    [
+        (lambda c: c.mac(), "Device: mps, chosen automatically: the chip is Apple M2.", "It is planned;"),
+        (lambda c: tried(c.mac()), "Device: mps, chosen automatically: the chip is Apple M2.", ""),
+        (lambda c: used(c.mac(), "cpu"), "Device: cpu, asked for by %openmed_device.", "It is planned;"),
+        (lambda c: c.mac(OPENMED_DEVICE="mpss"), "No device is in force.", "'mpss' (from OPENMED_DEVICE)"),
+        (no_torch, "No device is in force.", "'auto' (asked for by nobody) cannot be used"),
+    ],
+    ids=["planned", "confirmed", "by magic", "nonsense", "no torch"],
+)
+def test_status_says_what_is_in_force_and_how_sure_that_is_or_what_to_do(computers, make, first, second):
     status = state_of(make(computers)).status
 
-    assert status[:2] == ((first, second) if second else (first,))
-    assert len(status) == (3 if first == NONE else 2 if second else 1)
-    assert all(status)
+    assert status[0] == first
+    assert len(status) == (3 if first == "No device is in force." else 2 if second else 1)
+    assert "".join(status[1:2]).startswith(second)
 
 
 @pytest.mark.parametrize("value", ["hf_abcdefgh", "https://me:abcdefgh@hub.example", "token=abcdefgh"])
@@ -206,14 +126,6 @@ def test_secrets_are_masked(computers, value):
 
     assert "***" in " ".join(state.status)
     assert "abcdefgh" not in f"{state} {state._repr_html_()} {json.dumps(state.to_dict())}"
-
-
-def test_a_long_wish_stays_one_short_line(computers):
-    """A variable with a whole paragraph in it is cut off in the status, and stays in one line."""
-    status = state_of(computers.mac(OPENMED_DEVICE="a\nlong \x1b[2J story " * 50)).status
-
-    assert all(len(sentence) < 250 for sentence in status)
-    assert not [sentence for sentence in status if "\n" in sentence or "\x1b" in sentence]
 
 
 def test_the_static_form_is_complete(computers):
@@ -269,14 +181,6 @@ class TestLook:
         PanelState(**look(here.session))
 
         assert searches == []
-
-    def test_without_torch(self, computers):
-        """Where torch is missing, a look works and says what to install."""
-        here = no_torch(computers)
-        state = PanelState(**look(here.session))
-
-        assert "python -m pip install torch" in str(state)
-        assert state.choice is None
 
 
 FRESH = """
