@@ -25,60 +25,55 @@ def words(found):
     return [[entity["word"] for entity in entities] for entities in found]
 
 
-class TestModel:
-    """What a model can be given as."""
-
-    def test_bundled(self):
-        """Without a model the bundled one is used, and the result names it."""
-        found = annotate(["Patient with type 2 diabetes mellitus."])
-        assert words(found) == [["type 2 diabetes mellitus"]]
-        assert (found.model, found.device) == ("bundled", "cpu")
-
-    @pytest.mark.parametrize("kind", [str, Path], ids=["str", "Path"])
-    def test_folder(self, keyword_model, kind):
-        """A folder can be a string or a path."""
-        found = annotate(model=kind(keyword_model))
-        assert words(found) == FOUND
-        assert found.model == str(keyword_model)
-
-    def test_pipeline(self, keyword_model):
-        """A pipeline is used as it was built; the answers equal those that it gives."""
-        pipe = nb.load_pipeline(str(keyword_model), device="cpu", aggregation_strategy="none")
-        found = nb.annotate(TEXTS, pipe, progress=False)
-        assert list(found) == pipe(TEXTS)
-        assert (found.model, found.device) == ("BertForTokenClassification", "cpu")
-
-    @pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
-    def test_no_model(self, model):
-        """What is neither a name nor a pipeline is refused by its type, also with arguments beside it."""
-        with pytest.raises(ConfigurationError, match=f"model cannot be of type {type(model).__name__}"):
-            annotate(model=model)
+def test_model_bundled():
+    """Without a model the bundled one is used, and the result names it."""
+    found = annotate(["Patient with type 2 diabetes mellitus."])
+    assert words(found) == [["type 2 diabetes mellitus"]]
+    assert (found.model, found.device) == ("bundled", "cpu")
 
 
-class TestOptions:
-    """What the arguments after the model take."""
-
-    def test_options_of_the_pipeline(self, keyword_model):
-        """Options of a pipeline take effect."""
-        found = annotate(model=str(keyword_model), aggregation_strategy="none", ignore_labels=["O", "I-DISEASE"])
-        assert words(found) == [["asthma"], [], ["diabetes"]]
-
-    def test_options_are_named(self):
-        """What is not the texts or the model is given by name."""
-        with pytest.raises(TypeError, match="positional"):
-            nb.annotate(TEXTS, None, 512)
+@pytest.mark.parametrize("kind", [str, Path], ids=["str", "Path"])
+def test_model_folder(keyword_model, kind):
+    """A folder can be a string or a path."""
+    found = annotate(model=kind(keyword_model))
+    assert words(found) == FOUND
+    assert found.model == str(keyword_model)
 
 
-class TestTable:
-    """A table of notes in, a table of entities out."""
+def test_model_pipeline(keyword_model):
+    """A pipeline is used as it was built; the answers equal those that it gives."""
+    pipe = nb.load_pipeline(str(keyword_model), device="cpu", aggregation_strategy="none")
+    found = nb.annotate(TEXTS, pipe, progress=False)
+    assert list(found) == pipe(TEXTS)
+    assert (found.model, found.device) == ("BertForTokenClassification", "cpu")
 
-    def test_from_a_column_to_a_table(self, keyword_model):
-        """The column of a table with missing notes gives a table of entities that joins with it on the index."""
-        notes = pd.DataFrame({"patient": ["a", "b", "c"], "text": [TEXTS[0], None, TEXTS[2]]}, index=[7, 5, 9])
-        found = annotate(notes["text"], str(keyword_model))
-        joined = found.to_frame().join(notes)
-        assert joined[["patient", "word"]].to_numpy().tolist() == [["a", "asthma"], ["c", "diabetes mellitus"]]
-        assert (found.missing, found.errors) == ((1,), {})
+
+@pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
+def test_model_no_model(model):
+    """What is neither a name nor a pipeline is refused by its type, also with arguments beside it."""
+    with pytest.raises(ConfigurationError, match=f"model cannot be of type {type(model).__name__}"):
+        annotate(model=model)
+
+
+def test_options_options_of_the_pipeline(keyword_model):
+    """Options of a pipeline take effect."""
+    found = annotate(model=str(keyword_model), aggregation_strategy="none", ignore_labels=["O", "I-DISEASE"])
+    assert words(found) == [["asthma"], [], ["diabetes"]]
+
+
+def test_options_options_are_named():
+    """What is not the texts or the model is given by name."""
+    with pytest.raises(TypeError, match="positional"):
+        nb.annotate(TEXTS, None, 512)
+
+
+def test_table_from_a_column_to_a_table(keyword_model):
+    """The column of a table with missing notes gives a table of entities that joins with it on the index."""
+    notes = pd.DataFrame({"patient": ["a", "b", "c"], "text": [TEXTS[0], None, TEXTS[2]]}, index=[7, 5, 9])
+    found = annotate(notes["text"], str(keyword_model))
+    joined = found.to_frame().join(notes)
+    assert joined[["patient", "word"]].to_numpy().tolist() == [["a", "asthma"], ["c", "diabetes mellitus"]]
+    assert (found.missing, found.errors) == ((1,), {})
 
 
 SETUP = """
@@ -120,35 +115,33 @@ def run_and_interrupt(kernel, code, marker):
     return reply
 
 
-class TestNotebook:
-    """What a real kernel shows."""
+def test_notebook_result(notebook):
+    """The result of a cell is shown as text and as HTML with the entities marked; nothing else is."""
+    reply = notebook.run(f"nb.annotate({TEXTS!r}, **options)")
+    assert reply.text.splitlines()[1] == "  By label: DISEASE 2."
+    assert "0: the patient has [asthma](DISEASE) ." in reply.text
+    assert "<mark" in reply.html
+    assert (len(reply.shown), reply.streams) == (1, {})
 
-    def test_result(self, notebook):
-        """The result of a cell is shown as text and as HTML with the entities marked; nothing else is."""
-        reply = notebook.run(f"nb.annotate({TEXTS!r}, **options)")
-        assert reply.text.splitlines()[1] == "  By label: DISEASE 2."
-        assert "0: the patient has [asthma](DISEASE) ." in reply.text
-        assert "<mark" in reply.html
-        assert (len(reply.shown), reply.streams) == (1, {})
 
-    @pytest.mark.parametrize("resume", ["None", "'run.jsonl'"], ids=["memory", "file"])
-    def test_interrupt(self, notebook, tmp_path, resume):
-        """The button ends a run in one line, past careless code; what the line says, typed in, gives all answers."""
-        notebook.run(f"%cd -q {tmp_path}")
-        marker = tmp_path / "running"
-        cell = (
-            f"try:\n    nb.annotate(slowly(long, 0.02, {str(marker)!r}), **options, resume={resume})\n"
-            "except Exception:\n    print('swallowed')"
-        )
-        reply = run_and_interrupt(notebook, cell, marker)
-        assert (reply.status, reply.error[0], reply.streams) == ("error", "Interrupted", {})
-        assert len(reply.error[2]) == 1
-        said = re.fullmatch(
-            r"Interrupted: Interrupted after (\d+) texts?\. "
-            r"To go on, (import sys)?(?: and )?repeat the call with (resume=.*)\.",
-            reply.error[2][0],
-        )
-        assert 0 < int(said[1]) < 40
-        again = notebook.run(f"{said[2] or ''}\nfound = nb.annotate(long, **options, {said[3]})")
-        assert again.status == "ok", again.error
-        assert notebook.value("[[entity['word'] for entity in entities] for entities in found]") == [["asthma"]] * 40
+@pytest.mark.parametrize("resume", ["None", "'run.jsonl'"], ids=["memory", "file"])
+def test_notebook_interrupt(notebook, tmp_path, resume):
+    """The button ends a run in one line, past careless code; what the line says, typed in, gives all answers."""
+    notebook.run(f"%cd -q {tmp_path}")
+    marker = tmp_path / "running"
+    cell = (
+        f"try:\n    nb.annotate(slowly(long, 0.02, {str(marker)!r}), **options, resume={resume})\n"
+        "except Exception:\n    print('swallowed')"
+    )
+    reply = run_and_interrupt(notebook, cell, marker)
+    assert (reply.status, reply.error[0], reply.streams) == ("error", "Interrupted", {})
+    assert len(reply.error[2]) == 1
+    said = re.fullmatch(
+        r"Interrupted: Interrupted after (\d+) texts?\. "
+        r"To go on, (import sys)?(?: and )?repeat the call with (resume=.*)\.",
+        reply.error[2][0],
+    )
+    assert 0 < int(said[1]) < 40
+    again = notebook.run(f"{said[2] or ''}\nfound = nb.annotate(long, **options, {said[3]})")
+    assert again.status == "ok", again.error
+    assert notebook.value("[[entity['word'] for entity in entities] for entities in found]") == [["asthma"]] * 40

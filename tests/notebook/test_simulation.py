@@ -33,217 +33,223 @@ def state():
     return SESSION.device().to_dict(), environment, SESSION.override, SESSION.computer
 
 
-class TestFunction:
-    """nb.simulated_mps, for a block."""
+def test_function_device_is_mps():
+    """In the block the device is mps, and its text, its HTML and its mapping say SIMULATED."""
+    with nb.simulated_mps(memory="8 GiB"):
+        choice = nb.device()
+        assert choice.device == "mps"
+        assert choice.certain
+        assert choice.simulated is choice.to_dict()["simulated"] is True
+        for shown in (str(choice), choice._repr_html_(), str(SESSION.explain()), str(SESSION.devices())):
+            assert "SIMULATED" in shown
+        assert json.loads(json.dumps(choice.to_dict()))["device"] == "mps"
+    assert nb.device().simulated is False
+    assert "SIMULATED" not in str(nb.device())
 
-    def test_device_is_mps(self):
-        """In the block the device is mps, and its text, its HTML and its mapping say SIMULATED."""
-        with nb.simulated_mps(memory="8 GiB"):
-            choice = nb.device()
-            assert choice.device == "mps"
-            assert choice.certain
-            assert choice.simulated is choice.to_dict()["simulated"] is True
-            for shown in (str(choice), choice._repr_html_(), str(SESSION.explain()), str(SESSION.devices())):
-                assert "SIMULATED" in shown
-            assert json.loads(json.dumps(choice.to_dict()))["device"] == "mps"
-        assert nb.device().simulated is False
-        assert "SIMULATED" not in str(nb.device())
 
-    def test_everything_comes_back(self, pipe):
-        """Afterwards device, environment, computer and models are as they were, also after an error."""
-        before = state()
-        for error in (None, ValueError, KeyboardInterrupt):
-            try:
-                with nb.simulated_mps(fallback=True):
-                    assert os.environ[FALLBACK] == "1"
-                    if error:
-                        raise error
-            except (ValueError, KeyboardInterrupt):
-                pass
-            assert state() == before
-            assert pipe.device.type == "cpu"
-        assert not mps_is_simulated()
-
-    def test_models_follow(self, pipe):
-        """A model that follows the session moves there and back, and a pipeline that is held works on."""
-        here = pipe(NOTE)
-        with nb.simulated_mps() as mps:
-            assert str(pipe.device) == "mps:0"
-            assert [entity["word"] for entity in pipe(NOTE)] == [entity["word"] for entity in here]
-            assert mps.allocator.allocated >= sum(weight.nbytes for weight in pipe.model.parameters())
-            assert nb.use("cpu").moved == ("bundled_small",)
-            assert nb.use("mps").moved == ("bundled_small",)
-        assert {weight.device.type for weight in pipe.model.parameters()} == {"cpu"}
-        assert pipe(NOTE) == here
-
-    def test_model_that_was_loaded_there(self):
-        """A model that was loaded for mps by name is a CPU model afterwards, works on, and is given to nobody else."""
-        with nb.simulated_mps():
-            there = nb.load_pipeline("bundled_small", device="mps")
-            assert there.device.type == "mps"
-        assert there.device.type == "cpu"
-        assert there(NOTE)[0]["word"] == "asthma"
-        with nb.simulated_mps():
-            again = nb.load_pipeline("bundled_small", device="mps")
-            assert again.model is not there.model
-            assert again.device.type == "mps"
-
-    def test_override_comes_back(self):
-        """The device that was chosen for the session is chosen again, and published for openmed again."""
-        nb.use("cpu")
-        with nb.simulated_mps():
-            assert nb.device().device == "mps"
-            assert os.environ["OPENMED_TORCH_DEVICE"] == "mps"
-            assert nb.reset().requested_by != "simulated_mps()"
-        assert nb.device().requested_by == "use()"
-        assert os.environ["OPENMED_TORCH_DEVICE"] == "cpu"
-
-    def test_model_that_does_not_fit(self, pipe):
-        """A Mac that is too small for the models that follow is refused, and everything is as before."""
-        before = state()
-        for memory in ("1 MiB", 1 << 20):
-            with pytest.raises(DeviceUnavailable), nb.simulated_mps(memory):
-                pass
-            assert state() == before
-            assert pipe.device.type == "cpu"
-            assert not mps_is_simulated()
-
-    def test_no_second_one(self):
-        """A simulation inside of another is refused, and the outer one goes on."""
-        with nb.simulated_mps():
-            with pytest.raises(DeviceUnavailable, match="there can be only one"), nb.simulated_mps():
-                pass
-            assert nb.device().simulated
-            assert torch.ones(2, device="mps").is_mps
-        assert not nb.device().simulated
-
-    def test_other_thread_cannot_end_it(self):
-        """Only the thread that began a simulation can end it."""
-        caught = []
-
-        def end():
-            try:
-                SESSION.end_simulation()
-            except OpenMedError as error:
-                caught.append(error)
-
-        with nb.simulated_mps():
-            thread = threading.Thread(target=end)
-            thread.start()
-            thread.join()
-            assert nb.device().simulated
-        assert "belongs to the thread" in str(caught[0])
-
-    @pytest.mark.parametrize(("fallback", "said"), [(True, "1"), (False, "0"), (None, "1")])
-    @pytest.mark.filterwarnings("ignore:The operator")
-    def test_fallback(self, fallback, said):
-        """What is asked for is what the variable says and what happens; where nobody says, openmed_nb switches it on."""
-        with nb.simulated_mps(fallback=fallback) as mps:
-            setting = {one.name: one for one in SESSION.computer.environment("mps").settings}[FALLBACK]
-            assert (setting.value, setting.effect) == (said, IN_FORCE)
-            if said == "1":
-                torch.mode(torch.ones(2, device="mps"))
-                assert mps.fallbacks == {"aten::mode": 1}
-            else:
-                with pytest.raises(NotImplementedError, match="aten::mode"):
-                    torch.mode(torch.ones(2, device="mps"))
-
-    def test_environment_is_in_force(self):
-        """The variables that openmed_nb sets rule the simulated device, and the explanation says that they do."""
-        with nb.simulated_mps("8 GiB") as mps:
-            torch.ones(2, device="mps")
-            assert [one.effect for one in SESSION.computer.environment("mps").settings] == [IN_FORCE] * 3
-            assert nb.device().reason.endswith("; the chip is Apple Silicon (SIMULATED).")
-            assert mps.allocator.allowed == mps.allocator.memory.recommended
-        assert not any(name in os.environ for name in (HIGH, LOW))
-
-    @pytest.mark.parametrize(("high", "allowed"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
-    def test_shell_is_heard(self, high, allowed):
-        """Watermarks of the person rule a simulated device as they would rule a real one, and stay afterwards."""
-        environ = {HIGH: high}
-        session = Session(environ)
-        device = session.simulate("8 GiB")
+def test_function_everything_comes_back(pipe):
+    """Afterwards device, environment, computer and models are as they were, also after an error."""
+    before = state()
+    for error in (None, ValueError, KeyboardInterrupt):
         try:
-            torch.ones(2, device="mps")
-            assert device.allocator.allowed == (allowed and int(allowed * device.allocator.memory.recommended))
-        finally:
-            session.end_simulation()
-        assert environ == {HIGH: high}
+            with nb.simulated_mps(fallback=True):
+                assert os.environ[FALLBACK] == "1"
+                if error:
+                    raise error
+        except (ValueError, KeyboardInterrupt):
+            pass
+        assert state() == before
+        assert pipe.device.type == "cpu"
+    assert not mps_is_simulated()
 
-    def test_bad_watermarks(self):
-        """A pair that torch refuses makes the simulated device unusable too, and nothing is left of it."""
-        environ = {HIGH: "1.0", LOW: "1.4"}
-        session = Session(environ)
-        with pytest.raises(DeviceUnavailable, match="invalid low watermark ratio"):
-            session.simulate("8 GiB")
-        assert environ == {HIGH: "1.0", LOW: "1.4"}
+
+def test_function_models_follow(pipe):
+    """A model that follows the session moves there and back, and a pipeline that is held works on."""
+    here = pipe(NOTE)
+    with nb.simulated_mps() as mps:
+        assert str(pipe.device) == "mps:0"
+        assert [entity["word"] for entity in pipe(NOTE)] == [entity["word"] for entity in here]
+        assert mps.allocator.allocated >= sum(weight.nbytes for weight in pipe.model.parameters())
+        assert nb.use("cpu").moved == ("bundled_small",)
+        assert nb.use("mps").moved == ("bundled_small",)
+    assert {weight.device.type for weight in pipe.model.parameters()} == {"cpu"}
+    assert pipe(NOTE) == here
+
+
+def test_function_model_that_was_loaded_there():
+    """A model that was loaded for mps by name is a CPU model afterwards, works on, and is given to nobody else."""
+    with nb.simulated_mps():
+        there = nb.load_pipeline("bundled_small", device="mps")
+        assert there.device.type == "mps"
+    assert there.device.type == "cpu"
+    assert there(NOTE)[0]["word"] == "asthma"
+    with nb.simulated_mps():
+        again = nb.load_pipeline("bundled_small", device="mps")
+        assert again.model is not there.model
+        assert again.device.type == "mps"
+
+
+def test_function_override_comes_back():
+    """The device that was chosen for the session is chosen again, and published for openmed again."""
+    nb.use("cpu")
+    with nb.simulated_mps():
+        assert nb.device().device == "mps"
+        assert os.environ["OPENMED_TORCH_DEVICE"] == "mps"
+        assert nb.reset().requested_by != "simulated_mps()"
+    assert nb.device().requested_by == "use()"
+    assert os.environ["OPENMED_TORCH_DEVICE"] == "cpu"
+
+
+def test_function_model_that_does_not_fit(pipe):
+    """A Mac that is too small for the models that follow is refused, and everything is as before."""
+    before = state()
+    for memory in ("1 MiB", 1 << 20):
+        with pytest.raises(DeviceUnavailable), nb.simulated_mps(memory):
+            pass
+        assert state() == before
+        assert pipe.device.type == "cpu"
         assert not mps_is_simulated()
-        assert session.device().device != "mps"
-
-    def test_stop_ends_it(self):
-        """Unloading the extension ends a simulation; the block that began it then ends in peace."""
-        with nb.simulated_mps():
-            SESSION.stop()
-            assert not mps_is_simulated()
-        assert not nb.device().simulated
 
 
-class TestMagic:
-    """%openmed_device --simulate, over cells."""
+def test_function_no_second_one():
+    """A simulation inside of another is refused, and the outer one goes on."""
+    with nb.simulated_mps():
+        with pytest.raises(DeviceUnavailable, match="there can be only one"), nb.simulated_mps():
+            pass
+        assert nb.device().simulated
+        assert torch.ones(2, device="mps").is_mps
+    assert not nb.device().simulated
 
-    def test_over_cells(self, shell):
-        """The session stays on the simulated Mac from cell to cell, until it is switched off."""
-        magic = shell.find_line_magic("openmed_device")
-        begun = magic('--simulate mps --memory "16 GiB"')
-        assert "SIMULATED" in str(begun)
-        assert shell.run_cell("import torch\ntensor = torch.ones(2, device='mps')").success
-        assert shell.user_ns["tensor"].is_mps
-        assert torch.mps.recommended_max_memory() == 2**34 * 2 // 3
-        assert magic("").requested_by == "%openmed_device"
-        assert magic("cpu").simulated
-        ended = magic("--simulate off")
-        assert not ended.simulated
-        assert shell.user_ns["tensor"].device.type == "cpu"
-        assert not set(VARIABLES) & set(os.environ)
 
-    def test_off_without_on(self, shell):
-        """Switching off what is not on shows the device and changes nothing."""
-        before = state()
-        assert not shell.find_line_magic("openmed_device")("--simulate off").simulated
+def test_function_other_thread_cannot_end_it():
+    """Only the thread that began a simulation can end it."""
+    caught = []
+
+    def end():
+        try:
+            SESSION.end_simulation()
+        except OpenMedError as error:
+            caught.append(error)
+
+    with nb.simulated_mps():
+        thread = threading.Thread(target=end)
+        thread.start()
+        thread.join()
+        assert nb.device().simulated
+    assert "belongs to the thread" in str(caught[0])
+
+
+@pytest.mark.parametrize(("fallback", "said"), [(True, "1"), (False, "0"), (None, "1")])
+@pytest.mark.filterwarnings("ignore:The operator")
+def test_function_fallback(fallback, said):
+    """What is asked for is what the variable says and what happens; where nobody says, openmed_nb switches it on."""
+    with nb.simulated_mps(fallback=fallback) as mps:
+        setting = {one.name: one for one in SESSION.computer.environment("mps").settings}[FALLBACK]
+        assert (setting.value, setting.effect) == (said, IN_FORCE)
+        if said == "1":
+            torch.mode(torch.ones(2, device="mps"))
+            assert mps.fallbacks == {"aten::mode": 1}
+        else:
+            with pytest.raises(NotImplementedError, match="aten::mode"):
+                torch.mode(torch.ones(2, device="mps"))
+
+
+def test_function_environment_is_in_force():
+    """The variables that openmed_nb sets rule the simulated device, and the explanation says that they do."""
+    with nb.simulated_mps("8 GiB") as mps:
+        torch.ones(2, device="mps")
+        assert [one.effect for one in SESSION.computer.environment("mps").settings] == [IN_FORCE] * 3
+        assert nb.device().reason.endswith("; the chip is Apple Silicon (SIMULATED).")
+        assert mps.allocator.allowed == mps.allocator.memory.recommended
+    assert not any(name in os.environ for name in (HIGH, LOW))
+
+
+@pytest.mark.parametrize(("high", "allowed"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
+def test_function_shell_is_heard(high, allowed):
+    """Watermarks of the person rule a simulated device as they would rule a real one, and stay afterwards."""
+    environ = {HIGH: high}
+    session = Session(environ)
+    device = session.simulate("8 GiB")
+    try:
+        torch.ones(2, device="mps")
+        assert device.allocator.allowed == (allowed and int(allowed * device.allocator.memory.recommended))
+    finally:
+        session.end_simulation()
+    assert environ == {HIGH: high}
+
+
+def test_function_bad_watermarks():
+    """A pair that torch refuses makes the simulated device unusable too, and nothing is left of it."""
+    environ = {HIGH: "1.0", LOW: "1.4"}
+    session = Session(environ)
+    with pytest.raises(DeviceUnavailable, match="invalid low watermark ratio"):
+        session.simulate("8 GiB")
+    assert environ == {HIGH: "1.0", LOW: "1.4"}
+    assert not mps_is_simulated()
+    assert session.device().device != "mps"
+
+
+def test_function_stop_ends_it():
+    """Unloading the extension ends a simulation; the block that began it then ends in peace."""
+    with nb.simulated_mps():
+        SESSION.stop()
+        assert not mps_is_simulated()
+    assert not nb.device().simulated
+
+
+def test_magic_over_cells(shell):
+    """The session stays on the simulated Mac from cell to cell, until it is switched off."""
+    magic = shell.find_line_magic("openmed_device")
+    begun = magic('--simulate mps --memory "16 GiB"')
+    assert "SIMULATED" in str(begun)
+    assert shell.run_cell("import torch\ntensor = torch.ones(2, device='mps')").success
+    assert shell.user_ns["tensor"].is_mps
+    assert torch.mps.recommended_max_memory() == 2**34 * 2 // 3
+    assert magic("").requested_by == "%openmed_device"
+    assert magic("cpu").simulated
+    ended = magic("--simulate off")
+    assert not ended.simulated
+    assert shell.user_ns["tensor"].device.type == "cpu"
+    assert not set(VARIABLES) & set(os.environ)
+
+
+def test_magic_off_without_on(shell):
+    """Switching off what is not on shows the device and changes nothing."""
+    before = state()
+    assert not shell.find_line_magic("openmed_device")("--simulate off").simulated
+    assert state() == before
+
+
+def test_magic_mistakes(shell):
+    """A line that makes no sense is one of our errors, and nothing is begun."""
+    mistakes = {
+        "--simulate": "cannot read its line",
+        "--simulate cuda": "'cuda' cannot be simulated",
+        "--simulate=": "cannot be simulated",
+        "--memory 8GiB": "is for a simulated Mac",
+        "--simulate off --memory 8GiB": "is for a simulated Mac",
+        "--simulate mps cpu": "cannot do --simulate and a device at once",
+        "--simulate mps --reset": "cannot do --reset and --simulate at once",
+        "--simulate mps --memory lots": "is not an amount of memory",
+    }
+    before = state()
+    for line, said in mistakes.items():
+        with pytest.raises((MagicError, ConfigurationError), match=said):
+            shell.find_line_magic("openmed_device")(line)
         assert state() == before
 
-    def test_mistakes(self, shell):
-        """A line that makes no sense is one of our errors, and nothing is begun."""
-        mistakes = {
-            "--simulate": "cannot read its line",
-            "--simulate cuda": "'cuda' cannot be simulated",
-            "--simulate=": "cannot be simulated",
-            "--memory 8GiB": "is for a simulated Mac",
-            "--simulate off --memory 8GiB": "is for a simulated Mac",
-            "--simulate mps cpu": "cannot do --simulate and a device at once",
-            "--simulate mps --reset": "cannot do --reset and --simulate at once",
-            "--simulate mps --memory lots": "is not an amount of memory",
-        }
-        before = state()
-        for line, said in mistakes.items():
-            with pytest.raises((MagicError, ConfigurationError), match=said):
-                shell.find_line_magic("openmed_device")(line)
-            assert state() == before
 
-    def test_in_a_kernel(self, kernel):
-        """In a real kernel a simulation holds over cells, errors are torch's, and unloading the extension ends it."""
-        assert "SIMULATED" in kernel.run("%openmed_device --simulate mps --memory '8 GiB'").text
-        assert (
-            kernel.run("import torch; x = torch.ones(3, device='mps'); x").text
-            == "tensor([1., 1., 1.], device='mps:0')"
-        )
-        assert kernel.run("x.double()").error[0] == "TypeError"
-        assert kernel.run("torch.empty(2**40, device='mps')").error[:2] == (
-            "RuntimeError",
-            "Invalid buffer size: 4096.00 GiB",
-        )
-        assert "device='mps" not in kernel.run("%unload_ext openmed_nb\nx").text
-        assert kernel.run("%load_ext openmed_nb").status == "ok"
+def test_magic_in_a_kernel(kernel):
+    """In a real kernel a simulation holds over cells, errors are torch's, and unloading the extension ends it."""
+    assert "SIMULATED" in kernel.run("%openmed_device --simulate mps --memory '8 GiB'").text
+    assert kernel.run("import torch; x = torch.ones(3, device='mps'); x").text == "tensor([1., 1., 1.], device='mps:0')"
+    assert kernel.run("x.double()").error[0] == "TypeError"
+    assert kernel.run("torch.empty(2**40, device='mps')").error[:2] == (
+        "RuntimeError",
+        "Invalid buffer size: 4096.00 GiB",
+    )
+    assert "device='mps" not in kernel.run("%unload_ext openmed_nb\nx").text
+    assert kernel.run("%load_ext openmed_nb").status == "ok"
 
 
 @pytest.mark.parametrize("line", ["--simulate mps --memory eight", "--simulate mps --memory 8", "--simulate cuda"])

@@ -20,98 +20,101 @@ def broken(computers):
     return computers.Computer(computers.BOX, computers.BOX_TORCH, {"OPENMED_DEVICE": "cpu"}, **failures)
 
 
-class TestDevice:
-    """The device's buttons, and what stands around them."""
+def test_device_a_click_overrides(open_panel, computers):
+    """A click changes the session's device, and the panel shows who asked."""
+    view = open_panel((here := computers.plain()).session)
+    assert view.pressed == ["auto"]
+    view.device_buttons["cpu"].click()
 
-    def test_a_click_overrides(self, open_panel, computers):
-        """A click changes the session's device, and the panel shows who asked."""
-        view = open_panel((here := computers.plain()).session)
-        assert view.pressed == ["auto"]
-        view.device_buttons["cpu"].click()
+    choice = here.session.device()
+    assert (choice.device, choice.requested, choice.requested_by) == ("cpu", "cpu", "the panel")
+    assert view.pressed == ["cpu"]
+    assert "asked for by the panel." in view.region("Device").top.value
 
-        choice = here.session.device()
-        assert (choice.device, choice.requested, choice.requested_by) == ("cpu", "cpu", "the panel")
-        assert view.pressed == ["cpu"]
-        assert "asked for by the panel." in view.region("Device").top.value
 
-    def test_reset(self, open_panel, computers):
-        """Reset goes back to what the shell said."""
-        view = open_panel((here := computers.plain(OPENMED_DEVICE="cpu")).session)
-        view.device_buttons["auto"].click()
-        assert view.pressed == ["auto"]
-        view.click("Reset")
+def test_device_reset(open_panel, computers):
+    """Reset goes back to what the shell said."""
+    view = open_panel((here := computers.plain(OPENMED_DEVICE="cpu")).session)
+    view.device_buttons["auto"].click()
+    assert view.pressed == ["auto"]
+    view.click("Reset")
 
-        assert view.pressed == ["cpu"]
-        assert here.session.device().requested_by == "OPENMED_DEVICE"
-        assert "asked for by OPENMED_DEVICE." in view.region("Device").top.value
+    assert view.pressed == ["cpu"]
+    assert here.session.device().requested_by == "OPENMED_DEVICE"
+    assert "asked for by OPENMED_DEVICE." in view.region("Device").top.value
 
-    def test_what_cannot_be_used(self, open_panel, computers):
-        """A device that cannot be used cannot be clicked, and says why and what to do, to the mouse and in the table."""
-        view = open_panel(computers.plain().session)
-        cuda = view.device_buttons["cuda"]
-        assert cuda.disabled
-        for words in ("no NVIDIA driver is loaded", "Install the driver if there is an NVIDIA GPU."):
-            assert words in cuda.tooltip
-            assert words in view.table.value
-        assert [device for device, one in view.device_buttons.items() if one.disabled] == ["mps", "cuda"]
 
-    def test_a_device_that_fails(self, open_panel, computers, front_end):
-        """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
-        here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
-        view = open_panel(here.session)
-        mps = view.device_buttons["mps"]
-        front = front_end(*view.device_buttons.values())
-        front.click(mps)
-        message = view.messages["Device"]
+def test_device_what_cannot_be_used(open_panel, computers):
+    """A device that cannot be used cannot be clicked, and says why and what to do, to the mouse and in the table."""
+    view = open_panel(computers.plain().session)
+    cuda = view.device_buttons["cuda"]
+    assert cuda.disabled
+    for words in ("no NVIDIA driver is loaded", "Install the driver if there is an NVIDIA GPU."):
+        assert words in cuda.tooltip
+        assert words in view.table.value
+    assert [device for device, one in view.device_buttons.items() if one.disabled] == ["mps", "cuda"]
 
-        choice = here.session.device()
-        assert (choice.device, choice.requested_by) == ("cpu", "OPENMED_DEVICE")
-        assert view.pressed == ["cpu"]
-        assert front.state[mps] == {"disabled": True, "tooltip": mps.tooltip}
-        assert "the driver is broken" in mps.tooltip
-        assert 'role="alert"' in message
-        assert "cannot be used" in message
-        assert "use &#x27;cpu&#x27;" in message
-        assert front.focused == ["cpu ✓"]
 
-    def test_buttons_come_and_go(self, open_panel, broken, front_end):
-        """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
-        view = open_panel(broken.session)
-        before = dict(view.device_buttons)
-        gone = [*tree(before["cuda"])]
-        assert list(before) == ["auto", "mps", "cuda", "cpu"]
-        front = front_end(*before.values())
-        front.click(before["cuda"])
+def test_device_a_device_that_fails(open_panel, computers, front_end):
+    """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
+    here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
+    view = open_panel(here.session)
+    mps = view.device_buttons["mps"]
+    front = front_end(*view.device_buttons.values())
+    front.click(mps)
+    message = view.messages["Device"]
 
-        after = view.device_buttons
-        assert list(after) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
-        assert view.devices.children == tuple(after.values())
-        assert all(after[device] is before[device] for device in ("auto", "mps", "cpu"))
-        assert all(one.comm is None for one in gone)
-        assert view.pressed == ["cpu"]
-        assert front.focused == ["cpu ✓"]
+    choice = here.session.device()
+    assert (choice.device, choice.requested_by) == ("cpu", "OPENMED_DEVICE")
+    assert view.pressed == ["cpu"]
+    assert front.state[mps] == {"disabled": True, "tooltip": mps.tooltip}
+    assert "the driver is broken" in mps.tooltip
+    assert 'role="alert"' in message
+    assert "cannot be used" in message
+    assert "use &#x27;cpu&#x27;" in message
+    assert front.focused == ["cpu ✓"]
 
-    def test_focus_stays_where_buttons_move(self, open_panel, broken, front_end):
-        """A clicked button that a front end has to draw again, because others came, gets its focus back."""
-        view = open_panel(broken.session)
-        front = front_end(*view.device_buttons.values())
-        broken.torch.read["PYTORCH_ENABLE_MPS_FALLBACK"] = None  # Somebody imported torch.
-        front.click(view.device_buttons["cpu"])
 
-        assert list(view.device_buttons) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
-        assert front.focused == ["cpu ✓"]
+def test_device_buttons_come_and_go(open_panel, broken, front_end):
+    """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
+    view = open_panel(broken.session)
+    before = dict(view.device_buttons)
+    gone = [*tree(before["cuda"])]
+    assert list(before) == ["auto", "mps", "cuda", "cpu"]
+    front = front_end(*before.values())
+    front.click(before["cuda"])
 
-    def test_the_focus_is_left_alone(self, open_panel, computers, front_end):
-        """Where nothing that was clicked is gone, the focus is not touched; nor where another one changed the device."""
-        here = computers.mac(failing="broken", OPENMED_DEVICE="cpu")
-        view = open_panel(here.session)
-        front = front_end(*view.device_buttons.values())
-        front.click(view.device_buttons["cpu"])
-        with pytest.raises(nb.OpenMedError):
-            here.session.use("mps")
+    after = view.device_buttons
+    assert list(after) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+    assert view.devices.children == tuple(after.values())
+    assert all(after[device] is before[device] for device in ("auto", "mps", "cpu"))
+    assert all(one.comm is None for one in gone)
+    assert view.pressed == ["cpu"]
+    assert front.focused == ["cpu ✓"]
 
-        assert view.device_buttons["mps"].disabled
-        assert front.focused == []
+
+def test_device_focus_stays_where_buttons_move(open_panel, broken, front_end):
+    """A clicked button that a front end has to draw again, because others came, gets its focus back."""
+    view = open_panel(broken.session)
+    front = front_end(*view.device_buttons.values())
+    broken.torch.read["PYTORCH_ENABLE_MPS_FALLBACK"] = None  # Somebody imported torch.
+    front.click(view.device_buttons["cpu"])
+
+    assert list(view.device_buttons) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+    assert front.focused == ["cpu ✓"]
+
+
+def test_device_the_focus_is_left_alone(open_panel, computers, front_end):
+    """Where nothing that was clicked is gone, the focus is not touched; nor where another one changed the device."""
+    here = computers.mac(failing="broken", OPENMED_DEVICE="cpu")
+    view = open_panel(here.session)
+    front = front_end(*view.device_buttons.values())
+    front.click(view.device_buttons["cpu"])
+    with pytest.raises(nb.OpenMedError):
+        here.session.use("mps")
+
+    assert view.device_buttons["mps"].disabled
+    assert front.focused == []
 
 
 @pytest.mark.usefixtures("clean")

@@ -11,21 +11,17 @@ import pytest
 from openmed_nb.notebook.panel.model import CellThread, kernel_loop
 
 
-class TestWithoutLoop:
-    """In plain Python, where no event loop runs."""
+def test_without_loop_at_once_in_another_thread(elsewhere):
+    """From another thread it is done at once too, in that thread: there is no other place."""
+    cells, threads = CellThread(), []
+    ident = elsewhere(lambda: threads.append(cells.is_here) or cells.run(lambda: threads.append(threading.get_ident())))
+    assert threads == [True, ident]
 
-    def test_at_once_in_another_thread(self, elsewhere):
-        """From another thread it is done at once too, in that thread: there is no other place."""
-        cells, threads = CellThread(), []
-        ident = elsewhere(
-            lambda: threads.append(cells.is_here) or cells.run(lambda: threads.append(threading.get_ident()))
-        )
-        assert threads == [True, ident]
 
-    def test_an_interrupt_goes_on(self):
-        """An interrupt of what is done at once is that of the caller, who is interrupted."""
-        with pytest.raises(KeyboardInterrupt):
-            CellThread().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
+def test_without_loop_an_interrupt_goes_on():
+    """An interrupt of what is done at once is that of the caller, who is interrupted."""
+    with pytest.raises(KeyboardInterrupt):
+        CellThread().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
 
 
 @pytest.fixture
@@ -42,51 +38,50 @@ def interrupt():
     threading.Event().wait(60)
 
 
-class TestInLoop:
-    """In an event loop, as in the thread of a kernel that runs the cells."""
+def test_in_loop_in_the_order_of_asking(elsewhere):
+    """What several threads ask for is done in the order of asking."""
 
-    def test_in_the_order_of_asking(self, elsewhere):
-        """What several threads ask for is done in the order of asking."""
+    async def cell():
+        cells, log = CellThread(), []
+        for number in range(20):
+            elsewhere(lambda number=number: cells.run(lambda: log.append(number)))
+        assert log == []
+        await asyncio.sleep(0)
+        return log
 
-        async def cell():
-            cells, log = CellThread(), []
-            for number in range(20):
-                elsewhere(lambda number=number: cells.run(lambda: log.append(number)))
-            assert log == []
-            await asyncio.sleep(0)
-            return log
+    assert asyncio.run(cell()) == list(range(20))
 
-        assert asyncio.run(cell()) == list(range(20))
 
-    @pytest.mark.usefixtures("deaf")
-    def test_an_interrupt(self, elsewhere):
-        """An interrupt ends what was handed over, and neither the loop nor what comes next; the handler is as before."""
+@pytest.mark.usefixtures("deaf")
+def test_in_loop_an_interrupt(elsewhere):
+    """An interrupt ends what was handed over, and neither the loop nor what comes next; the handler is as before."""
 
-        async def cell():
-            cells, log = CellThread(), []
-            elsewhere(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
-            elsewhere(lambda: cells.run(lambda: log.append("next")))
-            await asyncio.sleep(0)
-            os.kill(os.getpid(), signal.SIGINT)
-            return log
+    async def cell():
+        cells, log = CellThread(), []
+        elsewhere(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
+        elsewhere(lambda: cells.run(lambda: log.append("next")))
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        return log
 
-        assert asyncio.run(cell()) == ["next"]
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert asyncio.run(cell()) == ["next"]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
-    @pytest.mark.usefixtures("deaf")
-    def test_an_error_of_what_was_handed_over(self, elsewhere):
-        """An error of what was handed over is told to the loop, which goes on; the handler of interrupts is as before."""
 
-        async def cell():
-            told = []
-            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
-            cells = CellThread()
-            elsewhere(lambda: cells.run(lambda: 1 / 0))
-            await asyncio.sleep(0)
-            return told
+@pytest.mark.usefixtures("deaf")
+def test_in_loop_an_error_of_what_was_handed_over(elsewhere):
+    """An error of what was handed over is told to the loop, which goes on; the handler of interrupts is as before."""
 
-        assert [type(one) for one in asyncio.run(cell())] == [ZeroDivisionError]
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    async def cell():
+        told = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+        cells = CellThread()
+        elsewhere(lambda: cells.run(lambda: 1 / 0))
+        await asyncio.sleep(0)
+        return told
+
+    assert [type(one) for one in asyncio.run(cell())] == [ZeroDivisionError]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("kernel", [None, SimpleNamespace(), SimpleNamespace(io_loop=SimpleNamespace(asyncio_loop=7))])

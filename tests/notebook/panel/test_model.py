@@ -58,268 +58,274 @@ def mac(own):
         yield own
 
 
-class TestDevice:
-    """Choosing a device, and going back."""
+def test_device_a_model_that_cannot_move(computers, watch):
+    """Where a model cannot move, the error and the former device are shown, and the model is where it was."""
+    if loaded_torch().mps_available:
+        pytest.skip("this computer has MPS, so the move would work")
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    here.session.load_model(SMALL, OpenMedConfig())
+    panel = watch(here.session)
+    panel.choose("mps")
 
-    def test_a_model_that_cannot_move(self, computers, watch):
-        """Where a model cannot move, the error and the former device are shown, and the model is where it was."""
-        if loaded_torch().mps_available:
-            pytest.skip("this computer has MPS, so the move would work")
-        here = computers.mac(OPENMED_DEVICE="cpu")
-        here.session.load_model(SMALL, OpenMedConfig())
-        panel = watch(here.session)
+    assert "could not be moved to mps" in panel.state.error.what
+    assert panel.activities == ["Changing the device: mps", f"Moving to mps: {SMALL}"]
+    assert panel.state.choice.device == "cpu"
+    assert [one.device for one in panel.state.models] == ["cpu"]
+    assert panel.state.activity is None
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_device_models_move(mac):
+    """A click moves the models, tells how far it is, and says which have moved."""
+    for name in ("bundled", SMALL):
+        nb.load_pipeline(name)
+    assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
+    mac.states.clear()
+    mac.choose("cpu")
+
+    assert mac.activities == [
+        "Changing the device: cpu",
+        "Moving to cpu: bundled (1 of 2)",
+        f"Moving to cpu: {SMALL} (2 of 2)",
+    ]
+    assert mac.state.said.title == f"Moved: bundled, {SMALL}."
+    assert [one.device for one in mac.state.models] == ["cpu"] * 2
+    assert mac.agrees
+    mac.choose("mps")
+    assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
+    assert mac.agrees
+
+
+def test_errors_an_error_vanishes_with_the_next_click(panel):
+    """The next thing that is asked for takes the error away, at once."""
+    panel.choose("mpss")
+    panel.states.clear()
+    panel.choose("cpu")
+
+    assert [state.error for state in panel.states] == [None] * len(panel.states)
+
+
+def test_errors_an_error_outlives_a_look(panel):
+    """A look that nobody asked for, such as that after a cell, leaves the error there."""
+    panel.choose("mpss")
+    panel.cell_begins()
+    panel.cell_ends()
+
+    assert panel.state.error is not None
+
+
+def test_errors_an_error_of_another_kind(computers, watch):
+    """An error that is not ours is shown by its type alone and raised on without its text; the session is unchanged."""
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    panel = watch(here.session)
+    before = here.state
+
+    def fail():
+        raise LookupError(NOTE)
+
+    here.torch.loading = fail
+    with pytest.raises(OpenMedError, match="Changing the device failed with LookupError") as raised:
         panel.choose("mps")
 
-        assert "could not be moved to mps" in panel.state.error.what
-        assert panel.activities == ["Changing the device: mps", f"Moving to mps: {SMALL}"]
-        assert panel.state.choice.device == "cpu"
-        assert [one.device for one in panel.state.models] == ["cpu"]
-        assert panel.state.activity is None
-
-    @pytest.mark.real_computer  # It begins its own simulation.
-    def test_models_move(self, mac):
-        """A click moves the models, tells how far it is, and says which have moved."""
-        for name in ("bundled", SMALL):
-            nb.load_pipeline(name)
-        assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
-        mac.states.clear()
-        mac.choose("cpu")
-
-        assert mac.activities == [
-            "Changing the device: cpu",
-            "Moving to cpu: bundled (1 of 2)",
-            f"Moving to cpu: {SMALL} (2 of 2)",
-        ]
-        assert mac.state.said.title == f"Moved: bundled, {SMALL}."
-        assert [one.device for one in mac.state.models] == ["cpu"] * 2
-        assert mac.agrees
-        mac.choose("mps")
-        assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
-        assert mac.agrees
+    assert panel.state.error.what == "Changing the device failed with LookupError."
+    assert raised.value.remedy == "Type the same as a command: its traceback tells where."
+    assert here.state == before
+    said = "".join(traceback.format_exception(raised.value))
+    assert "in choose" in said
+    assert "loaded_torch" not in said
+    assert "leprosy" not in said
+    assert panel.state.error.__traceback__ is panel.state.error.__context__ is None
+    assert panel.agrees
+    here.torch.loading = lambda: None
+    panel.choose("cpu")
+    assert panel.state.error is None
 
 
-class TestErrors:
-    """What is shown of errors, for how long, and what they keep."""
+def test_errors_an_interrupt(computers, watch):
+    """An interrupted click says so, changes nothing, and shows nothing under way; the next one takes that away."""
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    panel = watch(here.session)
+    before = here.state
 
-    def test_an_error_vanishes_with_the_next_click(self, panel):
-        """The next thing that is asked for takes the error away, at once."""
-        panel.choose("mpss")
-        panel.states.clear()
-        panel.choose("cpu")
+    def interrupt():
+        raise KeyboardInterrupt
 
-        assert [state.error for state in panel.states] == [None] * len(panel.states)
+    here.torch.loading = interrupt
+    panel.choose("mps")
 
-    def test_an_error_outlives_a_look(self, panel):
-        """A look that nobody asked for, such as that after a cell, leaves the error there."""
-        panel.choose("mpss")
-        panel.cell_begins()
-        panel.cell_ends()
-
-        assert panel.state.error is not None
-
-    def test_an_error_of_another_kind(self, computers, watch):
-        """An error that is not ours is shown by its type alone and raised on without its text; the session is unchanged."""
-        here = computers.mac(OPENMED_DEVICE="cpu")
-        panel = watch(here.session)
-        before = here.state
-
-        def fail():
-            raise LookupError(NOTE)
-
-        here.torch.loading = fail
-        with pytest.raises(OpenMedError, match="Changing the device failed with LookupError") as raised:
-            panel.choose("mps")
-
-        assert panel.state.error.what == "Changing the device failed with LookupError."
-        assert raised.value.remedy == "Type the same as a command: its traceback tells where."
-        assert here.state == before
-        said = "".join(traceback.format_exception(raised.value))
-        assert "in choose" in said
-        assert "loaded_torch" not in said
-        assert "leprosy" not in said
-        assert panel.state.error.__traceback__ is panel.state.error.__context__ is None
-        assert panel.agrees
-        here.torch.loading = lambda: None
-        panel.choose("cpu")
-        assert panel.state.error is None
-
-    def test_an_interrupt(self, computers, watch):
-        """An interrupted click says so, changes nothing, and shows nothing under way; the next one takes that away."""
-        here = computers.mac(OPENMED_DEVICE="cpu")
-        panel = watch(here.session)
-        before = here.state
-
-        def interrupt():
-            raise KeyboardInterrupt
-
-        here.torch.loading = interrupt
-        panel.choose("mps")
-
-        assert panel.state.error.what == "Changing the device: mps was interrupted."
-        assert panel.state.error.__context__ is panel.state.error.__cause__ is None
-        assert here.state == before
-        assert panel.agrees
-        panel.choose("cpu")
-        assert panel.state.error is None
-
-    def test_an_error_holds_no_note(self, here, watch):
-        """An error that is not ours has no cause and no context, and none of its frames holds the text that was annotated."""
-        panel = watch(here.session, SMALL)
-        create_pipeline(here.session, SMALL, OpenMedConfig()).tokenizer.backend_tokenizer.pre_tokenizer = splitting(
-            NOTE
-        )
-        with pytest.raises(OpenMedError, match="Annotating failed with Exception") as raised:
-            panel.annotate("Mrs " + "Miller has leprosy.")
-
-        frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
-        ours = [frame for frame in frames if frame.f_code.co_filename != __file__]
-        assert "annotate" in [frame.f_code.co_name for frame in ours]
-        assert not [frame for frame in ours if NOTE in held(frame)]
-        assert raised.value.__cause__ is raised.value.__context__ is None
-        assert "leprosy" not in str(panel.state)
-
-    def test_an_error_keeps_nothing_alive(self, computers, watch):
-        """The error that a panel shows keeps no frame and no cause, and so no tensor, alive."""
-        here = computers.mac(OPENMED_DEVICE="cpu")
-        panel = watch(here.session)
-        watched = []
-
-        def fail():
-            activations = torch.zeros(8)
-            watched.append(weakref.ref(activations))
-            raise DeviceUnavailable("It broke.", "Glue it.") from RuntimeError(NOTE)
-
-        here.torch.loading = fail
-        panel.choose("mps")
-        gc.collect()
-
-        assert panel.state.error.to_dict() == DeviceUnavailable("It broke.", "Glue it.").to_dict()
-        assert watched[0]() is None
-        assert panel.state.error.__cause__ is panel.state.error.__traceback__ is None
-
-    def test_an_observer_that_fails(self, here, panel):
-        """A panel that fails while it is told is a warning, and the verb that told it does not fail."""
-
-        def fail(_state):
-            raise ValueError(NOTE)
-
-        panel.watch(fail)
-        with pytest.warns(nb.OpenMedWarning, match="failed: ValueError") as warned:
-            assert here.session.use("cpu").device == "cpu"
-        assert NOTE not in str(warned[0].message)
+    assert panel.state.error.what == "Changing the device: mps was interrupted."
+    assert panel.state.error.__context__ is panel.state.error.__cause__ is None
+    assert here.state == before
+    assert panel.agrees
+    panel.choose("cpu")
+    assert panel.state.error is None
 
 
-class TestModels:
-    """Annotating, unloading, releasing."""
+def test_errors_an_error_holds_no_note(here, watch):
+    """An error that is not ours has no cause and no context, and none of its frames holds the text that was annotated."""
+    panel = watch(here.session, SMALL)
+    create_pipeline(here.session, SMALL, OpenMedConfig()).tokenizer.backend_tokenizer.pre_tokenizer = splitting(NOTE)
+    with pytest.raises(OpenMedError, match="Annotating failed with Exception") as raised:
+        panel.annotate("Mrs " + "Miller has leprosy.")
 
-    def test_annotating(self, panel):
-        """A text is annotated with its time and device, and the model that was loaded for it is listed."""
-        panel.annotate("She has asthma.")
+    frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    ours = [frame for frame in frames if frame.f_code.co_filename != __file__]
+    assert "annotate" in [frame.f_code.co_name for frame in ours]
+    assert not [frame for frame in ours if NOTE in held(frame)]
+    assert raised.value.__cause__ is raised.value.__context__ is None
+    assert "leprosy" not in str(panel.state)
 
-        assert [entity["word"] for entity in panel.state.answer] == ["asthma"]
-        assert (panel.state.answer.model, panel.state.answer.device) == (SMALL, "cpu")
-        assert 0 < panel.state.seconds < 60
-        assert panel.state.models.names == (SMALL,)
-        said = [f"Annotating: {SMALL}", "Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}"]
-        assert panel.activities == said
-        assert panel.agrees
 
-    def test_annotating_counts_no_loading(self, panel):
-        """The activity of annotating ends with the answer, not with the loading before it."""
-        panel.annotate("She has asthma.")
-        idle = [state for state in panel.states if state.activity is None]
+def test_errors_an_error_keeps_nothing_alive(computers, watch):
+    """The error that a panel shows keeps no frame and no cause, and so no tensor, alive."""
+    here = computers.mac(OPENMED_DEVICE="cpu")
+    panel = watch(here.session)
+    watched = []
 
-        assert len(idle) <= 2
-        assert idle[-1].answer is panel.states[-1].answer is not None
+    def fail():
+        activations = torch.zeros(8)
+        watched.append(weakref.ref(activations))
+        raise DeviceUnavailable("It broke.", "Glue it.") from RuntimeError(NOTE)
 
-    def test_the_default_model(self, here, watch):
-        """Without a name it is the bundled model that annotates."""
-        panel = watch(here.session)
-        panel.annotate("She has asthma.")
+    here.torch.loading = fail
+    panel.choose("mps")
+    gc.collect()
 
-        assert panel.state.answer.model == "bundled"
-        assert panel.activities[0] == "Annotating: bundled"
+    assert panel.state.error.to_dict() == DeviceUnavailable("It broke.", "Glue it.").to_dict()
+    assert watched[0]() is None
+    assert panel.state.error.__cause__ is panel.state.error.__traceback__ is None
 
-    def test_the_answer_can_hide_the_text(self, here, watch):
-        """Where texts are not to be shown, the answer has places and labels only."""
-        panel = watch(here.session, SMALL, show_text=False)
-        panel.annotate("She has asthma.")
 
-        assert "asthma" not in str(panel.state.answer)
-        assert "asthma" not in panel.state.answer._repr_html_()
-        assert len(panel.state.answer) == 1
+def test_errors_an_observer_that_fails(here, panel):
+    """A panel that fails while it is told is a warning, and the verb that told it does not fail."""
 
-    def test_the_text_is_in_no_form_that_is_saved(self, panel):
-        """After annotating, no static form, mapping or text form holds the text."""
-        panel.annotate(NOTE)
-        panel.choose("mpss")
-        state = panel.state
+    def fail(_state):
+        raise ValueError(NOTE)
 
-        assert state.answer.text == NOTE
-        for form in (
-            str(state),
-            repr(state),
-            state._repr_html_(),
-            json.dumps(state.to_dict()),
-            repr(panel),
-            str(panel),
-        ):
-            assert "leprosy" not in form
-            assert "Miller" not in form
+    panel.watch(fail)
+    with pytest.warns(nb.OpenMedWarning, match="failed: ValueError") as warned:
+        assert here.session.use("cpu").device == "cpu"
+    assert NOTE not in str(warned[0].message)
 
-    @pytest.mark.parametrize("text", ["\ud800 leprosy", 7, None])
-    def test_a_text_that_cannot_be_read(self, panel, text):
-        """A text that cannot be read is an error without its words."""
-        panel.annotate(text)
 
-        assert isinstance(panel.state.error, UnreadableText)
-        assert "leprosy" not in str(panel.state.error)
-        assert panel.state.answer is None
-        assert panel.agrees
+def test_models_annotating(panel):
+    """A text is annotated with its time and device, and the model that was loaded for it is listed."""
+    panel.annotate("She has asthma.")
 
-    @pytest.mark.parametrize("name", ["no_such_model_anywhere", ""])
-    def test_a_model_that_is_not_there(self, here, name, watch):
-        """A model that does not exist is an error with a remedy."""
-        panel = watch(here.session, name)
-        panel.annotate("She has asthma.")
+    assert [entity["word"] for entity in panel.state.answer] == ["asthma"]
+    assert (panel.state.answer.model, panel.state.answer.device) == (SMALL, "cpu")
+    assert 0 < panel.state.seconds < 60
+    assert panel.state.models.names == (SMALL,)
+    said = [f"Annotating: {SMALL}", "Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}"]
+    assert panel.activities == said
+    assert panel.agrees
 
-        assert isinstance(panel.state.error, UnknownModel)
-        assert panel.state.answer is None
 
-    def test_a_failure_keeps_the_former_answer(self, panel):
-        """What was found before stays until something else is found."""
-        panel.annotate("She has asthma.")
-        answer = panel.state.answer
-        panel.annotate("\ud800")
+def test_models_annotating_counts_no_loading(panel):
+    """The activity of annotating ends with the answer, not with the loading before it."""
+    panel.annotate("She has asthma.")
+    idle = [state for state in panel.states if state.activity is None]
 
-        assert panel.state.answer is answer
-        assert panel.state.error is not None
+    assert len(idle) <= 2
+    assert idle[-1].answer is panel.states[-1].answer is not None
 
-    def test_unloading(self, here, panel):
-        """A model that is unloaded is gone from the list, and the panel says what was unloaded."""
-        here.session.load_model(SMALL, OpenMedConfig())
-        here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
-        assert len(panel.state.models) == 2
-        panel.unload(SMALL)
 
-        assert len(panel.state.models) == 0
-        assert panel.state.said.title.startswith(f"Unloaded: {SMALL}.")
-        assert panel.agrees
+def test_models_the_default_model(here, watch):
+    """Without a name it is the bundled model that annotates."""
+    panel = watch(here.session)
+    panel.annotate("She has asthma.")
 
-    def test_unloading_what_is_gone(self, panel):
-        """A model that somebody else has unloaded meanwhile is no error."""
-        panel.unload(SMALL)
+    assert panel.state.answer.model == "bundled"
+    assert panel.activities[0] == "Annotating: bundled"
 
-        assert panel.state.said.title == "Nothing of that name was loaded."
-        assert panel.state.error is None
 
-    def test_what_was_said_vanishes(self, here, panel):
-        """What the last click had to say vanishes with the next one, and with another device."""
-        panel.unload(SMALL)
-        here.session.device()
-        assert panel.state.said is not None
-        here.session.use("cpu")
-        assert panel.state.said is None
-        panel.unload(SMALL)
-        panel.refresh()
-        assert panel.state.said is None
+def test_models_the_answer_can_hide_the_text(here, watch):
+    """Where texts are not to be shown, the answer has places and labels only."""
+    panel = watch(here.session, SMALL, show_text=False)
+    panel.annotate("She has asthma.")
+
+    assert "asthma" not in str(panel.state.answer)
+    assert "asthma" not in panel.state.answer._repr_html_()
+    assert len(panel.state.answer) == 1
+
+
+def test_models_the_text_is_in_no_form_that_is_saved(panel):
+    """After annotating, no static form, mapping or text form holds the text."""
+    panel.annotate(NOTE)
+    panel.choose("mpss")
+    state = panel.state
+
+    assert state.answer.text == NOTE
+    for form in (
+        str(state),
+        repr(state),
+        state._repr_html_(),
+        json.dumps(state.to_dict()),
+        repr(panel),
+        str(panel),
+    ):
+        assert "leprosy" not in form
+        assert "Miller" not in form
+
+
+@pytest.mark.parametrize("text", ["\ud800 leprosy", 7, None])
+def test_models_a_text_that_cannot_be_read(panel, text):
+    """A text that cannot be read is an error without its words."""
+    panel.annotate(text)
+
+    assert isinstance(panel.state.error, UnreadableText)
+    assert "leprosy" not in str(panel.state.error)
+    assert panel.state.answer is None
+    assert panel.agrees
+
+
+@pytest.mark.parametrize("name", ["no_such_model_anywhere", ""])
+def test_models_a_model_that_is_not_there(here, name, watch):
+    """A model that does not exist is an error with a remedy."""
+    panel = watch(here.session, name)
+    panel.annotate("She has asthma.")
+
+    assert isinstance(panel.state.error, UnknownModel)
+    assert panel.state.answer is None
+
+
+def test_models_a_failure_keeps_the_former_answer(panel):
+    """What was found before stays until something else is found."""
+    panel.annotate("She has asthma.")
+    answer = panel.state.answer
+    panel.annotate("\ud800")
+
+    assert panel.state.answer is answer
+    assert panel.state.error is not None
+
+
+def test_models_unloading(here, panel):
+    """A model that is unloaded is gone from the list, and the panel says what was unloaded."""
+    here.session.load_model(SMALL, OpenMedConfig())
+    here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
+    assert len(panel.state.models) == 2
+    panel.unload(SMALL)
+
+    assert len(panel.state.models) == 0
+    assert panel.state.said.title.startswith(f"Unloaded: {SMALL}.")
+    assert panel.agrees
+
+
+def test_models_unloading_what_is_gone(panel):
+    """A model that somebody else has unloaded meanwhile is no error."""
+    panel.unload(SMALL)
+
+    assert panel.state.said.title == "Nothing of that name was loaded."
+    assert panel.state.error is None
+
+
+def test_models_what_was_said_vanishes(here, panel):
+    """What the last click had to say vanishes with the next one, and with another device."""
+    panel.unload(SMALL)
+    here.session.device()
+    assert panel.state.said is not None
+    here.session.use("cpu")
+    assert panel.state.said is None
+    panel.unload(SMALL)
+    panel.refresh()
+    assert panel.state.said is None

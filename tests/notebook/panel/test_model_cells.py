@@ -76,276 +76,245 @@ def notebook(here, watch):
     return Notebook(lambda: watch(here.session, SMALL))
 
 
-class TestWaiting:
-    """Clicks while a cell runs, which come from another thread."""
+def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
+    """A click while a cell runs says that it waits, changes nothing yet, and is done after the cell."""
+    threads = []
 
-    def test_a_click_waits_and_says_so(self, here, notebook, elsewhere):
-        """A click while a cell runs says that it waits, changes nothing yet, and is done after the cell."""
-        threads = []
-
-        def cell():
-            notebook.panel.watch(lambda state: threads.append((state.waiting, threading.get_ident())))
-            elsewhere(lambda: notebook.panel.choose("cpu"))
-            assert notebook.panel.state.waiting == 1
-            assert notebook.panel.state.choice.requested_by == "nobody"
-            assert here.environ == {}
-            notebook.panel.cell_ends()
-
-        def after():
-            assert notebook.panel.activities == ["Changing the device: cpu"]
-            assert notebook.panel.state.choice.requested_by == "the panel"
-            assert notebook.panel.state.waiting == 0
-            assert notebook.panel.agrees
-
-        in_cells(notebook.open, cell, after)
-        (waiting, ident), *others = threads
-        assert waiting == 1
-        assert ident != threading.get_ident()
-        assert {ident for _, ident in others} == {threading.get_ident()}
-
-    def test_a_click_between_cells(self, notebook, elsewhere):
-        """A click of another thread while no cell runs waits for its turn alone: no state says that a cell runs."""
-
-        def between():
-            elsewhere(lambda: notebook.panel.choose("cpu"))
-            assert notebook.panel.state.waiting == 1
-
-        def after():
-            shown = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states]
-            assert shown[:2] == [(1, ""), (0, "Changing the device: cpu")]
-            assert set(shown[2:]) == {(0, "")}
-            assert not any(state.cell_runs for state in notebook.panel.states)
-
-        in_cells(notebook.open, notebook.end, between, after)
-
-    def test_waiting_outlives_what_the_cell_does(self, here, notebook, elsewhere):
-        """While a click waits, what the running cell does is shown, and that the click waits is shown still."""
-
-        def cell():
-            notebook.panel.states.clear()
-            elsewhere(lambda: notebook.panel.unload("nothing of this name"))
-            here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
-            here.session.use("cpu")
-
-        in_cells(notebook.open, cell, lambda: notebook.end(clear=False))
-        waiting = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states if state.cell_runs]
-        assert waiting[:4] == [(1, ""), (1, "Importing: torch"), (1, f"Loading: {SMALL}"), (1, "")]
-        assert notebook.panel.state.said.title == "Nothing of that name was loaded."
-        assert notebook.panel.state.waiting == 0
-
-    def test_several_clicks_wait(self, notebook, elsewhere):
-        """Each click that waits is counted, and none waits at the end, also where one of them fails."""
-        waiting = []
-
-        def cell():
-            for device in ("cpu", "mpss", "auto"):
-                elsewhere(lambda device=device: notebook.panel.choose(device))
-                waiting.append(notebook.panel.state.waiting)
-            notebook.panel.cell_ends()
-
-        in_cells(notebook.open, cell, lambda: waiting.append(notebook.panel.state.waiting))
-        assert waiting == [1, 2, 3, 0]
-        assert asked(notebook.panel.state) == ("auto", "the panel")
-        assert notebook.panel.activities == [f"Changing the device: {device}" for device in ("cpu", "mpss", "auto")]
-
-    def test_a_cell_that_awaits_something(self, here, notebook, elsewhere):
-        """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
-
-        def awaiting():
-            elsewhere(lambda: notebook.panel.choose("cpu"))
-            elsewhere(lambda: notebook.panel.annotate_soon(lambda: "She has asthma."))
-            return ON_ITS_WAY_SECONDS
-
-        def still_awaiting():
-            assert here.environ == {}
-            assert notebook.panel.state.waiting == 2
-            notebook.panel.cell_ends()
-
-        def after():
-            assert notebook.panel.state.waiting == 0
-            assert notebook.panel.activities[0] == "Changing the device: cpu"
-
-        in_cells(notebook.open, awaiting, lambda: None, still_awaiting, lambda: None, after)
-        assert notebook.panel.state.choice.requested_by == "the panel"
-        assert len(notebook.panel.state.answer) == 1
-
-    def test_a_text_on_its_way(self, notebook, elsewhere):
-        """A text that comes shortly after the click on Annotate is the one that is annotated, in the thread of the cells."""
-        texts, threads = [], []
-
-        def read():
-            threads.append(threading.get_ident())
-            return texts[-1]
-
-        def click():
-            elsewhere(lambda: notebook.panel.annotate_soon(read))
-            assert (notebook.panel.state.waiting, threads) == (1, [])
-
-        def typed():
-            assert threads == []
-            texts.append("She has asthma.")
-            return ON_ITS_WAY_SECONDS
-
-        in_cells(notebook.open, notebook.end, click, typed, lambda: None)
-        assert threads == [threading.get_ident()]
-        assert [entity["word"] for entity in notebook.panel.state.answer] == ["asthma"]
-        assert notebook.panel.state.waiting == 0
-        assert notebook.panel.agrees
-
-    def test_a_click_on_a_panel_that_is_closed_meanwhile(self, here, notebook, elsewhere):
-        """A click that waited while its panel was closed does nothing."""
-
-        def cell():
-            elsewhere(lambda: notebook.panel.choose("cpu"))
-            notebook.panel.close()
-
-        in_cells(notebook.open, cell, lambda: None)
+    def cell():
+        notebook.panel.watch(lambda state: threads.append((state.waiting, threading.get_ident())))
+        elsewhere(lambda: notebook.panel.choose("cpu"))
+        assert notebook.panel.state.waiting == 1
+        assert notebook.panel.state.choice.requested_by == "nobody"
         assert here.environ == {}
+        notebook.panel.cell_ends()
 
-    def test_a_thread_that_changes_the_session(self, here, notebook, elsewhere):
-        """What another thread does to the session while a cell runs is looked at after the cell, in the thread of the cells."""
-        threads = []
-
-        def cell():
-            notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
-            elsewhere(lambda: here.session.use("cpu"))
-            assert asked(notebook.panel.state) == ("auto", "nobody")
-
-        in_cells(notebook.open, cell, lambda: None)
-        assert asked(notebook.panel.state) == ("cpu", "use()")
-        assert set(threads) == {threading.get_ident()}
-
-    def test_a_cell_of_another_thread(self, here, notebook, elsewhere):
-        """After a cell of a subshell, which runs in another thread, the look is in the thread of the cells."""
-        threads = []
-
-        def cell():
-            here.environ["OPENMED_DEVICE"] = "cpu"
-            notebook.panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
-            idents.append(elsewhere(notebook.panel.cell_ends))
-
-        idents = []
-        in_cells(notebook.open, cell, lambda: None)
-        before, after = ("auto", "nobody"), ("cpu", "OPENMED_DEVICE")
-        assert threads == [(before, idents[0]), (after, threading.get_ident())]
-
-
-class TestRefreshing:
-    """Looking at the memory every few seconds."""
-
-    def test_it_ticks_between_cells(self, notebook, elsewhere):
-        """Switched on, the panel looks again after some seconds, and again, in the thread of the cells."""
-        seen, threads = [], []
-
-        def switch_on():
-            elsewhere(lambda: notebook.panel.refresh_automatically(wanted=True))
-            assert not notebook.panel.state.refreshes
-            return REFRESH_SECONDS / 2
-
-        def nothing_yet():
-            assert [state.refreshes for state in notebook.panel.states] == [True]
-            notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
-            return REFRESH_SECONDS
-
-        def count():
-            seen.append(len(notebook.panel.states))
-            return REFRESH_SECONDS
-
-        in_cells(notebook.open, notebook.end, switch_on, nothing_yet, count, count, count)
-        assert seen == [2, 3, 4]
-        assert set(threads) == {threading.get_ident()}
-        assert notebook.panel.activities == []
-
-    def test_a_tick_looks_at_the_memory_only(self, here, notebook):
-        """A tick brings a new look at the memory, and leaves everything else, and the session, alone."""
-        before = []
-
-        def switch_on():
-            notebook.panel.choose("mpss")
-            notebook.panel.refresh_automatically(wanted=True)
-            before.append(notebook.panel.state)
-            here.environ["OPENMED_DEVICE"] = "cpu"
-            return REFRESH_SECONDS
-
-        in_cells(notebook.open, notebook.end, switch_on, lambda: None)
-        assert notebook.panel.state.memory is not before[0].memory
-        assert replace(notebook.panel.state, memory=before[0].memory) == before[0]
-
-    def test_a_tick_waits_for_nobody(self, here, notebook, loads):
-        """While another thread loads a model, a tick shows the memory and does not wait for it."""
-
-        def switch_on():
-            notebook.panel.refresh_automatically(wanted=True)
-            loads.begin(here.session)
-            notebook.panel.states.clear()
-            return REFRESH_SECONDS
-
-        def after():
-            assert len(notebook.panel.states) == 1
-            assert loads.inside
-            loads.end()
-
-        in_cells(notebook.open, notebook.end, switch_on, after, lambda: None)
+    def after():
+        assert notebook.panel.activities == ["Changing the device: cpu"]
+        assert notebook.panel.state.choice.requested_by == "the panel"
+        assert notebook.panel.state.waiting == 0
         assert notebook.panel.agrees
 
-    @pytest.mark.parametrize("end", ["off", "close", "close elsewhere", "close by an observer"])
-    def test_it_ends(self, notebook, end, elsewhere):
-        """Switched off, or with the panel closed by anybody, nothing looks any more."""
-        ends = {
-            "off": lambda panel: panel.refresh_automatically(wanted=False),
-            "close": lambda panel: panel.close(),
-            "close elsewhere": lambda panel: elsewhere(panel.close),
-            "close by an observer": lambda panel: panel.watch(lambda _state: panel.close()),
-        }
+    in_cells(notebook.open, cell, after)
+    (waiting, ident), *others = threads
+    assert waiting == 1
+    assert ident != threading.get_ident()
+    assert {ident for _, ident in others} == {threading.get_ident()}
 
-        def switch_on():
-            notebook.panel.refresh_automatically(wanted=True)
-            notebook.panel.states.clear()
-            return REFRESH_SECONDS
 
-        def stop():
-            assert len(notebook.panel.states) == 1
-            ends[end](notebook.panel)
-            ended.append(len(notebook.panel.states))
-            return REFRESH_SECONDS
+def test_waiting_waiting_outlives_what_the_cell_does(here, notebook, elsewhere):
+    """While a click waits, what the running cell does is shown, and that the click waits is shown still."""
 
-        def nothing():
-            return REFRESH_SECONDS
+    def cell():
+        notebook.panel.states.clear()
+        elsewhere(lambda: notebook.panel.unload("nothing of this name"))
+        here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
+        here.session.use("cpu")
 
-        ended = []
-        in_cells(notebook.open, notebook.end, switch_on, stop, nothing, nothing)
+    in_cells(notebook.open, cell, lambda: notebook.end(clear=False))
+    waiting = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states if state.cell_runs]
+    assert waiting[:4] == [(1, ""), (1, "Importing: torch"), (1, f"Loading: {SMALL}"), (1, "")]
+    assert notebook.panel.state.said.title == "Nothing of that name was loaded."
+    assert notebook.panel.state.waiting == 0
+
+
+def test_waiting_several_clicks_wait(notebook, elsewhere):
+    """Each click that waits is counted, and none waits at the end, also where one of them fails."""
+    waiting = []
+
+    def cell():
+        for device in ("cpu", "mpss", "auto"):
+            elsewhere(lambda device=device: notebook.panel.choose(device))
+            waiting.append(notebook.panel.state.waiting)
+        notebook.panel.cell_ends()
+
+    in_cells(notebook.open, cell, lambda: waiting.append(notebook.panel.state.waiting))
+    assert waiting == [1, 2, 3, 0]
+    assert asked(notebook.panel.state) == ("auto", "the panel")
+    assert notebook.panel.activities == [f"Changing the device: {device}" for device in ("cpu", "mpss", "auto")]
+
+
+def test_waiting_a_cell_that_awaits_something(here, notebook, elsewhere):
+    """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
+
+    def awaiting():
+        elsewhere(lambda: notebook.panel.choose("cpu"))
+        elsewhere(lambda: notebook.panel.annotate_soon(lambda: "She has asthma."))
+        return ON_ITS_WAY_SECONDS
+
+    def still_awaiting():
+        assert here.environ == {}
+        assert notebook.panel.state.waiting == 2
+        notebook.panel.cell_ends()
+
+    def after():
+        assert notebook.panel.state.waiting == 0
+        assert notebook.panel.activities[0] == "Changing the device: cpu"
+
+    in_cells(notebook.open, awaiting, lambda: None, still_awaiting, lambda: None, after)
+    assert notebook.panel.state.choice.requested_by == "the panel"
+    assert len(notebook.panel.state.answer) == 1
+
+
+def test_waiting_a_text_on_its_way(notebook, elsewhere):
+    """A text that comes shortly after the click on Annotate is the one that is annotated, in the thread of the cells."""
+    texts, threads = [], []
+
+    def read():
+        threads.append(threading.get_ident())
+        return texts[-1]
+
+    def click():
+        elsewhere(lambda: notebook.panel.annotate_soon(read))
+        assert (notebook.panel.state.waiting, threads) == (1, [])
+
+    def typed():
+        assert threads == []
+        texts.append("She has asthma.")
+        return ON_ITS_WAY_SECONDS
+
+    in_cells(notebook.open, notebook.end, click, typed, lambda: None)
+    assert threads == [threading.get_ident()]
+    assert [entity["word"] for entity in notebook.panel.state.answer] == ["asthma"]
+    assert notebook.panel.state.waiting == 0
+    assert notebook.panel.agrees
+
+
+def test_waiting_a_thread_that_changes_the_session(here, notebook, elsewhere):
+    """What another thread does to the session while a cell runs is looked at after the cell, in the thread of the cells."""
+    threads = []
+
+    def cell():
+        notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
+        elsewhere(lambda: here.session.use("cpu"))
+        assert asked(notebook.panel.state) == ("auto", "nobody")
+
+    in_cells(notebook.open, cell, lambda: None)
+    assert asked(notebook.panel.state) == ("cpu", "use()")
+    assert set(threads) == {threading.get_ident()}
+
+
+def test_waiting_a_cell_of_another_thread(here, notebook, elsewhere):
+    """After a cell of a subshell, which runs in another thread, the look is in the thread of the cells."""
+    threads = []
+
+    def cell():
+        here.environ["OPENMED_DEVICE"] = "cpu"
+        notebook.panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
+        idents.append(elsewhere(notebook.panel.cell_ends))
+
+    idents = []
+    in_cells(notebook.open, cell, lambda: None)
+    before, after = ("auto", "nobody"), ("cpu", "OPENMED_DEVICE")
+    assert threads == [(before, idents[0]), (after, threading.get_ident())]
+
+
+def test_refreshing_it_ticks_between_cells(notebook, elsewhere):
+    """Switched on, the panel looks again after some seconds, and again, in the thread of the cells."""
+    seen, threads = [], []
+
+    def switch_on():
+        elsewhere(lambda: notebook.panel.refresh_automatically(wanted=True))
         assert not notebook.panel.state.refreshes
-        assert ended == [2 if end == "off" else 1]
-        assert len(notebook.panel.states) == ended[0] + (end == "close by an observer")
+        return REFRESH_SECONDS / 2
 
-    def test_switched_on_twice(self, notebook):
-        """Switched on twice it ticks once at a time."""
+    def nothing_yet():
+        assert [state.refreshes for state in notebook.panel.states] == [True]
+        notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
+        return REFRESH_SECONDS
 
-        def switch_on():
-            notebook.panel.refresh_automatically(wanted=True)
-            notebook.panel.refresh_automatically(wanted=True)
-            notebook.panel.states.clear()
-            return REFRESH_SECONDS
+    def count():
+        seen.append(len(notebook.panel.states))
+        return REFRESH_SECONDS
 
-        in_cells(notebook.open, notebook.end, switch_on, lambda: None)
+    in_cells(notebook.open, notebook.end, switch_on, nothing_yet, count, count, count)
+    assert seen == [2, 3, 4]
+    assert set(threads) == {threading.get_ident()}
+    assert notebook.panel.activities == []
+
+
+def test_refreshing_a_tick_looks_at_the_memory_only(here, notebook):
+    """A tick brings a new look at the memory, and leaves everything else, and the session, alone."""
+    before = []
+
+    def switch_on():
+        notebook.panel.choose("mpss")
+        notebook.panel.refresh_automatically(wanted=True)
+        before.append(notebook.panel.state)
+        here.environ["OPENMED_DEVICE"] = "cpu"
+        return REFRESH_SECONDS
+
+    in_cells(notebook.open, notebook.end, switch_on, lambda: None)
+    assert notebook.panel.state.memory is not before[0].memory
+    assert replace(notebook.panel.state, memory=before[0].memory) == before[0]
+
+
+def test_refreshing_a_tick_waits_for_nobody(here, notebook, loads):
+    """While another thread loads a model, a tick shows the memory and does not wait for it."""
+
+    def switch_on():
+        notebook.panel.refresh_automatically(wanted=True)
+        loads.begin(here.session)
+        notebook.panel.states.clear()
+        return REFRESH_SECONDS
+
+    def after():
         assert len(notebook.panel.states) == 1
+        assert loads.inside
+        loads.end()
 
-    def test_switched_on_while_a_cell_runs(self, notebook, elsewhere):
-        """Switching it on while a cell runs is nothing that has to be waited for."""
+    in_cells(notebook.open, notebook.end, switch_on, after, lambda: None)
+    assert notebook.panel.agrees
 
-        def cell():
-            elsewhere(lambda: notebook.panel.refresh_automatically(wanted=True))
-            assert (notebook.panel.state.activity, notebook.panel.state.waiting) == (None, 0)
 
-        in_cells(notebook.open, cell, lambda: None)
-        assert notebook.panel.state.refreshes
-        assert (notebook.panel.state.activity, notebook.panel.state.waiting) == (None, 0)
+@pytest.mark.parametrize("end", ["off", "close", "close elsewhere", "close by an observer"])
+def test_refreshing_it_ends(notebook, end, elsewhere):
+    """Switched off, or with the panel closed by anybody, nothing looks any more."""
+    ends = {
+        "off": lambda panel: panel.refresh_automatically(wanted=False),
+        "close": lambda panel: panel.close(),
+        "close elsewhere": lambda panel: elsewhere(panel.close),
+        "close by an observer": lambda panel: panel.watch(lambda _state: panel.close()),
+    }
 
-    def test_without_a_loop_there_is_none(self, panel):
-        """In plain Python nothing can tick, and the panel does not claim that it does."""
-        panel.refresh_automatically(wanted=True)
+    def switch_on():
+        notebook.panel.refresh_automatically(wanted=True)
+        notebook.panel.states.clear()
+        return REFRESH_SECONDS
 
-        assert not panel.state.refreshes
+    def stop():
+        assert len(notebook.panel.states) == 1
+        ends[end](notebook.panel)
+        ended.append(len(notebook.panel.states))
+        return REFRESH_SECONDS
+
+    def nothing():
+        return REFRESH_SECONDS
+
+    ended = []
+    in_cells(notebook.open, notebook.end, switch_on, stop, nothing, nothing)
+    assert not notebook.panel.state.refreshes
+    assert ended == [2 if end == "off" else 1]
+    assert len(notebook.panel.states) == ended[0] + (end == "close by an observer")
+
+
+def test_refreshing_switched_on_twice(notebook):
+    """Switched on twice it ticks once at a time."""
+
+    def switch_on():
+        notebook.panel.refresh_automatically(wanted=True)
+        notebook.panel.refresh_automatically(wanted=True)
+        notebook.panel.states.clear()
+        return REFRESH_SECONDS
+
+    in_cells(notebook.open, notebook.end, switch_on, lambda: None)
+    assert len(notebook.panel.states) == 1
+
+
+def test_refreshing_without_a_loop_there_is_none(panel):
+    """In plain Python nothing can tick, and the panel does not claim that it does."""
+    panel.refresh_automatically(wanted=True)
+
+    assert not panel.state.refreshes
 
 
 @pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
@@ -412,17 +381,6 @@ class TestCells:
         assert shell.user_ns["ran"] == [True, True, True]
         assert panel.state.cell_runs is False
 
-    def test_opened_in_a_cell_in_a_cell(self, shell, watch):
-        """A panel that a nested cell opens does not say for ever that a cell runs."""
-        shell.user_ns["open_panel"] = lambda: watch(SESSION, SMALL, events=shell.events)
-        shell.run_cell("get_ipython().run_cell('panel = open_panel()')\nget_ipython().run_cell('x = 1')")
-
-        panel = shell.user_ns["panel"]
-        assert panel.state.cell_runs is False
-        shell.run_cell("ran = panel.state.cell_runs")
-        assert shell.user_ns["ran"] is True
-        assert panel.state.cell_runs is False
-
     def test_the_end_of_a_cell_waits_for_nobody(self, followed, loads, monkeypatch):
         """A cell ends while another thread loads a model; what it changed is shown when that is done."""
         panel, shell = followed
@@ -438,15 +396,6 @@ class TestCells:
         assert asked(panel.state) == ("cpu", "OPENMED_DEVICE")
         assert panel.state.models.names == (SMALL,)
         shell.run_cell("del os.environ['OPENMED_DEVICE']")
-
-    def test_closed_in_a_cell(self, followed):
-        """A panel that is closed in a cell follows neither its end nor other cells."""
-        panel, shell = followed
-        shell.user_ns["panel"] = panel
-        shell.run_cell("panel.close()")
-        shell.run_cell("x = 1")
-
-        assert len(panel.states) == 1
 
 
 IN_KERNEL = """

@@ -22,88 +22,85 @@ asked = attrgetter("choice.requested", "choice.requested_by")
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
 
-class TestTogether:
-    """Several panels, magics and threads over one session."""
+def test_together_a_refresh_is_for_all(here, panel, watch):
+    """What changed behind everybody's back is shown in every panel after one refresh."""
+    other = watch(here.session)
+    here.environ["OPENMED_DEVICE"] = "cpu"
+    panel.refresh()
 
-    def test_a_refresh_is_for_all(self, here, panel, watch):
-        """What changed behind everybody's back is shown in every panel after one refresh."""
-        other = watch(here.session)
-        here.environ["OPENMED_DEVICE"] = "cpu"
-        panel.refresh()
+    assert asked(panel.state) == asked(other.state) == ("cpu", "OPENMED_DEVICE")
 
-        assert asked(panel.state) == asked(other.state) == ("cpu", "OPENMED_DEVICE")
 
-    def test_many_threads(self, here, panel, watch):
-        """Verbs of the session and of panels in several threads end, and a look then shows what is."""
-        other = watch(here.session)
-        verbs = [
-            lambda: panel.choose("cpu"),
-            lambda: other.choose("auto"),
-            lambda: here.session.use("cpu"),
-            lambda: (panel.refresh(), other.reset()),
-        ]
-        threads = [threading.Thread(target=lambda verb=verb: [verb() for _ in range(25)]) for verb in verbs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        panel.refresh()
+def test_together_many_threads(here, panel, watch):
+    """Verbs of the session and of panels in several threads end, and a look then shows what is."""
+    other = watch(here.session)
+    verbs = [
+        lambda: panel.choose("cpu"),
+        lambda: other.choose("auto"),
+        lambda: here.session.use("cpu"),
+        lambda: (panel.refresh(), other.reset()),
+    ]
+    threads = [threading.Thread(target=lambda verb=verb: [verb() for _ in range(25)]) for verb in verbs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    panel.refresh()
 
+    assert panel.agrees
+    assert other.agrees
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_together_a_simulation_begins_and_ends(watch):
+    """A panel shows the simulated Mac while the session runs on it, and this computer afterwards."""
+    panel = watch(SESSION)
+    before = panel.state.choice
+    with nb.simulated_mps("8 GiB"):
+        assert panel.state.simulated
+        assert panel.state.choice.device == "mps"
         assert panel.agrees
-        assert other.agrees
 
-    @pytest.mark.real_computer  # It begins its own simulation.
-    def test_a_simulation_begins_and_ends(self, watch):
-        """A panel shows the simulated Mac while the session runs on it, and this computer afterwards."""
-        panel = watch(SESSION)
-        before = panel.state.choice
-        with nb.simulated_mps("8 GiB"):
-            assert panel.state.simulated
-            assert panel.state.choice.device == "mps"
-            assert panel.agrees
-
-        assert not panel.state.simulated
-        assert panel.state.choice.device == before.device
-        assert panel.agrees
-        SESSION.stop()
+    assert not panel.state.simulated
+    assert panel.state.choice.device == before.device
+    assert panel.agrees
+    SESSION.stop()
 
 
-class TestClose:
-    """The end of a panel."""
-
-    def test_nothing_is_left(self, here):
-        """Closed panels leave no listener, and what the session does is shown in them no more."""
-        panels = [PanelModel(here.session) for _ in range(200)]
-        assert len(here.session._listeners) == 200
-        states = [panel.state for panel in panels]
-        for panel in (*panels, *panels):
-            panel.close()
-        here.session.use("cpu")
-
-        assert len(here.session._listeners) == 0
-        assert [panel.state for panel in panels] == states
-        gone = [weakref.ref(panel) for panel in panels]
-        del panel, panels
-        gc.collect()
-        assert {one() for one in gone} == {None}
-
-    def test_a_closed_panel_does_nothing(self, here, panel):
-        """A click that comes after the close changes nothing."""
+def test_close_nothing_is_left(here):
+    """Closed panels leave no listener, and what the session does is shown in them no more."""
+    panels = [PanelModel(here.session) for _ in range(200)]
+    assert len(here.session._listeners) == 200
+    states = [panel.state for panel in panels]
+    for panel in (*panels, *panels):
         panel.close()
-        before, state = here.state, panel.state
-        panel.states.clear()
-        panel.choose("cpu")
-        panel.reset()
-        panel.annotate("She has asthma.")
-        panel.release()
-        panel.refresh_automatically(wanted=True)
+    here.session.use("cpu")
 
-        assert here.state == before
-        assert panel.state == state
-        assert panel.states == []
-        assert not panel.state.refreshes
-        assert len(here.session.inventory()) == 0
+    assert len(here.session._listeners) == 0
+    assert [panel.state for panel in panels] == states
+    gone = [weakref.ref(panel) for panel in panels]
+    del panel, panels
+    gc.collect()
+    assert {one() for one in gone} == {None}
+
+
+def test_close_a_closed_panel_does_nothing(here, panel):
+    """A click that comes after the close changes nothing."""
+    panel.close()
+    before, state = here.state, panel.state
+    panel.states.clear()
+    panel.choose("cpu")
+    panel.reset()
+    panel.annotate("She has asthma.")
+    panel.release()
+    panel.refresh_automatically(wanted=True)
+
+    assert here.state == before
+    assert panel.state == state
+    assert panel.states == []
+    assert not panel.state.refreshes
+    assert len(here.session.inventory()) == 0
 
 
 Action = Callable[[Session, str], object]

@@ -20,116 +20,115 @@ def broken(computers):
     return computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
 
 
-class TestBetweenCells:
-    """Clicks while no cell runs."""
+def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_end, elsewhere):
+    """A clicked button looks pressed when the device has changed, and no sooner; the front end is told so once."""
 
-    def test_a_clicked_button_does_not_jump(self, open_panel, here, front_end, elsewhere):
-        """A clicked button looks pressed when the device has changed, and no sooner; the front end is told so once."""
+    async def notebook():
+        view = open_panel(here.session)
+        cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
+        front = front_end(cpu, auto)
+        elsewhere(lambda: front.click(cpu))
+        assert view.pressed == ["auto"]
+        assert front.state == {}
+        await between_cells()
+        assert view.pressed == ["cpu"]
+        assert front.state == {
+            cpu: {"_dom_classes": cpu._dom_classes, "description": "cpu ✓"},
+            auto: {"_dom_classes": (), "description": "auto"},
+        }
 
-        async def notebook():
-            view = open_panel(here.session)
-            cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
-            front = front_end(cpu, auto)
-            elsewhere(lambda: front.click(cpu))
-            assert view.pressed == ["auto"]
-            assert front.state == {}
-            await between_cells()
-            assert view.pressed == ["cpu"]
-            assert front.state == {
-                cpu: {"_dom_classes": cpu._dom_classes, "description": "cpu ✓"},
-                auto: {"_dom_classes": (), "description": "auto"},
-            }
-
-        asyncio.run(notebook())
-
-    def test_the_focus_moves_on(self, open_panel, broken, front_end, elsewhere):
-        """Where the clicked button cannot be clicked any more, the focus goes to the device in force."""
-
-        async def notebook():
-            view = open_panel(broken.session)
-            front = front_end(*view.device_buttons.values())
-            elsewhere(lambda: front.click(view.device_buttons["mps"]))
-            assert front.focused == []
-            await between_cells()
-            assert view.device_buttons["mps"].disabled
-            return front.focused
-
-        assert asyncio.run(notebook()) == ["cpu ✓"]
-
-    def test_refreshing_by_code(self, open_panel, here, front_end, elsewhere):
-        """The box shows whether the memory is looked at by itself, whoever switched that, and asks for nothing by it."""
-
-        async def notebook():
-            view = open_panel(here.session)
-            box, shown = view.automatic, []
-            front = front_end(box)
-            view.model.observe(lambda change: shown.append(change["new"].refreshes), "state")
-            for wanted in (True, False):
-                view.model.refresh_automatically(wanted)
-                assert box.value is wanted
-                assert front.state[box] == {"value": wanted}
-            elsewhere(lambda: front.click(box))
-            await between_cells()
-            assert box.value is view.model.state.refreshes is True
-            assert front.state[box] == {"value": True}
-            return shown
-
-        assert asyncio.run(notebook()) == [True, False, True]
+    asyncio.run(notebook())
 
 
-class TestWhileACellRuns:
-    """Clicks that wait for a cell; somebody may type in a cell when they are answered."""
+def test_between_cells_the_focus_moves_on(open_panel, broken, front_end, elsewhere):
+    """Where the clicked button cannot be clicked any more, the focus goes to the device in force."""
 
-    def test_the_focus_stays_where_it_is(self, open_panel, broken, front_end, elsewhere):
-        """A click that waited for a cell does not take the focus, whatever came of it."""
+    async def notebook():
+        view = open_panel(broken.session)
+        front = front_end(*view.device_buttons.values())
+        elsewhere(lambda: front.click(view.device_buttons["mps"]))
+        assert front.focused == []
+        await between_cells()
+        assert view.device_buttons["mps"].disabled
+        return front.focused
 
-        async def notebook():
-            view = open_panel(broken.session)
-            front = front_end(*view.device_buttons.values())
-            view.model.cell_begins()
-            elsewhere(lambda: front.click(view.device_buttons["mps"]))
-            view.model.cell_ends()
-            await between_cells()
-            assert view.device_buttons["mps"].disabled
-            return front.focused
+    assert asyncio.run(notebook()) == ["cpu ✓"]
 
-        assert asyncio.run(notebook()) == []
 
-    def test_the_focus_stays_after_a_cell(self, open_panel, broken, front_end):
-        """A click whose message comes right after a cell may have waited for it too, and does not take the focus."""
+def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere):
+    """The box shows whether the memory is looked at by itself, whoever switched that, and asks for nothing by it."""
+
+    async def notebook():
+        view = open_panel(here.session)
+        box, shown = view.automatic, []
+        front = front_end(box)
+        view.model.observe(lambda change: shown.append(change["new"].refreshes), "state")
+        for wanted in (True, False):
+            view.model.refresh_automatically(wanted)
+            assert box.value is wanted
+            assert front.state[box] == {"value": wanted}
+        elsewhere(lambda: front.click(box))
+        await between_cells()
+        assert box.value is view.model.state.refreshes is True
+        assert front.state[box] == {"value": True}
+        return shown
+
+    assert asyncio.run(notebook()) == [True, False, True]
+
+
+def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front_end, elsewhere):
+    """A click that waited for a cell does not take the focus, whatever came of it."""
+
+    async def notebook():
         view = open_panel(broken.session)
         front = front_end(*view.device_buttons.values())
         view.model.cell_begins()
+        elsewhere(lambda: front.click(view.device_buttons["mps"]))
         view.model.cell_ends()
-        front.click(view.device_buttons["mps"])
-
+        await between_cells()
         assert view.device_buttons["mps"].disabled
-        assert front.focused == []
-        assert not view.model.answers_promptly
+        return front.focused
 
-    def test_the_focus_stays_after_a_long_answer(self, open_panel, broken, front_end):
-        """A click that took seconds to answer does not take the focus: somebody may type elsewhere by now."""
-        view = open_panel(broken.session, clock=itertools.count(0.0, 2 * PROMPT_SECONDS).__next__)
-        front = front_end(*view.device_buttons.values())
-        front.click(view.device_buttons["mps"])
+    assert asyncio.run(notebook()) == []
 
-        assert view.device_buttons["mps"].disabled
-        assert front.focused == []
 
-    def test_that_it_waits_is_said(self, open_panel, here, elsewhere):
-        """That a click waits is said in its region, also while the cell goes on and changes other things, until it is done."""
+def test_while_a_cell_runs_the_focus_stays_after_a_cell(open_panel, broken, front_end):
+    """A click whose message comes right after a cell may have waited for it too, and does not take the focus."""
+    view = open_panel(broken.session)
+    front = front_end(*view.device_buttons.values())
+    view.model.cell_begins()
+    view.model.cell_ends()
+    front.click(view.device_buttons["mps"])
 
-        async def notebook():
-            view = open_panel(here.session)
-            view.model.cell_begins()
-            elsewhere(view.device_buttons["cpu"].click)
-            here.session.unload()
-            assert view.pressed == ["auto"]
-            assert "Your click waits" in view.region("Device").activity.value
-            assert "Your click waits" not in view.region("Memory").activity.value
-            view.model.cell_ends()
-            await between_cells()
-            assert view.pressed == ["cpu"]
-            assert view.region("Device").activity.value == ""
+    assert view.device_buttons["mps"].disabled
+    assert front.focused == []
+    assert not view.model.answers_promptly
 
-        asyncio.run(notebook())
+
+def test_while_a_cell_runs_the_focus_stays_after_a_long_answer(open_panel, broken, front_end):
+    """A click that took seconds to answer does not take the focus: somebody may type elsewhere by now."""
+    view = open_panel(broken.session, clock=itertools.count(0.0, 2 * PROMPT_SECONDS).__next__)
+    front = front_end(*view.device_buttons.values())
+    front.click(view.device_buttons["mps"])
+
+    assert view.device_buttons["mps"].disabled
+    assert front.focused == []
+
+
+def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here, elsewhere):
+    """That a click waits is said in its region, also while the cell goes on and changes other things, until it is done."""
+
+    async def notebook():
+        view = open_panel(here.session)
+        view.model.cell_begins()
+        elsewhere(view.device_buttons["cpu"].click)
+        here.session.unload()
+        assert view.pressed == ["auto"]
+        assert "Your click waits" in view.region("Device").activity.value
+        assert "Your click waits" not in view.region("Memory").activity.value
+        view.model.cell_ends()
+        await between_cells()
+        assert view.pressed == ["cpu"]
+        assert view.region("Device").activity.value == ""
+
+    asyncio.run(notebook())

@@ -158,29 +158,27 @@ def test_as_json(computers):
     assert again["simulated"] is False
 
 
-class TestLook:
-    """Looking at a session."""
+def test_look_looking_after_torch_was_loaded(computers):
+    """Where somebody loaded torch, a look sees its GPUs, and still lets none compute."""
+    here = computers.box()
+    here.torch.loaded_torch()
+    state = PanelState(**look(here.session))
 
-    def test_looking_after_torch_was_loaded(self, computers):
-        """Where somebody loaded torch, a look sees its GPUs, and still lets none compute."""
-        here = computers.box()
-        here.torch.loaded_torch()
-        state = PanelState(**look(here.session))
+    assert [one.device for one in state.buttons] == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+    assert here.torch.probed == []
+    assert state.choice is not None
+    assert not state.choice.certain
 
-        assert [one.device for one in state.buttons] == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
-        assert here.torch.probed == []
-        assert state.choice is not None
-        assert not state.choice.certain
 
-    def test_looking_is_quick_beside_mps(self, computers):
-        """On a Mac whose session is on the CPU a look does not go through all living objects in search of MPS tensors."""
-        here = used(computers.mac(), "cpu")
-        here.torch.loaded_torch()
-        searches: list[None] = []
-        here.torch.mps_allocator_started = lambda: searches.append(None)
-        PanelState(**look(here.session))
+def test_look_looking_is_quick_beside_mps(computers):
+    """On a Mac whose session is on the CPU a look does not go through all living objects in search of MPS tensors."""
+    here = used(computers.mac(), "cpu")
+    here.torch.loaded_torch()
+    searches: list[None] = []
+    here.torch.mps_allocator_started = lambda: searches.append(None)
+    PanelState(**look(here.session))
 
-        assert searches == []
+    assert searches == []
 
 
 FRESH = """

@@ -22,116 +22,111 @@ REPR = "The openmed_nb panel; %openmed_device does the same by typing"
 CORE = {"@jupyter-widgets/base", "@jupyter-widgets/controls"}
 
 
-class TestWidgets:
-    """What the panel is made of."""
-
-    def test_regions(self, open_panel):
-        """Five regions stand below one another, each with its heading, and the style sheets stand there once."""
-        view = open_panel()
-        assert [one.name for one in view.regions] == list(NAMES)
-        assert all(one.top.value == (rendering.top(one.name, view.model.state)) for one in view.regions)
-        assert sum("<style>" in one.value for one in tree(view) if isinstance(one, ipywidgets.HTML)) == 1
-
-    def test_core_widgets_only(self, open_panel):
-        """Every widget is one of the core, which every front end has; none is an Output. They share a layout and styles."""
-        view = open_panel()
-        widgets = [*tree(view), view.layout, *view.styles.values()]
-        assert all(one.layout is view.layout for one in tree(view))
-        assert all(one.style is view.styles[type(one)] for one in tree(view) if hasattr(one, "style"))
-        assert {one._model_module for one in widgets} == CORE
-        assert {one._model_name.removesuffix("Model") for one in widgets} <= set(dir(ipywidgets)) | {
-            *("HTMLStyle", "ToggleButtonStyle", "CheckboxStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
-        }
-        assert not [one for one in widgets if isinstance(one, ipywidgets.Output)]
-
-    def test_controls_have_names(self, open_panel, computers):
-        """Every control has a name that is read aloud, and every button says more to the mouse."""
-        widgets = list(tree(open_panel(computers.plain().session)))
-        controls = [one for one in widgets if hasattr(one, "disabled")]
-        assert [one.description for one in controls] == [
-            *("auto ✓", "mps", "cuda", "cpu", "Reset"),
-            *("Refresh", "Release memory", "Refresh every 2 seconds", "Text to annotate", "Annotate"),
-        ]
-        buttons = [one for one in controls if isinstance(one, (ipywidgets.Button, ipywidgets.ToggleButton))]
-        assert all(one.tooltip.endswith(".") for one in buttons)
-
-    def test_nothing_is_sent_for_what_stays(self, open_panel, computers):
-        """A state that is like the one before changes no trait but the memory's figures."""
-        view = open_panel(computers.plain().session)
-        changes = []
-        bars = view.region("Memory").top
-        for one in tree(view):
-            one.observe(
-                lambda change: changes.append(change["owner"]), ["value", "children", "description", "disabled"]
-            )
-        view.model.cell_ends()
-        assert {id(one) for one in changes} <= {id(bars)}
+def test_widgets_regions(open_panel):
+    """Five regions stand below one another, each with its heading, and the style sheets stand there once."""
+    view = open_panel()
+    assert [one.name for one in view.regions] == list(NAMES)
+    assert all(one.top.value == (rendering.top(one.name, view.model.state)) for one in view.regions)
+    assert sum("<style>" in one.value for one in tree(view) if isinstance(one, ipywidgets.HTML)) == 1
 
 
-class TestForms:
-    """What stands there without widgets."""
-
-    def test_three_forms(self, open_panel, computers):
-        """A panel has a live form, an HTML form of the moment in which it is shown, and a text form that stays."""
-        view = open_panel(computers.plain().session)
-        first = view._repr_mimebundle_(include=None, exclude=None)
-        view.device_buttons["cpu"].click()
-        second = view._repr_mimebundle_()
-
-        assert list(first) == [VIEW, "text/html", "text/plain"]
-        assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
-        assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
-        assert "Device: cpu, chosen automatically: this computer has no GPU" in first["text/html"]
-        shown = replace(view.model.state, note=AGAIN).report()
-        assert "Device: cpu, asked for by the panel" in second["text/html"] == to_html(shown)
-        assert "run this cell again" in first["text/html"]
-        assert "%openmed_device --reset" in first["text/html"]
-        assert view._ipython_display_ is None
-
-    def test_a_closed_panel(self, open_panel):
-        """A panel that is closed shows its static form, and no widget that is gone."""
-        view = open_panel()
-        view.close()
-        assert list(view._repr_mimebundle_()) == ["text/html", "text/plain"]
-
-    @pytest.mark.usefixtures("clean")
-    def test_no_text_of_a_person(self, open_panel):
-        """Nothing that was typed or annotated is in the forms that are saved with the notebook."""
-        view = open_panel(model="bundled_small")
-        view.text.value = "Mrs Miller has leprosy."
-        view.click("Annotate")
-        assert "leprosy" in view.answer.value
-        bundle = json.dumps(view._repr_mimebundle_())
-
-        assert "leprosy" not in bundle
-        assert "Miller" not in bundle
-        assert "asthma" not in bundle
+def test_widgets_core_widgets_only(open_panel):
+    """Every widget is one of the core, which every front end has; none is an Output. They share a layout and styles."""
+    view = open_panel()
+    widgets = [*tree(view), view.layout, *view.styles.values()]
+    assert all(one.layout is view.layout for one in tree(view))
+    assert all(one.style is view.styles[type(one)] for one in tree(view) if hasattr(one, "style"))
+    assert {one._model_module for one in widgets} == CORE
+    assert {one._model_name.removesuffix("Model") for one in widgets} <= set(dir(ipywidgets)) | {
+        *("HTMLStyle", "ToggleButtonStyle", "CheckboxStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
+    }
+    assert not [one for one in widgets if isinstance(one, ipywidgets.Output)]
 
 
-class TestRefresh:
-    """Looking at the memory now and then."""
+def test_widgets_controls_have_names(open_panel, computers):
+    """Every control has a name that is read aloud, and every button says more to the mouse."""
+    widgets = list(tree(open_panel(computers.plain().session)))
+    controls = [one for one in widgets if hasattr(one, "disabled")]
+    assert [one.description for one in controls] == [
+        *("auto ✓", "mps", "cuda", "cpu", "Reset"),
+        *("Refresh", "Release memory", "Refresh every 2 seconds", "Text to annotate", "Annotate"),
+    ]
+    buttons = [one for one in controls if isinstance(one, (ipywidgets.Button, ipywidgets.ToggleButton))]
+    assert all(one.tooltip.endswith(".") for one in buttons)
 
-    def test_without_a_loop(self, open_panel):
-        """Where there is no event loop, as here, it cannot be switched on."""
-        box = open_panel().automatic
-        assert (box.disabled, box.value) == (True, False)
 
-    def test_in_a_kernel(self, kernel):
-        """Where it is switched on, the panel is painted again and again, in the thread of the cells, until it is off."""
-        kernel.run(
-            "import asyncio, threading\nimport openmed_nb as nb\npanel, seen = nb.panel(), []\n"
-            "where = lambda _: seen.append(threading.current_thread().name)\n"
-        )
-        assert kernel.value("(panel.automatic.disabled, panel.model.state.refreshes)") == (False, False)
-        kernel.run("panel.automatic.value = True")
-        assert kernel.value("panel.model.state.refreshes") is True
-        reply = kernel.run("panel.model.observe(where, 'state')\nwhile not seen:\n    await asyncio.sleep(0.02)\n")
-        assert reply.status == "ok"
-        assert set(kernel.value("seen")) == {"MainThread"}
-        kernel.run("panel.automatic.value = False")
-        assert kernel.value("panel.model.state.refreshes") is False
-        kernel.run("panel.automatic.value = True\npanel.close()")
-        assert kernel.value("panel.model.state.refreshes") is False
+def test_widgets_nothing_is_sent_for_what_stays(open_panel, computers):
+    """A state that is like the one before changes no trait but the memory's figures."""
+    view = open_panel(computers.plain().session)
+    changes = []
+    bars = view.region("Memory").top
+    for one in tree(view):
+        one.observe(lambda change: changes.append(change["owner"]), ["value", "children", "description", "disabled"])
+    view.model.cell_ends()
+    assert {id(one) for one in changes} <= {id(bars)}
+
+
+def test_forms_three_forms(open_panel, computers):
+    """A panel has a live form, an HTML form of the moment in which it is shown, and a text form that stays."""
+    view = open_panel(computers.plain().session)
+    first = view._repr_mimebundle_(include=None, exclude=None)
+    view.device_buttons["cpu"].click()
+    second = view._repr_mimebundle_()
+
+    assert list(first) == [VIEW, "text/html", "text/plain"]
+    assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
+    assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
+    assert "Device: cpu, chosen automatically: this computer has no GPU" in first["text/html"]
+    shown = replace(view.model.state, note=AGAIN).report()
+    assert "Device: cpu, asked for by the panel" in second["text/html"] == to_html(shown)
+    assert "run this cell again" in first["text/html"]
+    assert "%openmed_device --reset" in first["text/html"]
+    assert view._ipython_display_ is None
+
+
+def test_forms_a_closed_panel(open_panel):
+    """A panel that is closed shows its static form, and no widget that is gone."""
+    view = open_panel()
+    view.close()
+    assert list(view._repr_mimebundle_()) == ["text/html", "text/plain"]
+
+
+@pytest.mark.usefixtures("clean")
+def test_forms_no_text_of_a_person(open_panel):
+    """Nothing that was typed or annotated is in the forms that are saved with the notebook."""
+    view = open_panel(model="bundled_small")
+    view.text.value = "Mrs Miller has leprosy."
+    view.click("Annotate")
+    assert "leprosy" in view.answer.value
+    bundle = json.dumps(view._repr_mimebundle_())
+
+    assert "leprosy" not in bundle
+    assert "Miller" not in bundle
+    assert "asthma" not in bundle
+
+
+def test_refresh_without_a_loop(open_panel):
+    """Where there is no event loop, as here, it cannot be switched on."""
+    box = open_panel().automatic
+    assert (box.disabled, box.value) == (True, False)
+
+
+def test_refresh_in_a_kernel(kernel):
+    """Where it is switched on, the panel is painted again and again, in the thread of the cells, until it is off."""
+    kernel.run(
+        "import asyncio, threading\nimport openmed_nb as nb\npanel, seen = nb.panel(), []\n"
+        "where = lambda _: seen.append(threading.current_thread().name)\n"
+    )
+    assert kernel.value("(panel.automatic.disabled, panel.model.state.refreshes)") == (False, False)
+    kernel.run("panel.automatic.value = True")
+    assert kernel.value("panel.model.state.refreshes") is True
+    reply = kernel.run("panel.model.observe(where, 'state')\nwhile not seen:\n    await asyncio.sleep(0.02)\n")
+    assert reply.status == "ok"
+    assert set(kernel.value("seen")) == {"MainThread"}
+    kernel.run("panel.automatic.value = False")
+    assert kernel.value("panel.model.state.refreshes") is False
+    kernel.run("panel.automatic.value = True\npanel.close()")
+    assert kernel.value("panel.model.state.refreshes") is False
 
 
 KERNEL_COUNTS = (
@@ -154,49 +149,46 @@ print([name for name in ("torch", "transformers", "matplotlib") if name in sys.m
 """
 
 
-class TestClosing:
-    """The end of a panel."""
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_closing_many_panels(count):
+    """Any number of panels that were opened, clicked and closed, also twice, leave no widget, comm or listener."""
+    from openmed_nb.notebook.panel.model import PanelModel
+    from openmed_nb.notebook.panel.view import PanelView
 
-    @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
-    def test_many_panels(self, count):
-        """Any number of panels that were opened, clicked and closed, also twice, leave no widget, comm or listener."""
-        from openmed_nb.notebook.panel.model import PanelModel
-        from openmed_nb.notebook.panel.view import PanelView
+    before = (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners))
+    views = weakref.WeakSet()
+    for _number in range(count):
+        view = PanelView(PanelModel(SESSION))
+        views.add(view)
+        view.devices.named["auto"].click()
+        view.close()
+        view.close()
+    del view
+    gc.collect()
 
-        before = (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners))
-        views = weakref.WeakSet()
-        for _number in range(count):
-            view = PanelView(PanelModel(SESSION))
-            views.add(view)
-            view.devices.named["auto"].click()
-            view.close()
-            view.close()
-        del view
-        gc.collect()
+    assert len(views) == 0
+    assert (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners)) == before
+    SESSION.reset()
 
-        assert len(views) == 0
-        assert (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners)) == before
-        SESSION.reset()
 
-    @pytest.mark.timeout(1200)
-    @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
-    def test_many_panels_in_a_kernel(self, kernel, count):
-        """In a kernel, too, they leave no widget, comm, listener or callback."""
-        kernel.run("import gc\nimport openmed_nb as nb\nnb.panel().close()\ngc.collect()")
-        before = kernel.value(KERNEL_COUNTS)
-        # One in a cell: a kernel drops what is more than a thousand messages ahead of its reader, and a panel sends 250.
-        for _number in range(count):
-            assert kernel.run("nb.panel().close()").status == "ok"
-        kernel.run("gc.collect()")
-        assert kernel.value(KERNEL_COUNTS) == before
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_closing_many_panels_in_a_kernel(kernel, count):
+    """In a kernel, too, they leave no widget, comm, listener or callback."""
+    kernel.run("import gc\nimport openmed_nb as nb\nnb.panel().close()\ngc.collect()")
+    before = kernel.value(KERNEL_COUNTS)
+    # One in a cell: a kernel drops what is more than a thousand messages ahead of its reader, and a panel sends 250.
+    for _number in range(count):
+        assert kernel.run("nb.panel().close()").status == "ok"
+    kernel.run("gc.collect()")
+    assert kernel.value(KERNEL_COUNTS) == before
 
-    @pytest.mark.real_computer  # It starts a process of its own.
-    def test_opening_loads_no_torch(self):
-        """Opening a panel imports neither torch nor transformers."""
-        process = subprocess.run(
-            [sys.executable, "-c", OPENING], capture_output=True, text=True, check=True, timeout=60
-        )
-        assert process.stdout == "[]\n"
+
+@pytest.mark.real_computer  # It starts a process of its own.
+def test_closing_opening_loads_no_torch():
+    """Opening a panel imports neither torch nor transformers."""
+    process = subprocess.run([sys.executable, "-c", OPENING], capture_output=True, text=True, check=True, timeout=60)
+    assert process.stdout == "[]\n"
 
 
 def test_half_an_emoji_arrives(kernel):
