@@ -43,8 +43,6 @@ def front(opened):
     opened.begin_again()
 
 
-
-
 def test_a_click_moves_the_models(front):
     """A click on another device moves what is loaded; everything that is shown of a simulated device says so."""
     front.run("%openmed_device --simulate mps\nnb.load_pipeline('bundled_small')")
@@ -119,8 +117,6 @@ def used_memory(front, panel=0):
     shown = front.region("Memory", panel).get_by_role("row", name="process").inner_text()
     size, unit = FIGURE.search(shown).groups()
     return float(size.replace(",", "")) * 1024 ** ("bytes", "KiB", "MiB", "GiB").index(unit)
-
-
 
 
 def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):

@@ -186,8 +186,6 @@ def styles_in(html):
     return [re.sub(rf";?{DROPPED}:[^;]*", "", one) for one in re.findall(r'style="([^"]*)"', inside)]
 
 
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_exported_to_html_it_looks_the_same_offline(new_page, measures, picture, tmp_path, theme):
     """The page that nbconvert makes shows every report with its styles, and needs no network."""
