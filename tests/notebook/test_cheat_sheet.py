@@ -52,13 +52,3 @@ def test_a_simulation_that_was_not_begun_says_how(kernel):
 
     assert "with nb.simulated_mps() as mps:" in kernel.run("nb.simulated_mps()").text
     assert kernel.value("nb.device().device") == "cpu"
-
-
-@pytest.mark.parametrize("typed", ["nots", "xyzzy"])
-def test_releasing_a_variable_that_is_not_there(kernel, typed):
-    """A name that is no variable is answered with what lists them; a near one is not offered, because it would be deleted."""
-    kernel.run("notes = []")
-    said = kernel.run(f"%openmed_release {typed}").error[1]
-
-    assert "%whos lists them in a notebook." in said
-    assert "notes" not in said

@@ -134,38 +134,6 @@ def test_a_question_mark_opens_the_same_help(kernel):
     assert "--explain" in kernel.run("%openmed_device?").page
 
 
-ERRORS = [
-    ("banana", "UnknownDevice", "'banana' (from %openmed_device) names no device."),
-    ("mpss", "UnknownDevice", "Use 'mps'"),
-    ("cuda:999", "DeviceUnavailable", "'cuda:999' (asked for by %openmed_device) cannot be used"),
-    ("--bogus", "MagicError", "does not have this option"),
-    ("--lsit", "MagicError", "%openmed_device does not have this option. Use --list, or see %openmed_device --help."),
-    ("cpu auto", "MagicError", "See %openmed_device --help."),
-    ("--reset cpu", "MagicError", "--reset and a device at once"),
-    ("--list --explain", "MagicError", "--list and --explain at once"),
-    ("--json=yes", "MagicError", "--json"),
-    ("'cpu", "MagicError", "No closing quotation"),
-    ("a" * 500, "UnknownDevice", "a string of 500 characters"),
-]
-
-
-@pytest.mark.parametrize(("line", "name", "words"), ERRORS, ids=[line[:12] for line, _, _ in ERRORS])
-def test_an_error_is_one_line_and_changes_nothing(kernel, line, name, words):
-    """Every error is a real one, of one line with a remedy, and leaves the session as it was."""
-    kernel.run("%openmed_device cpu")
-    before = kernel.state()
-    reply = kernel.run(f"%openmed_device {line}")
-    ename, evalue, traceback = reply.error
-
-    assert (reply.status, ename) == ("error", name)
-    assert words in evalue
-    assert traceback == [f"{name}: {evalue}"]
-    assert "\n" not in evalue
-    assert len(evalue) < 500
-    assert (reply.shown, reply.streams) == ([], {})
-    assert kernel.state() == before
-
-
 def wait_until_received(client):
     """Wait until a busy kernel has all that was sent to its shell: a subshell, which the same channel feeds, answers."""
     client.control_channel.send(client.session.msg("create_subshell_request"))

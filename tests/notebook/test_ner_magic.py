@@ -65,19 +65,6 @@ def test_a_device_for_this_cell_leaves_the_session_alone(kernel):
     assert kernel.value("__import__('openmed_nb').device().requested_by") == before
 
 
-@pytest.mark.parametrize(
-    "cell", [SMALL, f"{SMALL}  ", f"{SMALL}\n\n", f"{SMALL}\n\n\t \n", "%openmed_ner", "%openmed_ner "]
-)
-def test_no_text_is_one_clear_error(kernel, cell):
-    """A cell or a line without a text is an error of ours in one line, which says where the text goes."""
-    name, value, traceback = kernel.run(cell).error
-
-    assert name == "MagicError"
-    assert "has no text. Write the text" in value
-    assert value.count("%%openmed_ner") == 1
-    assert len(traceback) == 1
-
-
 LINES = {
     "words": "%openmed_ner --model bundled_small Patient's asthma; # 2",
     "a variable in braces": "%openmed_ner --model bundled_small {patient_note}",
@@ -104,23 +91,6 @@ def test_a_variable_with_many_texts(kernel, made):
     reply = kernel.run("%openmed_ner --model bundled_small --from patient_notes")
 
     assert reply.text.startswith("2 entities found in 2 texts by bundled_small on cpu")
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("--from patient_nte", "No variable is called 'patient_nte'. Did you mean patient_note?"),
-        ("--from patient_note asthma", "--from reads a variable, and there is a text too. Leave one of them out."),
-        ("--modl bundled asthma", "does not have this option. Use --model, or see %openmed_ner --help."),
-    ],
-)
-def test_a_wrong_line_says_what_to_do(kernel, line, says):
-    """A line that cannot be read is an error of ours in one line, with what to do."""
-    kernel.run("patient_note = 'asthma'")
-    name, value, traceback = kernel.run(f"%openmed_ner {line}").error
-
-    assert (name, len(traceback)) == ("MagicError", 1)
-    assert says in value
 
 
 def test_config_lists_the_settings_with_help(kernel):
@@ -158,65 +128,6 @@ def test_config_sets_the_model_and_the_strategy(kernel):
 
     assert "found by bundled_small" in text
     assert "(B-DISEASE)" in text
-
-
-ERRORS = [
-    ("--bogus", "MagicError", "does not have this option"),
-    ("The patient has leprosy", "MagicError", "got 4 words too many"),
-    ("--model", "MagicError", "expected one argument"),
-    ("--model nosuchmodel", "UnknownModel", "'nosuchmodel'"),
-    ("--model bundeld", "UnknownModel", "'bundled'"),
-    ("--model some/model", "ModelUnreachable", "'some/model'"),
-    ("--strategy nosuch", "ConfigurationError", "Use one of none, simple, first, average, max."),
-    ("--device banana", "UnknownDevice", "(from argument)"),
-    ("--device cuda:999", "DeviceUnavailable", "(asked for by argument)"),
-    ("--out a.b", "MagicError", "'a.b' is not a valid variable name"),
-    ("--out class", "MagicError", "'class' is not a valid variable name"),
-    ("--out 1st", "MagicError", "'1st' is not a valid variable name"),
-]
-
-
-@pytest.mark.parametrize(("line", "name", "words"), ERRORS, ids=[line[:20] for line, _, _ in ERRORS])
-def test_an_error_is_one_line_without_the_note(kernel, line, name, words):
-    """Every error is a real one, of one line, holds nothing of the note, and leaves the session as it was."""
-    kernel.run(f"{SMALL}\n{NOTE}")
-    before = kernel.state()
-    reply = kernel.run(f"%%openmed_ner {line}\nThe patient has leprosy.")
-    ename, evalue, traceback = reply.error
-
-    assert (reply.status, ename) == ("error", name)
-    assert words in evalue
-    assert traceback == [f"{name}: {evalue}"]
-    assert "leprosy" not in str(reply)
-    assert (reply.shown, reply.streams) == ([], {})
-    assert kernel.state() == before
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("%openmed_ner {nosuch}", "No variable is called 'nosuch'."),
-        ("%openmed_ner --model bundled_small Patient {nosuch} has asthma.", "No variable is called 'nosuch'."),
-        ("%openmed_ner {nosuch.title} and {sys}", "No variable is called 'nosuch'."),
-        ("%openmed_ner {sys.nosuch}", "fails with AttributeError"),
-        ("%openmed_ner {sys.argv[10**6]}", "fails with IndexError"),
-        ("%openmed_ner {int('asthma')}", "An expression in braces fails with ValueError."),
-        ("%openmed_ner {compile('a b', '', 'eval')}", "An expression in braces fails with SyntaxError."),
-        ("%openmed_ner {careless()} has $no_name", "An expression in braces fails with NameError."),
-        ("%openmed_log {nosuch}.json", "No variable is called 'nosuch'."),
-        ("%openmed_log --diff {nosuch}/before.json", "No variable is called 'nosuch'."),
-        ("%openmed_report {nosuch}", "No variable is called 'nosuch'."),
-        (f"{SMALL} --out {{nosuch}}\nShe has asthma.", "No variable is called 'nosuch'."),
-    ],
-)
-def test_magics_refuse_an_undefined_name_in_braces(kernel, line, says):
-    """What cannot be expanded is one line of error in every magic, and no text, file or folder of that name."""
-    kernel.run("import sys\ndef careless(): return never_defined")
-    name, value, traceback = kernel.run(line).error
-
-    assert name == "MagicError"
-    assert says in value
-    assert len(traceback) == 1
 
 
 @pytest.mark.parametrize(

@@ -81,61 +81,6 @@ def test_model_and_settings(notebook, settings, line, expected):
     assert notebook.value("(panel.model._name, panel.model._show_text)") == expected
 
 
-@pytest.mark.parametrize("line", ["--help", "-h", "--model x --help", "--help  # please"])
-def test_help(notebook, line):
-    """--help prints every option and opens nothing."""
-    printed = notebook.run(f"%openmed_panel {line}").streams["stdout"]
-
-    assert all(option in printed for option in ("--model", "--close", "--help"))
-    assert "to look at and to click" in printed
-    assert "%%openmed_ner" in printed
-    assert "%%%%" not in printed
-    assert notebook.value("len(OPEN)") == 0
-
-
-MISTAKES = [
-    ("--modell x", "%openmed_panel does not have this option. Use --model, or see %openmed_panel --help."),
-    ("--close=yes", "%openmed_panel cannot read its line"),
-    ("--model", "%openmed_panel cannot read its line"),
-    ("--model=--", "%openmed_panel got an option without its value"),
-    ("cpu", "%openmed_panel got 1 words too many"),
-    ("Mrs Miller", "%openmed_panel got 2 words too many"),
-    ("'open", "%openmed_panel"),
-]
-
-
-@pytest.mark.parametrize(("line", "said"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_is_one_line(notebook, line, said):
-    """A mistake is one line with what to do, opens nothing and changes nothing."""
-    before = notebook.state()
-    reply = notebook.run(f"%openmed_panel {line}")
-
-    assert (reply.status, reply.error[0], len(reply.error[2])) == ("error", "MagicError", 1)
-    assert said in reply.error[2][0]
-    assert "--help" in reply.error[2][0]
-    assert "Miller" not in reply.error[2][0]
-    assert notebook.state() == before
-    assert notebook.value("len(OPEN)") == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "said"),
-    [
-        ("nope", "UnknownModel", "There is no model named 'nope'"),
-        ("empty", "ModelUnusable", "'empty' holds no model: it has no config.json."),
-        ("nobody/nothing", "ModelUnreachable", "The model 'nobody/nothing' is not on this computer"),
-    ],
-)
-def test_a_model_that_does_not_exist(notebook, name, kind, said):
-    """What is no model here is refused where it is given, by the magic and by the function, and opens nothing."""
-    notebook.run("import os\nos.makedirs('empty', exist_ok=True)")
-    for line in (f"%openmed_panel --model {name}", f"import openmed_nb\nopenmed_nb.panel({name!r})"):
-        reply = notebook.run(line)
-        assert (reply.status, reply.error[0]) == ("error", kind)
-        assert said in reply.error[2][0]
-    assert notebook.value("len(OPEN)") == 0
-
-
 def test_text_with_the_commands(run_ipython):
     """In terminal IPython the state is shown as text, with why and the commands to type; neither ipywidgets nor torch is imported for it."""
     code = """

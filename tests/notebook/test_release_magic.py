@@ -161,14 +161,6 @@ def test_loaded_models_are_forgotten(planted):
     assert planted.value("{one.cause: one.tensors for one in report.freed}['loaded models'] > 1 << 20")
 
 
-@pytest.mark.parametrize("line", ["--keep", "--all", "nothing_of_this_name --"])
-def test_bad_lines_are_one_line(kernel, line):
-    """A flag that the magic does not have is one clear line."""
-    reply = kernel.run(f"%openmed_release {line}")
-
-    assert (reply.status, len(reply.error[2])) == ("error", 1)
-
-
 def test_completion_offers_variables_and_flags(planted):
     """Tab offers the variables of the notebook, and the flags after a dash; no module of IPython's own."""
     planted.run("losses = []\nlossy = 1\n_hidden = 2")

@@ -47,15 +47,6 @@ def test_forecast(loaded):
     assert loaded.run("forecast = %openmed_doctor --ops mine\nforecast").status == "ok"
 
 
-def test_a_note_in_a_variable_is_not_part_of_the_error(loaded):
-    """The text of a variable is taken for no name of a model, and is never shown."""
-    loaded.run("note = 'Patient John Smith has asthma.'")
-    reply = loaded.run("%openmed_doctor note")
-
-    assert reply.error[0] == "UnknownModel"
-    assert "Smith" not in str(reply)
-
-
 def test_the_sweep_returns_its_report(loaded):
     """The magic returns the report, which shows the knee in its text and the curves in its HTML, and prints nothing."""
     reply = loaded.run("report = %openmed_sweep bundled_small --length 16 --largest 2\nreport")
@@ -113,37 +104,3 @@ def test_a_logbook_is_not_written_over(loaded, tmp_path):
     assert (tmp_path / "run.json").read_bytes() == before
     assert loaded.complete("%openmed_log --d") == ["--diff"]
     assert loaded.complete("%openmed_log --diff r") == ["run.json"]
-
-
-MISTAKES = [
-    ("%openmed_doctor --nonsense", "MagicError"),
-    ("%openmed_doctor one two", "MagicError"),
-    ("%openmed_doctor bundled --ops bundled", "MagicError"),
-    ("%openmed_doctor --ops disease_detection_tinny", "UnknownModel"),
-    ("%openmed_doctor disease_detection_tinny", "UnknownModel"),
-    ("%openmed_sweep --nonsense", "MagicError"),
-    ("%openmed_sweep one two", "MagicError"),
-    ("%openmed_sweep --length many", "MagicError"),
-    ("%openmed_sweep --largest 0", "ConfigurationError"),
-    ("%openmed_sweep --seconds 0", "ConfigurationError"),
-    ("%openmed_sweep --length 5000 bundled_small", "ConfigurationError"),
-    ("%openmed_sweep --device mpss", "UnknownDevice"),
-    ("%openmed_sweep disease_detection_tinny", "UnknownModel"),
-    ("%openmed_report --nonsense", "MagicError"),
-    ("%openmed_report one two", "MagicError"),
-    ("%openmed_log --nonsense", "MagicError"),
-    ("%openmed_log one two", "MagicError"),
-    ("%openmed_log run.txt", "ConfigurationError"),
-    ("%openmed_log --diff missing.json", "ConfigurationError"),
-]
-
-
-@pytest.mark.parametrize(("line", "error"), MISTAKES)
-def test_mistakes_are_one_clean_error(loaded, tmp_path, line, error):
-    """A mistake is one of our errors, the session stays as it was, and nothing is written."""
-    before = loaded.state()
-    reply = loaded.run(line)
-
-    assert (reply.status, reply.error[0], len(reply.error[2])) == ("error", error, 1)
-    assert loaded.state() == before
-    assert list(tmp_path.iterdir()) == []

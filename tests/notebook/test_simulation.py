@@ -10,7 +10,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, VARIABLES
 from openmed_nb.devices.machine import mps_is_simulated
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, MagicError, OpenMedError
+from openmed_nb.errors import DeviceUnavailable, OpenMedError
 from openmed_nb.session import SESSION, Session
 
 pytestmark = [
@@ -218,25 +218,6 @@ def test_magic_off_without_on(shell):
     before = state()
     assert not shell.find_line_magic("openmed_device")("--simulate off").simulated
     assert state() == before
-
-
-def test_magic_mistakes(shell):
-    """A line that makes no sense is one of our errors, and nothing is begun."""
-    mistakes = {
-        "--simulate": "cannot read its line",
-        "--simulate cuda": "'cuda' cannot be simulated",
-        "--simulate=": "cannot be simulated",
-        "--memory 8GiB": "is for a simulated Mac",
-        "--simulate off --memory 8GiB": "is for a simulated Mac",
-        "--simulate mps cpu": "cannot do --simulate and a device at once",
-        "--simulate mps --reset": "cannot do --reset and --simulate at once",
-        "--simulate mps --memory lots": "is not an amount of memory",
-    }
-    before = state()
-    for line, said in mistakes.items():
-        with pytest.raises((MagicError, ConfigurationError), match=said):
-            shell.find_line_magic("openmed_device")(line)
-        assert state() == before
 
 
 def test_magic_in_a_kernel(kernel):

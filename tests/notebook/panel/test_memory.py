@@ -9,11 +9,9 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.choice import DeviceChoice
 from openmed_nb.devices.environment import HIGH
-from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, look, memory_bars
+from openmed_nb.notebook.panel.state import PanelState, look, memory_bars
 from openmed_nb.session import SESSION
 
-GIB = 1 << 30
-PARTS = (MemoryPart("allocated", 3 * GIB), MemoryPart("cached", GIB))
 CPU = DeviceChoice("cpu", "auto", "nobody", "", certain=True)
 PLANNED = DeviceChoice("mps", "auto", "nobody", "", certain=False)
 
@@ -25,21 +23,6 @@ def simulated():
     with nb.simulated_mps("6 GiB") as device:
         yield device
     assert SESSION.computer is before
-
-
-def test_what_a_bar_says():
-    """A bar has its parts one by one, their sum, and the words for all of it."""
-    bar = MemoryBar("mps", PARTS, 8 * GIB, "what Metal recommends")
-
-    assert bar.used == 4 * GIB
-    assert [bar.percentage(part.size) for part in bar.parts] == [37.5, 12.5]
-    assert bar.row == ("mps", "allocated 3.0 GiB, cached 1.0 GiB", "8.0 GiB, what Metal recommends")
-
-
-@pytest.mark.parametrize(("size", "limit", "percentage"), [(9, 8, 100.0), (8, 8, 100.0), (0, 8, 0.0), (5, 0, 0.0)])
-def test_a_bar_is_never_longer_than_its_box(size, limit, percentage):
-    """More than the limit fills the bar, and without a limit there is nothing to fill."""
-    assert MemoryBar("mps", (), limit, "").percentage(size) == percentage
 
 
 @pytest.mark.parametrize("choice", [None, CPU, replace(CPU, certain=False)], ids=["no device", "cpu", "planned cpu"])

@@ -1,0 +1,102 @@
+"""A line that a magic cannot read, or that asks for what there is not: one error, of one line, which changes nothing."""
+
+import pytest
+
+NER = "%%openmed_ner --model bundled_small"
+NOTE = "The patient has leprosy."
+
+MISTAKES = [
+    ("%openmed_device banana", "UnknownDevice", "'banana' (from %openmed_device)"),
+    ("%openmed_device mpss", "UnknownDevice", "Use 'mps'"),
+    ("%openmed_device cuda:999", "DeviceUnavailable", "'cuda:999' (asked for by %openmed_device)"),
+    (f"%openmed_device {'a' * 500}", "UnknownDevice", "a string of 500 characters"),
+    ("%openmed_device --bogus", "MagicError", ""),
+    ("%openmed_device --lsit", "MagicError", "Use --list, or see %openmed_device --help."),
+    ("%openmed_device cpu auto", "MagicError", "1 words too many"),
+    ("%openmed_device --reset cpu", "MagicError", "--reset and a device"),
+    ("%openmed_device --list --explain", "MagicError", "--list and --explain"),
+    ("%openmed_device --json=yes", "MagicError", "--json"),
+    ("%openmed_device 'cpu", "MagicError", "No closing quotation"),
+    ("%openmed_device --simulate", "MagicError", "--simulate"),
+    ("%openmed_device --simulate cuda", "MagicError", "'cuda'"),
+    ("%openmed_device --simulate=", "MagicError", "cannot be simulated"),
+    ("%openmed_device --memory 8GiB", "MagicError", "--memory"),
+    ("%openmed_device --simulate off --memory 8GiB", "MagicError", "--memory"),
+    ("%openmed_device --simulate mps cpu", "MagicError", "--simulate and a device"),
+    ("%openmed_device --simulate mps --reset", "MagicError", "--reset and --simulate"),
+    ("%openmed_device --simulate mps --memory lots", "ConfigurationError", "'lots'"),
+    (f"%%openmed_ner --bogus\n{NOTE}", "MagicError", ""),
+    (f"%%openmed_ner --model\n{NOTE}", "MagicError", "expected one argument"),
+    (f"%%openmed_ner --modl bundled\n{NOTE}", "MagicError", "Use --model"),
+    (f"%%openmed_ner some words\n{NOTE}", "MagicError", "2 words too many"),
+    (f"%%openmed_ner --model bundeld\n{NOTE}", "UnknownModel", "'bundeld'"),
+    (f"%%openmed_ner --model some/model\n{NOTE}", "ModelUnreachable", "'some/model'"),
+    (f"%%openmed_ner --strategy nosuch\n{NOTE}", "ConfigurationError", "none, simple, first, average, max"),
+    (f"%%openmed_ner --device banana\n{NOTE}", "UnknownDevice", "(from argument)"),
+    (f"%%openmed_ner --device cuda:999\n{NOTE}", "DeviceUnavailable", "(asked for by argument)"),
+    *((f"%%openmed_ner --out {name}\n{NOTE}", "MagicError", f"'{name}'") for name in ("a.b", "class", "1st")),
+    *((cell, "MagicError", "has no text") for cell in (NER, f"{NER}\n\n", f"{NER}\n\n\t \n", "%openmed_ner ")),
+    ("%openmed_ner --from patient_nte", "MagicError", "'patient_nte'. Did you mean patient_note?"),
+    ("%openmed_ner --from patient_note asthma", "MagicError", "--from reads a variable"),
+    ("%openmed_ner {sys.nosuch}", "MagicError", "AttributeError"),
+    ("%openmed_ner {int('asthma')}", "MagicError", "ValueError"),
+    ("%openmed_ner {compile('a b', '', 'eval')}", "MagicError", "SyntaxError"),
+    ("%openmed_ner {careless()} has $no_name", "MagicError", "NameError"),
+    ("%openmed_ner --model bundled_small Patient {nosuch} has asthma.", "MagicError", "'nosuch'"),
+    ("%openmed_ner {nosuch.title} and {sys}", "MagicError", "'nosuch'"),
+    ("%openmed_log {nosuch}.json", "MagicError", "'nosuch'"),
+    (f"{NER} --out {{nosuch}}\n{NOTE}", "MagicError", "'nosuch'"),
+    ("%openmed_panel --close=yes", "MagicError", "--close"),
+    ("%openmed_panel --model=--", "MagicError", "an option without its value"),
+    ("%openmed_panel Mrs Miller", "MagicError", "2 words too many"),
+    ("%openmed_panel --model nope", "UnknownModel", "'nope'"),
+    ("%openmed_panel --model empty", "ModelUnusable", "'empty'"),
+    ("%openmed_panel --model nobody/nothing", "ModelUnreachable", "'nobody/nothing'"),
+    ("nb.panel('nope')", "UnknownModel", "'nope'"),
+    ("%openmed_release --keep", "MagicError", ""),
+    ("%openmed_doctor one two", "MagicError", "1 words too many"),
+    ("%openmed_doctor bundled --ops bundled", "MagicError", ""),
+    ("%openmed_doctor --ops disease_detection_tinny", "UnknownModel", ""),
+    ("%openmed_doctor disease_detection_tinny", "UnknownModel", ""),
+    ("%openmed_doctor patient_note", "UnknownModel", ""),
+    ("%openmed_sweep --length many", "MagicError", "--length"),
+    ("%openmed_sweep --largest 0", "ConfigurationError", ""),
+    ("%openmed_sweep --seconds 0", "ConfigurationError", ""),
+    ("%openmed_sweep --length 5000 bundled_small", "ConfigurationError", ""),
+    ("%openmed_sweep --device mpss", "UnknownDevice", ""),
+    ("%openmed_sweep disease_detection_tinny", "UnknownModel", ""),
+    ("%openmed_report one two", "MagicError", ""),
+    ("%openmed_log run.txt", "ConfigurationError", ""),
+    ("%openmed_log --diff missing.json", "ConfigurationError", ""),
+]
+
+SETUP = f"""
+import os, sys
+import openmed_nb as nb
+from openmed_nb.notebook.panel import OPEN
+
+def careless():
+    return never_defined
+
+patient_note = {NOTE!r}
+os.makedirs("empty", exist_ok=True)
+nb.load_pipeline("bundled_small")  # What libraries write into the environment is there.
+"""
+
+
+@pytest.mark.parametrize(("cell", "name", "value"), MISTAKES, ids=[cell[:60] for cell, _, _ in MISTAKES])
+def test_mistake_is_one_error_of_one_line_and_changes_nothing(kernel, cell, name, value):
+    kernel.run(SETUP)
+    kernel.run("%openmed_device cpu")
+    before = kernel.state(), kernel.value("(os.listdir(), len(OPEN))")
+    reply = kernel.run(cell)
+    ename, evalue, traceback = reply.error
+
+    assert (reply.status, ename) == ("error", name)
+    assert value in evalue
+    assert traceback == [f"{name}: {evalue}"]
+    assert len(evalue) < 500
+    assert "Miller" not in evalue
+    assert "leprosy" not in str(reply)
+    assert (reply.shown, reply.streams) == ([], {})
+    assert (kernel.state(), kernel.value("(os.listdir(), len(OPEN))")) == before
