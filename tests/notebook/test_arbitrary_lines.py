@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from openmed_nb._render.display import Json
-from openmed_nb.annotation.results import AnnotatedText, Annotations
 from openmed_nb.errors import MagicError, OpenMedError
 from openmed_nb.session import SESSION
 
@@ -87,19 +86,21 @@ def check_result(result):
         assert json.dumps(result.to_dict())
 
 
+@pytest.mark.parametrize("magic", ["openmed_device", "openmed_panel", "openmed_ner"])
 @IN_ONE_SHELL
 @given(line=LINES)
 @example(line="--list --json")
 @example(line="''")
 @example(line='"')
 @example(line="--")
-@example(line="--simulate mps")
 @example(line="--simulate mps --memory '512 MiB'")
 @example(line="--simulate mps --memory 1MiB")
-def test_any_line_behind_the_device_magic(shell, line):
-    """%openmed_device answers any line with a result or one of our errors."""
+@example(line="--model=--")
+@example(line="--close --model bundled")
+def test_any_line_has_a_result_or_one_of_our_errors(shell, magic, line):
+    """Also through ``run_line_magic``, as here, which fills in variables first."""
     at_rest()
-    outcome(shell.find_line_magic("openmed_device"), line)
+    outcome(partial(shell.run_line_magic, magic), line)
 
 
 @IN_ONE_SHELL
@@ -107,31 +108,11 @@ def test_any_line_behind_the_device_magic(shell, line):
 @example(line="--model=")
 @example(line="--out=")
 @example(line="--out=--")
-def test_any_line_behind_the_cell_magic(shell, line):
-    """%%openmed_ner answers any line with a result or one of our errors, and no error holds the note."""
+def test_any_line_behind_the_cell_magic_has_no_error_with_the_note(shell, line):
     at_rest()
     result = outcome(shell.find_cell_magic("openmed_ner"), line, "The patient has leprosy.\n")
 
     assert not (isinstance(result, OpenMedError) and "leprosy" in str(result))
-
-
-@IN_ONE_SHELL
-@given(line=LINES)
-def test_any_line_without_a_cell(shell, line):
-    """%openmed_ner without a cell annotates any line, or answers it with its help or one of our errors."""
-    result = outcome(shell.find_line_magic("openmed_ner"), line)
-
-    assert result is None or isinstance(result, (OpenMedError, AnnotatedText, Annotations))
-
-
-@IN_ONE_SHELL
-@given(line=LINES)
-@example(line="--model=--")
-@example(line="--close --model bundled")
-def test_any_line_behind_the_panel_magic(shell, line):
-    """%openmed_panel answers any line with what a panel shows, its help, or one of our errors."""
-    at_rest()
-    outcome(shell.find_line_magic("openmed_panel"), line)
 
 
 @IN_ONE_SHELL
@@ -150,11 +131,3 @@ def test_any_cell_is_annotated(shell, cell, strategy):
         return
     assert found.text == cell
     assert all(0 <= entity["start"] <= entity["end"] <= len(cell) for entity in found)
-
-
-@IN_ONE_SHELL
-@given(line=LINES)
-def test_any_line_through_the_shell(shell, line):
-    """Through run_line_magic, which fills in variables first, it is a result or one of our errors as well."""
-    at_rest()
-    outcome(partial(shell.run_line_magic, "openmed_device"), line)

@@ -96,24 +96,6 @@ def test_device_models_move(mac):
     assert mac.agrees
 
 
-def test_errors_an_error_vanishes_with_the_next_click(panel):
-    """The next thing that is asked for takes the error away, at once."""
-    panel.choose("mpss")
-    panel.states.clear()
-    panel.choose("cpu")
-
-    assert [state.error for state in panel.states] == [None] * len(panel.states)
-
-
-def test_errors_an_error_outlives_a_look(panel):
-    """A look that nobody asked for, such as that after a cell, leaves the error there."""
-    panel.choose("mpss")
-    panel.cell_begins()
-    panel.cell_ends()
-
-    assert panel.state.error is not None
-
-
 def test_errors_an_error_of_another_kind(computers, watch):
     """An error that is not ours is shown by its type alone and raised on without its text; the session is unchanged."""
     here = computers.mac(OPENMED_DEVICE="cpu")
@@ -137,26 +119,6 @@ def test_errors_an_error_of_another_kind(computers, watch):
     assert panel.state.error.__traceback__ is panel.state.error.__context__ is None
     assert panel.agrees
     here.torch.loading = lambda: None
-    panel.choose("cpu")
-    assert panel.state.error is None
-
-
-def test_errors_an_interrupt(computers, watch):
-    """An interrupted click says so, changes nothing, and shows nothing under way; the next one takes that away."""
-    here = computers.mac(OPENMED_DEVICE="cpu")
-    panel = watch(here.session)
-    before = here.state
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    here.torch.loading = interrupt
-    panel.choose("mps")
-
-    assert panel.state.error.what == "Changing the device: mps was interrupted."
-    assert panel.state.error.__context__ is panel.state.error.__cause__ is None
-    assert here.state == before
-    assert panel.agrees
     panel.choose("cpu")
     assert panel.state.error is None
 

@@ -7,7 +7,6 @@ from operator import attrgetter
 
 import pytest
 
-from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.notebook.panel.model import ON_ITS_WAY_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
 
@@ -99,38 +98,6 @@ def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
     assert waiting == 1
     assert ident != threading.get_ident()
     assert {ident for _, ident in others} == {threading.get_ident()}
-
-
-def test_waiting_waiting_outlives_what_the_cell_does(here, notebook, elsewhere):
-    """While a click waits, what the running cell does is shown, and that the click waits is shown still."""
-
-    def cell():
-        notebook.panel.states.clear()
-        elsewhere(lambda: notebook.panel.unload("nothing of this name"))
-        here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
-        here.session.use("cpu")
-
-    in_cells(notebook.open, cell, lambda: notebook.end(clear=False))
-    waiting = [(state.waiting, str(state.activity or "")) for state in notebook.panel.states if state.cell_runs]
-    assert waiting[:4] == [(1, ""), (1, "Importing: torch"), (1, f"Loading: {SMALL}"), (1, "")]
-    assert notebook.panel.state.said.title == "Nothing of that name was loaded."
-    assert notebook.panel.state.waiting == 0
-
-
-def test_waiting_several_clicks_wait(notebook, elsewhere):
-    """Each click that waits is counted, and none waits at the end, also where one of them fails."""
-    waiting = []
-
-    def cell():
-        for device in ("cpu", "mpss", "auto"):
-            elsewhere(lambda device=device: notebook.panel.choose(device))
-            waiting.append(notebook.panel.state.waiting)
-        notebook.panel.cell_ends()
-
-    in_cells(notebook.open, cell, lambda: waiting.append(notebook.panel.state.waiting))
-    assert waiting == [1, 2, 3, 0]
-    assert asked(notebook.panel.state) == ("auto", "the panel")
-    assert notebook.panel.activities == [f"Changing the device: {device}" for device in ("cpu", "mpss", "auto")]
 
 
 def test_waiting_a_cell_that_awaits_something(here, notebook, elsewhere):
@@ -350,14 +317,6 @@ class TestCells:
         shell.run_cell("del os.environ['OPENMED_DEVICE']")
         assert asked(panel.state) == ("auto", "nobody")
 
-    def test_magics_in_cells(self, followed):
-        """What magics in a cell change is shown while the cell runs."""
-        panel, shell = followed
-        shell.run_cell("choice = get_ipython().run_line_magic('openmed_device', 'cpu')")
-
-        assert asked(panel.state) == ("cpu", "%openmed_device")
-        assert [asked(state) for state in panel.states if state.cell_runs][-1] == ("cpu", "%openmed_device")
-
     def test_the_cell_that_opens_it(self, shell, watch):
         """A panel does not know of the cell in which it is opened, and shows after it that none runs; the next it knows."""
         shell.user_ns["open_panel"] = lambda: watch(SESSION, SMALL, events=shell.events)
@@ -463,17 +422,6 @@ def cells(kernel):
 @pytest.mark.real_computer  # The kernel is a process of its own.
 class TestInKernel:
     """In a real kernel, where a click comes from another thread."""
-
-    def test_a_click_while_a_cell_runs(self, cells):
-        """A click waits for the cell and says so, and is then done in the main thread, the model's computation too."""
-        cells.run("elsewhere(lambda: panel.annotate('She has asthma.')); waited = panel.state.waiting")
-        assert cells.value("[entity['word'] for entity in panel.state.answer]") == ["asthma"]
-        log = cells.value("[one for one in log if one[0]]")
-
-        assert cells.value("(waited, panel.state.waiting)") == (1, 0)
-        assert log[0] == ("waiting", False)
-        assert {main for _, main in log[1:]} == {True}
-        assert ("Annotating: bundled_small", True) in log
 
     def test_a_click_on_a_simulated_mac(self, cells):
         """A click reaches the simulated MPS, which computes only in the thread that began it."""

@@ -101,13 +101,6 @@ class TestInKernel:
             cells.run("open_panel()")
         assert cells.value(IS_OPEN) == [True, True, True]
 
-    def test_a_panel_in_a_cell_that_fails(self, cells):
-        """A panel whose cell fails after it stays, and ends with the next run."""
-        assert cells.run_cell("first", "open_panel()\n1 / 0") == "error"
-        assert cells.value(IS_OPEN) == [True]
-        cells.run_cell("first", "open_panel()")
-        assert cells.value(IS_OPEN) == [False, True]
-
     def test_a_panel_that_was_closed_by_hand(self, cells):
         """A panel that was closed by hand is no trouble for the next run of its cell, nor for closing all."""
         cells.run_cell("first", "open_panel()\npanels[-1].close()")

@@ -148,16 +148,6 @@ def test_commands_are_ours(shell):
         assert command.split()[0].lstrip("%") in shell.magics_manager.magics[kind]
 
 
-def test_as_json(computers):
-    """The mapping survives JSON, and names the device in force."""
-    again = json.loads(json.dumps(state_of(tried(computers.mac())).to_dict()))
-
-    assert again["devices"]["in_force"] == "mps"
-    assert again["explanation"]["choice"]["requested"] == "auto"
-    assert again["memory"][0][0] == "process"
-    assert again["simulated"] is False
-
-
 def test_look_looking_after_torch_was_loaded(computers):
     """Where somebody loaded torch, a look sees its GPUs, and still lets none compute."""
     here = computers.box()

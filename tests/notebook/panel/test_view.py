@@ -1,21 +1,16 @@
 """The panel's widgets: what it is made of, its forms without widgets, and its end, which leaves nothing."""
 
-import gc
 import json
 import subprocess
 import sys
-import weakref
 from dataclasses import replace
 
-import comm
 import ipywidgets
 import pytest
-from ipywidgets.widgets import widget
 
 from openmed_nb._render.display import VIEW, to_html
 from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.view import AGAIN, tree
-from openmed_nb.session import SESSION
 
 NAMES = ("Device", "Memory", "Try it", "Models", "Environment")
 REPR = "The openmed_nb panel; %openmed_device does the same by typing"
@@ -147,28 +142,6 @@ view._repr_mimebundle_()
 view.close()
 print([name for name in ("torch", "transformers", "matplotlib") if name in sys.modules])
 """
-
-
-@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_closing_many_panels(count):
-    """Any number of panels that were opened, clicked and closed, also twice, leave no widget, comm or listener."""
-    from openmed_nb.notebook.panel.model import PanelModel
-    from openmed_nb.notebook.panel.view import PanelView
-
-    before = (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners))
-    views = weakref.WeakSet()
-    for _number in range(count):
-        view = PanelView(PanelModel(SESSION))
-        views.add(view)
-        view.devices.named["auto"].click()
-        view.close()
-        view.close()
-    del view
-    gc.collect()
-
-    assert len(views) == 0
-    assert (len(widget._instances), len(comm.get_comm_manager().comms), len(SESSION._listeners)) == before
-    SESSION.reset()
 
 
 @pytest.mark.timeout(1200)
