@@ -114,8 +114,8 @@ def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model
 
 
 LINES = """
-from openmed_nb.activity import Activity
-from openmed_nb.progress import Line
+from openmed_nb._events.activity import Activity
+from openmed_nb._events.progress import Line
 for end in ("", "finished"):
     display(Line(Activity("Comparing", "bundled", 7, 20, "turn"), 12.6, end, left=18))
 """

@@ -5,7 +5,6 @@ import threading
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import openmed_nb as nb
@@ -59,21 +58,6 @@ def test_options_options_of_the_pipeline(keyword_model):
     """Options of a pipeline take effect."""
     found = annotate(model=str(keyword_model), aggregation_strategy="none", ignore_labels=["O", "I-DISEASE"])
     assert words(found) == [["asthma"], [], ["diabetes"]]
-
-
-def test_options_options_are_named():
-    """What is not the texts or the model is given by name."""
-    with pytest.raises(TypeError, match="positional"):
-        nb.annotate(TEXTS, None, 512)
-
-
-def test_table_from_a_column_to_a_table(keyword_model):
-    """The column of a table with missing notes gives a table of entities that joins with it on the index."""
-    notes = pd.DataFrame({"patient": ["a", "b", "c"], "text": [TEXTS[0], None, TEXTS[2]]}, index=[7, 5, 9])
-    found = annotate(notes["text"], str(keyword_model))
-    joined = found.to_frame().join(notes)
-    assert joined[["patient", "word"]].to_numpy().tolist() == [["a", "asthma"], ["c", "diabetes mellitus"]]
-    assert (found.missing, found.errors) == ((1,), {})
 
 
 SETUP = """

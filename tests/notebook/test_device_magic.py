@@ -27,14 +27,6 @@ def test_a_device_overrides_the_shell(kernel):
     assert kernel.value("__import__('os').environ['OPENMED_TORCH_DEVICE']") == "cpu"
 
 
-def test_auto_takes_the_best_device_whatever_the_shell_says(kernel):
-    """%openmed_device auto silences OPENMED_DEVICE."""
-    reply = kernel.run("%openmed_device auto")
-
-    assert "'auto' was asked for by %openmed_device" in reply.text
-    assert reply.text.removeprefix("Device: ").startswith(DEVICES)
-
-
 def test_reset_gives_the_word_back_to_the_shell(kernel):
     """%openmed_device --reset drops the override and the variable that published it."""
     kernel.run("%openmed_device auto")

@@ -99,7 +99,6 @@ def test_a_kernel_shows_one_output(kernel):
 
 FORKED = """
 import openmed_nb as nb
-from openmed_nb.display import escape
 
 def train():
     from accelerate import Accelerator

@@ -213,13 +213,6 @@ def test_magic_over_cells(shell):
     assert not set(VARIABLES) & set(os.environ)
 
 
-def test_magic_off_without_on(shell):
-    """Switching off what is not on shows the device and changes nothing."""
-    before = state()
-    assert not shell.find_line_magic("openmed_device")("--simulate off").simulated
-    assert state() == before
-
-
 def test_magic_in_a_kernel(kernel):
     """In a real kernel a simulation holds over cells, errors are torch's, and unloading the extension ends it."""
     assert "SIMULATED" in kernel.run("%openmed_device --simulate mps --memory '8 GiB'").text

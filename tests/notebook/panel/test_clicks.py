@@ -32,29 +32,6 @@ def test_device_a_click_overrides(open_panel, computers):
     assert "asked for by the panel." in view.region("Device").top.value
 
 
-def test_device_reset(open_panel, computers):
-    """Reset goes back to what the shell said."""
-    view = open_panel((here := computers.plain(OPENMED_DEVICE="cpu")).session)
-    view.device_buttons["auto"].click()
-    assert view.pressed == ["auto"]
-    view.click("Reset")
-
-    assert view.pressed == ["cpu"]
-    assert here.session.device().requested_by == "OPENMED_DEVICE"
-    assert "asked for by OPENMED_DEVICE." in view.region("Device").top.value
-
-
-def test_device_what_cannot_be_used(open_panel, computers):
-    """A device that cannot be used cannot be clicked, and says why and what to do, to the mouse and in the table."""
-    view = open_panel(computers.plain().session)
-    cuda = view.device_buttons["cuda"]
-    assert cuda.disabled
-    for words in ("no NVIDIA driver is loaded", "Install the driver if there is an NVIDIA GPU."):
-        assert words in cuda.tooltip
-        assert words in view.table.value
-    assert [device for device, one in view.device_buttons.items() if one.disabled] == ["mps", "cuda"]
-
-
 def test_device_a_device_that_fails(open_panel, computers, front_end):
     """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
     here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
@@ -210,16 +187,6 @@ class TestModels:
         assert any("Loading: bundled_small" in one for one in told)
         assert told[-1] == view.region("Device").activity.value == ""
         assert disabled == []
-
-    def test_another_one_loads_a_model(self, open_panel):
-        """What a cell loads is told in the first region, where nobody clicked anything."""
-        view, told = open_panel(), []
-        view.region("Device").activity.observe(lambda change: told.append(change["new"]), "value")
-        nb.load_pipeline("bundled_small")
-
-        assert any("Loading: bundled_small" in one for one in told)
-        assert told[-1] == ""
-        assert view.models.children[0].description == "Unload bundled_small"
 
 
 def test_try_region_takes_an_answer_to_another_text_away(open_panel):

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import loaded_torch
-from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownModel, UnreadableText
+from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnreadableText
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.session import SESSION
 
@@ -183,15 +183,6 @@ def test_models_annotating(panel):
     assert panel.agrees
 
 
-def test_models_annotating_counts_no_loading(panel):
-    """The activity of annotating ends with the answer, not with the loading before it."""
-    panel.annotate("She has asthma.")
-    idle = [state for state in panel.states if state.activity is None]
-
-    assert len(idle) <= 2
-    assert idle[-1].answer is panel.states[-1].answer is not None
-
-
 def test_models_the_default_model(here, watch):
     """Without a name it is the bundled model that annotates."""
     panel = watch(here.session)
@@ -239,16 +230,6 @@ def test_models_a_text_that_cannot_be_read(panel, text):
     assert "leprosy" not in str(panel.state.error)
     assert panel.state.answer is None
     assert panel.agrees
-
-
-@pytest.mark.parametrize("name", ["no_such_model_anywhere", ""])
-def test_models_a_model_that_is_not_there(here, name, watch):
-    """A model that does not exist is an error with a remedy."""
-    panel = watch(here.session, name)
-    panel.annotate("She has asthma.")
-
-    assert isinstance(panel.state.error, UnknownModel)
-    assert panel.state.answer is None
 
 
 def test_models_a_failure_keeps_the_former_answer(panel):

@@ -40,21 +40,6 @@ def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_en
     asyncio.run(notebook())
 
 
-def test_between_cells_the_focus_moves_on(open_panel, broken, front_end, elsewhere):
-    """Where the clicked button cannot be clicked any more, the focus goes to the device in force."""
-
-    async def notebook():
-        view = open_panel(broken.session)
-        front = front_end(*view.device_buttons.values())
-        elsewhere(lambda: front.click(view.device_buttons["mps"]))
-        assert front.focused == []
-        await between_cells()
-        assert view.device_buttons["mps"].disabled
-        return front.focused
-
-    assert asyncio.run(notebook()) == ["cpu ✓"]
-
-
 def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere):
     """The box shows whether the memory is looked at by itself, whoever switched that, and asks for nothing by it."""
 
