@@ -6,6 +6,7 @@ are those of its parser; the tables here say what may stand for a value.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from types import MethodType
@@ -54,23 +55,16 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
 
     ``register_magics`` adds to ``configurables`` each time and takes nothing back (IPython's ``core/magic.py``).
     """
-    ours = OpenMedMagics.__name__
     for magics in shell.magics_manager.magics.values():
         for name, method in list(magics.items()):
             # IPython's own magics stand there as proxies that load their module when an attribute is asked for.
-            if isinstance(method, MethodType) and type(method.__self__).__name__ == ours:
+            if isinstance(method, MethodType) and isinstance(method.__self__, OpenMedMagics):
                 del magics[name]
-    shell.configurables[:] = [one for one in shell.configurables if one is keep or type(one).__name__ != ours]
-    # The functions of ours may be those of a former import.
-    for functions, own in (
-        (shell.input_transformers_cleanup, with_body),
-        (shell.Completer.custom_matchers, openmed_matcher),
-    ):
-        functions[:] = [function for function in functions if _name(function) != _name(own)]
-
-
-def _name(function: Any) -> tuple[str, str]:
-    return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    others = [one for one in shell.configurables if one is keep or not isinstance(one, OpenMedMagics)]
+    shell.configurables[:] = others
+    with contextlib.suppress(ValueError):  # They are not there before the first load.
+        shell.input_transformers_cleanup.remove(with_body)
+        shell.Completer.custom_matchers.remove(openmed_matcher)
 
 
 def with_body(lines: list[str]) -> list[str]:

@@ -36,7 +36,7 @@ from .._utils.validation import given_path, nearest
 from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
-from ..session import SESSION, Session
+from ..session import SESSION
 
 # What a person types first, and what it does: the cheat sheet, and the examples of ``--help``.
 CHEATS = (
@@ -184,8 +184,9 @@ def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
         raise _mistake(magic, "got an option without its value")
     if flags := [word for word in others if word.startswith("-")]:
         meant = nearest(flags[0], options, cutoff=0.6)
-        # The word itself may be part of a note, such as "-HIV".
-        remedy = f"Use {meant}" if meant else NO_OPTION_REMEDIES.get(magic.__name__, "")
+        remedy = f"Use {meant}" if meant else ""
+        if not meant and magic.__name__ == "openmed_ner":  # The word itself may be part of a note, such as "-HIV".
+            remedy = "Write -- before a text that starts with a dash"
         raise _mistake(magic, "does not have this option", remedy)
     if others:  # They may be part of a note, so they are only counted.
         raise _mistake(magic, f"got {len(others)} words too many")
@@ -214,13 +215,9 @@ def _clean(line: str) -> str:
     return _COMMENT.sub(r"\1", line).strip().removesuffix(";").strip()
 
 
-NO_OPTION_REMEDIES = {"openmed_ner": "Write -- before a text that starts with a dash"}
-
-
 def _mistake(magic: Callable[..., Any], what: str, remedy: str = "") -> MagicError:
     name = f"%{magic.__name__}"
-    remedy = f"{remedy}, or see {name} --help." if remedy else f"See {name} --help."
-    return MagicError(f"{name} {what}.", remedy)
+    return MagicError(f"{name} {what}.", f"{remedy}, or see {name} --help." if remedy else f"See {name} --help.")
 
 
 SIMULATIONS = ("mps", "off")
@@ -250,13 +247,6 @@ class CheatSheet(Shown):
     models: tuple[str, ...]
     simulated: bool = False
 
-    @classmethod
-    def of(cls, session: Session) -> CheatSheet:
-        """Look at a session, which loads nothing."""
-        choice = session.choice_or_error(confirm=False)
-        device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
-        return cls(device, session.inventory().names, mps_is_simulated())
-
     def report(self) -> Report:
         """Return the state in two sentences, and a table of what can be typed."""
         models = ", ".join(self.models) if self.models else "none yet; the first use loads one"
@@ -282,7 +272,9 @@ class OpenMedMagics(Magics):
     @_line_verb
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
         """Show what can be typed, and the state of this session."""
-        return CheatSheet.of(SESSION)
+        choice = SESSION.choice_or_error(confirm=False)
+        device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
+        return CheatSheet(device, SESSION.inventory().names, mps_is_simulated())
 
     @magic_arguments()
     @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; nothing shows the device in force")
@@ -338,8 +330,8 @@ class OpenMedMagics(Magics):
         if isinstance(texts, str):
             result: Any = annotate_text(SESSION, texts, model, arguments.device, strategy, self.show_text)
         else:
-            given = {"aggregation_strategy": strategy, "device": arguments.device}
-            result = annotate(texts, model, show_text=self.show_text, **given)
+            options = {"aggregation_strategy": strategy, "device": arguments.device}
+            result = annotate(texts, model, show_text=self.show_text, **options)
         if out is None:
             return result
         self.shell.push({out: result})

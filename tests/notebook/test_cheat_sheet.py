@@ -7,7 +7,7 @@ from openmed_nb.notebook.magics import CHEATS, words
 
 
 def test_it_says_the_state_of_this_session(kernel):
-    """It names the device with the reason and the models in memory, on one screen, and loads nothing."""
+    """It names the device with the reason and the models in memory, and loads nothing."""
     kernel.run("%openmed_release")
     empty = kernel.run("%openmed").text
     kernel.run("import openmed_nb; openmed_nb.load_model('bundled_small')")
@@ -16,8 +16,6 @@ def test_it_says_the_state_of_this_session(kernel):
     assert "Models in memory: none yet; the first use loads one." in empty
     assert f"  {kernel.value('openmed_nb.device().headline')}." in text
     assert "  Models in memory: bundled_small." in text
-    assert len(text.splitlines()) <= 25
-    assert max(map(len, text.splitlines())) <= 110
 
 
 def test_every_magic_is_in_it():

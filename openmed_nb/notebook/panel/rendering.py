@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..._render.display import NOTE, Report, Table, counted, escape, in_bytes, milliseconds, to_html
 from ...devices.machine import shown_device, shows_simulated
-from .state import MemoryBar, PanelState
+from .state import MEMORY_COLUMNS, MemoryBar, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
 # The style sheet of the panel, which stands in it once.
@@ -54,7 +54,7 @@ def environment(state: PanelState) -> str:
 
 def memory(state: PanelState) -> str:
     """Return for each memory what is used and how that went, and its limit with a bar of how much of it is used."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in state.memory_table.columns)
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in MEMORY_COLUMNS)
     rows = "".join(
         f'<tr><th scope="row">{escape(bar.name)}</th><td>{_figures(bar)}{_line(bar.history)}</td>'
         f"<td>{_unbroken(bar.row[2])}{_bar(bar)}</td></tr>"
@@ -131,7 +131,7 @@ def _figures(bar: MemoryBar) -> str:
 def _bar(bar: MemoryBar) -> str:
     """Return the parts as stripes of a bar; it is left out of what is read aloud, because the figures say the same."""
     stripes = "".join(
-        f'<div class="openmed-part-{index}" style="width:{bar.percentage(part.size):.2f}%"></div>'
+        f'<div class="openmed-part-{index}" style="width:{min(1, part.size / bar.limit) if bar.limit else 0:.2%}"></div>'
         for index, part in enumerate(bar.parts)
     )
     return f'<div class="openmed-bar" aria-hidden="true">{stripes}</div>'

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._events.activity import Activity
 from ..._render.display import Report, Shown, Table, in_bytes
-from ...devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
+from ...devices.choice import DeviceChoice, DeviceList, Explanation
 from ...devices.machine import mps_is_simulated, shown_device
 from ...devices.memory import allocator
 from ...devices.request import canonical, kind_of
@@ -43,15 +43,13 @@ class MemoryBar:
     def used(self) -> int:
         return sum(part.size for part in self.parts)
 
-    def percentage(self, size: int) -> float:
-        """Return a size as a percentage of the limit, at most 100."""
-        return min(100.0, 100 * size / self.limit) if self.limit else 0.0
-
     @property
     def row(self) -> tuple[str, str, str]:
         used = ", ".join(str(part) for part in self.parts)
         return self.name, used, f"{in_bytes(self.limit)}, {self.limit_name}"
 
+
+MEMORY_COLUMNS = ("memory", "used", "limit")
 
 # How many looks at the memory the history has: two minutes where it is looked at every two seconds.
 LOOKS = 60
@@ -173,9 +171,14 @@ class PanelState(Shown):
 
     @property
     def buttons(self) -> tuple[DeviceButton, ...]:
-        requested = self.choice.requested if self.choice else ""
-        auto = DeviceButton("auto", pressed=requested == "auto", reason="The best device of this computer")
-        return (auto, *(self._button(one) for one in self.devices.candidates))
+        in_force = canonical(self.choice.device) if self.choice else ""
+        is_auto = self.choice is not None and self.choice.requested == "auto"
+        buttons = [DeviceButton("auto", pressed=is_auto, reason="The best device of this computer")]
+        for one in self.devices.candidates:
+            is_here = canonical(one.device) == in_force
+            pressed = is_here and not is_auto
+            buttons.append(DeviceButton(one.device, pressed, is_here, one.usable is not False, one.reason, one.remedy))
+        return tuple(buttons)
 
     @property
     def status(self) -> tuple[str, ...]:
@@ -184,10 +187,6 @@ class PanelState(Shown):
         if isinstance(choice, OpenMedError):
             return NO_DEVICE, choice.what, choice.remedy
         return (f"{choice.headline}.", *(() if choice.certain else (f"It is {choice.grade}.",)))
-
-    @property
-    def memory_table(self) -> Table:
-        return Table("Memory", ("memory", "used", "limit"), tuple(bar.row for bar in self.memory))
 
     @property
     def environment_tables(self) -> tuple[Table, ...]:
@@ -207,17 +206,12 @@ class PanelState(Shown):
         devices = replace(self.devices.report().tables[0], caption="Devices")
         models = replace(self.models.table(), caption="Models")
         environment = (replace(table, folded=True) for table in self.environment_tables)
+        memory = Table("Memory", MEMORY_COLUMNS, tuple(bar.row for bar in self.memory))
         commands = Table("The same by typing", ("type", "for"), COMMANDS)
         sentences = (*self.status, *filter(None, (self.note,)))
-        tables = (devices, *environment, self.memory_table, models, commands)
+        tables = (devices, *environment, memory, models, commands)
         title = "openmed_nb: device, environment, memory and models"
         return Report(title, sentences, tables=tables, spoken=sentences)
-
-    def _button(self, one: Candidate) -> DeviceButton:
-        choice = self.choice
-        in_force = choice is not None and canonical(choice.device) == canonical(one.device)
-        asked = choice is not None and choice.requested != "auto"
-        return DeviceButton(one.device, in_force and asked, in_force, one.usable is not False, one.reason, one.remedy)
 
 
 def look(session: Session) -> dict[str, Any]:

@@ -98,7 +98,11 @@ def cases(plain):
     yield "memory", rendering.memory, replace(plain, memory=(replace(gpu, history=(0, 2 * GIB, GIB)),))
     yield "memory before a look", rendering.memory, replace(plain, memory=(gpu,))
     yield "memory after a look", rendering.memory, replace(plain, memory=(replace(gpu, history=(GIB,)),))
-    yield "memory of nothing", rendering.memory, replace(plain, memory=(MemoryBar("mps", (), 0, "", (0,)),))
+    yield (
+        "memory without a limit",
+        rendering.memory,
+        replace(plain, memory=(MemoryBar("mps", (MemoryPart("", GIB),), 0, "", (0,)),)),
+    )
     yield "memory over its limit", rendering.memory, replace(plain, memory=(replace(gpu, limit=GIB),))
     yield "no model", rendering.models, plain
     yield "models", rendering.models, replace(plain, models=Inventory((model,)))

@@ -264,5 +264,5 @@ def test_a_simulated_computer_says_so(device):
     assert "SIMULATED" in state.status[0]
     for form in (str(state), state._repr_html_()):
         assert form.count("SIMULATED") >= (4 if device == "mps" else 2)
-    assert ("SIMULATED" in str(state.memory_table)) is ("SIMULATED" in str(state.models)) is (device == "mps")
+    assert ("SIMULATED" in str(state.memory)) is ("SIMULATED" in str(state.models)) is (device == "mps")
     assert "SIMULATED" not in str(PanelState(**look(SESSION)))
