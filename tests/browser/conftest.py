@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,10 +121,11 @@ def is_outside(url: str) -> bool:
 
 @pytest.fixture(scope="session")
 def write(server: Any) -> Callable[..., str]:
-    """A function that writes a notebook of some cells into the server's folder, and returns its name."""
+    """A function that writes a notebook into the server's folder, of some cells behind those of another, and returns its name."""
 
-    def write(stem: str, *cells: str) -> str:
-        notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells], metadata=KERNEL)
+    def write(stem: str, *cells: str, behind: Path | None = None) -> str:
+        notebook = new_notebook(metadata=KERNEL) if behind is None else nbformat.read(behind, as_version=4)
+        notebook.cells += [new_code_cell(cell) for cell in cells]
         nbformat.write(notebook, server.notebooks / f"{stem}.ipynb")
         return f"{stem}.ipynb"
 
@@ -131,16 +133,9 @@ def write(server: Any) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def shipped(server: Any) -> Callable[..., str]:
+def shipped(write: Callable[..., str]) -> Callable[..., str]:
     """A function that copies the shipped notebook into the server's folder, with some cells at its end."""
-
-    def copy(stem: str, *cells: str) -> str:
-        notebook = nbformat.read(SHIPPED, as_version=4)
-        notebook.cells += [new_code_cell(cell) for cell in cells]
-        nbformat.write(notebook, server.notebooks / f"{stem}.ipynb")
-        return f"{stem}.ipynb"
-
-    return copy
+    return partial(write, behind=SHIPPED)
 
 
 @pytest.fixture(scope="module")

@@ -58,20 +58,6 @@ def test_a_click_moves_the_models(front):
     expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
 
 
-def test_a_magic_repaints_the_panel(front):
-    """What a magic changes, every open panel shows."""
-    front.run("%openmed_device --simulate mps")
-
-    for panel in (0, 1):
-        expect(front.device_button("mps", panel)).to_be_enabled()
-        expect(front.region("Device", panel)).to_contain_text("mps (SIMULATED), asked for by %openmed_device")
-    front.run("%openmed_device cpu")
-    for panel in (0, 1):
-        front.expect_pressed("cpu", panel)
-        expect(front.panels.nth(panel).locator(".mod-active")).to_have_count(1)
-        expect(front.region("Device", panel)).to_contain_text("asked for by %openmed_device")
-
-
 def test_a_typed_cell_repaints_the_panel(front):
     """A cell that is typed and run below the panel changes what the panel shows."""
     if front.label == "voila":
@@ -96,20 +82,6 @@ def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
     assert len(reason) > 10
     assert len(remedy) > 10
     expect(button).to_have_attribute("title", re.compile(re.escape(reason.rstrip(".")) + r".*" + re.escape(remedy)))
-
-
-def test_a_failed_move_keeps_the_device_and_shows_the_remedy(front):
-    """Where a model does not fit on a device, the panel says so with what to do, and the former device stays."""
-    front.run("session.simulate('4 MiB')\n%openmed_device cpu\nnb.load_pipeline('bundled_small')")
-    front.device_button("mps").click()
-
-    alert = front.region("Device").get_by_role("alert")
-    expect(alert).to_contain_text("'bundled_small' could not be moved to mps")
-    expect(alert).to_contain_text("What to do: Unload other models first, or use the CPU.")
-    front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
-    front.expect_kernel(MODELS, [("bundled_small", "cpu")])
-    front.expect_pressed("cpu")
-    expect(front.panel.locator(".mod-active")).to_have_count(1)
 
 
 def used_memory(front, panel=0):

@@ -49,16 +49,6 @@ def test_a_key_presses_the_button_of_a_device_and_keeps_the_focus(front, key):
     assert front.cell_types() == before
 
 
-def test_reset_by_keyboard(front):
-    """Enter on Reset drops the override."""
-    front.run("%openmed_device cpu")
-    front.tab_to("Reset")
-    front.page.keyboard.press("Enter")
-
-    front.expect_kernel("session.device().requested", "auto")
-    assert front.focus == "Reset"
-
-
 def test_the_checkbox_by_keyboard(front):
     """Space switches the automatic refresh on and off."""
     front.tab_to("Refresh every")

@@ -52,13 +52,6 @@ def expect_done_after_the_cell(front):
     expect(front.panel).not_to_contain_text(WAITS)
 
 
-def test_the_first_click_waits_for_the_cell(front):
-    """A click on a panel that nobody has touched is done after the cell; the panel says so before it is clicked."""
-    click_during_a_cell(front)
-
-    expect_done_after_the_cell(front)
-
-
 def test_later_clicks_wait_too(front):
     """So is a click on buttons that were clicked before, whose messages the kernel handles in another thread."""
     front.device_button("cpu").click()

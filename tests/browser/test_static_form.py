@@ -63,15 +63,6 @@ def test_reopened_without_running_it_shows_the_static_form(reopened):
     assert "model not found" not in reopened.page.locator(".jp-Notebook").inner_text().lower()
 
 
-def test_what_is_reopened_can_be_read(reopened, measures):
-    """Its text has enough contrast, with the styles that JupyterLab leaves to a file that it does not trust."""
-    output = reopened.page.locator(".jp-OutputArea-output").filter(has_text=TYPED).first
-    contrasts = measures.contrasts(output)
-
-    assert "cannot be used" in contrasts
-    assert min(contrasts.values()) >= 4.5
-
-
 def test_run_again_it_is_alive(reopened):
     """The cells that are run again bring the widgets back."""
     reopened.run_cells(3)

@@ -126,32 +126,6 @@ def test_a_question_mark_opens_the_same_help(kernel):
     assert "--explain" in kernel.run("%openmed_device?").page
 
 
-def wait_until_received(client):
-    """Wait until a busy kernel has all that was sent to its shell: a subshell, which the same channel feeds, answers."""
-    client.control_channel.send(client.session.msg("create_subshell_request"))
-    question = client.session.msg("kernel_info_request")
-    question["header"]["subshell_id"] = client.get_control_msg(timeout=60)["content"]["subshell_id"]
-    client.shell_channel.send(question)
-    assert client.get_shell_msg(timeout=60)["parent_header"]["msg_id"] == question["header"]["msg_id"]
-
-
-def test_an_error_stops_run_all(kernel, tmp_path):
-    """Cells that wait behind a failing magic are aborted, and a cell's later lines are not run."""
-    client, sent = kernel.client, tmp_path / "sent"
-    wait = f"import pathlib, time\nwhile not pathlib.Path({str(sent)!r}).exists(): time.sleep(0.2)"
-    failing = client.execute(f"{wait}\n%openmed_device banana\nreached = 1", stop_on_error=True)
-    waiting = client.execute("reached = 2", stop_on_error=True)
-    wait_until_received(client)
-    sent.touch()
-    replies = {}
-    while waiting not in replies:
-        message = client.get_shell_msg(timeout=60)
-        replies[message["parent_header"]["msg_id"]] = message["content"]["status"]
-
-    assert replies == {failing: "error", waiting: "aborted"}
-    assert kernel.value("'reached' in globals()") is False
-
-
 def test_a_bad_variable_names_the_variable(run_ipython):
     """A bad value in the shell's variable is an error that names the variable, and --list still answers."""
     code = "%load_ext openmed_nb\ndevices = %openmed_device --list\nprint(devices)\n%openmed_device"

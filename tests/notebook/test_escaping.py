@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from openmed_nb._render.display import Report, Table, to_html
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
-from openmed_nb.errors import OpenMedError
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.models.store import Inventory, ModelInMemory
 from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, look
@@ -126,16 +125,6 @@ def test_a_model_of_bad_intent(said, shell, label_model):
     assert note.split(". ")[1] in shown
     assert str(label_model) in shown
     assert len(found) > 0
-
-
-def test_an_error_is_plain_text(shell):
-    """An error shows its text as a traceback line and has no HTML form that a payload could enter."""
-    for line in (f"--{PAYLOADS[0]}", f"'{PAYLOADS[0]}'", f"--json={PAYLOADS[0]}", f"--list --explain {PAYLOADS[3]}"):
-        with pytest.raises(OpenMedError) as raised:
-            shell.find_line_magic("openmed_device")(line)
-
-        assert not hasattr(raised.value, "_repr_html_")
-        assert shell.display_formatter.format(raised.value)[0].keys() == {"text/plain"}
 
 
 ANY = st.text(max_size=30)

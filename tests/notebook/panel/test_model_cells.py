@@ -215,24 +215,6 @@ def test_refreshing_a_tick_looks_at_the_memory_only(here, notebook):
     assert replace(notebook.panel.state, memory=before[0].memory) == before[0]
 
 
-def test_refreshing_a_tick_waits_for_nobody(here, notebook, loads):
-    """While another thread loads a model, a tick shows the memory and does not wait for it."""
-
-    def switch_on():
-        notebook.panel.refresh_automatically(wanted=True)
-        loads.begin(here.session)
-        notebook.panel.states.clear()
-        return REFRESH_SECONDS
-
-    def after():
-        assert len(notebook.panel.states) == 1
-        assert loads.inside
-        loads.end()
-
-    in_cells(notebook.open, notebook.end, switch_on, after, lambda: None)
-    assert notebook.panel.agrees
-
-
 @pytest.mark.parametrize("end", ["off", "close", "close elsewhere", "close by an observer"])
 def test_refreshing_it_ends(notebook, end, elsewhere):
     """Switched off, or with the panel closed by anybody, nothing looks any more."""
@@ -262,19 +244,6 @@ def test_refreshing_it_ends(notebook, end, elsewhere):
     assert not notebook.panel.state.refreshes
     assert ended == [2 if end == "off" else 1]
     assert len(notebook.panel.states) == ended[0] + (end == "close by an observer")
-
-
-def test_refreshing_switched_on_twice(notebook):
-    """Switched on twice it ticks once at a time."""
-
-    def switch_on():
-        notebook.panel.refresh_automatically(wanted=True)
-        notebook.panel.refresh_automatically(wanted=True)
-        notebook.panel.states.clear()
-        return REFRESH_SECONDS
-
-    in_cells(notebook.open, notebook.end, switch_on, lambda: None)
-    assert len(notebook.panel.states) == 1
 
 
 def test_refreshing_without_a_loop_there_is_none(panel):
