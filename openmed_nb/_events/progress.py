@@ -258,7 +258,7 @@ class Progress:
     def __init__(
         self,
         environ: Mapping[str, str],
-        surface: Callable[[Mapping[str, str]], Any] = surface_here,
+        surface: Callable[[Mapping[str, str]], Cell | Terminal | None] = surface_here,
         patience: float = PATIENCE,
     ) -> None:
         self._environ = environ
@@ -289,7 +289,7 @@ class Progress:
 class _Drawing(threading.Thread):
     """Draws the line of a verb while the verb works; it ends with the verb."""
 
-    def __init__(self, surface: Any, activity: Activity, patience: float) -> None:
+    def __init__(self, surface: Cell | Terminal, activity: Activity, patience: float) -> None:
         super().__init__(name="openmed_nb progress", daemon=True)
         self.course = Course(now())
         self.course.hear(activity, self.course.began)

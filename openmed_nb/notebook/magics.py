@@ -223,16 +223,6 @@ def _mistake(magic: Callable[..., Any], what: str, remedy: str = "") -> MagicErr
 SIMULATIONS = ("mps", "off")
 
 
-def _simulate(device: str, memory: str | int) -> None:
-    """Begin or end a simulation."""
-    if device not in SIMULATIONS:
-        raise MagicError(f"{describe_value(device)} cannot be simulated.", "Write --simulate mps, or --simulate off.")
-    if device == "off":
-        SESSION.end_simulation()
-    else:
-        SESSION.simulate(memory, source="%openmed_device")
-
-
 @dataclass(frozen=True, repr=False)
 class CheatSheet(Shown):
     """What can be typed, and the state of a session.
@@ -287,7 +277,7 @@ class OpenMedMagics(Magics):
     @_line_verb
     def openmed_device(self, arguments: argparse.Namespace) -> Any:
         """Show the device of this session and why, or change it."""
-        if arguments.memory is not None and arguments.simulate != "mps":
+        if arguments.memory is not None and arguments.simulate in (None, "off"):
             raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
         wishes = {
             "--reset": arguments.reset,
@@ -301,8 +291,14 @@ class OpenMedMagics(Magics):
             raise MagicError(f"%openmed_device cannot do {' and '.join(asked)} at once.", "Ask for one of them.")
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")
-        if arguments.simulate is not None:
-            _simulate(arguments.simulate, DEFAULT_MEMORY if arguments.memory is None else arguments.memory)
+        if arguments.simulate == "off":
+            SESSION.end_simulation()
+        elif arguments.simulate in SIMULATIONS:
+            memory = DEFAULT_MEMORY if arguments.memory is None else arguments.memory
+            SESSION.simulate(memory, source="%openmed_device")
+        elif arguments.simulate is not None:
+            what = f"{describe_value(arguments.simulate)} cannot be simulated."
+            raise MagicError(what, "Write --simulate mps, or --simulate off.")
         if arguments.reset:
             return SESSION.reset()
         if arguments.list:

@@ -30,7 +30,7 @@ from ...errors import OpenMedError
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ...training.release import release
-from .state import PanelState, look, memory_now, with_history
+from .state import PanelState, look, memory_now
 
 # How long what was typed before a click may be under way in another thread of the kernel.
 ON_ITS_WAY_SECONDS = 0.1
@@ -96,6 +96,9 @@ NO_TEXT = "There is no text yet: type one into the box, then press Annotate."
 
 # How often the memory is looked at, where that is switched on.
 REFRESH_SECONDS = 2.0
+
+# How many looks at the memory the history has: two minutes where it is looked at every two seconds.
+MAX_LOOKS = 60
 
 # How long after a click a person is taken to look at it still.
 PROMPT_SECONDS = 1.0
@@ -287,7 +290,10 @@ class PanelModel(HasTraits):
     def _change(self, **changes: Any) -> None:
         with self._lock:
             if "memory" in changes:
-                changes["memory"] = with_history(changes["memory"], self.state.memory)
+                seen = {bar.name: bar.history for bar in self.state.memory}
+                changes["memory"] = tuple(
+                    replace(bar, history=(*seen.get(bar.name, ()), bar.used)[-MAX_LOOKS:]) for bar in changes["memory"]
+                )
             self.state = replace(self.state, **changes)
 
     def _annotated(self, text: str) -> Changes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..._render.display import NOTE, Report, Table, counted, escape, in_bytes, milliseconds, to_html
 from ...devices.machine import shown_device, shows_simulated
-from .state import MEMORY_COLUMNS, MemoryBar, PanelState
+from .state import MEMORY_COLUMNS, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
 # The style sheet of the panel, which stands in it once.
@@ -24,7 +24,9 @@ CLICK_WAITS = "Your click waits for the end of the running cell."
 GONE = '<p role="alert">The kernel was restarted, and this panel belongs to the former one. <strong>Run this cell again.</strong></p>'
 
 # The size of the history line, in the units of its drawing, and the room for half of its stroke.
-WIDTH, HEIGHT, EDGE = 120, 20, 1
+WIDTH = 120
+HEIGHT = 20
+EDGE = 1
 
 
 def status(state: PanelState) -> str:
@@ -53,13 +55,23 @@ def environment(state: PanelState) -> str:
 
 
 def memory(state: PanelState) -> str:
-    """Return for each memory what is used and how that went, and its limit with a bar of how much of it is used."""
+    """Return for each memory what is used and how that went, and its limit with a bar of how much of it is used.
+
+    Each part has a pattern in words and bar. The bar is left out of what is read aloud, because the figures say the same.
+    """
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in MEMORY_COLUMNS)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(bar.name)}</th><td>{_figures(bar)}{_line(bar.history)}</td>'
-        f"<td>{_unbroken(bar.row[2])}{_bar(bar)}</td></tr>"
-        for bar in state.memory
-    )
+    rows = ""
+    for bar in state.memory:
+        words = []
+        stripes = ""
+        for index, part in enumerate(bar.parts):
+            swatch = f'<span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
+            words.append(f'<span class="openmed-used">{swatch}{_unbroken(str(part))}</span>')
+            share = min(1, part.size / bar.limit) if bar.limit else 0
+            stripes += f'<div class="openmed-part-{index}" style="width:{share:.2%}"></div>'
+        used = f"{' '.join(words)}{_line(bar.history)}"
+        limit = f'{_unbroken(bar.row[2])}<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
+        rows += f'<tr><th scope="row">{escape(bar.name)}</th><td>{used}</td><td>{limit}</td></tr>'
     title = '<caption class="openmed-unseen">Memory in use</caption>'
     table = f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return _block(f'<div class="openmed-memories">{table}</div>')
@@ -119,30 +131,13 @@ def _unbroken(text: str) -> str:
     return re.sub(r"[\d.]+ (bytes|[KMGTP]iB)\b", r'<span class="openmed-size">\g<0></span>', escape(text))
 
 
-def _figures(bar: MemoryBar) -> str:
-    """Return the parts in words, each with the pattern that it has in the bar."""
-    return " ".join(
-        f'<span class="openmed-used"><span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
-        f"{_unbroken(str(part))}</span>"
-        for index, part in enumerate(bar.parts)
-    )
-
-
-def _bar(bar: MemoryBar) -> str:
-    """Return the parts as stripes of a bar; it is left out of what is read aloud, because the figures say the same."""
-    stripes = "".join(
-        f'<div class="openmed-part-{index}" style="width:{min(1, part.size / bar.limit) if bar.limit else 0:.2%}"></div>'
-        for index, part in enumerate(bar.parts)
-    )
-    return f'<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
-
-
 def _line(history: tuple[int, ...]) -> str:
     """Return how much was used at the last looks as a line over nothing; the highest look touches the upper edge."""
     if not history:
         return ""
     looks = (history[0], *history) if len(history) == 1 else history
-    most, step = max(*looks, 1), WIDTH / (len(looks) - 1)
+    most = max(*looks, 1)
+    step = WIDTH / (len(looks) - 1)
     points = " ".join(
         f"{step * number:.1f},{EDGE + (HEIGHT - EDGE) * (1 - used / most):.1f}" for number, used in enumerate(looks)
     )

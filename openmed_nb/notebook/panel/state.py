@@ -51,37 +51,22 @@ class MemoryBar:
 
 MEMORY_COLUMNS = ("memory", "used", "limit")
 
-# How many looks at the memory the history has: two minutes where it is looked at every two seconds.
-LOOKS = 60
-
-
-def with_history(bars: tuple[MemoryBar, ...], former: tuple[MemoryBar, ...]) -> tuple[MemoryBar, ...]:
-    """Return bars with what those of the same name have seen so far, and with what they show now.
-
-    Example:
-        >>> bar = MemoryBar("process", (MemoryPart("", 3),), 8, "of this computer", (1, 2))
-        >>> with_history((bar,), (bar,))[0].history, with_history((bar,), ())[0].history
-        ((1, 2, 3), (3,))
-    """
-    seen = {bar.name: bar.history for bar in former}
-    return tuple(replace(bar, history=(*seen.get(bar.name, ()), bar.used)[-LOOKS:]) for bar in bars)
-
-
 LIMIT_NAMES = {"mps": "what Metal recommends", "cuda": "the memory of the GPU"}
 
 
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
     """Return the bars for a device and for this process."""
     process = MemoryBar("process", (MemoryPart("", resident_bytes()),), installed_bytes(), "of this computer")
-    if choice is None or not choice.certain or kind_of(choice.device) == "cpu":
+    name = LIMIT_NAMES.get(kind_of(choice.device)) if choice is not None and choice.certain else None
+    if choice is None or name is None:
         return (process,)
-    memory, name = allocator(choice.device).memory(), LIMIT_NAMES[kind_of(choice.device)]
+    memory = allocator(choice.device).memory()
     allocated = memory.allocated or 0
     cached = max(0, (memory.reserved or 0) - allocated)
     parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))
     limited = f"the limit: {fraction:g} of {name}" if fraction not in (None, 1.0) else name
     limit = int((fraction or 1.0) * (memory.recommended or 0))
-    return MemoryBar(shown_device(choice.device), parts, limit, limited), process
+    return (MemoryBar(shown_device(choice.device), parts, limit, limited), process)
 
 
 NO_DEVICE = "No device is in force."
