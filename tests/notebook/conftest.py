@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -241,6 +242,19 @@ def contrast() -> Callable[[str, str], float]:
         return (light + 0.05) / (dark + 0.05)
 
     return contrast
+
+
+@pytest.fixture
+def as_recorded(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
+    """The function that compares what is shown with a record, which people read; ``--record`` writes it first."""
+
+    def as_recorded(name: str, shown: Any) -> None:
+        file = Path(__file__).parents[1] / "recorded" / f"{name}.json"
+        if request.config.getoption("record"):
+            file.write_text(f"{json.dumps(shown, indent=1, ensure_ascii=False)}\n", "utf-8")
+        assert shown == json.loads(file.read_text("utf-8"))
+
+    return as_recorded
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """What a report looks like as HTML: readable on any theme, with marks, folds and aligned numbers, and nothing from elsewhere."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,6 @@ from openmed_nb._render.display import (
 from openmed_nb._render.drawing import SIGNS
 
 REPORT = Report("cpu", ("Asked for.",), (Table("Others", ("device", "why"), (("mps", "no Mac"),)),))
-SNAPSHOT = Path(__file__).parents[1] / "recorded" / "display.json"
 FINDINGS = (
     Finding("a", "ok", "right"),
     Finding("b", "failed", "wrong", "Mend it."),
@@ -78,11 +75,11 @@ REPORTS = {
 }
 
 
-def test_reports_are_as_recorded():
+def test_reports_are_as_recorded(as_recorded):
     """The text and the page of each report are what the record has, which is read by people."""
     shown = {name: [to_text(report), to_html(report)] for name, report in REPORTS.items()}
 
-    assert shown == json.loads(SNAPSHOT.read_text("utf-8"))
+    as_recorded("display", shown)
 
 
 @pytest.mark.parametrize("background", COLOURS)

@@ -1,12 +1,10 @@
 """Pictures of values: bars, lines in axes and lamps, as HTML and SVG that no label and no number can break."""
 
 import base64
-import json
 import math
 import re
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -29,7 +27,6 @@ from openmed_nb._render.drawing import (
     ticks,
 )
 
-SNAPSHOT = Path(__file__).parents[1] / "recorded" / "drawing.json"
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ['"><script>', "</td>", "&", "\0"]
 )
@@ -101,7 +98,7 @@ PICTURES = {
 }
 
 
-def test_pictures_are_as_recorded():
+def test_pictures_are_as_recorded(as_recorded):
     """Each picture is what the record has, its SVG in plain; the record is read by people, and by a browser's tests."""
     shown = {}
     for name, pictures in PICTURES.items():
@@ -110,7 +107,7 @@ def test_pictures_are_as_recorded():
             r'data:image/svg\+xml;base64,([^"]+)', lambda match: base64.b64decode(match[1]).decode(), page
         )
 
-    assert shown == json.loads(SNAPSHOT.read_text("utf-8"))
+    as_recorded("drawing", shown)
 
 
 def test_words_that_styles_place_are_hidden_without_styles():

@@ -1,9 +1,7 @@
 """The HTML of the panel: what each region says, that nothing from outside is read as HTML, and that all can be read."""
 
-import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -47,7 +45,6 @@ REGIONS = (
     rendering.answer,
 )
 GIB = 1 << 30
-SNAPSHOT = Path(__file__).parents[2] / "recorded" / "panel.json"
 ENTITY = {"entity_group": "DISEASE", "score": 0.9, "word": "asthma", "start": 7, "end": 13}
 
 
@@ -122,7 +119,7 @@ def cases(plain):
     yield "an answer of another device", rendering.answer, replace(plain, answer=old, seconds=0.0123)
 
 
-def test_regions_are_as_recorded(plain, read):
+def test_regions_are_as_recorded(plain, read, as_recorded):
     """Each region is what the record has, but for the styles of tables and marks; the record is read by people."""
     shown = {}
     for name, region, state in cases(plain):
@@ -130,7 +127,7 @@ def test_regions_are_as_recorded(plain, read):
         read(html)
         shown[name] = re.sub(r' style="(?!width)[^"]*"', "", html)
 
-    assert shown == json.loads(SNAPSHOT.read_text("utf-8"))
+    as_recorded("panel", shown)
 
 
 @pytest.mark.parametrize("state", ["usable", "failed"])
