@@ -133,15 +133,16 @@ def _expanded(line: str, namespace: dict[str, Any]) -> str:
                 compile(f"{field}:{rest}".removesuffix(":").strip(), "", "eval")
     except (SyntaxError, ValueError):
         return line
+    for name in re.findall(r"\$([^\W\d]\w*)", line):
+        if not re.search(rf"{{[^{{}}]*\b{name}\b", line):
+            namespace.setdefault(name, f"${name}")
     try:
         return str(formatter.vformat(line, args=[], kwargs=namespace))
     except Exception as error:  # noqa: BLE001 - of whatever code stands between the braces
-        name = re.escape(getattr(error, "name", None) or "")
-        if isinstance(error, NameError) and re.search(rf"{{[^{{}}]*\b{name}\b", line):
-            what = f"No variable is called {describe_value(error.name)}."
+        name = getattr(error, "name", None)
+        if isinstance(error, NameError) and name and name not in namespace and re.search(rf"\b{name}\b", line):
+            what = f"No variable is called {describe_value(name)}."
             raise MagicError(what, f"Define it first, {braces}") from None
-        if isinstance(error, NameError) and re.search(rf"(?<!\$)\${name}\b", line):
-            return _expanded(re.sub(rf"(?<!\$)\${name}\b", f"$${name}", line), namespace)
         what = f"An expression in braces fails with {short_type_name(error)}."
         raise MagicError(what, f"Mend it, {braces}") from None
 

@@ -42,6 +42,8 @@ MISTAKES = [
     ("%openmed_ner {int('asthma')}", "MagicError", "ValueError"),
     ("%openmed_ner {compile('a b', '', 'eval')}", "MagicError", "SyntaxError"),
     ("%openmed_ner {careless()} has $no_name", "MagicError", "NameError"),
+    ("%openmed_ner {no_name} has $no_name", "MagicError", "'no_name'"),
+    ("%openmed_ner $sys.no_name", "MagicError", "AttributeError"),
     ("%openmed_ner --model bundled_small Patient {nosuch} has asthma.", "MagicError", "'nosuch'"),
     ("%openmed_ner {nosuch.title} and {sys}", "MagicError", "'nosuch'"),
     ("%openmed_log {nosuch}.json", "MagicError", "'nosuch'"),

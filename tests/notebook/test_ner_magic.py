@@ -136,14 +136,15 @@ def test_config_sets_the_model_and_the_strategy(kernel):
         ("{{asthma}} since 2019", "{asthma} since 2019"),  # As IPython has it.
         ('{"history": "asthma"}', '{"history": "asthma"}'),
         ("asthma} and {epilepsy", "asthma} and {epilepsy"),
-        ("$nosuch for {'asthma'.upper()}", "$nosuch for ASTHMA"),
+        ("{next(numbers)} for $nosuch for {next(numbers)}", "0 for $nosuch for 1"),
+        ("'$nosuch' costs $$nosuch", "'$nosuch' costs $nosuch"),
         ("{type 2 diabetes}", "{type 2 diabetes}"),
         ("{braced_note}", "no {epilepsy} here"),
     ],
 )
 def test_ner_magic_reads_other_braces_as_they_are_written(kernel, written, read):
     """Braces that hold no Python, doubled ones, and those of an expanded note stay."""
-    kernel.run("braced_note = 'no {epilepsy} here'")
+    kernel.run("braced_note, numbers = 'no {epilepsy} here', iter(range(9))")
     kernel.run(f"%openmed_ner --model bundled_small --out found {written}")
 
     assert kernel.value("found.text") == read
