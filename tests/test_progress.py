@@ -13,7 +13,6 @@ import pytest
 import openmed_nb as nb
 from openmed_nb._events.activity import IMPORTING, LOADING, RELEASING, Activity, Listeners
 from openmed_nb._events.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
-from openmed_nb.errors import ConfigurationError
 from openmed_nb.session import SESSION
 
 
@@ -341,12 +340,6 @@ def test_a_verb_without_progress_within_another():
         page.drawn.wait(60)
 
     assert page.lines[-1].activity == of_texts(0)
-
-
-def test_progress_is_a_flag():
-    """What is neither True nor False is refused."""
-    with pytest.raises(ConfigurationError, match="progress cannot be 'no'"):
-        Listeners().told_after("no")
 
 
 @pytest.mark.parametrize(

@@ -59,21 +59,6 @@ def test_a_person_sees_one_line_that_changes(seen):
     assert "<div>Annotating: bundled_small on cpu, 40 texts" in shown[-1]["content"]["data"]["text/html"]
 
 
-def test_where_the_number_is_known_there_is_a_bar(seen):
-    """Where it is known how many there are, the bar is full at the end."""
-    shown, _reply = seen(
-        "with SESSION.told_after():\n"
-        "    for step in SESSION.steps('Comparing', 'bundled', range(4), 'turn'):\n"
-        "        while step == 2 and not drawn():\n            time.sleep(0.01)"
-    )
-
-    assert text_of(shown[0]).startswith("Comparing: bundled █████░░░░░ turn 3 of 4")
-    assert text_of(shown[-1]).startswith("Comparing: bundled ██████████ 4 turns, finished after ")
-    assert (
-        '<progress max="1" value="1.000" aria-label="Comparing: bundled">' in shown[-1]["content"]["data"]["text/html"]
-    )
-
-
 NEVER = "lambda: SESSION._listeners._indicator._drawing is None"
 
 
