@@ -115,6 +115,7 @@ def label_model(tmp_path):
     return folder
 
 
+@pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
 def test_a_model_of_bad_intent(said, shell, label_model):
     """Labels and the folder's name of a real model, and a real note, are shown as text by the magic."""
     note = f"He has asthma. {PAYLOADS[0]}"

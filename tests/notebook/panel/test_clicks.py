@@ -205,6 +205,7 @@ def test_try_region_takes_an_answer_to_another_text_away(open_panel):
     assert "epilepsy" in view.answer.value
 
 
+@pytest.mark.real_computer  # It begins its own simulation.
 def test_try_region_says_that_an_answer_is_of_another_device(open_panel):
     """After the device has changed, the answer says of which device it is, until the text is annotated again."""
     view = open_panel(model="bundled_small")

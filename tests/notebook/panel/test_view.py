@@ -72,7 +72,7 @@ def test_forms_three_forms(open_panel, computers):
     assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
     assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
     assert "Device: cpu, chosen automatically: this computer has no GPU" in first["text/html"]
-    shown = replace(view.model.state, note=AGAIN).report()
+    shown = replace(view.model.state, note=AGAIN).marked()
     assert "Device: cpu, asked for by the panel" in second["text/html"] == to_html(shown)
     assert "run this cell again" in first["text/html"]
     assert "%openmed_device --reset" in first["text/html"]
