@@ -134,7 +134,8 @@ def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
         ConfigurationError: Where it cannot be read, or is not ``what``.
     """
     # A form that is stored with its values has its name as a field, others as a constant.
-    schema: str = getattr(kind, "SCHEMA", "") or next(iter(get_args(get_type_hints(kind).get("schema"))), "")
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    schema: str = getattr(kind, "SCHEMA", "") or next(iter(get_args(hints.get("schema"))), "")
     try:
         stored = json.loads(file.read_text("utf-8-sig"), object_pairs_hook=_each_name_once)
         name = stored.get("schema") if isinstance(stored, dict) else None

@@ -258,7 +258,7 @@ def test_cell_of_a_notebook_is_named_as_ipython_names_it():
     """A line in a cell is named by the number of the cell, as in IPython's own tracebacks."""
     program = """
         from IPython.core.interactiveshell import InteractiveShell
-        from openmed_nb.runbook.profile_watch import owner_of, shown_file
+        from openmed_nb.runbook.bench.profile_watch import owner_of, shown_file
         shell = InteractiveShell.instance()
         shell.run_cell("first = 1", store_history=True)
         shell.run_cell("def step(batch):\\n    return batch", store_history=True)

@@ -199,7 +199,7 @@ LIMITED = """
 import itertools, json, resource
 import psutil, torch
 import openmed_nb as nb
-from openmed_nb.devices.machine import timed_by
+from openmed_nb._utils.clock import timed_by
 
 MEBIBYTE = 1 << 20
 
