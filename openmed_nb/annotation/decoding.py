@@ -149,24 +149,22 @@ class Decoder:
         entity_kinds: np.ndarray,
     ) -> dict[int, tuple[DroppedSpan, ...]]:
         """Return for each sequence the labeled tokens that are in no entity of their kind, neighbors of one kind as one span."""
-        left = self.tables.group_kept[predictions.labels]
-        if not left.any():
-            return {}
-        inside = positions(firsts, lasts)
-        counts = lasts - firsts
-        kinds = self.tables.kinds[predictions.labels]
-        # A token of another label is masked by its own. Offsets may go back (byte-level BPE behind an added token), so a token can
-        # reach out of its own entity.
-        left[inside] &= (
-            (kinds[inside] != np.repeat(entity_kinds, counts))
-            | (tokens.starts[inside] < np.repeat(tokens.starts[firsts], counts))
-            | (tokens.ends[inside] > np.repeat(tokens.ends[lasts - 1], counts))
-        )
-        places = np.flatnonzero(left)
+        places = np.flatnonzero(self.tables.group_kept[predictions.labels])
+        kinds = self.tables.kinds[predictions.labels[places]]
+        if len(firsts):
+            # The entity that a token can be in is the last one that starts at it or before it.
+            entities = np.maximum(np.searchsorted(firsts, places, side="right") - 1, 0)
+            covered = (firsts[entities] <= places) & (places < lasts[entities])
+            # A token of another label is masked by its own. Offsets may go back (byte-level BPE behind an added token), so a
+            # token can reach out of its own entity.
+            covered &= kinds == entity_kinds[entities]
+            covered &= tokens.starts[places] >= tokens.starts[firsts[entities]]
+            covered &= tokens.ends[places] <= tokens.ends[lasts[entities] - 1]
+            places = places[~covered]
+            kinds = kinds[~covered]
         if not len(places):
             return {}
         sequences = tokens.sequences(places)
-        kinds = kinds[places]
         apart = np.ones(len(places), bool)
         apart[1:] = (np.diff(places) > 1) | (np.diff(sequences) > 0) | (np.diff(kinds) != 0)
         first = np.flatnonzero(apart)

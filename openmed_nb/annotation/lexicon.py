@@ -65,9 +65,7 @@ class Pieces:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Return the number of the word of each key, -1 where there is none."""
-        different, places = np.unique(keys, return_inverse=True)
-        numbers = [self.numbers.get(key, -1) for key in different.tolist()]
-        return np.array(numbers, np.int64)[places]
+        return np.array([self.numbers.get(key, -1) for key in keys.tolist()], np.int64)
 
     def with_words(self, tokenizer: PreTrainedTokenizerBase, keys: np.ndarray, words: Sequence[str]) -> Pieces:
         """Return the tokens of more words too; these have the letters that the tokenizer makes of theirs."""
@@ -158,19 +156,22 @@ class Lexicon:
 
     def _looked_up(self, folded: bytes, firsts: np.ndarray, lasts: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the tokens of words, among them these, and the number of each."""
-        keys, known = keys_of(folded, firsts, lasts), self._known
+        known = self._known
+        # Sorting takes most of the time, so it is done once, and the different words are looked up.
+        keys, examples, places = np.unique(keys_of(folded, firsts, lasts), return_index=True, return_inverse=True)
         numbers = known.find(keys)
         if (numbers >= 0).all():
-            return known, numbers
+            return known, numbers[places]
         with TOKENIZER_LOCK:  # Another thread may have learnt words meanwhile, or forgotten them.
             known = self._known if len(self._known.numbers) <= REMEMBERED else NONE
             missing = np.flatnonzero(known.find(keys) < 0)
-            new, places = np.unique(keys[missing], return_index=True)
-            if len(new):
+            if len(missing):
                 text = folded.decode("cp1252")
-                spans = zip(firsts[missing[places]].tolist(), lasts[missing[places]].tolist(), strict=True)
-                known = self._known = known.with_words(self.tokenizer, new, [text[first:last] for first, last in spans])
-        return known, known.find(keys)
+                words = examples[missing]
+                spans = zip(firsts[words].tolist(), lasts[words].tolist(), strict=True)
+                new = [text[first:last] for first, last in spans]
+                known = self._known = known.with_words(self.tokenizer, keys[missing], new)
+        return known, known.find(keys)[places]
 
     def _added(self, characters: bytes) -> np.ndarray:
         """Return where added tokens stand."""
