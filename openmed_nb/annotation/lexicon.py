@@ -54,9 +54,10 @@ def serves(tokenizer: PreTrainedTokenizerBase, transformers_boundaries: bool = F
 
 @dataclass(frozen=True)
 class Pieces:
-    """The tokens of words; ``W`` words and ``P`` tokens."""
+    """The tokens of words; ``W`` words, of which the first stands for all that are not known, and ``P`` tokens."""
 
-    numbers: dict[int, int]  # the number of the word of each key
+    keys: np.ndarray  # (W,) uint64
+    slots: np.ndarray  # (S,) int32, the numbers of the words where :func:`hash_table` puts them
     firsts: np.ndarray  # (W,) int64, the first token of each word
     counts: np.ndarray  # (W,) int64
     ids: np.ndarray  # (P,) int64
@@ -64,8 +65,14 @@ class Pieces:
     ends: np.ndarray  # (P,) int64
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Return the number of the word of each key, -1 where there is none."""
-        return np.array([self.numbers.get(key, -1) for key in keys.tolist()], np.int64)
+        """Return the number of the word of each key, 0 where there is none."""
+        slots, numbers = slots_of(keys, len(self.slots)), np.zeros(len(keys), np.int32)
+        left = np.arange(len(keys))
+        while len(left):
+            numbers[left] = there = self.slots[slots[left]]
+            left = left[(there > 0) & (self.keys[there] != keys[left])]  # Another word has the slot.
+            slots[left] = (slots[left] + 1) % len(self.slots)
+        return numbers
 
     def with_words(self, tokenizer: PreTrainedTokenizerBase, keys: np.ndarray, words: Sequence[str]) -> Pieces:
         """Return the tokens of more words too; these have the letters that the tokenizer makes of theirs."""
@@ -78,9 +85,10 @@ class Pieces:
         lengths[firsts[single]] = np.array([*map(len, words)])[single]  # Its name may be that of the unknown token.
         ends = np.cumsum(lengths)
         ends -= np.repeat(ends[firsts] - lengths[firsts], counts)
-        count = len(self.numbers)
+        keys = np.append(self.keys, keys)
         return Pieces(
-            {**self.numbers, **{key: count + place for place, key in enumerate(keys.tolist())}},
+            keys,
+            hash_table(keys),
             np.append(self.firsts, firsts + len(self.ids)),
             np.append(self.counts, counts),
             np.append(self.ids, ids),
@@ -89,7 +97,25 @@ class Pieces:
         )
 
 
-NONE = Pieces({}, *[np.zeros(0, np.int64)] * 5)
+def hash_table(keys: np.ndarray) -> np.ndarray:
+    """Return the number of a key in each slot, int32, 0 where there is none: each key has the first free one from its own on."""
+    table = np.zeros(4 << len(keys).bit_length(), np.int32)
+    numbers = np.arange(1, len(keys), dtype=np.int32)
+    slots = slots_of(keys[1:], len(table))
+    while len(numbers):
+        free = table[slots] == 0
+        table[slots[free]] = numbers[free]  # Of those that want one slot, one gets it.
+        left = table[slots] != numbers
+        numbers, slots = numbers[left], (slots[left] + 1) % len(table)
+    return table
+
+
+def slots_of(keys: np.ndarray, size: int) -> np.ndarray:
+    """Return the own slot of each key in a table of a size that is a power of two."""
+    return (keys & np.uint64(size - 1)).astype(np.int64)
+
+
+NONE = Pieces(np.zeros(1, np.uint64), np.zeros(1, np.int32), *[np.zeros(1, np.int64)] * 2, *[np.zeros(0, np.int64)] * 3)
 
 
 class Lexicon:
@@ -156,22 +182,19 @@ class Lexicon:
 
     def _looked_up(self, folded: bytes, firsts: np.ndarray, lasts: np.ndarray) -> tuple[Pieces, np.ndarray]:
         """Return the tokens of words, among them these, and the number of each."""
-        known = self._known
-        # Sorting takes most of the time, so it is done once, and the different words are looked up.
-        keys, examples, places = np.unique(keys_of(folded, firsts, lasts), return_index=True, return_inverse=True)
+        keys, known = keys_of(folded, firsts, lasts), self._known
         numbers = known.find(keys)
-        if (numbers >= 0).all():
-            return known, numbers[places]
+        if numbers.all():
+            return known, numbers
         with TOKENIZER_LOCK:  # Another thread may have learnt words meanwhile, or forgotten them.
-            known = self._known if len(self._known.numbers) <= REMEMBERED else NONE
-            missing = np.flatnonzero(known.find(keys) < 0)
-            if len(missing):
+            known = self._known if len(self._known.keys) <= REMEMBERED else NONE
+            missing = np.flatnonzero(known.find(keys) == 0)
+            new, places = np.unique(keys[missing], return_index=True)
+            if len(new):
                 text = folded.decode("cp1252")
-                words = examples[missing]
-                spans = zip(firsts[words].tolist(), lasts[words].tolist(), strict=True)
-                new = [text[first:last] for first, last in spans]
-                known = self._known = known.with_words(self.tokenizer, keys[missing], new)
-        return known, known.find(keys)[places]
+                spans = zip(firsts[missing[places]].tolist(), lasts[missing[places]].tolist(), strict=True)
+                known = self._known = known.with_words(self.tokenizer, new, [text[first:last] for first, last in spans])
+        return known, known.find(keys)
 
     def _added(self, characters: bytes) -> np.ndarray:
         """Return where added tokens stand."""

@@ -111,10 +111,10 @@ def test_each_word_is_asked_once():
     """A word is learnt when it comes first, in any case, and each mark is a word."""
     lexicon = Lexicon(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
-    counts = [len(lexicon._known.numbers)]
+    counts = [len(lexicon._known.keys)]
     for text in ("as, a É", "e as", "E, an"):
         lexicon.tokens([text, ENOUGH])
-        counts.append(len(lexicon._known.numbers))
+        counts.append(len(lexicon._known.keys))
     assert np.diff(counts).tolist() == [1, 0, 1]  # e, nothing, an
 
 
@@ -123,7 +123,7 @@ def test_many_words():
     lexicon = Lexicon(tokenizer_of())
     for begin in range(0, 2 * REMEMBERED, REMEMBERED // 2):
         check(lexicon, [" ".join(map(str, range(begin, begin + REMEMBERED // 2)))])
-    assert len(lexicon._known.numbers) < 2 * REMEMBERED
+    assert len(lexicon._known.keys) < 2 * REMEMBERED
 
 
 def test_threads():
