@@ -13,9 +13,9 @@ import json
 import re
 import types
 from dataclasses import is_dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from openmed_nb._utils.plain import Pattern
+from openmed_nb._utils.plain import Pattern, field_types
 from openmed_nb.runbook.records.logbook import sections as logbook
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
 from openmed_nb.runbook.records.logbook.sections import Sections
@@ -49,7 +49,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 def schema_of_dataclass(kind: Any) -> dict[str, Any]:
     """Return the schema of a dataclass: every field is needed, and no other may be there."""
     described = descriptions(kind)
-    hints = get_type_hints(kind, include_extras=True)
+    hints = field_types(kind)
     properties = {name: schema_of(hint) for name, hint in hints.items()}
     for name in properties.keys() & described.keys():
         properties[name]["description"] = described[name]

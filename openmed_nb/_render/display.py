@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._utils.text import visible
-from .drawing import Picture  # Reports are read from JSON by the types of their fields.
+
+if TYPE_CHECKING:
+    from .drawing import Picture
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .._render.display import plain
+from .._render.drawing import Picture
 from ..errors import ConfigurationError
 from .text import cause, describe_file, short_type_name
 
@@ -91,8 +92,13 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
     return made
 
 
+def field_types(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; reports import their pictures for type checkers alone."""
+    return get_type_hints(kind, localns={"Picture": Picture}, include_extras=True)
+
+
 def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
-    known, schema = get_type_hints(kind, include_extras=True), getattr(kind, "SCHEMA", "")
+    known, schema = field_types(kind), getattr(kind, "SCHEMA", "")
     hints = {field.name: known[field.name] for field in fields(kind)}
     if schema and not (isinstance(stored, Mapping) and stored.get("schema") == schema):
         raise ValueError(f"{place} is of another kind")
@@ -134,7 +140,7 @@ def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
         ConfigurationError: Where it cannot be read, or is not ``what``.
     """
     # A form that is stored with its values has its name as a field, others as a constant.
-    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    hints = field_types(kind) if is_dataclass(kind) else {}
     schema: str = getattr(kind, "SCHEMA", "") or next(iter(get_args(hints.get("schema"))), "")
     try:
         stored = json.loads(file.read_text("utf-8-sig"), object_pairs_hook=_each_name_once)
