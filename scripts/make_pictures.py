@@ -73,16 +73,16 @@ TYPED = (
 def main() -> None:
     """Take every picture, or those that are named."""
     command = argparse.ArgumentParser(description="Take the pictures of the README and the docs.")
-    names = [name for name in (*CELLS, "demo", "house") if name != "simulated"]
+    names = [name for name in (*CELLS, "demo", "layers") if name != "simulated"]
     command.add_argument("names", nargs="*", choices=names, help="the pictures; all if left out")
     command.add_argument("--folder", type=Path, default=ROOT / "docs" / "pictures")
     asked = command.parse_args()
     asked.folder.mkdir(exist_ok=True)
     wanted = asked.names or names
-    if "house" in wanted:
+    if "layers" in wanted:
         for theme in THEMES:
-            (asked.folder / f"house_{theme}.svg").write_text(house(theme), "utf-8")
-    if set(wanted) - {"house"}:
+            (asked.folder / f"layers_{theme}.svg").write_text(layers(theme), "utf-8")
+    if set(wanted) - {"layers"}:
         photograph(wanted, asked.folder)
 
 
@@ -104,22 +104,22 @@ def photograph(wanted: list[str], folder: Path) -> None:
         browser.close()
 
 
-def house(theme: str) -> str:
-    """Return the floors of the table in docs/architecture.md, one upon the other under a roof, as SVG."""
+def layers(theme: str) -> str:
+    """Return the layers of the table in docs/architecture.md, one upon the other under a roof, as SVG."""
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    floors = re.findall(r"^\| (`.*`) \| (.*?) \|", text, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`.*`) \| (.*?) \|", text, flags=re.MULTILINE)
     line, ink, fill = {"light": ("#8c959f", "#1f2328", "#f6f8fa"), "dark": ("#6e7681", "#f0f6fc", "#151b23")}[theme]
     high, roof = 40, 56
-    bottom = roof + high * len(floors)
+    bottom = roof + high * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {bottom + 8}" width="720" stroke-width="1.5">',
         f'<g font-size="15" font-family="system-ui, sans-serif" fill="{ink}">',
         f'<path d="M20 {roof} L360 6 L700 {roof} Z" fill="{fill}" stroke="{line}"/>',
         f'<text x="360" y="{roof - 14}" text-anchor="middle">a notebook, a shell, Python</text>',
     ]
-    for number, (names, purpose) in enumerate(floors):
+    for number, (names, purpose) in enumerate(rows):
         top = roof + number * high
-        ground = number == len(floors) - 1
+        ground = number == len(rows) - 1
         wide = (8, 704) if ground else (40, 640)
         parts.append(
             f'<rect x="{wide[0]}" y="{top}" width="{wide[1]}" height="{high}" fill="{fill}" stroke="{line}"/>'
