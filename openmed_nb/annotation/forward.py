@@ -85,12 +85,12 @@ class Budget:
 def plan_batches(lengths: np.ndarray, budget: Budget, longest: int) -> list[Batch]:
     """Return batches that have every window once, from the longest to the shortest: what does not fit in memory comes first."""
     order = np.argsort(-lengths, kind="stable")
-    if not budget.padding:
-        same = np.flatnonzero(np.diff(lengths[order])) + 1
-        return [batch for rows in np.split(order, same) for batch in descending(rows, lengths, budget)]
-    if budget.few_shapes:
+    if budget.padding and budget.few_shapes:
         return list(in_few_shapes(order, lengths, budget, longest))
-    return list(descending(order, lengths, budget))
+    if budget.padding or len(lengths) == 1:
+        return list(descending(order, lengths, budget))
+    same = np.flatnonzero(np.diff(lengths[order])) + 1
+    return [batch for rows in np.split(order, same) for batch in descending(rows, lengths, budget)]
 
 
 def descending(order: np.ndarray, lengths: np.ndarray, budget: Budget) -> Iterator[Batch]:
@@ -351,8 +351,10 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     if probabilities is not None and count:
         labels, scores = probabilities.argmax(1), probabilities.max(1)
     failures = {int(run.tokens.sequences(run.windows.firsts[row])): error for row, error in run.failures.items()}
-    device = next(iter(run.waits), network.device)  # The model may have been moved meanwhile.
     unknown = np.flatnonzero(np.isnan(scores))
+    if not len(unknown):
+        return Predictions(labels, scores, probabilities), failures
+    device = next(iter(run.waits), network.device)  # The model may have been moved meanwhile.
     for sequence in {*run.tokens.sequences(unknown).tolist()}:
         what = f"The model computes no numbers (NaN) on {device} in {network.model.dtype}."
         check = "Load it in float32" if network.model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
@@ -377,13 +379,11 @@ def evaluation_mode(model: Any) -> Iterator[None]:
     calling ``eval()``: some layers merge or move weights in it.
     """
     with TENSOR_LOCK:
-        training, left = [], [model]
-        while left:  # ``modules()`` takes three times as long, beside a short text too long.
-            part = left.pop()
-            if part is not None:
-                left.extend(part._modules.values())  # noqa: SLF001 - as above
-                if part.training:
-                    training.append(part)
+        parts = [model]
+        for part in parts:  # ``modules()`` takes five times as long, beside a short text too long.
+            if part is not None and part._modules:  # noqa: SLF001 - as above
+                parts.extend(part._modules.values())  # noqa: SLF001
+        training = [part for part in parts if part is not None and part.training]
         try:
             for part in training:
                 part.training = False

@@ -361,10 +361,13 @@ class Annotator:
         for sequence, error in unanswered.items():
             text = int(tokens.owners[sequence])
             failures[text] = type(error)(f"Text {prepared.first + text}: {error.what}", error.remedy)
+        is_one_each = np.array_equal(tokens.owners, np.arange(len(prepared.texts)))
+        if is_one_each and not failures:
+            return found
         # The sequences of a text stand together.
         firsts = np.searchsorted(tokens.owners, np.arange(len(prepared.texts) + 1))
         several = firsts[1:] - firsts[:-1] > 1
-        if not np.array_equal(tokens.owners, np.arange(len(prepared.texts))):
+        if not is_one_each:
             found = found.of_texts(firsts.tolist(), tokens.owners)
         if not failures and not several.any():
             return found
