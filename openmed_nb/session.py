@@ -22,7 +22,7 @@ from .devices.choice import DeviceChoice, DeviceList, Explanation
 from .devices.computer import Computer
 from .devices.environment import VARIABLES
 from .devices.machine import DEFAULT_MEMORY, Machine, parse_memory, read_machine
-from .devices.request import DeviceRequest, Wish, decide, device_of, kind_of, precedence, shown_variables
+from .devices.request import DeviceRequest, Wish, decide, kind_of, parse_device_argument, precedence, shown_variables
 from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
 
@@ -141,7 +141,7 @@ class Session:
             False
         """
         with self.unchanged_on_error():
-            request = DeviceRequest.parse(device_of(device), source)
+            request = DeviceRequest.parse(parse_device_argument(device), source)
             choice = self.computer.confirm(request)
             moved = self._models.follow(choice.device) if self._models else ()
             self.override = request
@@ -177,18 +177,13 @@ class Session:
 
     def wishes(self, argument: Any = None, source: str = "argument") -> tuple[Wish, ...]:
         """Return the wishes for a device that count now, the strongest first."""
-        wish = Wish(source, None if argument is None else device_of(argument))
+        wish = Wish(source, None if argument is None else parse_device_argument(argument))
         return precedence(self.computer.shell, wish, self.override)
 
     def _enter(self, choice: DeviceChoice) -> None:
         """Bring the environment in line with the device that is now in force."""
-        if choice.device == "mps":
-            self.computer.enter_mps()
-        elif self.in_force == "mps":
-            self.computer.leave_mps()
+        self.computer.enter(choice.device, self.in_force, self.override is not None)
         self.in_force = choice.device
-        if self.override is not None:
-            self.computer.publish(choice.device)
 
     def learn(self, spec: LoadSpec, device: str, batch_tokens: int | None, by: str = "") -> None:
         """Let a model take a batch on a device, now and in later sessions on this computer; ``None`` forgets it."""
@@ -263,8 +258,7 @@ class Session:
                 return
             with contextlib.suppress(OpenMedError):  # The same wish is reported when the device is asked for.
                 choice = self.computer.plan(decide(self.wishes()))
-                if choice.device == "mps":
-                    self.computer.enter_mps()
+                self.computer.enter(choice.device)
                 self.in_force = choice.device
 
     def stop(self) -> None:
@@ -309,7 +303,7 @@ class Session:
     @contextlib.contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Hold the lock, take back what was applied to the environment if the verb fails, and then tell the listeners."""
-        with self.told_after(), self.lock:
+        with self._listeners, self.lock:
             computer, applied, in_force = self.computer, self.computer.applied, self.in_force
             try:
                 yield
@@ -343,7 +337,7 @@ class Session:
             if had_variables:
                 self.computer.enter_mps()
             if self.in_force is not None and self.override is not None:
-                self.computer.publish(self.in_force)
+                self.computer.enter(self.in_force, published=True)
             self._bring_home(self.in_force or "cpu")
             if self._models is not None:
                 self._models.announce()
@@ -392,7 +386,7 @@ class Session:
         arguments = dict(arguments)
         device = arguments.pop("device", None)
         remote_code = bool(arguments.pop("trust_remote_code", False))
-        wish = config.device if device is None else device_of(device)
+        wish = config.device if device is None else parse_device_argument(device)
         config, options = with_arguments(config, arguments)
         source = "argument" if device is not None else "OpenMedConfig"
         choice = self.device(wish, source)

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import openmed_nb
-from openmed_nb.devices.choice import MAC_TORCH
+from openmed_nb.devices.causes import MAC_TORCH
 
 if sys.version_info >= (3, 11):
     import tomllib

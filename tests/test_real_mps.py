@@ -56,17 +56,17 @@ def test_logits_and_gradients_are_those_of_the_cpu():
 
 def test_memory_comes_back():
     """What a tensor takes of the device is counted, and handed back with it."""
-    from openmed_nb.devices.memory import allocator
+    from openmed_nb.devices.registry import device_of
 
     nb.use("mps")
-    before = allocator("mps").memory().allocated
+    before = device_of("mps").memory().allocated
     tensor = torch.ones(1 << 22, device="mps")
-    with_it = allocator("mps").memory().allocated
+    with_it = device_of("mps").memory().allocated
     del tensor
     nb.release(history=False, traceback=False)
 
     assert with_it - before >= 1 << 24
-    assert allocator("mps").memory().allocated <= before
+    assert device_of("mps").memory().allocated <= before
 
 
 def test_epochs_are_flat():

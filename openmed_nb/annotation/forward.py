@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._utils.text import cause
-from ..devices.backend import TENSOR_LOCK, arrays_to_device, to_array, towards_host, work_done
+from ..devices.backend import TENSOR_LOCK
 from ..devices.linear import attention_without_plans, fast_linear, telling_mask
-from ..devices.memory import does_not_fit, elsewhere, empty_cache, is_out_of_memory, unload_remedy
+from ..devices.memory import does_not_fit, empty_cache, is_out_of_memory
+from ..devices.moving import arrays_to_device, to_array, towards_host
+from ..devices.registry import device_of
 from ..errors import DeviceUnavailable, ModelUnusable, OpenMedError
 from .decoding import Predictions
 from .tokens import Frame, Tokens, Windows, positions
@@ -250,6 +252,7 @@ def start(network: Network, run: ForwardRun) -> None:
     """Start all batches that wait on the model's device, if any do; an error is kept for when its turn comes."""
     if not run.waiting:
         return
+    device = device_of(network.device)
     with evaluation_mode(network.model):  # Once for all batches, because it looks at every module.
         try:
             sizes = [batch.height * batch.length for batch, _ in run.waiting]
@@ -257,9 +260,9 @@ def start(network: Network, run: ForwardRun) -> None:
             for size in sizes:
                 start_batch(network, run, *run.waiting.popleft())
                 done += size
-                if run.tell and done < whole and network.device.type == "cpu":  # Elsewhere it is only started.
+                if run.tell and done < whole and not device.is_accelerator:  # Elsewhere it is only started.
                     run.tell(done / whole)
-            run.waits[network.device] = work_done(network.device)
+            run.waits[network.device] = device.work_done()
         except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect
             run.error = error
             run.waiting.clear()
@@ -276,7 +279,9 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch, moved: Moved | 
             raise
         device = str(network.device)
         what = f"A window of {batch.length} tokens"
-        failure = does_not_fit(what, device, error, unload_remedy(device))  # The error's own frames hold tensors.
+        failure = does_not_fit(
+            what, device, error, device_of(device).unload_remedy
+        )  # The error's own frames hold tensors.
     else:
         network.shapes.add((batch.height, batch.length))
         return
@@ -330,7 +335,9 @@ def collect(run: ForwardRun, network: Network) -> Outputs:
         raise run.error
     if run.error is not None:
         what = f"The model could not run on {network.device}: {cause(run.error)}."
-        raise DeviceUnavailable(what, f"Restart the kernel, or use {elsewhere(network.device.type)}.") from run.error
+        raise DeviceUnavailable(
+            what, f"Restart the kernel, or use {device_of(network.device).alternative}."
+        ) from run.error
     return outputs
 
 
@@ -358,7 +365,7 @@ def settled(run: ForwardRun, network: Network, outputs: Outputs) -> tuple[Predic
     for sequence in {*run.tokens.sequences(unknown).tolist()}:
         what = f"The model computes no numbers (NaN) on {device} in {network.model.dtype}."
         check = "Load it in float32" if network.model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
-        remedy = f"{check}, or use {elsewhere(device.type)}."
+        remedy = f"{check}, or use {device_of(device).alternative}."
         failures.setdefault(sequence, ModelUnusable(what, remedy))
     scores[unknown] = 0  # NaN is unlike itself, and decoding compares
     return Predictions(labels, scores, probabilities), failures

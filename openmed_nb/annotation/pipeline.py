@@ -17,6 +17,7 @@ from transformers import TokenClassificationPipeline
 from .._utils.text import cause, describe_value, short_type_name
 from .._utils.validation import check_flag, whole, whole_or_none
 from ..devices.backend import TENSOR_LOCK, collector_at_rest
+from ..devices.registry import device_of
 from ..errors import ConfigurationError, UnknownDevice
 from ..models.config import check_strategy
 from ..models.files import positions_of, usable_length
@@ -28,12 +29,6 @@ from .results import Answer, Entity
 from .stream import Annotator, Settings, entities_of
 from .tokens import Frame
 from .tuning import Calibration, Compilation, compare, hides_padding, measure_batches
-
-# How much runs at once unless the person says. ``benchmarks/annotate.py --sweep`` measures the tokens for cpu and cuda;
-# those for mps are a guess between the two, which AnnotationPipeline.calibrate can better.
-BUDGETS = {"cpu": Budget(512, waste=64), "mps": Budget(8192, few_shapes=True), "cuda": Budget(32768, waste=2048)}
-
-WIDTH = 768  # of the models that the waste on CUDA is for
 
 # The methods of transformers' class that a subclass may override to change answers; ours has another way to the same.
 HOOKS = {
@@ -302,11 +297,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
 def device_budget(device: torch.device, model: Any) -> Budget:
     """Return how much of a model runs at once on a device."""
-    budget = BUDGETS.get(device.type, BUDGETS["cpu"])
-    if device.type != "cuda":
-        return budget
-    # A narrow model computes a token sooner, and to start a batch of it takes as long.
-    return replace(budget, waste=budget.waste * WIDTH // getattr(model.config, "hidden_size", WIDTH))
+    known = device_of(device)
+    waste = known.batch_waste_of(getattr(model.config, "hidden_size", None))
+    return Budget(known.batch_tokens, waste, few_shapes=known.few_shapes)
 
 
 class EachAnswer(Iterator[list[Entity]]):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._utils.text import short_type_name
-from ..devices.backend import queues_copies
+from ..devices.registry import device_of
 from ..errors import OpenMedError, UnreadableText
 from .decoding import Decoder, Predictions
 from .forward import Batch, Budget, ForwardRun, Network, collect, copy, plan_batches, settled, start
@@ -255,7 +255,7 @@ class Annotator:
                     run.tell = functools.partial(tell, len(prepared.texts))
                 start(network, run)  # What was not started yet, on the CPU all of it.
                 budget = budget.within(run.fitting)
-            if isinstance(upcoming, Prepared) and (started is None or queues_copies(device)):
+            if isinstance(upcoming, Prepared) and (started is None or device_of(device).queues_copies):
                 following = self._begin(upcoming, budget)
             if started:
                 outputs = collect(run, network)
@@ -280,7 +280,7 @@ class Annotator:
         """Return a chunk with a run over it: started on a device that computes while the program goes on, else only planned."""
         run = ForwardRun(prepared.tokens, prepared.windows)
         copy(self.network, run, self.batches(prepared, budget))
-        if self.network.device.type != "cpu":
+        if device_of(self.network.device).is_accelerator:
             start(self.network, run)
         return prepared, run
 
@@ -397,7 +397,7 @@ def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
 
     On the CPU the work is done when its result is asked for: all cores are busy with the model.
     """
-    if device.type == "cpu":
+    if not device_of(device).is_accelerator:
         yield functools.partial
         return
     pool = ThreadPoolExecutor(1)  # More threads hold each other up: they share Python's lock.

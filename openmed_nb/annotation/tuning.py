@@ -12,10 +12,11 @@ from .._render.display import Report, Shown, Table
 from .._render.drawing import bars_of
 from .._utils.clock import seconds_of
 from .._utils.text import cause
-from ..devices.backend import TENSOR_LOCK, to_array
+from ..devices.backend import TENSOR_LOCK
 from ..devices.linear import best_seconds
 from ..devices.machine import shown_device
 from ..devices.memory import empty_cache, is_out_of_memory
+from ..devices.moving import to_array
 from .forward import Network
 from .results import Entity, span_of
 

@@ -11,14 +11,13 @@ import functools
 import gc
 import importlib
 import importlib.util
-import itertools
 import math
 import os
 import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +30,8 @@ from ..errors import TorchUnusable
 from .request import canonical, kind_of
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
-
-# Bytes; to pin memory for so few takes longer than the copy, and CUDA reads them before it goes on.
-SMALL = 1 << 16
 
 MINIMUM_TORCH = (2, 6)  # The oldest torch that transformers 5 runs on (its own torch>=2.6).
 
@@ -261,34 +256,6 @@ def mps_allocator_started() -> bool | None:
     return True if any(issubclass(type(thing), tensor) and thing.is_mps for thing in gc.get_objects()) else None
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until everything that was started on a CUDA device is done; the others wait when a tensor is read."""
-    if device.type == "cuda":
-        import_torch().cuda.synchronize(device)
-
-
-def finish(device: torch.device) -> None:
-    """Wait until the device has done everything that was started on it; needed before a clock is read."""
-    if device.type == "mps":
-        with TENSOR_LOCK:
-            import_torch().mps.synchronize()
-    else:
-        synchronize(device)
-
-
-def cuda_capability(device: str) -> tuple[int, int] | None:
-    """Return the compute capability of a CUDA GPU, such as (9, 0); ``None`` for other devices."""
-    return import_torch().cuda.get_device_capability(device) if kind_of(device) == "cuda" else None
-
-
-def gpu_uuid(device: str) -> str | None:
-    """Return the UUID of a CUDA GPU, by which other programs know it; ``None`` where CUDA has not been used yet."""
-    if kind_of(device) != "cuda" or not torch_is_loaded() or not import_torch().cuda.is_initialized():
-        return None
-    uuid = getattr(import_torch().cuda.get_device_properties(device), "uuid", None)
-    return None if uuid is None else str(uuid)
-
-
 # Pairs of a device and the state of its random numbers, a copy in the memory of the host.
 States = tuple[tuple[str, "torch.Tensor"], ...]
 
@@ -333,52 +300,6 @@ def random_numbers_kept() -> Iterator[None]:
 
 def _random_source(name: str) -> tuple[Any, tuple[str, ...]]:
     """Return the module of torch that has a device's random numbers, and what tells it which device."""
-    torch, kind = import_torch(), kind_of(name)
-    return torch.random if kind == "cpu" else torch.get_device_module(kind), (name,) if kind == "cuda" else ()
-
-
-def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Return arrays of one type as tensors on a device, in one copy; it may be under way, in order with the work that follows.
-
-    One copy, because each towards MPS waits for all work before it. Only towards CUDA, from pinned memory, may a copy go on
-    while the program does. Towards MPS such a copy can read memory that was freed meanwhile, and back from it one can be
-    read before it is there (pytorch#189690, #139550).
-    """
-    import numpy as np
-    import torch
-
-    if device.type == "cpu" or not arrays:
-        return [torch.from_numpy(array) for array in arrays]
-    flat = [array.reshape(-1) for array in arrays]
-    queued = queues_copies(device)
-    if queued and sum(array.nbytes for array in flat) > SMALL:
-        kind = torch.from_numpy(flat[0]).dtype
-        packed = torch.empty(sum(map(len, flat)), dtype=kind, device="cpu", pin_memory=True)
-        np.concatenate(flat, out=packed.numpy())
-    else:
-        packed = torch.from_numpy(np.concatenate(flat))
-    moved = packed.to(device, non_blocking=queued)
-    ends = itertools.accumulate(array.size for array in arrays)
-    return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
-
-
-def queues_copies(device: torch.device) -> bool:
-    """Tell whether a copy to a device waits its turn there, while the program goes on."""
-    return str(device.type) == "cuda"
-
-
-def work_done(device: torch.device) -> Callable[[], None]:
-    """Return what waits for the work that was started on a CUDA device so far; the others wait when a tensor is read."""
-    if device.type != "cuda":
-        return lambda: None
-    wait: Callable[[], None] = import_torch().cuda.current_stream(device).record_event().synchronize
-    return wait
-
-
-def towards_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Begin to copy a tensor to the host, without waiting on CUDA: wait as :func:`work_done` says before it is read."""
-    return tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor
-
-
-def to_array(tensor: torch.Tensor) -> Any:
-    return tensor.cpu().numpy()
+    torch = import_torch()
+    kind = kind_of(name)
+    return (torch.random, ()) if kind == "cpu" else (torch.get_device_module(kind), (name,))

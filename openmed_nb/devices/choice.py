@@ -1,65 +1,17 @@
-"""Which device, and why: the causes that rule a device out, the choice, and its explanation.
-
-A cause is a condition on plain facts, the reason in words and one thing to do; a new cause is a new row.
-"""
+"""Which device, and why: the choice and its explanation; each device's own class knows what speaks against it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._render.display import MARK, Plain, Report, Shown, Table, counted, plain
+from .._render.display import MARK, Plain, Report, Shown, Table, plain
 from ..errors import DeviceUnavailable, OpenMedError
-from .backend import MINIMUM_TORCH, TorchFacts
-from .environment import UNSET_BOTH, EnvPlan
-from .machine import Machine
+from .causes import Surroundings
+from .environment import EnvPlan
+from .registry import DEVICE_TYPES, device_of
 from .request import NOBODY, DeviceRequest, Wish, canonical, winner
-
-# From which release on torch supports MPS on which macOS, as it says itself (EmptyTensor.cpp in its binaries for macOS).
-# pip does not know: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
-MACOS_OF_TORCH = (((2, 6), (13,)), ((2, 9), (14,)), ((2, 15), (15,)))
-
-# What a Mac installs: from macOS 14 on the pin of binder/constraints.txt (2.13 and older have silent errors on M1 and M2 that
-# it has not: pytorch#177116, #183535), and before that the last release with MPS on macOS 13, which also runs on 11.
-MAC_TORCH, MACOS_13_TORCH = "torch==2.14.1", "torch==2.8.0"
-
-
-def oldest_macos(release: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the oldest macOS on which a release of torch supports MPS; for those before 2.6, that of 2.6."""
-    return max((macos for first, macos in MACOS_OF_TORCH if first <= release), default=MACOS_OF_TORCH[0][1])
-
-
-def torch_for(machine: Machine) -> str:
-    """Return what pip is asked for where torch is to be installed: on a Mac, a release that supports MPS on its macOS.
-
-    Example:
-        >>> torch_for(Machine("Darwin", "arm64", macos=(14, 5)))
-        'torch==2.14.1'
-    """
-    if machine.system != "Darwin":
-        return "torch"
-    return MACOS_13_TORCH if machine.macos is not None and machine.macos < oldest_macos((2, 14)) else MAC_TORCH
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """All facts that decide about one device, such as ``"cuda:1"``."""
-
-    device: str
-    machine: Machine
-    torch: TorchFacts
-    environ: Mapping[str, str]
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """The names of the GPUs that torch found so far."""
-        return self.torch.cuda_names or ()
-
-    @property
-    def index(self) -> int:
-        """The number in ``cuda:N``; 0 where there is none."""
-        return int(self.device.partition(":")[2] or 0)
 
 
 @dataclass(frozen=True)
@@ -71,158 +23,15 @@ class Rejection:
     remedy: str
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Why a device cannot be used: when it applies, and the texts; words in braces are filled in from the facts.
-
-    The remedy is empty where nothing can be done on this computer: nobody is sent to buy another one.
-    """
-
-    applies: Callable[[Surroundings], bool]
-    reason: str
-    remedy: str
+def rejection_of(device: str, here: Surroundings) -> Rejection | None:
+    """Return the first thing that speaks against a device, ``None`` where nothing known so far does."""
+    cause = next(device_of(device).causes(here), None)
+    return None if cause is None else Rejection(device, cause.reason, cause.remedy)
 
 
-ARM_PYTHON = "Install an arm64 Python and make the environment with it."
-NO_X86_TORCH = "this package needs torch 2.6 or later, and PyPI has none for x86_64 Pythons on macOS"
-
-
-def _needs_x86_torch(here: Surroundings) -> bool:
-    """Tell whether torch is missing, or too old, for a Python for which pip finds 2.2.2 at most (pytorch#114602)."""
-    machine = here.machine
-    return here.torch.release < MINIMUM_TORCH and (machine.system, machine.architecture) == ("Darwin", "x86_64")
-
-
-TORCH_CAUSES = (
-    Cause(lambda h: _needs_x86_torch(h) and h.machine.apple_silicon, NO_X86_TORCH, ARM_PYTHON),
-    Cause(_needs_x86_torch, NO_X86_TORCH, "Take it from conda-forge: conda install -c conda-forge pytorch."),
-    Cause(lambda h: h.torch.version is None, "torch is not installed", "Install it: python -m pip install {install}."),
-    Cause(
-        lambda h: h.torch.release < MINIMUM_TORCH,
-        "torch {torch} is older than 2.6, the first release that this package supports",
-        "Upgrade it: python -m pip install --upgrade {install}.",
-    ),
-)
-
-ON_THE_MAC = "Run on the Mac itself, outside of containers, virtual machines and sandboxes."
-
-LINUX_ON_APPLE = Cause(
-    lambda h: h.machine.system == "Linux" and h.machine.apple_silicon,
-    "this is Linux on an Apple chip, as in a container on a Mac, and only macOS has MPS",
-    ON_THE_MAC,
-)
-NO_MAC = Cause(
-    lambda h: h.machine.system != "Darwin", "this computer runs {system}, and MPS is the GPU backend of macOS", ""
-)
-ROSETTA = Cause(
-    lambda h: h.machine.apple_silicon and not h.machine.native_apple_silicon,
-    "this Python is built for {architecture} and runs under Rosetta, which has no MPS",
-    ARM_PYTHON,
-)
-INTEL = Cause(lambda h: not h.machine.apple_silicon, "this Mac has an Intel processor", "")
-OLD_MACOS = Cause(
-    lambda h: h.machine.macos is not None and h.machine.macos < oldest_macos(MINIMUM_TORCH),
-    "macOS {macos} is older than 13, the oldest on which torch 2.6 has MPS",
-    "Update macOS to 14 or later.",
-)
-NEW_TORCH = Cause(
-    lambda h: h.machine.macos is not None and h.machine.macos < oldest_macos(h.torch.release),
-    "torch {torch} supports MPS from macOS {needed} on, and this is macOS {macos}",
-    "Update macOS, or install a torch for this one: python -m pip install {install}.",
-)
-MACOS_CAUSES = (OLD_MACOS, NEW_TORCH)
-NOT_BUILT = Cause(
-    lambda h: h.torch.mps_built is False,
-    "torch {torch} was built without MPS",
-    "Install the official build for arm64: python -m pip install --force-reinstall {install}.",
-)
-NO_METAL = Cause(
-    lambda h: h.torch.mps_available is False,
-    "torch finds no Metal device, as in a virtual machine or a sandbox",
-    ON_THE_MAC,
-)
-BAD_WATERMARKS = Cause(
-    lambda h: "watermark ratio" in (h.torch.failure("mps") or ""),
-    "torch refuses the watermark ratios that it read: {failure}",
-    UNSET_BOTH,
-)
-
-FAILED_PROBE = Cause(
-    lambda h: bool(h.torch.failure(h.device)),
-    "a tiny computation on it failed: {failure}",
-    "Restart the kernel; if it fails again, use 'cpu' and report it to the maker of the driver.",
-)
-
-NO_APPLE_GPU = (LINUX_ON_APPLE, NO_MAC, ROSETTA, INTEL)
-MPS_CAUSES = (*NO_APPLE_GPU, *MACOS_CAUSES, *TORCH_CAUSES, NOT_BUILT, NO_METAL, BAD_WATERMARKS, FAILED_PROBE)
-
-MACOS = Cause(lambda h: h.machine.system == "Darwin", "this computer runs macOS, which has no CUDA", "")
-NO_DRIVER = Cause(
-    lambda h: h.machine.gpu_driver is False and not h.gpus,
-    "no {maker} driver is loaded",
-    "Install the driver if there is an {maker} GPU.",
-)
-CPU_BUILD = Cause(
-    lambda h: h.torch.gpu_build == "",
-    "torch {torch} is a build for the CPU only",
-    "Install a CUDA build of torch: https://pytorch.org/get-started/locally shows the command.",
-)
-HIDDEN_GPUS = Cause(
-    lambda h: h.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") and not h.gpus,
-    "CUDA_VISIBLE_DEVICES={visible!r} hides every GPU",
-    "Unset CUDA_VISIBLE_DEVICES and restart the kernel.",
-)
-NO_GPU = Cause(
-    lambda h: h.torch.cuda_names == (),
-    "torch {torch} ({build}) finds no GPU",
-    "Check with {tool} that the driver is new enough for {build}.",
-)
-NO_SUCH_GPU = Cause(
-    lambda h: h.torch.cuda_names is not None and h.index >= len(h.gpus),
-    "this computer has {count}",
-    "Use {choices}.",
-)
-
-CUDA_CAUSES = (MACOS, *TORCH_CAUSES, NO_DRIVER, CPU_BUILD, HIDDEN_GPUS, NO_GPU, NO_SUCH_GPU, FAILED_PROBE)
-
-CAUSES = {"mps": MPS_CAUSES, "cuda": CUDA_CAUSES, "cpu": TORCH_CAUSES}
-
-
-def first_applying(causes: Iterable[Cause], here: Surroundings) -> Rejection | None:
-    """Return what the first cause that applies has to say, ``None`` where nothing known so far speaks against the device."""
-    cause = next((one for one in causes if one.applies(here)), None)
-    if cause is None:
-        return None
-    count, build = len(here.gpus), here.torch.gpu_build or ""
-    maker, tool = ("AMD", "rocm-smi") if build.startswith("ROCm") else ("NVIDIA", "nvidia-smi")
-    words = {
-        "torch": here.torch.version or "",
-        "build": build,
-        "maker": maker,
-        "tool": tool,
-        "system": here.machine.system,
-        "architecture": here.machine.architecture,
-        "macos": ".".join(str(part) for part in here.machine.macos or ()),
-        "needed": ".".join(str(part) for part in oldest_macos(here.torch.release)),
-        "install": torch_for(here.machine),
-        "visible": here.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        "count": counted(count, "GPU"),
-        "choices": " or ".join(repr(f"cuda:{index}") for index in range(count)),
-        "failure": here.torch.failure(here.device) or "",
-    }
-    return Rejection(here.device, cause.reason.format(**words), cause.remedy.format(**words))
-
-
-AUTO_ORDER = ("mps", "cuda", "cpu")
 TAKE_BEST = "Use 'auto', which takes the best device of this computer."
 # What Accelerate's str_to_bool reads as on; its switch for the CPU counts only if nobody asks for a device.
 SWITCHED_ON = ("y", "yes", "t", "true", "on", "1")
-
-FLOAT32_REASONS = {
-    "mps": "float64 does not exist on MPS, and reduced precision has not been validated for this model",
-    "cuda": "reduced precision has not been validated for this model",
-    "cpu": "16-bit types are slower than float32 on most CPUs",
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -295,55 +104,55 @@ class DeviceChoice(Shown):
         return "a SIMULATED Mac" if self.simulated else "this computer"
 
 
-def resolve(
-    request: DeviceRequest, machine: Machine, torch: TorchFacts, environ: Mapping[str, str] | None = None
-) -> DeviceChoice:
+def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
     """Choose the device for a request: ``auto`` takes the first usable of mps, cuda and cpu, ``gpu`` the kind of the system.
 
     Where no candidate can be used, the remedy of the DeviceUnavailable is that of the last, which needs the least.
     """
-    environ, value, rejected = environ or {}, request.value, list[Rejection]()
+    value = request.value
+    torch = here.torch
+    candidates = [value]
     switch = ""
-    if value == "auto" and environ.get("ACCELERATE_USE_CPU", "").strip().lower() in SWITCHED_ON:
-        switch = f"ACCELERATE_USE_CPU={environ['ACCELERATE_USE_CPU']} asks for the CPU"
-    for device in AUTO_ORDER if value == "auto" else (machine.gpu if value == "gpu" else value,):
-        here, kind = Surroundings(device, machine, torch, environ), device.partition(":")[0]
-        if switch and device != "cpu":
-            found: Rejection | None = Rejection(device, switch, "Unset ACCELERATE_USE_CPU.")
-        else:
-            found = first_applying(CAUSES[kind], here)
-        if found is not None:
-            rejected.append(found)
+    if value == "gpu":
+        candidates = [here.machine.gpu]
+    elif value == "auto":
+        candidates = [*DEVICE_TYPES]
+        asked = here.environ.get("ACCELERATE_USE_CPU", "")
+        if asked.strip().lower() in SWITCHED_ON:
+            switch = f"ACCELERATE_USE_CPU={asked} asks for the CPU"
+    rejected: list[Rejection] = []
+    for name in candidates:
+        device = device_of(name)
+        if switch and device.is_accelerator:
+            rejected.append(Rejection(name, switch, "Unset ACCELERATE_USE_CPU."))
             continue
+        rejection = rejection_of(name, here)
+        if rejection is not None:
+            rejected.append(rejection)
+            continue
+        if value != "auto":
+            reason = f"{value!r} was asked for by {request.source}"
+        else:
+            source = (
+                "No device was asked for" if request.source == NOBODY else f"'auto' was asked for by {request.source}"
+            )
+            others = " and ".join(other.device for other in rejected)
+            why = switch or (f"{others} cannot be used here" if others else f"{name} comes first")
+            reason = f"{source}, and {why}"
+        hardware = device.hardware(here) if device.is_accelerator else ""
         return DeviceChoice(
-            device=device,
+            device=name,
             requested=value,
             requested_by=request.source,
-            reason=_reason(request, here, rejected, switch),
-            certain=torch.loaded and (kind == "cpu" or torch.failure(device) == ""),
+            reason=f"{reason}; {hardware}." if hardware else f"{reason}.",
+            certain=torch.loaded and (not device.is_accelerator or torch.failure(name) == ""),
             rejected=tuple(rejected),
-            dtype_reason=FLOAT32_REASONS[kind],
-            simulated=machine.simulated,
+            dtype_reason=device.float32_reason,
+            simulated=here.machine.simulated,
         )
     reasons = "; ".join(f"{one.device}: {one.reason}" if len(rejected) > 1 else one.reason for one in rejected)
     what = f"{value!r} (asked for by {request.source}) cannot be used: {reasons}."
     raise DeviceUnavailable(what, rejected[-1].remedy or TAKE_BEST)
-
-
-def _reason(request: DeviceRequest, here: Surroundings, rejected: list[Rejection], switch: str) -> str:
-    """Return why a device is chosen, with the name of its hardware, as one sentence."""
-    if request.value != "auto":
-        reason = f"{request.value!r} was asked for by {request.source}"
-    else:
-        others = " and ".join(one.device for one in rejected)
-        asked = "No device was asked for" if request.source == NOBODY else f"'auto' was asked for by {request.source}"
-        why = switch or (f"{others} cannot be used here" if others else f"{AUTO_ORDER[0]} comes first")
-        reason = f"{asked}, and {why}"
-    if here.device == "mps":
-        return f"{reason}; the chip is {here.machine.chip or 'Apple Silicon'}."
-    if here.device != "cpu" and here.index < len(here.gpus):
-        return f"{reason}; the GPU is {here.gpus[here.index]}."
-    return f"{reason}."
 
 
 @dataclass(frozen=True)

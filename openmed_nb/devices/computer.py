@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 
 from .backend import TorchFacts, TorchSeam
-from .choice import CAUSES, Candidate, DeviceChoice, Surroundings, first_applying, resolve
-from .environment import FALLBACK, HIGH, UNSEEN, VARIABLES, EnvPlan, Moment, plan, watermarks
+from .causes import Surroundings
+from .choice import Candidate, DeviceChoice, rejection_of, resolve
+from .environment import UNSEEN, VARIABLES, EnvPlan, Moment, plan, watermarks
 from .machine import Machine
-from .memory import allocator
-from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, canonical, kind_of
+from .registry import device_of
+from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, canonical
 
 
 class Computer:
@@ -25,9 +26,8 @@ class Computer:
         self.importing: Callable[[], None] = lambda: None  # Called before torch is imported, which takes seconds.
         self._torch: TorchFacts | None = None
         self._limits: dict[str, float] = {}
-        # The values of each MPS variable that torch may have read, and the variables that it has read for sure.
-        self._seen: dict[str, frozenset[str | None]] = dict.fromkeys(VARIABLES, frozenset((UNSEEN,)))
-        self._settled: set[str] = set()
+        # What torch had done, and which values of the MPS variables it may have read, when we looked last.
+        self._moment = Moment(seen=dict.fromkeys(VARIABLES, frozenset((UNSEEN,))))
         self._published: tuple[str | None, str] | None = None  # OPENMED_TORCH_DEVICE: what stood there, and our value.
 
     @functools.cached_property
@@ -53,9 +53,14 @@ class Computer:
                 variables[TORCH_DEVICE_VARIABLE] = self._published[0]
         return variables
 
+    @property
+    def surroundings(self) -> Surroundings:
+        """All facts that decide about a device."""
+        return Surroundings(self.machine, self.torch, self.shell)
+
     def plan(self, request: DeviceRequest) -> DeviceChoice:
         """Return the device for a request from what is known so far; nothing is loaded and nothing is changed."""
-        return resolve(request, self.machine, self.torch, self.shell)
+        return resolve(request, self.surroundings)
 
     def confirm(self, request: DeviceRequest) -> DeviceChoice:
         """Return the device for a request after a GPU has computed; one that cannot is ruled out, and the next is taken.
@@ -64,7 +69,7 @@ class Computer:
         """
         applied = self.applied
         while True:
-            choice = resolve(request, self.machine, self.torch, self.shell)
+            choice = resolve(request, self.surroundings)
             device = choice.device
             if device == "cpu" or self.torch.failure(device) is not None:
                 break
@@ -76,7 +81,7 @@ class Computer:
                 self.observe()
             else:
                 self.load_torch()
-        if device != "mps":
+        if device != "mps" and self.applied != applied:
             self.leave_mps(applied)
         return choice
 
@@ -93,37 +98,34 @@ class Computer:
         gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
         if canonical(chosen) not in ("mps", "cpu", *map(canonical, gpus)):
             gpus.append(chosen)  # torch may not have told yet which GPUs there are.
-        found = []
+        here = self.surroundings
+        candidates = []
         for device in ("mps", *gpus, "cpu"):
-            here = Surroundings(device, self.machine, self.torch, self.shell)
-            tried = device == "cpu" or self.torch.failure(device) == ""
-            found.append(Candidate(device, first_applying(CAUSES[kind_of(device)], here), tried))
-        return tuple(found)
+            tried = device == "cpu" or here.torch.failure(device) == ""
+            candidates.append(Candidate(device, rejection_of(device, here), tried))
+        return tuple(candidates)
 
     def observe(self, moment: Moment | None = None) -> Moment:
         """Keep watch over the values that torch may have read; call it around every change and every use of torch.
 
         ``moment`` is what torch had done before a change; without it, this looks now.
         """
+        former = self._moment
         if moment is None:  # Living tensors are looked through only where MPS could be in use.
-            started: bool | None = False
             loaded = self._seam.torch_is_loaded()
-            if loaded and HIGH in self._settled:
-                started = True
-            elif loaded and not self.machine.native_apple_silicon:
-                started = None
-            elif loaded:
+            started: bool | None = loaded and former.allocator_started
+            if loaded and not started:
                 probed = self._torch is not None and self._torch.failure("mps") is not None
-                started = probed or self._seam.mps_allocator_started()
+                may_compute = self.machine.native_apple_silicon
+                started = (probed or self._seam.mps_allocator_started()) if may_compute else None
             moment = Moment(loaded, started)
+        seen = dict(former.seen)
         for name in VARIABLES:
-            value = frozenset((self.environ.get(name),))
-            has_read = moment.torch_loaded and (name == FALLBACK or moment.allocator_started)
-            if name not in self._settled:
-                self._seen[name] = value if has_read is False else self._seen[name] | value
-            if has_read:
-                self._settled.add(name)
-        return Moment(moment.torch_loaded, moment.allocator_started, dict(self._seen))
+            if not former.has_read(name):
+                value = frozenset((self.environ.get(name),))
+                seen[name] = value if moment.has_read(name) is False else seen[name] | value
+        self._moment = replace(moment, seen=seen)
+        return self._moment
 
     def environment(self, device: str) -> EnvPlan:
         """Return what became of the MPS variables for a device, and which a person set that torch does not read."""
@@ -132,6 +134,19 @@ class Computer:
             return plan(self.shell, "mps", self.observe(), torch=torch)
         standing = {name: value for name, value in self.applied.items() if self.environ.get(name) == value}
         return plan(self.shell, device, applied=standing, torch=torch)
+
+    def enter(self, device: str, former: str | None = None, published: bool = False) -> None:
+        """Bring the environment in line with a device that takes the place of a former one.
+
+        If ``published``, the device is written where the openmed package looks for it.
+        """
+        if device == "mps":
+            self.enter_mps()
+        elif former == "mps":
+            self.leave_mps()
+        if published:
+            self._published = (self.shell.get(TORCH_DEVICE_VARIABLE), device)
+            self.environ[TORCH_DEVICE_VARIABLE] = device
 
     def enter_mps(self) -> None:
         """Apply the MPS variables, in place of those that were applied before."""
@@ -145,10 +160,9 @@ class Computer:
     def leave_mps(self, applied: Mapping[str, str] | None = None) -> None:
         """Take back the MPS variables that were applied, or go back to those that had been."""
         moment = self.observe()
-        if self.applied != (applied or {}):
-            self._undo(applied or {})
-            self.applied = dict(applied or {})
-            self.observe(moment)
+        self._undo(applied or {})
+        self.applied = dict(applied or {})
+        self.observe(moment)
 
     def _undo(self, former: Mapping[str, str]) -> None:
         """Take back what we set, or give it its former value, but only where it still has the value that we set."""
@@ -158,22 +172,18 @@ class Computer:
             else:
                 del self.environ[name]
 
-    def publish(self, device: str) -> None:
-        """Write the device where the openmed package looks for it."""
-        self._published = (self.shell.get(TORCH_DEVICE_VARIABLE), device)
-        self.environ[TORCH_DEVICE_VARIABLE] = device
-
     def unpublish(self) -> None:
         """Give ``OPENMED_TORCH_DEVICE`` its former value back, unless someone else changed it since."""
-        published, self._published = self._published, None
-        if published is not None and self.environ.get(TORCH_DEVICE_VARIABLE) == published[1]:
-            del self.environ[TORCH_DEVICE_VARIABLE]
-            if published[0] is not None:
-                self.environ[TORCH_DEVICE_VARIABLE] = published[0]
+        former = self.shell.get(TORCH_DEVICE_VARIABLE)
+        self._published = None
+        if former is None:
+            self.environ.pop(TORCH_DEVICE_VARIABLE, None)
+        else:
+            self.environ[TORCH_DEVICE_VARIABLE] = former
 
     def limit_memory(self, device: str, fraction: float) -> None:
         """Let torch refuse to hold more than a share of the memory of a device."""
-        allocator(device).limit(fraction)
+        device_of(device).limit(fraction)
         self._limits[canonical(device)] = fraction
 
     def limit(self, device: str) -> float | None:

@@ -17,16 +17,19 @@ from .._render.display import MARK
 from .._utils.text import describe_value
 from .._utils.validation import check_is_real
 from ..errors import ConfigurationError
-from .backend import TorchFacts
-from .request import canonical, kind_of
+from .request import canonical
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 # What is asked of macOS. -i leaves out what a system does not know, such as Rosetta's flag on an old Mac.
 MACOS_KEYS = (
-    *("sysctl.proc_translated", "hw.optional.arm64", "machdep.cpu.brand_string"),
-    *("kern.osproductversion", "hw.memsize", "hw.physicalcpu"),
+    "sysctl.proc_translated",
+    "hw.optional.arm64",
+    "machdep.cpu.brand_string",
+    "kern.osproductversion",
+    "hw.memsize",
+    "hw.physicalcpu",
 )
 
 # What Linux says of an Apple chip, also in a container, where Docker hid it in 2022 (docker/for-mac#6512); and what Rosetta
@@ -173,15 +176,6 @@ def read_footprint(library: Any = None) -> Footprint | None:
     numbers = USAGE.unpack(usage.raw)
     # No process has a footprint of no bytes.
     return None if refused or not numbers[NOW] else Footprint(numbers[NOW], numbers[PEAK])
-
-
-def own_name(device: str, machine: Machine, torch: TorchFacts) -> str:
-    """Return the name of a device, such as ``"NVIDIA A100"`` or ``"Apple M2 Pro"``; torch knows the names of GPUs."""
-    if kind_of(device) == "cuda":
-        index = int(device.partition(":")[2] or 0)
-        return dict(enumerate(torch.cuda_names or ())).get(index, f"GPU {index}")
-    on_the_chip = machine.chip is not None and not (machine.simulated and device == "cpu")
-    return str(machine.chip) if on_the_chip else processor_name()
 
 
 def read_cpuinfo(file: Path = CPUINFO) -> str:

@@ -1,8 +1,4 @@
-"""The memory of each device: what its allocator holds, its limit, its cache, and what to say where it is full.
-
-With ``backend`` this is the seam to torch. The memory functions of ``torch.mps`` raise on a computer without MPS, those
-of ``torch.cuda`` without a GPU, so each device has a class of its own and the chosen device decides which is asked.
-"""
+"""Running out of memory: how torch says it on each device, what its figures mean, and what to say to the person."""
 
 from __future__ import annotations
 
@@ -14,114 +10,16 @@ from dataclasses import dataclass
 from .._render.display import Plain, in_bytes
 from .._utils.text import cause
 from ..errors import DeviceUnavailable
-from .backend import TENSOR_LOCK, import_torch, release_of
-from .request import kind_of
-
-
-@dataclass(frozen=True)
-class AllocatorMemory:
-    """What an allocator says of its memory, in bytes; ``None`` where torch has no such figure for the device."""
-
-    allocated: int | None = None  # What living tensors use.
-    # What the process holds of the device: tensors and cached blocks; on MPS all of its Metal memory.
-    reserved: int | None = None
-    # What the device should not go beyond; on MPS ``recommendedMaxWorkingSetSize``, on CUDA all it has.
-    recommended: int | None = None
-    peak: int | None = None  # The most that living tensors used since the figure was last reset.
-
-
-class Allocator:
-    """What can be asked of the memory of a device; this one is the CPU's, of which torch keeps no count and no cache."""
-
-    def empty_cache(self) -> None:
-        """Hand blocks that no tensor uses back to the system; this waits until the device is done."""
-
-    def memory(self) -> AllocatorMemory:
-        """Return what the allocator holds; on MPS the question starts the allocator, which then reads its watermarks."""
-        return AllocatorMemory()
-
-    def reset_peak(self) -> None:
-        """Let the peak begin again at what is allocated now."""
-
-    def limit(self, fraction: float) -> None:
-        """Refuse to hold more than this fraction of what the device has, or on MPS (0 to 2) of what it recommends."""
-
-
-class MpsAllocator(Allocator):
-    """MPS; peaks are counted from torch 2.13 on (pytorch#186748), and only ``torch.accelerator`` tells them."""
-
-    def empty_cache(self) -> None:
-        mps = import_torch().mps
-        with TENSOR_LOCK:
-            mps.empty_cache()
-
-    def memory(self) -> AllocatorMemory:
-        torch = import_torch()
-        with TENSOR_LOCK:
-            return AllocatorMemory(
-                torch.mps.current_allocated_memory(),
-                torch.mps.driver_allocated_memory(),
-                torch.mps.recommended_max_memory(),
-                torch.accelerator.max_memory_allocated() if self._counts_peaks() else None,
-            )
-
-    def reset_peak(self) -> None:
-        if self._counts_peaks():
-            import_torch().accelerator.reset_peak_memory_stats()
-
-    def limit(self, fraction: float) -> None:
-        import_torch().mps.set_per_process_memory_fraction(float(fraction))
-
-    @staticmethod
-    def _counts_peaks() -> bool:
-        return release_of(import_torch().__version__) >= (2, 13)
-
-
-@dataclass(frozen=True)
-class CudaAllocator(Allocator):
-    """One CUDA GPU, by the name that torch takes, such as ``"cuda:1"``."""
-
-    device: str
-
-    def empty_cache(self) -> None:
-        torch = import_torch()
-        with TENSOR_LOCK, torch.cuda.device(self.device):
-            torch.cuda.empty_cache()
-
-    def memory(self) -> AllocatorMemory:
-        cuda = import_torch().cuda
-        return AllocatorMemory(
-            cuda.memory_allocated(self.device),
-            cuda.memory_reserved(self.device),
-            cuda.get_device_properties(self.device).total_memory,
-            cuda.max_memory_allocated(self.device),
-        )
-
-    def reset_peak(self) -> None:
-        import_torch().cuda.reset_peak_memory_stats(self.device)
-
-    def limit(self, fraction: float) -> None:
-        torch = import_torch()
-        torch.cuda.set_per_process_memory_fraction(float(fraction), torch.device(self.device).index)
-
-
-def allocator(device: str) -> Allocator:
-    """Return the allocator of a device, as torch spells it."""
-    kind = kind_of(device)
-    return MpsAllocator() if kind == "mps" else CudaAllocator(device) if kind == "cuda" else Allocator()
+from .registry import DEVICE_TYPES, device_of
 
 
 def empty_cache(device: str) -> None:
     """Hand cached blocks of a device back to the system; nothing to do on the CPU."""
-    allocator(device).empty_cache()
+    device_of(device).empty_cache()
 
 
-REFUSED = (
-    r"invalid buffer size"  # one MPS buffer larger than Metal allows (MPSAllocator.mm:236)
-    r"|DefaultCPUAllocator: (can't allocate|not enough) memory"  # c10/core/impl/alloc_cpu.cpp
-    r"|could not (create|execute) a (primitive|memory)"  # oneDNN on the CPU
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-)
+# What torch says instead of "out of memory", on one device or another.
+REFUSED = "|".join(device.lack_of_memory for device in DEVICE_TYPES.values())
 # "out of memory": CUDA's allocator, and "MPS backend out of memory" (MPSAllocator.mm:286, 297).
 OUT_OF_MEMORY = re.compile(f"out of memory|{REFUSED}", re.IGNORECASE)
 # How such messages of torch itself begin.
@@ -135,15 +33,6 @@ TORCH_SAYS = re.compile(
 SMALLER_BATCH = "Pass a smaller batch_size; nb.sweep() finds one that fits."
 SMALLER_MODEL = "Pass a smaller model, or other devices."
 SMALLER_IN_GROUP = "Where memory ran out, use smaller batches and more of them in a group."
-
-
-def elsewhere(device: str) -> str:
-    """Return what else can be used where a model fails on a device."""
-    return "another model" if kind_of(device) == "cpu" else "the CPU"
-
-
-def unload_remedy(device: str) -> str:
-    return f"Unload other models first, or use {elsewhere(device)}."
 
 
 def is_out_of_memory(error: BaseException) -> bool:

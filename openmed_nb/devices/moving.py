@@ -12,7 +12,7 @@ import dataclasses
 import re
 import sys
 from collections import UserList, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,22 +21,57 @@ from .._utils.text import cause, short_type_name
 from .._utils.warning import warn
 from ..errors import ConfigurationError, NumberTooLarge
 from .backend import TENSOR_LOCK
-from .request import kind_of
+from .registry import device_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 Thing = TypeVar("Thing")
 
-# The types that MPS does not have, and what takes their place there.
-NARROWER = {"float64": "float32", "complex128": "complex64"}
+# Bytes; to pin memory for so few takes longer than the copy, and CUDA reads them before it goes on.
+SMALL = 1 << 16
 
 
-def narrower_types() -> dict[torch.dtype, torch.dtype]:
-    """Return the types of torch that MPS does not have, each with the one that takes its place."""
+def narrower_types(device: str | torch.device) -> dict[torch.dtype, torch.dtype]:
+    """Return the types of torch that a device does not have, each with the one that takes its place."""
     import torch
 
-    return {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in NARROWER.items()}
+    narrower = device_of(device).narrower
+    return {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in narrower.items()}
+
+
+def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Return arrays of one type as tensors on a device, in one copy; it may be under way, in order with the work that follows.
+
+    One copy, because each towards MPS waits for all work before it. Only towards CUDA, from pinned memory, may a copy go on
+    while the program does. Towards MPS such a copy can read memory that was freed meanwhile, and back from it one can be
+    read before it is there (pytorch#189690, #139550).
+    """
+    import numpy as np
+    import torch
+
+    target = device_of(device)
+    if not target.is_accelerator or not arrays:
+        return [torch.from_numpy(array) for array in arrays]
+    flat = [array.reshape(-1) for array in arrays]
+    if target.queues_copies and sum(array.nbytes for array in flat) > SMALL:
+        kind = torch.from_numpy(flat[0]).dtype
+        packed = torch.empty(sum(map(len, flat)), dtype=kind, device="cpu", pin_memory=True)
+        np.concatenate(flat, out=packed.numpy())
+    else:
+        packed = torch.from_numpy(np.concatenate(flat))
+    moved = packed.to(device, non_blocking=target.queues_copies).split([array.size for array in flat])
+    return [part.view(array.shape) for part, array in zip(moved, arrays, strict=True)]
+
+
+def towards_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Begin to copy a tensor to the host, without waiting on CUDA: wait as ``Device.work_done`` says before it is read."""
+    return tensor.to("cpu", non_blocking=True) if device_of(tensor.device).queues_copies else tensor
+
+
+def to_array(tensor: torch.Tensor) -> Any:
+    return tensor.cpu().numpy()
 
 
 def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
@@ -207,7 +242,7 @@ class Move:
         self.device = device
         # The names of converted tensors, each with the type that it had and the one that it has.
         self.converted: dict[str, tuple[str, str]] = {}
-        self.narrower = narrower_types() if device.type == "mps" else {}
+        self.narrower = narrower_types(device)
         # By identity: a tensor, held so that its identity is not used again, and what it became.
         self._moved: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         self._inside: set[int] = set()
@@ -281,7 +316,7 @@ class Move:
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         # Only towards CUDA, from pinned memory, may a copy go on while the program does.
-        apart = self.device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()
+        apart = device_of(self.device).queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
         return self._narrowed(tensor, name).to(self.device, non_blocking=apart)
 
     def _narrowed(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -340,8 +375,8 @@ def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | No
     inner = getattr(model, "_orig_mod", model)
     name, tensors = type(inner).__name__, [*inner.parameters(), *inner.buffers()]
     check_memory(name, tensors)
-    types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors} if kind_of(device) == "mps" else set()
-    for wide in sorted(types.intersection(NARROWER)):
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
+    for wide in sorted(types.intersection(device_of(device).narrower)):
         raise ConfigurationError(f"{name} has numbers in {wide}, which MPS does not have.", "Pass model.float().")
 
     def on_cpu(tensor: torch.Tensor) -> torch.Tensor:

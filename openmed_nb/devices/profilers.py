@@ -16,7 +16,7 @@ from .._utils.text import describe_value
 from ..errors import ConfigurationError
 from .backend import import_torch
 from .machine import mps_is_simulated
-from .request import kind_of
+from .registry import device_of
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def profiling(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
     """Let torch's profiler see what a block computes on a device: names and times, perhaps memory, no shapes and no code."""
     from torch.profiler import ProfilerActivity, profile
 
-    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if kind_of(device) == "cuda" else [])
     # Without acc_events, torch 2.11 warns that later cycles clear events.
-    profiler = profile(activities=kinds, profile_memory=profile_memory, acc_events=True)
+    activities = [ProfilerActivity.CPU, *device_of(device).profiled()]
+    profiler = profile(activities=activities, profile_memory=profile_memory, acc_events=True)
     try:
         with uninterrupted(), without_notes():
             profiler.__enter__()
@@ -171,7 +171,7 @@ def check_metal_capture(device: str) -> None:
 
 
 def _check_mps(what: str, device: str, remedy: str) -> None:
-    if kind_of(device) != "mps":
+    if not device_of(device).can_be_simulated:
         raise ConfigurationError(f"There are no {what} of {device}: torch writes them for MPS alone.", remedy)
     if mps_is_simulated():
         raise ConfigurationError(f"There are no {what} of a simulated MPS device.", remedy)

@@ -172,14 +172,14 @@ def canonical(device: str) -> str:
     return {"cuda": "cuda:0", **ONLY_ONE}.get(device, device)
 
 
-def device_of(thing: Any) -> str:
+def parse_device_argument(thing: Any) -> str:
     """Return the device of an argument: its name, a ``torch.device``, or what has one, such as an ``Accelerator``.
 
     A whole number is what it is to pipelines of transformers: -1 is the CPU, and 0 the first GPU.
 
     Example:
-        >>> device_of(-1), device_of(0), device_of(1), device_of("mps")
-        ('cpu', 'gpu', 'cuda:1', 'mps')
+        >>> [parse_device_argument(thing) for thing in (-1, 0, 1, "mps")]
+        ['cpu', 'gpu', 'cuda:1', 'mps']
     """
     if not isinstance(thing, bool) and isinstance(thing, Integral):
         return {-1: "cpu", 0: "gpu"}.get(int(thing), f"cuda:{thing}")

@@ -12,7 +12,7 @@ from typing import Any
 from .._render.display import Report, Shown, Table, counted, plain
 from .._utils.validation import whole_or_none
 from ..annotation.resume import differences
-from ..devices.request import kind_of
+from ..devices.registry import device_of
 from ..errors import ConfigurationError, WorkersDiffer
 
 LEAST_ON_CPU = 2  # Any CPU may have so many workers; with many more than cores, a computer does nothing but start them.
@@ -46,11 +46,12 @@ def plan_workers(
     """
     whole_or_none("n", n)
     whole_or_none("threads", threads)
-    if device == "cpu":
+    known = device_of(device)
+    if not known.is_accelerator:
         count = n or 1
         check_count(n, max(LEAST_ON_CPU, cores), f"{counted(cores, 'core')} of the CPU", "")
         return (WorkerPlan("cpu", threads=threads or (None if count == 1 else max(1, cores // count))),) * count
-    if device == "mps":
+    if not known.is_numbered:
         check_count(n, 1, "one MPS device, which several processes would only share")
         return (WorkerPlan("mps", threads=threads),)
     index = device.partition(":")[2]
@@ -124,7 +125,7 @@ class Members(Shown):
     @property
     def label(self) -> str:
         """How many workers on which kinds of devices, such as ``"2 workers (mps)"``."""
-        kinds = sorted({kind_of(member.device) for member in self.members})
+        kinds = sorted({device_of(member.device).type for member in self.members})
         return f"{counted(len(self.members), 'worker')} ({', '.join(kinds)})"
 
     def to_dict(self) -> dict[str, Any]:

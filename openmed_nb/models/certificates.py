@@ -24,8 +24,8 @@ from .._utils.text import cause, describe_value, one_line
 from .._utils.warning import warn
 from ..devices.backend import import_torch
 from ..devices.computer import Computer
-from ..devices.machine import own_name, shows_simulated
-from ..devices.request import kind_of
+from ..devices.machine import shows_simulated
+from ..devices.registry import device_of
 from ..errors import ConfigurationError
 from .files import content_of
 from .limits import read_json
@@ -215,15 +215,16 @@ class Certificate(Shown):
 def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> Identity:
     """Return the identity of a model in a type on a device; its files are fetched, and read once in a process."""
     import_torch()  # Its files may give another version than it gives itself: wheels for CUDA leave their build out.
+    known = device_of(device)
     return Identity(
         model=spec.reference.name.encode("utf-8", "replace").decode(),  # The bytes of a path need not be text.
         **asdict(content_of(model_folder(spec))),
         dtype=dtype,
-        device=kind_of(device),
-        device_name=own_name(device, computer.machine, computer.torch),
+        device=known.type,
+        device_name=known.own_name(computer.machine, computer.torch),
         torch=str(computer.torch.version),
         transformers=importlib.metadata.version("transformers"),
-        simulated=computer.machine.simulated and kind_of(device) == "mps",
+        simulated=computer.machine.simulated and known.can_be_simulated,
     )
 
 
@@ -513,7 +514,7 @@ def in_chosen_dtype(
     here, store = replace(spec, folder=model_folder(spec)), certificate_store(environ)
     identity = identity_of(here, spec.dtype, device, computer)
     wanted = REDUCED if spec.dtype == "auto" else (spec.dtype,)
-    identities = [replace(identity, dtype=one) for one in wanted if one != INT8 or identity.device == "cpu"]
+    identities = [replace(identity, dtype=one) for one in wanted if one != INT8 or device_of(device).has_int8]
     known = tuple(ReducedType(one.dtype, store.find(one), store.explain(one)) for one in identities)
     taken = spec.dtype
     if taken == "auto":

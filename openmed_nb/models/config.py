@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from .._utils.text import describe_value, short_type_name
 from .._utils.validation import offered
 from .._utils.warning import warn
-from ..devices.request import DeviceRequest, device_of
+from ..devices.request import DeviceRequest, parse_device_argument
 from ..errors import ConfigurationError
 
 Settings = TypeVar("Settings", bound=type)
@@ -149,7 +149,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         if self.backend not in (BACKEND, None):
             raise ConfigurationError(f"There is no backend {describe_value(backend)}.", f"Use {BACKEND!r}.")
         if self.device is not None:
-            object.__setattr__(self, "device", device_of(self.device))
+            object.__setattr__(self, "device", parse_device_argument(self.device))
             DeviceRequest.parse(str(self.device), "OpenMedConfig")
         for name, types in TYPES.items():
             _check_type(name, getattr(self, name), types)

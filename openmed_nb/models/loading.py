@@ -24,9 +24,8 @@ from .._render.display import counted
 from .._utils.text import cause, describe_file, describe_value, shorten
 from .._utils.warning import warn
 from ..devices.backend import TENSOR_LOCK, collector_at_rest, import_torch
-from ..devices.memory import unload_remedy
 from ..devices.moving import narrower_types
-from ..devices.request import kind_of
+from ..devices.registry import device_of
 from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable
 from . import files, limits
 from .config import OpenMedConfig, dtype_name
@@ -307,8 +306,7 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
 
     if is_quantized(model):
         check_int8(INT8, device)
-    if kind_of(device) == "mps":
-        narrower = narrower_types()
+    if narrower := narrower_types(device):
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.to(narrower.get(tensor.dtype, tensor.dtype))
     former = model.device
@@ -321,7 +319,7 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
                 raise
             # An AssertionError where torch was built without the device.
             what = f"The model {describe_value(name)} could not be moved to {device}: {cause(error)}."
-            raise DeviceUnavailable(what, unload_remedy(device)) from error
+            raise DeviceUnavailable(what, device_of(device).unload_remedy) from error
 
 
 class Stored(NamedTuple):
@@ -452,7 +450,7 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
 
 def check_int8(dtype: str, device: str) -> None:
     """Refuse int8 on any device but the CPU."""
-    if dtype == INT8 and kind_of(device) != "cpu":
+    if dtype == INT8 and not device_of(device).has_int8:
         what = f"int8 runs on the CPU alone, and the device is {device}."
         raise ConfigurationError(what, "Pass device='cpu', or dtype='bfloat16'.")
 

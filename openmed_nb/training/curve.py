@@ -15,7 +15,7 @@ from typing import Any
 from .._render.display import MARK, OK, UNITS, WARNING, Plain, Report, Shown, Table, counted, in_bytes
 from .._render.drawing import Axes, Line, Mark, Picture, ticks
 from ..devices.machine import Footprint, import_psutil, mps_is_simulated, read_footprint, run_command
-from ..devices.memory import allocator
+from ..devices.registry import device_of
 from ..devices.request import kind_of
 from ..errors import ConfigurationError
 from .holders import Holder, living_bytes
@@ -70,8 +70,9 @@ class MemorySample(Shown):
 
 def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bool = True) -> MemorySample:
     """Look at the memory of a device, and let the peak begin again."""
-    memory = allocator(device).memory()
-    allocator(device).reset_peak()
+    known = device_of(device)
+    memory = known.memory()
+    known.reset_peak()
     pressure = None
     if sys.platform == "darwin":
         pressure = parse_pressure(run_command(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]))
@@ -428,11 +429,10 @@ class MemoryCurve(Shown):
     def limits(self) -> tuple[tuple[str, int], ...]:
         """What the device should not go beyond, and where torch refuses more: names and bytes."""
         recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
-        on_mps = kind_of(self.device) == "mps"
-        named = [("recommended by Metal" if on_mps else "memory of the device", recommended)]
+        device = device_of(self.device)
+        named = [(device.capacity_caption, recommended)]
         if self.limit:
-            name = f"{'high watermark' if on_mps else 'limit'} ({self.limit:g})"
-            named.append((name, int(recommended * self.limit)))
+            named.append((f"{device.limit_caption} ({self.limit:g})", int(recommended * self.limit)))
         return tuple(one for one in named if one[1])
 
     @property

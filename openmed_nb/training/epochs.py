@@ -20,8 +20,8 @@ from .._utils.clock import now
 from .._utils.text import describe_value, shorten
 from .._utils.validation import cannot_be, check_flag, choice, number, whole_number, whole_or_none
 from .._utils.warning import warn
-from ..devices.memory import allocator
-from ..devices.request import canonical, kind_of
+from ..devices.registry import device_of
+from ..devices.request import canonical
 from ..errors import ConfigurationError, DeviceUnavailable
 from ..session import SESSION
 from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, known_epochs, needing, take_sample
@@ -119,7 +119,7 @@ class EpochHooks:
             DeviceUnavailable: For one of several processes on MPS.
         """
         process = this_process()
-        if kind_of(device) == "mps" and process.count > 1:
+        if process.count > 1 and not device_of(device).joins_processes:
             what = f"MPS cannot train in {process.count} processes: gloo and nccl, over which they would talk, do not work with it"
             raise DeviceUnavailable(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
         known = known_epochs(planned)
@@ -128,7 +128,7 @@ class EpochHooks:
         self._start = now()
         self._epochs, self._steps = epoch, step
         self._steady: Holders | None = None
-        allocator(device).reset_peak()
+        device_of(device).reset_peak()
 
     @property
     def device(self) -> str:
@@ -222,7 +222,7 @@ class EpochHooks:
         if self.guards is not None:
             self.guards.forget()
         gc.collect()
-        allocator(self.device).empty_cache()
+        device_of(self.device).empty_cache()
 
     def _compare_holders(self) -> None:
         """Remember what holds tensors after the warm-up, and where tensors use more memory now, find what holds more."""
@@ -318,7 +318,8 @@ def this_process() -> TrainingProcess:
 
 def own_device(device: str, process: TrainingProcess) -> str:
     """Return the device of a process: each has a GPU of CUDA of its own."""
-    return f"cuda:{process.local_rank}" if device == "cuda" and process.count > 1 else device
+    several = process.count > 1 and device_of(device).is_numbered and ":" not in device
+    return f"{device}:{process.local_rank}" if several else device
 
 
 def named(function: Callable[..., Any]) -> str:
@@ -360,10 +361,10 @@ def arguments(library: str, device: Any = None) -> dict[str, Any]:
         ({'use_cpu': True, 'dataloader_pin_memory': False}, {'cpu': True})
     """
     choice("library", library, ("trainer", "accelerate"))
-    name = SESSION.device(device).device
+    known = device_of(SESSION.device(device).device)
     if library == "accelerate":
-        return {"cpu": name == "cpu"}
-    return {"use_cpu": name == "cpu", "dataloader_pin_memory": kind_of(name) == "cuda"}
+        return {"cpu": not known.is_accelerator}
+    return {"use_cpu": not known.is_accelerator, "dataloader_pin_memory": known.pins_memory}
 
 
 def callback(library: str, device: Any = None, *, guards: Guards | None = None, **options: Any) -> Any:
@@ -411,7 +412,7 @@ class GuardedTraining:
 def warn_of_another_device(library: str, device: str, chosen: str, remedy: str) -> None:
     """Warn where a library computes on another device than chosen; the first GPU stands for all of them."""
     kind, _, index = canonical(chosen).partition(":")
-    same_kind = kind == kind_of(device)
+    same_kind = kind == device_of(device).type
     if same_kind and (index in {"", "0"} or canonical(device) == chosen):
         return
     if same_kind:
@@ -460,7 +461,7 @@ def _lightning_class() -> Any:
         """Ends each epoch with a boundary, and guards each step."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            remedy = f"Pass accelerator={kind_of(self._chosen)!r} to its Trainer."
+            remedy = f"Pass accelerator={device_of(self._chosen).type!r} to its Trainer."
             done, planned = trainer.current_epoch, trainer.max_epochs
             device = self.begin("Lightning", pl_module.device, done, trainer.global_step, planned, remedy)
             self.guards.watch(pl_module, device, self.machine, scaled=trainer.precision == "16-mixed")

@@ -19,7 +19,7 @@ from .._utils.warning import warn
 from ..devices.backend import TENSOR_LOCK, import_torch, release_of
 from ..devices.machine import Machine, apple_generation, read_machine
 from ..devices.moving import unwrapped
-from ..devices.request import kind_of
+from ..devices.registry import device_of
 from ..errors import ConfigurationError, NonFinite
 from .batch_checks import (
     BEFORE_2_14,
@@ -69,7 +69,7 @@ class DropoutWatch:
         what = "A forward pass ran in train mode with dropout and without gradients: its results are random."
         meant = "use Guards(off=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
-        if kind_of(self.device) == "mps" and sdpa and in_attention:
+        if device_of(self.device).attention_lacks_dropout and sdpa and in_attention:
             what += " On MPS attention raises here: scaled_dot_product_attention for MPS does not support dropout."
             meant = "load the model with attn_implementation='eager'"
         self.device = None
@@ -185,7 +185,10 @@ Give the model as many labels as the data has (num_labels), or number the labels
             WATCHED[model].unwatch()
         WATCHED[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
-        on_mps, repaired = kind_of(device) == "mps", (torch_release or release_of(torch.__version__))[:2] >= REPAIRED
+        on_mps, repaired = (
+            device_of(device).type == "mps",
+            (torch_release or release_of(torch.__version__))[:2] >= REPAIRED,
+        )
         # A chip that is not known is not suspected.
         suspected = on_mps and apple_generation(machine or read_machine()) in (1, 2)
         steps = (SINCE_2_14 if repaired else BEFORE_2_14) if suspected else None

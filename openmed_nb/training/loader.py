@@ -22,9 +22,8 @@ from .._utils.clock import now
 from .._utils.text import cause, describe_value, short_type_name
 from .._utils.validation import whole, whole_or_none, wrong_type
 from ..devices import moving
-from ..devices.backend import finish
-from ..devices.machine import Machine, import_psutil, mps_is_simulated
-from ..devices.request import kind_of
+from ..devices.machine import Machine, import_psutil
+from ..devices.registry import device_of
 from ..errors import ConfigurationError
 from ..session import SESSION
 
@@ -67,11 +66,6 @@ IMPORTING = ("spawn", "forkserver")
 # So many items of a list are looked at: those of one list are mostly of one kind.
 FEW = 10
 
-PIN_REASONS = {
-    "mps": "MPS does not use pinned memory; the loader would warn and go on without (torch/utils/data/dataloader.py)",
-    "cuda": "copies from pinned memory to the GPU are faster, and can go on while it computes",
-    "cpu": "nothing is copied to a GPU; on a Mac the loader would still pin for MPS, and warn",
-}
 CELL_REMEDY = "write the class into a .py file and import it"
 
 
@@ -114,7 +108,11 @@ class LoaderSettings(Shown):
         rows = tuple((one.name, str(one.value), one.reason) for one in self.settings)
         note = "Move batches with nb.training.to_device, which waits: non_blocking=True corrupts them (pytorch#189690)."
         table = Table("Arguments", ("argument", "value", "why"), rows)
-        return Report(f"DataLoader for {self.device}", (note,) if self.device == "mps" else (), (table,))
+        return Report(
+            f"DataLoader for {self.device}",
+            (note,) if device_of(self.device).corrupts_unwaited_copies else (),
+            (table,),
+        )
 
 
 def settings(dataset: Any, device: Any = None) -> LoaderSettings:
@@ -141,9 +139,9 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
 def settings_for(
     device: str, dataset: Any, machine: Machine, *, in_notebook: bool | None = None, start_method: str | None = None
 ) -> LoaderSettings:
-    kind, method = kind_of(device), start_method or usual_start_method(machine)
+    known, method = device_of(device), start_method or usual_start_method(machine)
     workers = worker_count(dataset, machine, method, in_a_notebook() if in_notebook is None else in_notebook)
-    settings = [LoaderArgument("pin_memory", kind == "cuda", PIN_REASONS[kind]), workers]
+    settings = [LoaderArgument("pin_memory", known.pins_memory, known.pin_reason), workers]
     if workers.value:
         why = "workers stay for the next epoch; starting one takes seconds"
         settings.append(LoaderArgument("persistent_workers", True, why))
@@ -380,7 +378,7 @@ def check(
         SESSION.tell(Activity("Timing", "the step", 1, 2, "part"))
         step_seconds = median(_time_steps(step, kept, torch.device(name), count))
         SESSION.tell(Activity("Timing", "the loader and the step", 2, 2, "part"))
-    simulated = kind_of(name) == "mps" and mps_is_simulated()
+    simulated = device_of(name).is_simulated
     return LoaderCheck(name, rung.seconds, step_seconds, rung.workers, count, simulated)
 
 
@@ -532,10 +530,10 @@ def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.dev
     try:
         with torch.no_grad() if modes else contextlib.nullcontext():
             for batch in itertools.islice(itertools.cycle(kept), WARM_UP + count):
-                finish(device)
+                device_of(device).finish()
                 begin = now()
                 run(moving.to_device(batch, device))
-                finish(device)
+                device_of(device).finish()
                 times.append(now() - begin)
     finally:
         for part, training in modes:

@@ -15,17 +15,16 @@ from .._render.display import Report, Shown, Table, in_bytes
 from .._utils.text import describe_names, short_type_name
 from .._utils.validation import check_flag, number
 from ..devices.backend import torch_is_loaded
+from ..devices.device import AllocatorMemory
 from ..devices.machine import mps_is_simulated
-from ..devices.memory import AllocatorMemory, OutOfMemory, allocator
-from ..devices.request import kind_of
+from ..devices.memory import OutOfMemory
+from ..devices.registry import device_of
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
 from .curve import resident_bytes
 from .guards import WATCHED, Guards
 from .holders import living_bytes
 
-# The largest fraction that torch takes (torch/mps/__init__.py:105, torch/cuda/memory.py).
-LARGEST = {"mps": 2.0, "cuda": 1.0}
 COLUMNS = "let go", "tensors", "device", "process"
 
 
@@ -101,15 +100,15 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
         name = SESSION.device(device).device
         fraction = check_fraction(name, fraction)
         SESSION.computer.limit_memory(name, fraction)
-    recommended = allocator(name).memory().recommended or 0
+    recommended = device_of(name).memory().recommended or 0
     return MemoryLimit(name, fraction, recommended, SESSION.computer.low_watermark(name), mps_is_simulated())
 
 
 def check_fraction(device: str, fraction: Any) -> float:
-    kind = kind_of(device)
-    if kind not in LARGEST:
+    known = device_of(device)
+    if not known.has_allocator:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
-    return number(f"The fraction of {device}", fraction, LARGEST[kind], above=None if kind == "mps" else 0)
+    return number(f"The fraction of {device}", fraction, known.max_fraction, above=None if known.takes_no_limit else 0)
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,7 @@ def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
     for cause, let_go in SESSION.steps(RELEASING, "memory", causes.items(), "cause"):
         if let_go():
             gc.collect()
-        allocator(device).empty_cache()
+        device_of(device).empty_cache()
         before, held = held, _held(device)
         freed.append(Freed(cause, *(one - other for one, other in zip(before, held, strict=True))))
     return freed
@@ -254,7 +253,7 @@ def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
 
 def _held(device: str) -> tuple[int, int, int]:
     """Return the bytes that are held now by tensors, by the device for the process, and by the process."""
-    memory = allocator(device).memory() if torch_is_loaded() else AllocatorMemory(0, 0)
+    memory = device_of(device).memory() if torch_is_loaded() else AllocatorMemory(0, 0)
     tensors = living_bytes() if memory.allocated is None else memory.allocated
     return tensors, memory.reserved or 0, resident_bytes()
 

@@ -22,11 +22,11 @@ from .._render.display import Report, Shown
 from .._utils.text import cause, describe_value, short_type_name
 from .._utils.validation import check_flag, number, whole, wrong_type
 from .._utils.warning import warn
-from ..devices.backend import cuda_capability, import_torch, release_of
-from ..devices.choice import FLOAT32_REASONS
-from ..devices.machine import Machine, apple_generation
+from ..devices.backend import import_torch, release_of
+from ..devices.machine import Machine
 from ..devices.memory import SMALLER_IN_GROUP
-from ..devices.request import kind_of
+from ..devices.mps import IGNORES_SCALER
+from ..devices.registry import device_of
 from ..errors import ConfigurationError
 from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, labels_of
@@ -41,17 +41,6 @@ SPELLINGS = {
     **dict.fromkeys(("float16", "fp16", "half"), "float16"),
     "auto": "auto",
 }
-
-# The first torch whose GradScaler works on MPS (pytorch#142397).
-SCALER_ON_MPS = (2, 8)
-# The first torch on MPS whose fused optimizers obey a GradScaler (pytorch#186360), and whose GradScaler leaves 16-bit
-# gradients alone (pytorch#184286); both are in the notes of that release.
-OBEYS_SCALER = (2, 13)
-IGNORES_SCALER = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
-# The first compute capability of CUDA with bfloat16.
-NATIVE_BFLOAT16 = (8, 0)
-# The last generation of Apple's chips without bfloat16 of its own (transformers#40458).
-EMULATED = 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +74,7 @@ class Precision(Shown):
 
         dtype = getattr(torch, self.dtype) if self.enabled else None
         context: contextlib.AbstractContextManager[Any] = torch.autocast(
-            kind_of(self.device), dtype=dtype, enabled=self.enabled
+            device_of(self.device).type, dtype=dtype, enabled=self.enabled
         )
         return context
 
@@ -93,7 +82,7 @@ class Precision(Shown):
         """Return a ``GradScaler``, which does nothing where none is needed."""
         import torch
 
-        return torch.amp.GradScaler(kind_of(self.device), enabled=self.needs_scaler)
+        return torch.amp.GradScaler(device_of(self.device).type, enabled=self.needs_scaler)
 
     def report(self) -> Report:
         """Return the type, why, and what to know about it."""
@@ -121,7 +110,7 @@ def precision(requested: str | None = None, device: Any = None) -> Precision:
         'float32'
     """
     name, computer = SESSION.device(device).device, SESSION.computer
-    return autocast_policy(name, computer.torch.release, computer.machine, requested, cuda_capability(name))
+    return autocast_policy(name, computer.torch.release, computer.machine, requested, device_of(name).capability())
 
 
 def autocast_policy(
@@ -136,63 +125,24 @@ def autocast_policy(
     if spelling not in SPELLINGS:
         accepted = ", ".join(repr(one) for one in SPELLINGS)
         raise ConfigurationError(f"The precision cannot be {describe_value(requested)}.", f"Use one of {accepted}.")
-    kind, dtype, why = kind_of(device), SPELLINGS[spelling], "was asked for"
-    default = f"float32 is the default: {FLOAT32_REASONS[kind]}."
+    known, dtype, why = device_of(device), SPELLINGS[spelling], "was asked for"
+    default = f"float32 is the default: {known.float32_reason}."
     if dtype == "auto":
         why = "is the best of the 16-bit types here"
-        if kind == "cpu":  # None is faster there than float32.
+        if not known.is_accelerator:  # None is faster there than float32.
             return Precision(device, "float32", default)
         # bfloat16 has the range of float32 and needs no scaler.
-        dtype = "float16" if _obstacle(kind, "bfloat16", torch_release, capability) else "bfloat16"
+        dtype = "float16" if known.half_precision_obstacle("bfloat16", torch_release, capability) else "bfloat16"
     if dtype == "float32":
         return Precision(device, dtype, default if requested is None else "float32 was asked for.")
-    if found := _obstacle(kind, dtype, torch_release, capability):
-        raise ConfigurationError(f"{dtype} cannot be used on {device}: {found[0]}.", found[1])
+    if obstacle := known.half_precision_obstacle(dtype, torch_release, capability):
+        raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", obstacle.remedy)
     reason = f"bfloat16 {why}; it has the range of float32 and needs no GradScaler."
     if dtype == "float16":
         reason = f"float16 {why}; its range is small, so a GradScaler keeps small gradients from becoming 0."
-    return Precision(device, dtype, reason, dtype == "float16", _notes(kind, dtype, torch_release, machine))
+    notes = known.half_precision_notes(dtype, torch_release, machine)
+    return Precision(device, dtype, reason, dtype == "float16", notes)
 
-
-def _obstacle(
-    kind: str, dtype: str, release: tuple[int, ...], capability: tuple[int, int] | None
-) -> tuple[str, str] | None:
-    """Return why a type cannot be used and what to do, ``None`` where it can."""
-    if kind == "mps" and dtype == "float16" and release < SCALER_ON_MPS:
-        torch = ".".join(map(str, release))
-        what = f"float16 needs a GradScaler, which does not work on MPS with torch {torch} (pytorch#142397)"
-        return what, "Use 'bfloat16', which needs none, or torch 2.8 or later."
-    if kind == "cuda" and dtype == "bfloat16" and (capability is None or capability < NATIVE_BFLOAT16):
-        known = "a GPU of compute capability {}.{}".format(*capability) if capability else ""
-        gpu = known or "the GPU, as far as is known,"
-        what = f"{gpu} has no bfloat16 of its own; that begins with compute capability 8.0"
-        return what, "Use 'float16', which comes with a GradScaler."
-    return None
-
-
-def _notes(kind: str, dtype: str, release: tuple[int, ...], machine: Machine) -> tuple[str, ...]:
-    """Return what to know about a 16-bit type on a device, where there is something."""
-    if kind == "cpu":
-        return (f"Most CPUs compute more slowly in {dtype} than in float32; measure it.",)
-    if kind == "mps" and dtype == "float16" and ignores_scaler(kind, release):
-        what = "Keep weights in float32, as autocast does: GradScaler can set 16-bit gradients to 0 on MPS"
-        fused = f"Use AdamW without fused=True. {IGNORES_SCALER}."
-        return f"{what} before torch 2.13 (pytorch#184286).", fused
-    generation = apple_generation(machine)
-    if kind != "mps" or dtype == "float16" or (generation or 0) > EMULATED:
-        return ()
-    what = "The chip is not known; M1 and M2 compute bfloat16 in software and gain no speed"
-    if generation is not None:
-        what = f"M{generation} computes bfloat16 in software: less memory for activations, but no speed gained"
-    return (f"{what} (transformers#40458).",)
-
-
-# The first torch with a fused AdamW on the device (MPS: pytorch#127242), and for which types.
-FUSED = {
-    "mps": ("2.5", ("float32", "float16", "bfloat16")),
-    "cpu": ("2.4", ("float64", "float32", "float16", "bfloat16")),
-    "cuda": ("2.0", ("float64", "float32", "float16", "bfloat16")),
-}
 
 AS_TORCH = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
 # The arguments of torch.optim.AdamW by which a person chooses the implementation.
@@ -293,25 +243,21 @@ def fused_support(
     if chosen:
         named = ", ".join(f"{name}={describe_value(options[name])}" for name in chosen)
         return FusedSupport(bool(options.get("fused")), f"{named} was set, and is left as it is.")
-    kinds = sorted({(kind_of(device), dtype) for device, dtype in tensors})
+    kinds = sorted({(device_of(device).type, dtype) for device, dtype in tensors})
     if not kinds:
         return FusedSupport(fused=False, reason="There are no parameters.")
     for kind, dtype in kinds:
-        missing = f"{IGNORES_SCALER}." if scaled and ignores_scaler(kind, torch_release) else ""
-        if kind not in FUSED:
+        known = device_of(kind)
+        missing = f"{IGNORES_SCALER}." if scaled and known.ignores_scaler(torch_release) else ""
+        if not known.fused_adamw_since:
             missing = f"torch is not known to have it on {kind}."
-        elif dtype not in FUSED[kind][1]:
-            types = ", ".join(FUSED[kind][1])
+        elif dtype not in known.fused_adamw_types:
+            types = ", ".join(known.fused_adamw_types)
             missing = f"torch has it on {kind} for {types}, and there are parameters in {dtype}."
         if missing:
             return FusedSupport(fused=False, reason=missing)
-    where = ", ".join(f"{dtype} on {kind} since {FUSED[kind][0]}" for kind, dtype in kinds)
+    where = ", ".join(f"{dtype} on {kind} since {device_of(kind).fused_adamw_since}" for kind, dtype in kinds)
     return FusedSupport(fused=True, reason=f"torch has it for {where}.")
-
-
-def ignores_scaler(device: str, torch_release: tuple[int, ...]) -> bool:
-    """Tell whether a fused optimizer steps where a ``GradScaler`` found infinite gradients."""
-    return kind_of(device) == "mps" and tuple(torch_release) < OBEYS_SCALER
 
 
 def _listed(parameters: Iterable[Any]) -> list[Any]:
@@ -413,7 +359,7 @@ def check_fused(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise wrong_type("The optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
     fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
-    ignored = any(ignores_scaler(one.device.type, torch_release) for one in fused)
+    ignored = any(device_of(one.device).ignores_scaler(torch_release) for one in fused)
     if scaler is not None and scaler.is_enabled() and ignored:
         remedy = "Make the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)

@@ -19,10 +19,10 @@ from transformers.pipelines.pt_utils import KeyDataset
 import openmed_nb as nb
 from openmed_nb._annotate import _Inputs
 from openmed_nb.annotation.masking import SHOWN_TEXTS
-from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.machine import shown_device
+from openmed_nb.devices.registry import device_of
 from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
 from openmed_nb.session import SESSION
 
@@ -42,7 +42,7 @@ def pipe(pipe_of, keyword_model):
 @pytest.fixture(scope="module")
 def few_at_once(pipe_of, keyword_model):
     """A pipeline with as many tokens at once as on the CPU, so that a few texts are many chunks on every device."""
-    return pipe_of(keyword_model, batch_tokens=BUDGETS["cpu"].tokens)
+    return pipe_of(keyword_model, batch_tokens=device_of("cpu").batch_tokens)
 
 
 def words(found):

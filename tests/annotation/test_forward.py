@@ -1,6 +1,7 @@
 """Windows become batches, batches rows of tokens; what a model computes comes back in the order of the tokens, whatever fills a row up."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.annotation.forward import Batch, Budget, allowed_lengths, input_names, plan_batches
-from openmed_nb.annotation.pipeline import BUDGETS
+from openmed_nb.annotation.pipeline import device_budget
+from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.errors import ModelUnusable
+
+BUDGETS = {name: device_budget(torch.device(name), SimpleNamespace(config=None)) for name in DEVICE_TYPES}
 
 LONGEST = (128, 512, 8192)
 """How many tokens the models of the field take."""

@@ -17,9 +17,10 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from openmed_nb.annotation.pipeline import BUDGETS, HOOKS, AnnotationPipeline
+from openmed_nb.annotation.pipeline import HOOKS, AnnotationPipeline
 from openmed_nb.annotation.tuning import Compilation
 from openmed_nb.devices.backend import TENSOR_LOCK
+from openmed_nb.devices.registry import device_of
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable, UnreadableText
 
 TEXT = "the patient has diabetes mellitus and hypertension ."
@@ -328,7 +329,7 @@ def test_measured_budget_stays_on_its_kind_of_device(new_pipe, home):
     pipe = new_pipe()
     pipe.learned = {"cuda": 4096}
 
-    assert pipe.batch_tokens == BUDGETS[home].tokens
+    assert pipe.batch_tokens == device_of(home).batch_tokens
     pipe.learned = {home: 4096}
     assert pipe.batch_tokens == 4096
 

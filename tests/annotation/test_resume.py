@@ -15,9 +15,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as some
 
 import openmed_nb as nb
-from openmed_nb.annotation.pipeline import BUDGETS
 from openmed_nb.annotation.results import Answered
 from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, line_of, with_checksum
+from openmed_nb.devices.registry import device_of
 from openmed_nb.errors import ConfigurationError, Interrupted
 
 TEXTS = [
@@ -344,7 +344,7 @@ def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
     """Where a file cannot grow the run ends with one error and what is done; with room it goes on to the same file."""
     import resource
 
-    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=BUDGETS["cpu"].tokens)
+    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=device_of("cpu").batch_tokens)
 
     def run(file, texts):
         return annotated(pipe, texts, resume=file, on_error="record")

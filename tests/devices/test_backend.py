@@ -18,7 +18,6 @@ from openmed_nb.devices.backend import (
     OTHER_NUMBERS,
     TorchFacts,
     _metal_name,
-    arrays_to_device,
     collector_at_rest,
     gpu_build,
     import_torch,
@@ -31,10 +30,9 @@ from openmed_nb.devices.backend import (
     random_states,
     reinstalling,
     set_random_states,
-    synchronize,
-    to_array,
-    towards_host,
 )
+from openmed_nb.devices.moving import arrays_to_device, to_array, towards_host
+from openmed_nb.devices.registry import device_of
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.modes import Copy
 
@@ -356,7 +354,7 @@ def test_there_and_back_on_the_cpu():
     for array in ARRAYS:
         (tensor,) = arrays_to_device([array], device)
         tensor = towards_host(tensor)
-        synchronize(device)
+        device_of(device).finish()
         returned = to_array(tensor)
         assert returned.dtype == array.dtype
         np.testing.assert_array_equal(returned, array)
@@ -370,7 +368,7 @@ def test_there_and_back_on_mps():
             (tensor,) = arrays_to_device([array], torch.device("mps"))
             assert tensor.device == torch.device("mps", 0)
             tensor = towards_host(tensor)
-            synchronize(tensor.device)
+            device_of(tensor.device).finish()
             np.testing.assert_array_equal(to_array(tensor), array)
     assert mps.copies == [Copy("cpu", "mps", False), Copy("mps", "cpu", False)] * len(ARRAYS)
 
@@ -412,6 +410,6 @@ def test_there_and_back_on_cuda():
     device = torch.device("cuda", 0)
     arrays = [np.arange(1_000_000) + shift for shift in range(8)]
     tensors = [towards_host(tensor * 2) for tensor in arrays_to_device(arrays, device)]
-    synchronize(device)
+    device_of(device).finish()
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_array_equal(to_array(tensor), array * 2)

@@ -8,19 +8,19 @@ from typing import NamedTuple
 import pytest
 
 from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.causes import Surroundings
 from openmed_nb.devices.choice import (
-    CAUSES,
     Candidate,
     DeviceChoice,
     DeviceList,
     Explanation,
     Rejection,
-    Surroundings,
-    first_applying,
+    rejection_of,
     resolve,
 )
 from openmed_nb.devices.environment import plan
 from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.devices.request import DeviceRequest, Wish, decide, precedence
 from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice
 
@@ -120,7 +120,7 @@ def ask(row):
     torch = TORCHES[row.torch]
     try:
         override = None if session is None else DeviceRequest.parse(session, "use()")
-        choice = resolve(decide(precedence(said, argument, override)), MACHINES[row.machine], torch, said)
+        choice = resolve(decide(precedence(said, argument, override)), Surroundings(MACHINES[row.machine], torch, said))
     except OpenMedError as error:
         return next(name for name, kind in ERRORS.items() if type(error) is kind), str(error)
     grade = "confirmed" if choice.certain else "planned"
@@ -140,8 +140,8 @@ def test_nobody_is_sent_to_another_computer():
     """A remedy is for the computer that is there: who runs Linux or Windows is not told of a Mac, but in a container on one."""
     for name, machine in MACHINES.items():
         for torch in TORCHES.values():
-            for device, causes in CAUSES.items():
-                found = first_applying(causes, Surroundings(device, machine, torch, {}))
+            for device in DEVICE_TYPES:
+                found = rejection_of(device, Surroundings(machine, torch, {}))
                 remedy = found.remedy if found else ""
                 assert ("the Mac itself" if "Mac" in name else "") in remedy or "Mac" not in remedy, (name, remedy)
                 assert "Use a " not in remedy, (name, remedy)
@@ -151,7 +151,8 @@ def test_switch_of_accelerate_is_told():
     """Where Accelerate's switch asks for the CPU, each other device is ruled out for that, with what switches it back."""
     environ = {"ACCELERATE_USE_CPU": "1"}
     request = decide(precedence(environ, Wish("argument", None), None))
-    choice = resolve(request, MACHINES["Linux with NVIDIA driver"], TORCHES["two GPUs that work"], environ)
+    here = Surroundings(MACHINES["Linux with NVIDIA driver"], TORCHES["two GPUs that work"], environ)
+    choice = resolve(request, here)
 
     assert choice.device == "cpu"
     told = "ACCELERATE_USE_CPU=1 asks for the CPU", "Unset ACCELERATE_USE_CPU."

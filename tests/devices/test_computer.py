@@ -209,8 +209,8 @@ def test_published_device_is_taken_back(shell):
     environ, computer = kernel.environ, kernel.computer
     environ.update({} if shell is None else {"OPENMED_TORCH_DEVICE": shell})
     before = dict(environ)
-    for device in ("mps", "cpu", "mps"):
-        computer.publish(device)
+    for device in ("cuda:1", "cpu", "cuda:0"):
+        computer.enter(device, published=True)
         assert environ["OPENMED_TORCH_DEVICE"] == device
         assert computer.shell == before
     computer.unpublish()
@@ -224,11 +224,11 @@ def test_published_device_that_the_person_changed():
     kernel = Kernel()
     environ, computer = kernel.environ, kernel.computer
     environ["OPENMED_TORCH_DEVICE"] = "cuda"
-    computer.publish("cpu")
+    computer.enter("cpu", published=True)
     environ["OPENMED_TORCH_DEVICE"] = "mps"
     assert computer.shell == {"OPENMED_TORCH_DEVICE": "mps"}
 
-    computer.publish("cpu")
+    computer.enter("cpu", published=True)
     computer.unpublish()
 
     assert environ == {"OPENMED_TORCH_DEVICE": "mps"}

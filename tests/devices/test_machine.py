@@ -16,13 +16,13 @@ from openmed_nb.devices.machine import (
     Footprint,
     Machine,
     apple_generation,
-    own_name,
     parse_sysctl,
     processor_name,
     read_footprint,
     read_machine,
     run_command,
 )
+from openmed_nb.devices.registry import device_of
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -167,7 +167,7 @@ def test_name_of_a_device():
         ("cpu", SIMULATED, UNKNOWN, HERE),
         ("cpu", LINUX, UNKNOWN, HERE),
     ):
-        assert own_name(device, machine, torch) == name
+        assert device_of(device).own_name(machine, torch) == name
 
 
 def test_name_of_a_processor(tmp_path):

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from openmed_nb.devices.backend import MINIMUM_TORCH, TorchFacts, release_of
-from openmed_nb.devices.choice import MACOS_OF_TORCH, TAKE_BEST, oldest_macos, resolve, torch_for
+from openmed_nb.devices.causes import MACOS_OF_TORCH, Surroundings, oldest_macos, torch_for
+from openmed_nb.devices.choice import TAKE_BEST, resolve
 from openmed_nb.devices.machine import Machine
 from openmed_nb.devices.request import DeviceRequest
 from openmed_nb.errors import DeviceUnavailable
@@ -69,7 +70,7 @@ def facts_of(torch):
 def answer(cell, torch):
     """Return the device that a cell's Mac takes with a torch for the device that is asked for, and its error's text."""
     try:
-        return resolve(DeviceRequest(cell.device, "argument"), machine_of(cell), torch).device, ""
+        return resolve(DeviceRequest(cell.device, "argument"), Surroundings(machine_of(cell), torch, {})).device, ""
     except DeviceUnavailable as error:
         return "", error.remedy
 
@@ -109,7 +110,9 @@ def test_auto_agrees():
     """Without a wish, a Mac takes MPS where its cell says so, and otherwise never."""
     for cell in (one for one in CELLS if one.device == "mps"):
         try:
-            device = resolve(DeviceRequest("auto", "nobody"), machine_of(cell), facts_of(cell.torch)).device
+            device = resolve(
+                DeviceRequest("auto", "nobody"), Surroundings(machine_of(cell), facts_of(cell.torch), {})
+            ).device
         except DeviceUnavailable:
             device = "none"
         assert (device == "mps") is (cell.helps == "mps"), cell
@@ -131,4 +134,4 @@ def test_nightly_counts_as_its_release():
     (mac,) = (machine_of(cell) for cell in CELLS if cell[1:5] == ("arm64", "14.8.2", "none", "mps"))
 
     with pytest.raises(DeviceUnavailable, match=r"supports MPS from macOS 15 on, and this is macOS 14\.8\.2"):
-        resolve(DeviceRequest("mps", "argument"), mac, TorchFacts("2.15.0.dev20260901", gpu_build=""))
+        resolve(DeviceRequest("mps", "argument"), Surroundings(mac, TorchFacts("2.15.0.dev20260901", gpu_build=""), {}))

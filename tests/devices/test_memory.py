@@ -8,14 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.backend import release_of
+from openmed_nb.devices.cpu import Cpu
+from openmed_nb.devices.cuda import Cuda
+from openmed_nb.devices.device import AllocatorMemory, Device
 from openmed_nb.devices.memory import (
-    AllocatorMemory,
     OutOfMemory,
-    allocator,
     does_not_fit,
     empty_cache,
     is_out_of_memory,
 )
+from openmed_nb.devices.mps import Mps
+from openmed_nb.devices.registry import device_of
 from openmed_nb.simulation.device import simulated_device
 
 # What stands in no recorded file.
@@ -152,17 +155,20 @@ def test_every_unit(number, unit):
     assert OutOfMemory.parse(RuntimeError(said)) == OutOfMemory("mps", tried=number * 1024**power)
 
 
-def test_each_device_has_its_allocator():
-    """The name of a device decides which allocator is asked; what torch has no allocator for is asked nothing."""
-    for device in ("cuda", "cuda:1"):
-        assert (type(allocator(device)).__name__, allocator(device).device) == ("CudaAllocator", device)
-    names = [type(allocator(device)).__name__ for device in ("mps", "mps:0", "cpu", "lazy:0")]
-    assert names == ["MpsAllocator", "MpsAllocator", "Allocator", "Allocator"]
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("cuda", Cuda), ("cuda:1", Cuda), ("mps", Mps), ("mps:0", Mps), ("cpu", Cpu), ("lazy:0", Device)],
+)
+def test_device_of_a_name(name, kind):
+    """The name decides the class; of a device that only torch knows nothing is asked."""
+    device = device_of(name)
+    assert (type(device), device.name, device.type) == (kind, name, name.partition(":")[0])
+    assert device_of(torch.device(name)).type == device.type
 
 
 def test_the_cpu_has_no_figures():
     """On the CPU there is nothing to empty, to limit and to ask, and nothing raises."""
-    cpu = allocator("cpu")
+    cpu = device_of("cpu")
     empty_cache("cpu")
     cpu.reset_peak()
     cpu.limit(0.5)
@@ -172,13 +178,13 @@ def test_the_cpu_has_no_figures():
 
 def figures_of(device):
     """Return the figures of a device before it has a tensor of 64 MiB, with it, without it and with its cache emptied."""
-    before = allocator(device).memory()
+    before = device_of(device).memory()
     tensor = torch.zeros(16 * M, device=device)
-    held = allocator(device).memory()
+    held = device_of(device).memory()
     del tensor
-    freed = allocator(device).memory()
+    freed = device_of(device).memory()
     empty_cache(device)
-    return before, held, freed, allocator(device).memory()
+    return before, held, freed, device_of(device).memory()
 
 
 def test_mps_figures_and_cache():
@@ -196,7 +202,7 @@ def test_mps_figures_and_cache():
 def test_mps_peaks():
     """On MPS the peak is the most since it was reset; torch counts it from 2.13 on, and before there is none."""
     with simulated_device("8 GiB"):
-        mps = allocator("mps")
+        mps = device_of("mps")
         mps.reset_peak()
         tensor = torch.zeros(16 * M, device="mps")
         del tensor
@@ -215,13 +221,13 @@ def test_mps_is_not_asked_where_it_is_not():
     if torch.backends.mps.is_available():
         pytest.skip("this computer has MPS")
     with pytest.raises((RuntimeError, AttributeError)):
-        allocator("mps").memory()
+        device_of("mps").memory()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_figures_and_cache():
     """On CUDA the figures follow the tensors, the peak can be reset, and emptying the cache hands blocks back."""
-    cuda = allocator("cuda:0")
+    cuda = device_of("cuda:0")
     cuda.empty_cache()
     before, held, freed, emptied = figures_of("cuda:0")
     cuda.reset_peak()
@@ -237,7 +243,7 @@ def test_cuda_figures_and_cache():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_limit_on_cuda_is_kept():
     """Behind a limit CUDA refuses more memory."""
-    cuda = allocator("cuda:0")
+    cuda = device_of("cuda:0")
     share = 0.05
     cuda.limit(share)
     try:

@@ -19,9 +19,9 @@ from openmed_nb.devices.request import (
     Wish,
     canonical,
     decide,
-    device_of,
     kind_of,
     masked,
+    parse_device_argument,
     precedence,
     shown_variables,
 )
@@ -149,10 +149,10 @@ def test_what_has_a_device():
         (SimpleNamespace(device="mps"), "mps"),
         (SimpleNamespace(device=torch.device("cuda", 0)), "cuda:0"),
     ):
-        assert device_of(thing) == device
+        assert parse_device_argument(thing) == device
     for thing in (None, True, 7.5, ["cpu"], SimpleNamespace(), SimpleNamespace(device=7), object):
         with pytest.raises(ConfigurationError, match="has no device"):
-            device_of(thing)
+            parse_device_argument(thing)
 
 
 def test_one_spelling_of_a_device():

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import TrainingArguments
 
 import openmed_nb as nb
-from openmed_nb.devices.request import device_of
+from openmed_nb.devices.request import parse_device_argument
 from openmed_nb.errors import BatchRefused, ConfigurationError, NonFinite, OpenMedWarning
 from openmed_nb.training.epochs import warn_of_another_device
 
@@ -21,9 +21,9 @@ def test_arguments_set_the_device(device, tmp_path):
         given = [device] if device == "cpu" else []  # The session's device is MPS.
         arguments = TrainingArguments(str(tmp_path), report_to=[], **nb.training.arguments("trainer", *given))
 
-        assert device_of(arguments) == device
+        assert parse_device_argument(arguments) == device
         assert arguments.dataloader_pin_memory is False
-        assert device_of(Accelerator(**nb.training.arguments("accelerate", *given))) == device
+        assert parse_device_argument(Accelerator(**nb.training.arguments("accelerate", *given))) == device
 
 
 @pytest.mark.parametrize("guards", [False, True, "labels", ()])

@@ -9,8 +9,8 @@ from ..._events.activity import Activity
 from ..._render.display import Report, Shown, Table, in_bytes
 from ...devices.choice import DeviceChoice, DeviceList, Explanation
 from ...devices.machine import mps_is_simulated, shown_device
-from ...devices.memory import allocator
-from ...devices.request import canonical, kind_of
+from ...devices.registry import device_of
+from ...devices.request import canonical
 from ...errors import OpenMedError
 from ...models.store import Inventory
 from ...training.curve import installed_bytes, resident_bytes
@@ -51,16 +51,15 @@ class MemoryBar:
 
 MEMORY_COLUMNS = ("memory", "used", "limit")
 
-LIMIT_NAMES = {"mps": "what Metal recommends", "cuda": "the memory of the GPU"}
-
 
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
     """Return the bars for a device and for this process."""
     process = MemoryBar("process", (MemoryPart("", resident_bytes()),), installed_bytes(), "of this computer")
-    name = LIMIT_NAMES.get(kind_of(choice.device)) if choice is not None and choice.certain else None
-    if choice is None or name is None:
+    if choice is None or not choice.certain or not device_of(choice.device).has_allocator:
         return (process,)
-    memory = allocator(choice.device).memory()
+    device = device_of(choice.device)
+    memory = device.memory()
+    name = device.capacity
     allocated = memory.allocated or 0
     cached = max(0, (memory.reserved or 0) - allocated)
     parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ..._utils.clock import now
 from ..._utils.text import cause, model_label, short_type_name
 from ..._utils.validation import check_flag, whole_or_none
-from ...devices.backend import random_numbers_kept, to_array
-from ...devices.moving import copy_of, named_tensors, to_device, with_tensors
-from ...devices.request import kind_of
+from ...devices.backend import random_numbers_kept
+from ...devices.moving import copy_of, named_tensors, to_array, to_device, with_tensors
+from ...devices.registry import device_of
 from ...errors import ConfigurationError
 from ...models.config import dtype_name
 from ...models.loading import LoadSpec, dtype_of, is_quantized, load
@@ -169,7 +169,7 @@ def filled(annotator: Annotator, texts: list[Any]) -> Filled:
 
 def in_same_batches(benches: Mapping[str, Bench]) -> Mapping[str, Bench]:
     """Return benches that read texts in the batches of one device: of the first but the CPU, if there is one."""
-    leading = next((bench for name, bench in benches.items() if kind_of(name) != "cpu"), None)
+    leading = next((bench for name, bench in benches.items() if device_of(name).is_accelerator), None)
     if not isinstance(leading, AnnotationBench):
         return benches
     alike = {name: bench for name, bench in benches.items() if isinstance(bench, AnnotationBench)}
@@ -247,7 +247,7 @@ class ModuleBench:
 
     def transfer(self, example: Example) -> Example:
         """Return a batch on the device; on the CPU that is the person's own, and a copy for a model that writes into it."""
-        if self.device == "cpu" and self.writes is not False:
+        if not device_of(self.device).is_accelerator and self.writes is not False:
             return example.copied()
         return Example(to_device(example.args, self.device), to_device(example.kwargs, self.device))
 

@@ -17,8 +17,9 @@ from ..._render.drawing import Bar, Picture
 from ..._utils.clock import now
 from ..._utils.text import describe_value
 from ..._utils.validation import number, whole, whole_or_none
-from ...devices.machine import mps_is_simulated, shown_device
-from ...devices.request import canonical, kind_of
+from ...devices.machine import shown_device
+from ...devices.registry import device_of
+from ...devices.request import canonical
 from ...errors import ConfigurationError, DeviceUnavailable
 from ...session import SESSION
 from .sweep import rate
@@ -441,7 +442,7 @@ def figures_on(
         None if device == CPU else median_interval(ratios),
         load,
         mean_rows=workload.mean_rows,
-        simulated=mps_is_simulated() and kind_of(device) == "mps",
+        simulated=device_of(device).is_simulated,
     )
 
 

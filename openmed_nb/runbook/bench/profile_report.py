@@ -29,7 +29,7 @@ from ..._render.drawing import Bar, Picture, bars_of
 from ..._utils.plain import read_as, save, to_json
 from ..._utils.text import short_type_name
 from ..._utils.validation import given_path
-from ...devices.request import kind_of
+from ...devices.registry import device_of
 from ...errors import ConfigurationError
 from ..checks.operators.fallbacks import Fallback
 from .workloads import (
@@ -288,7 +288,7 @@ class Profile(StepReport):
             return Finding(SYNCHRONISATION, OK, waits if mine else "no line of the step waits for the device")
         more = f", and {counted(len(own) - SHOWN, 'other')}" if len(own) > SHOWN else ""
         places = f"{', '.join(str(one) for one in own[:SHOWN])}{more}"
-        if kind_of(self.device) == "cpu":
+        if not device_of(self.device).is_accelerator:
             words = f"nothing waits on the CPU; a GPU would be waited for: {places}"
             return Finding(SYNCHRONISATION, NOT_APPLICABLE, words)
         return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", WAIT_REMEDIES[own[0].reason])
@@ -296,7 +296,7 @@ class Profile(StepReport):
     def _tiny_batch(self) -> Finding:
         """Return whether a step does little but start operators."""
         share, kernels = self.starting_share, self.kernel_share
-        if self.simulated and kind_of(self.device) == "mps":
+        if self.simulated and device_of(self.device).can_be_simulated:
             return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device starts no operators")
         # A step of one's own may spend its time in Python, which only the CPU's own operator times tell apart.
         hides_python = self.task == OWN_STEP and self.operator_seconds is None
@@ -308,7 +308,7 @@ class Profile(StepReport):
         return Finding(TINY_BATCH, OK, "operators have enough to do")
 
     def _fallback(self) -> Finding:
-        if kind_of(self.device) != "mps":
+        if not device_of(self.device).has_fallbacks:
             return Finding(FALLBACK, NOT_APPLICABLE, "only MPS has operators that fall back to the CPU")
         names = sorted({one.operator for one in self.fallbacks})
         if names:

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices.moving import operator_tensors
 from ...devices.profilers import is_of_host, modes_on, profiling
+from ...devices.registry import device_of
 from ...devices.request import kind_of
 from ...training.holders import INSTALLED
 from ..checks.operators.fallbacks import Fallback, fallbacks
@@ -80,7 +81,7 @@ def operators_of(
                 beside.run(None, marked)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    return operator_times(profiler.events(), steps, kind_of(workload.device) == "cuda")
+    return operator_times(profiler.events(), steps, device_of(workload.device).profiler_times_kernels)
 
 
 def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tuple[OperatorTime, ...]:
@@ -184,7 +185,7 @@ def watched(
 ) -> tuple[float, tuple[Synchronisation, ...], tuple[Fallback, ...]]:
     """Return how many operators a step starts, which calls wait for the device, and what fell back from MPS to the CPU."""
     record = StepRecord(kind_of(workload.device))
-    ledger = fallbacks() if record.kind == "mps" else contextlib.nullcontext()
+    ledger = fallbacks() if device_of(record.kind).has_fallbacks else contextlib.nullcontext()
     with ledger as seen:
         for _ in range(WATCHED):
             batch = next(batches)
@@ -257,7 +258,7 @@ def watching(record: StepRecord) -> Iterator[None]:
     """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
     record.begun = False
     with contextlib.ExitStack() as stack:
-        for module in (getattr(torch, record.kind), torch.accelerator) if record.kind != "cpu" else ():
+        for module in (getattr(torch, record.kind), torch.accelerator) if device_of(record.kind).is_accelerator else ():
             stack.callback(setattr, module, SYNCHRONIZE, getattr(module, SYNCHRONIZE))
             call = f"{module.__name__}.{SYNCHRONIZE}()"
             setattr(module, SYNCHRONIZE, noted(getattr(module, SYNCHRONIZE), call, record))
@@ -321,7 +322,7 @@ def copying_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind
     waits (``MPSStream.mm``), on CUDA ``memcpy_and_sync`` (``CUDAFunctions.h``).
     """
     first, *others = [*args, *kwargs.values()] or [None]
-    if kind == "cpu" or goes_on(args, kwargs):
+    if not device_of(kind).is_accelerator or goes_on(args, kwargs):
         return ""
     if is_on(first, kind):
         return copied_into(name, others) if others else ""

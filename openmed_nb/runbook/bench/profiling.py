@@ -14,7 +14,7 @@ from ..._utils.plain import utc
 from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_flag, whole, whole_or_none
 from ...devices import profilers
-from ...devices.request import kind_of
+from ...devices.registry import device_of
 from ...errors import ConfigurationError
 from ...session import SESSION
 from .profile_report import Profile
@@ -154,7 +154,8 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
         SESSION.tell(Activity("Profiling", workload.name, done, PARTS, "part"))
 
     tell(0)
-    empty, kind = empty_operators(device), kind_of(device)
+    empty = empty_operators(device)
+    known = device_of(device)
     with workload.begun() as batches:
         batch = next(batches)
         for _ in range(warm_up):
@@ -171,7 +172,7 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
         turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
         tell(4)
         with profilers.signposts() if signposts else contextlib.nullcontext():
-            operators = operators_of(workload, batches, steps, trace, empty if kind == "cpu" else None)
+            operators = operators_of(workload, batches, steps, trace, None if known.is_accelerator else empty)
         if capture is not None:
             with profilers.metal_capture(capture):
                 workload.run(batch)
@@ -179,6 +180,9 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
         per_step, waits, fell = watched(workload, batches)
     tell(PARTS)
     compute, started = (statistics.median(seconds) for seconds in zip(*turns, strict=True))
+    starting = total(operators, "starting_seconds")
+    if known.is_accelerator and not known.profiler_times_kernels:
+        starting = per_step * started / CALLS
     return Profile(
         **workload.facts,
         device=device,
@@ -196,7 +200,7 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
         fallbacks=fell,
         watched=WATCHED,
         batch_tokens=workload.batch_tokens,
-        operator_seconds=(total(operators, "seconds") or 0.0) if kind == "cpu" else None,
-        starting_seconds=per_step * started / CALLS if kind == "mps" else total(operators, "starting_seconds"),
+        operator_seconds=None if known.is_accelerator else (total(operators, "seconds") or 0.0),
+        starting_seconds=starting,
         written=utc(),
     )

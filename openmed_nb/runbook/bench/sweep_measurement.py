@@ -13,17 +13,14 @@ from typing import Any
 from ..._render.display import counted
 from ..._utils.clock import now
 from ...devices.machine import import_psutil
-from ...devices.memory import allocator, empty_cache, is_out_of_memory
+from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.profilers import memory_changes, profiler_is_on, profiling
-from ...devices.request import kind_of
+from ...devices.registry import device_of
 from .sweep_knee import MEMORY, TIME, Point, close_points, fitting
 from .workloads import Bench, Workload
 
 # The share of the memory of a GPU that must stay free: the allocator splits blocks, and other batches are larger.
 HEADROOM_SHARE = 0.1
-
-# The share of the limit that a batch may be expected to take: on the CPU and on MPS, going beyond it makes the system swap.
-HEADROOM = {"cpu": 0.7, "mps": 1 - HEADROOM_SHARE, "cuda": 1 - HEADROOM_SHARE}
 
 # Ways to measure the memory of a step.
 ALLOCATOR = "the most that tensors took during a step, with the model, as torch's allocator counts it"
@@ -37,9 +34,9 @@ GROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.cu
 
 def memory_of(device: str, step: Callable[[], object]) -> tuple[int | None, str]:
     """Run a step to its end on a device and return the most memory that it took, in bytes, and how that was measured."""
-    if kind_of(device) not in {"mps", "cuda"}:
+    asked = device_of(device)
+    if not asked.has_allocator:
         return peak_seen(step)
-    asked = allocator(device)
     counts = asked.memory().peak is not None
     asked.reset_peak() if counts else asked.empty_cache()
     step()
@@ -64,9 +61,10 @@ def limit_of(device: str, fraction: float | None) -> int | None:
     torch refuses more than a ``fraction`` of the device's memory; on MPS more than 1 counts as 1: torch would allow it (the
     high watermark is 1.7 by itself), but the Mac would swap. ``None`` if nothing is known.
     """
-    if kind_of(device) not in {"mps", "cuda"}:
+    known = device_of(device)
+    if not known.has_allocator:
         return given_by_system()
-    recommended = allocator(device).memory().recommended
+    recommended = known.memory().recommended
     return None if recommended is None else int(recommended * min(1.0, fraction or 1.0))
 
 
@@ -167,7 +165,7 @@ class Measurement:
     def hindrance(self, rows: int, points: Sequence[Point]) -> str:
         """Return why a number of rows must not be measured: the memory that it is expected to take, or the time."""
         memory = expected_memory(points, rows)
-        headroom = HEADROOM.get(kind_of(self.bench.device), HEADROOM["cpu"])
+        headroom = device_of(self.bench.device).headroom
         if self.limit is not None and memory is not None and memory > self.limit * headroom:
             return MEMORY
         seconds = rows / fitting(points)[-1].speed

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..._render.display import Plain
 from ..._utils.clock import now
-from ...devices import backend
+from ...devices.registry import device_of
 from ...session import SESSION
 from ..records.signals import Busy, busy_reader
 from .workloads import Workload
@@ -77,7 +77,7 @@ def load_on(device: str, workload: Workload, seconds: float) -> Utilisation:
     """Return how busy a device is while it works without a pause, and how busy it was just before."""
     if not seconds:
         return Utilisation()
-    read = busy_reader(device, SESSION.computer.machine, environ=SESSION.environ, uuid=backend.gpu_uuid(device))
+    read = busy_reader(device, SESSION.computer.machine, environ=SESSION.environ, uuid=device_of(device).uuid())
     with workload.begun() as batches:
         return utilisation_during(read, seconds, lambda: workload.run(next(batches)))
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from ..._render.display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown, milliseconds
 from ..._utils.clock import now
-from ...devices.backend import TENSOR_LOCK, finish, random_numbers_from, random_numbers_kept, random_states
+from ...devices.backend import TENSOR_LOCK, random_numbers_from, random_numbers_kept, random_states
 from ...devices.machine import mps_is_simulated
 from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
-from ...devices.request import canonical
+from ...devices.registry import device_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class StepReport(Shown):
 
     def shown(self, device: str) -> str:
         """Return the name of a device as it is shown, marked if it is simulated."""
-        return f"{device}{MARK}" if self.simulated and canonical(device) == "mps" else device
+        return f"{device}{MARK}" if self.simulated and device_of(device).can_be_simulated else device
 
     @property
     def data_remedy(self) -> str:
@@ -126,20 +126,20 @@ class Workload:
             for name, phase in self.phases:
                 with around(name):
                     batch = phase(batch)
-            finish(self.torch_device)
+            device_of(self.device).finish()
         return batch
 
     def seconds(self, batch: Any) -> float:
         """Return how long a step at full speed takes, in seconds, on a device with nothing else to do."""
         with TENSOR_LOCK:
-            finish(self.torch_device)
+            device_of(self.device).finish()
             begin = now()
             self.run(batch)
             return now() - begin
 
     def seconds_of_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
         """Return how long a step takes at full speed, its data included, in seconds: the mean of several in a row."""
-        finish(self.torch_device)
+        device_of(self.device).finish()
         begin, apart = now(), 0.0
         for _ in range(steps):
             batch = next(batches)
@@ -152,18 +152,18 @@ class Workload:
         value, seconds = next_batch(batches)
         times = {DATA: seconds}
         with TENSOR_LOCK:
-            finish(self.torch_device)
+            device_of(self.device).finish()
             for name, phase in self.phases:
                 begin = now()
                 value = phase(value)
-                finish(self.torch_device)
+                device_of(self.device).finish()
                 times[name] = now() - begin
         return times
 
     def split(self, batches: Iterator[Any], steps: int, fewest: int = 0) -> Split:
         """Return where the time of so many steps goes, or of fewer if they are slow."""
         measured = series(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest))
-        meanwhile = self.task == ANNOTATION and self.torch_device.type != "cpu"
+        meanwhile = self.task == ANNOTATION and device_of(self.device).is_accelerator
         return replace(split_of(measured, self.typical), meanwhile=meanwhile)
 
     @property

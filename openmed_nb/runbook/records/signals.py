@@ -15,9 +15,8 @@ from operator import attrgetter
 from typing import Any
 
 from ..._render.display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes, worst
-from ...devices import backend
 from ...devices.machine import Machine, import_psutil, mps_is_simulated, run_command
-from ...devices.request import kind_of
+from ...devices.registry import device_of
 from ...errors import OpenMedError
 from ...session import SESSION
 from ...training.curve import PRESSURE
@@ -254,7 +253,7 @@ def signals() -> Signals:
     with SESSION.lock:
         choice = SESSION.choice_or_error(confirm=False)
         device = "cpu" if isinstance(choice, OpenMedError) else choice.device
-        return read_signals(SESSION.computer.machine, device, uuid=backend.gpu_uuid(device))
+        return read_signals(SESSION.computer.machine, device, uuid=device_of(device).uuid())
 
 
 def read_signals(
@@ -270,7 +269,7 @@ def read_signals(
     read = _read_system()
     if machine.system == "Darwin":
         read |= {name: value for name, value in _read_mac(run).items() if value is not None}
-    if kind_of(device) == "cuda":
+    if device_of(device).sensor == "nvidia-smi":
         read["gpu"] = _read_nvidia(device, run, environ, uuid)
     return Signals(chip=machine.chip, **read)
 
@@ -516,15 +515,15 @@ def busy_reader(
     """
     if machine.simulated or mps_is_simulated():
         return None
-    kind = kind_of(device)
-    if kind == "cpu":
+    known = device_of(device)
+    if not known.is_accelerator:
         return _CpuReader() if _cpu_times() else None
 
     def read() -> float | None:
         gpu = Gpu()
-        if kind == "mps":
+        if known.sensor == "ioreg":
             gpu = _apple_gpu(run(MAC_COMMANDS["ioreg"]))
-        elif kind == "cuda":
+        elif known.sensor == "nvidia-smi":
             gpu = _read_nvidia(device, run, environ, uuid)
         return None if gpu.utilisation is None else gpu.utilisation / 100
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..._render.display import FAILED, NOT_APPLICABLE, WARNING, Finding, Report, Shown, Table
 from ..._utils.text import describe_value
 from ..._utils.validation import number
-from ...devices.request import kind_of
+from ...devices.registry import device_of
 from ...errors import ConfigurationError
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE, MemoryCurve
@@ -348,7 +348,7 @@ def _fallen(outcome: str) -> Reader:
 
 
 def _is_of_mps(report: Profile | FallbackLedger) -> bool:
-    return kind_of(report.device) == "mps" if isinstance(report, Profile) else bool(report.operators_on_mps)
+    return device_of(report.device).has_fallbacks if isinstance(report, Profile) else bool(report.operators_on_mps)
 
 
 def _calls_that_fell(report: Profile | FallbackLedger, _context: Context) -> float | None:
@@ -696,7 +696,7 @@ class Evidence(Shown):
     @property
     def kind(self) -> str | None:
         """What kind of device it is: ``"mps"``, ``"cuda"`` or ``"cpu"``."""
-        return kind_of(self.device) if self.device else None
+        return device_of(self.device).type if self.device else None
 
     @property
     def data_share(self) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...devices.registry import device_of
 from ...models.certificates import ROUNDING
 from ...training.curve import GROWING, TOO_SHORT
 from ..bench.workloads import ANNOTATION, TOKENISE_MORE
@@ -104,7 +105,7 @@ class Case:
     @property
     def on_accelerator(self) -> bool:
         """Whether there is a CPU to compare the device with."""
-        return self.evidence.kind != "cpu"
+        return self.evidence.kind is None or device_of(self.evidence.kind).is_accelerator
 
     @property
     def writes_on_mps(self) -> bool:
@@ -177,7 +178,7 @@ class Case:
 
     def falls_back(self) -> Figures:
         """Return the operators that MPS does not have, if they take too much."""
-        if self.evidence.kind not in {None, "mps"}:
+        if self.evidence.kind is not None and not device_of(self.evidence.kind).has_fallbacks:
             return ()
         much = self.beyond("fallback_calls" if self.evidence.fallback_time is None else "fallback_time")
         named = self.known("fallback_operators") if much else ()
@@ -328,7 +329,7 @@ def requirements(case: Case) -> tuple[Requirement, ...]:
             Area.FALLBACKS,
             FALLBACKS,
             case.fallbacks_are_known(),
-            matters=here.kind in {None, "mps"},
+            matters=here.kind is None or device_of(here.kind).has_fallbacks,
         ),
         Requirement(
             "speed-up",

@@ -7,6 +7,7 @@ import pytest
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.causes import Surroundings
 from openmed_nb.devices.choice import DeviceChoice, resolve
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW, Moment, plan
 from openmed_nb.devices.machine import Machine
@@ -50,7 +51,7 @@ def on_mac(**changes):
         python="3.12",
         machine=MAC,
         torch=MAC_TORCH,
-        choice=resolve(DeviceRequest("auto", "nobody"), MAC, MAC_TORCH),
+        choice=resolve(DeviceRequest("auto", "nobody"), Surroundings(MAC, MAC_TORCH, {})),
         environment=plan(environ, "mps", moment),
         computed=ON_MPS,
         packages=(Finding("packages", OK, "9 packages fit together"),),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.memory import allocator
+from openmed_nb.devices.registry import device_of
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.runbook.bench.sweep_knee import MEMORY, OUT_OF_MEMORY, TIME
 
@@ -146,7 +146,7 @@ class TestSmallDevice:
         with nb.simulated_mps(memory="2 GiB"):
             report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=600)
             gc.collect()
-            left = allocator("mps").memory()
+            left = device_of("mps").memory()
 
         assert report.knee == 8
         assert report.compared[-1].throughput == pytest.approx(8, rel=0.05)

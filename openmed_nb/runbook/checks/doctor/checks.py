@@ -17,13 +17,15 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
-from ....devices import choice as rules
+from ....devices import causes, cuda, mps
 from ....devices.backend import TENSOR_LOCK, TorchFacts
-from ....devices.choice import Cause, DeviceChoice, Surroundings, first_applying
+from ....devices.causes import Cause, Surroundings
+from ....devices.choice import DeviceChoice
 from ....devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan
 from ....devices.machine import Machine, distribution_of, shown_device
-from ....devices.moving import NARROWER, module_in, unwrapped
-from ....devices.request import canonical, kind_of
+from ....devices.moving import module_in, unwrapped
+from ....devices.registry import device_of
+from ....devices.request import canonical
 from ....errors import OpenMedError
 from ....models.certificates import REDUCED, Validation
 from ....models.config import dtype_name
@@ -72,8 +74,12 @@ class DoctorFacts:
     models: tuple[Finding, ...] = ()  # What was found about each model.
 
 
-NO_TORCH = (Cause(lambda here: not here.torch.loaded, "torch cannot be used", ""), *rules.TORCH_CAUSES)
-UNKNOWN_MACOS = Cause(lambda here: here.machine.macos is None, "its version could not be read", "")
+# The names of causes, with two that count for the doctor alone.
+NOT_LOADED = "torch is not loaded"
+UNKNOWN_MACOS = "unknown macOS"
+IN_TORCH = (causes.NO_TORCH, causes.OLD_TORCH)
+NO_APPLE_GPU = (mps.LINUX_ON_APPLE, mps.NO_MAC, mps.ROSETTA, mps.INTEL)
+OF_MACOS = (mps.OLD_MACOS, mps.NEW_TORCH)
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,22 @@ class RuleCheck:
 
     name: str  # What it is.
     device: str  # The device that the rules are asked about.
-    before: tuple[Cause, ...]  # Causes that make it meaningless; the first that applies says why.
-    fails: tuple[Cause, ...]  # Causes that fail it.
+    before: tuple[str, ...]  # Names of causes that make it meaningless; the first that applies says why.
+    fails: tuple[str, ...]  # Those of causes that fail it.
     evidence: Callable[[DoctorFacts], str]  # What it shows if nothing is wrong.
-    warns: tuple[Cause, ...] = ()  # Causes of what the person may have wanted, asked before those that fail.
+    warns: tuple[str, ...] = ()  # Those of what the person may have wanted, asked before those that fail.
 
     def finding(self, facts: DoctorFacts) -> Finding:
-        here = Surroundings(self.device, facts.machine, facts.torch, facts.environ)
-        for status, causes in ((NOT_APPLICABLE, self.before), (WARNING, self.warns), (FAILED, self.fails)):
-            rejection = first_applying(causes, here)
-            if rejection is not None:
-                remedy = "" if status == NOT_APPLICABLE else rejection.remedy
-                return Finding(self.name, status, rejection.reason, remedy)
+        here = Surroundings(facts.machine, facts.torch, facts.environ)
+        applying = {cause.name: cause for cause in device_of(self.device).causes(here)}
+        if not facts.torch.loaded:
+            applying[NOT_LOADED] = Cause(NOT_LOADED, "torch cannot be used")
+        if facts.machine.macos is None:
+            applying[UNKNOWN_MACOS] = Cause(UNKNOWN_MACOS, "its version could not be read")
+        for status, names in ((NOT_APPLICABLE, self.before), (WARNING, self.warns), (FAILED, self.fails)):
+            cause = next((applying[name] for name in names if name in applying), None)
+            if cause is not None:
+                return Finding(self.name, status, cause.reason, "" if status == NOT_APPLICABLE else cause.remedy)
         return Finding(self.name, OK, self.evidence(facts))
 
 
@@ -104,37 +114,37 @@ def _torch_build(facts: DoctorFacts) -> str:
 
 COMPUTER = (
     RuleCheck(
-        "Python", "mps", (), (rules.ROSETTA,), lambda facts: f"{facts.python}, built for {facts.machine.architecture}"
+        "Python", "mps", (), (mps.ROSETTA,), lambda facts: f"{facts.python}, built for {facts.machine.architecture}"
     ),
     RuleCheck(
         "macOS",
         "mps",
-        (rules.LINUX_ON_APPLE, rules.NO_MAC, rules.INTEL, UNKNOWN_MACOS),
-        rules.MACOS_CAUSES,
+        (mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS),
+        OF_MACOS,
         lambda facts: ".".join(map(str, facts.machine.macos or ())),
     ),
-    RuleCheck("torch", "cpu", (), rules.TORCH_CAUSES, _torch_build),
+    RuleCheck("torch", "cpu", (), IN_TORCH, _torch_build),
     RuleCheck(
         "MPS in torch",
         "mps",
-        (*rules.NO_APPLE_GPU, *NO_TORCH),
-        (rules.NOT_BUILT,),
+        (*NO_APPLE_GPU, NOT_LOADED, *IN_TORCH),
+        (mps.NOT_BUILT,),
         lambda _facts: "torch was built with MPS",
     ),
     RuleCheck(
         "MPS",
         "mps",
-        (*rules.NO_APPLE_GPU, *rules.MACOS_CAUSES, *NO_TORCH, rules.NOT_BUILT),
-        (rules.NO_METAL, rules.BAD_WATERMARKS, rules.FAILED_PROBE),
+        (*NO_APPLE_GPU, *OF_MACOS, NOT_LOADED, *IN_TORCH, mps.NOT_BUILT),
+        (mps.NO_METAL, mps.BAD_WATERMARKS, causes.FAILED_PROBE),
         lambda facts: f"torch finds the Metal device{facts.torch.metal and f': {facts.torch.metal}'}",
     ),
     RuleCheck(
         "CUDA",
         "cuda",
-        (rules.MACOS, rules.NO_DRIVER, *NO_TORCH),
-        (rules.NO_GPU, rules.FAILED_PROBE),
+        (cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *IN_TORCH),
+        (cuda.NO_GPU, causes.FAILED_PROBE),
         lambda facts: ", ".join(facts.torch.cuda_names or ()),
-        warns=(rules.CPU_BUILD, rules.HIDDEN_GPUS),
+        warns=(cuda.CPU_BUILD, cuda.HIDDEN_GPUS),
     ),
 )
 
@@ -211,7 +221,7 @@ def _types_of_numbers(facts: DoctorFacts) -> Iterator[Finding]:
     for name, failure in facts.computed.dtypes.items():
         if not failure:
             computed.append(name)
-        elif (kind_of(device), name) == ("mps", "float64"):
+        elif name in device_of(device).narrower:
             refused = "; float64 is refused, as MPS has none"
         else:
             needed = name in NECESSARY
@@ -264,11 +274,11 @@ def model_findings(
 def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
     """Find numbers of 64 bits, which MPS does not have."""
     tensors = list(examined.tensors())
-    names = [name for name, tensor in tensors if dtype_name(tensor.dtype) in NARROWER]
+    names = [name for name, tensor in tensors if dtype_name(tensor.dtype) in mps.Mps.narrower]
     if names:
         share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
         evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
-        status = FAILED if kind_of(examined.device) == "mps" else WARNING
+        status = FAILED if device_of(examined.device).narrower else WARNING
         remedy = "Call model.float(), or move it with nb.training.to_device, which converts."
         yield Finding("float64", status, evidence, remedy)
 

@@ -28,8 +28,10 @@ from ...._render.display import (
 from ...._utils.text import cause, model_label
 from ....devices import backend
 from ....devices.backend import TorchFacts
-from ....devices.choice import DeviceChoice, torch_for
+from ....devices.causes import torch_for
+from ....devices.choice import DeviceChoice
 from ....devices.moving import module_in, unwrapped
+from ....devices.registry import device_of
 from ....errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable
 from ....models.certificates import validation_of
 from ....models.config import OpenMedConfig
@@ -205,7 +207,7 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
             ruled_out=compute(wrong) if wrong else None,
             packages=package_findings(*read_packages(), torch_for(computer.machine)),
             launching=() if torch_error else accelerate_findings(shell, computer.machine, computer.torch),
-            signals=read_signals(computer.machine, device or "cpu", uuid=backend.gpu_uuid(device or "cpu")),
+            signals=read_signals(computer.machine, device or "cpu", uuid=device_of(device or "cpu").uuid()),
             models=tuple(finding for one in models for finding in _look_at(*one, device or "cpu", session)),
         )
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, Finding
 from ...._utils.text import cause, short_type_name
 from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_states
-from ....devices.choice import MAC_TORCH
+from ....devices.causes import MAC_TORCH
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache
 from ....devices.request import kind_of

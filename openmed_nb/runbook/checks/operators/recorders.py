@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...._utils.clock import now
-from ....devices.backend import finish
 from ....devices.moving import narrower_types, operator_tensors
 from ....devices.profilers import modes_on
+from ....devices.registry import device_of
 from ....simulation.operators import names_above_autograd
 from .table import (
     ALWAYS_ON_CPU,
@@ -52,7 +52,7 @@ from .table import (
     of_shapes,
 )
 
-WIDE = frozenset(narrower_types())  # The types that MPS does not have.
+WIDE = frozenset(narrower_types("mps"))  # The types that MPS does not have.
 ELSEWHERE = "elsewhere"
 
 
@@ -299,7 +299,7 @@ class FallbackRecord(TorchDispatchMode):
             return operator(*args, **kwargs)
         sighting = self.begin(operator.name())
         if sighting.name and sighting.phase != BACKWARD:  # There, another thread may wait for us, with the lock.
-            finish(torch.device("mps"))  # What was started before is not the time of this one, which waits for it.
+            device_of("mps").finish()  # What was started before is not the time of this one, which waits for it.
         start = now()
         try:
             made = operator(*args, **kwargs)

@@ -18,10 +18,11 @@ from ...._events.activity import Activity
 from ...._render.display import counted
 from ...._utils.text import cause, describe_value
 from ...._utils.validation import check_flag
-from ....devices.backend import TENSOR_LOCK, synchronize, to_array
+from ....devices.backend import TENSOR_LOCK
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache, is_out_of_memory
-from ....devices.moving import copy_of
+from ....devices.moving import copy_of, to_array
+from ....devices.registry import device_of
 from ....errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError
 from ....models.config import DEFAULT_STRATEGY, STRATEGIES
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
@@ -276,7 +277,7 @@ def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[s
         inside = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()
         loss = torch.nn.functional.cross_entropy(logits.float()[inside], torch.from_numpy(labels).to(device)[inside])
         gradients = torch.autograd.grad(SCALE * loss, list(learning.values()), allow_unused=True)
-        synchronize(device)
+        device_of(device).finish()
         found = zip(learning, gradients, strict=True)
         return {name: one.detach().cpu().float() / SCALE for name, one in found if one is not None}
 

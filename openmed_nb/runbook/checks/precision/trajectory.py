@@ -26,6 +26,7 @@ from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_numbers
 from ....devices.machine import shown_device, shows_simulated
 from ....devices.memory import empty_cache, is_out_of_memory, out_of_memory_explained
 from ....devices.moving import copy_of, module_in, to_device, with_tensors
+from ....devices.registry import device_of
 from ....errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError
 from ....models.registry import is_named
 from ....session import SESSION
@@ -339,7 +340,7 @@ class Recipe:
 
     def candidate(self, model: torch.nn.Module, device: str) -> Training:
         """Return a copy that learns on the device in question."""
-        return self._training(model, device, self.dtype, other_threads if device == "cpu" else None)
+        return self._training(model, device, self.dtype, None if device_of(device).is_accelerator else other_threads)
 
     def _training(self, model: torch.nn.Module, device: str, dtype: str, around: Around | None = None) -> Training:
         copied = copy_of(model, device)
@@ -433,7 +434,7 @@ def trained(model: torch.nn.Module, batches: Iterator[Any], steps: int, recipe: 
         if last:
             break
     SESSION.tell(Activity("Training on both", recipe.name, steps, steps, "step"))
-    notes = ("The CPU is compared with itself, with another number of threads.",) if place == "cpu" else ()
+    itself = "The CPU is compared with itself, with another number of threads."
     return LossParity(
         model=recipe.name,
         device=shown_device(place),
@@ -442,7 +443,7 @@ def trained(model: torch.nn.Module, batches: Iterator[Any], steps: int, recipe: 
         rounded=tuple(rounded.losses),
         candidate=tuple(candidate.losses),
         origin=origin,
-        notes=notes,
+        notes=() if device_of(place).is_accelerator else (itself,),
     )
 
 
@@ -452,7 +453,7 @@ def failing_on(device: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError) as error:
-        if device == "cpu" or isinstance(error, OpenMedError) or is_out_of_memory(error):
+        if not device_of(device).is_accelerator or isinstance(error, OpenMedError) or is_out_of_memory(error):
             raise
         what = f"A step could not be computed on {shown_device(device)}: {cause(error)}."
         raise DeviceUnavailable(what, "Use another device or type.") from error

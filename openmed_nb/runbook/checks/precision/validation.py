@@ -13,7 +13,7 @@ from ...._events.activity import Activity
 from ...._render.display import FAILED, OK, WARNING, Report, Shown, counted
 from ...._utils.clock import seconds_of
 from ...._utils.text import describe_value, model_label, short_type_name
-from ....devices.request import kind_of
+from ....devices.registry import device_of
 from ....errors import ConfigurationError, ModelUnusable
 from ....models.certificates import (
     REDUCED,
@@ -233,7 +233,7 @@ def settle(verdict: PrecisionVerdict, identity: Identity, store: CertificateStor
 
 def float32_there(pair: Pair, spec: LoadSpec, device: str) -> Annotator:
     """Return the model in float32 on the device of the candidate, which on a CPU is the reference itself."""
-    if kind_of(device) == "cpu":
+    if not device_of(device).is_accelerator:
         return pair.reference
     return with_model(pair.candidate, load(spec.in_dtype("float32"), device).model)
 

@@ -21,21 +21,19 @@ from ...._utils.clock import now
 from ...._utils.plain import LARGEST, from_plain, utc
 from ...._utils.text import describe_value, short_type_name
 from ...._utils.validation import check_flag, given_path, whole_or_none
-from ....devices.backend import gpu_uuid
 from ....devices.computer import Computer
-from ....devices.environment import NOT_READ, SET_BY
+from ....devices.environment import IDLE, NOT_READ, SET_BY
 from ....devices.machine import (
     Footprint,
     distribution_of,
     import_psutil,
-    own_name,
     processor_name,
     read_footprint,
     run_command,
 )
-from ....devices.memory import allocator
 from ....devices.moving import module_in
-from ....devices.request import DeviceRequest, canonical, kind_of
+from ....devices.registry import device_of
+from ....devices.request import DeviceRequest, canonical
 from ....errors import ConfigurationError
 from ....models.certificates import validation_of
 from ....models.loading import dtype_of, model_folder
@@ -193,12 +191,11 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
 ) -> Logbook:
     """Return the logbook of this moment: of a computer on which torch is loaded, and a model whose files are in a folder."""
     machine = computer.machine
-    signals = read_signals(machine, device, uuid=gpu_uuid(device))
+    signals = read_signals(machine, device, uuid=device_of(device).uuid())
     states = {
         field.name: getattr(signals, field.name) for field in fields(sections.Conditions) if field.name != "moment"
     }
     # Of other variables not even the names are kept.
-    settings = computer.environment(device).settings if device == "mps" else ()
     variables = tuple(
         sections.MpsVariable(
             setting.name,
@@ -206,8 +203,8 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
             SET_BY[setting.origin],
             setting.effect,
         )
-        for setting in settings
-        if setting.effect != NOT_READ
+        for setting in computer.environment(device).settings
+        if setting.effect not in {IDLE, NOT_READ}
     )
     folders = _cache_folders()
     if folder:
@@ -215,7 +212,7 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
     return Logbook(
         schema=sections.SCHEMA,
         written=utc(),
-        simulated=machine.simulated and kind_of(device) == "mps",
+        simulated=machine.simulated and device_of(device).can_be_simulated,
         software=software(computer),
         code=read_code(code),
         hardware=_hardware(computer, device),
@@ -265,12 +262,12 @@ def _hardware(computer: Computer, device: str) -> sections.Hardware:
     machine = computer.machine
     return sections.Hardware(
         device=device,
-        name=own_name(device, machine, computer.torch),
+        name=device_of(device).own_name(machine, computer.torch),
         chip=machine.chip or processor_name(),
         memory_bytes=machine.memory_bytes or installed_bytes(),
         threads=torch.get_num_threads(),
         memory_limit=computer.limit(device),
-        device_peak_bytes=allocator(device).memory().peak,
+        device_peak_bytes=device_of(device).memory().peak,
         resident_peak_bytes=resident_peak(),
     )
 

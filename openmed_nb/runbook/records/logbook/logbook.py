@@ -14,7 +14,8 @@ from ...._render.display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown,
 from ...._utils.plain import find_changes, read_as, save, to_json
 from ...._utils.text import describe_file, one_line, short_type_name
 from ...._utils.validation import given_path
-from ....devices.request import canonical, kind_of
+from ....devices.registry import device_of
+from ....devices.request import canonical
 from ....errors import ConfigurationError
 from .privacy import ALL_LOGGED, LOG_VARIABLES, VARIABLES
 from .sections import OWN_WORDS, SCHEMA, ReportFigures, Run, Sections
@@ -373,7 +374,7 @@ def _in_comparable_form(book: Sections, run: Mapping[str, Any]) -> dict[str, Any
         **{name: run[name] or NOT_TOLD for name in optional},
         "heat": "limited" if conditions.heat == "limited" else "not limited",
         "memory_pressure": conditions.memory_pressure if slow_memory else "none reported",
-        "cudnn_benchmark": kind_of(book.hardware.device) == "cuda" and book.randomness.cudnn_benchmark,
+        "cudnn_benchmark": device_of(book.hardware.device).uses_cudnn and book.randomness.cudnn_benchmark,
         "commit": book.code.commit and book.code.commit[:FINGERPRINT],
         "dirty": book.code.dirty,
         "seeds": ", ".join(f"{name} {seed}" for name, seed in sorted(book.randomness.seeds.items())) or None,

@@ -1,0 +1,30 @@
+"""The CPU: the program waits for what it computes, and torch keeps no count of its memory."""
+
+from __future__ import annotations
+
+from .backend import TorchFacts
+from .device import Device
+from .machine import Machine, processor_name
+
+
+class Cpu(Device):
+    """The CPU, which computes while the program waits."""
+
+    is_accelerator = False
+    headroom = 0.7  # Beyond it the system swaps.
+    lack_of_memory = (
+        r"DefaultCPUAllocator: (can't allocate|not enough) memory"  # c10/core/impl/alloc_cpu.cpp
+        r"|could not (create|execute) a (primitive|memory)"  # oneDNN
+    )
+    alternative = "another model"
+    pin_reason = "nothing is copied to a GPU; on a Mac the loader would still pin for MPS, and warn"
+    float32_reason = "16-bit types are slower than float32 on most CPUs"
+    has_int8 = True
+    fused_adamw_since = "2.4"
+    fused_adamw_types = ("float64", "float32", "float16", "bfloat16")
+
+    def own_name(self, machine: Machine, torch: TorchFacts) -> str:
+        return processor_name() if machine.simulated else super().own_name(machine, torch)
+
+    def half_precision_notes(self, dtype: str, _release: tuple[int, ...], _machine: Machine) -> tuple[str, ...]:
+        return (f"Most CPUs compute more slowly in {dtype} than in float32; measure it.",)
