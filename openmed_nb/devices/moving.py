@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import re
 import sys
 from collections import UserList, deque
@@ -61,8 +62,9 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
         np.concatenate(flat, out=packed.numpy())
     else:
         packed = torch.from_numpy(np.concatenate(flat))
-    moved = packed.to(device, non_blocking=target.queues_copies).split([array.size for array in flat])
-    return [part.view(array.shape) for part, array in zip(moved, arrays, strict=True)]
+    moved = packed.to(device, non_blocking=target.queues_copies)
+    ends = itertools.accumulate(array.size for array in flat)
+    return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
 
 
 def towards_host(tensor: torch.Tensor) -> torch.Tensor:
