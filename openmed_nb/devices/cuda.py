@@ -40,6 +40,11 @@ class Cuda(Device):
     fused_adamw_since = "2.0"
     fused_adamw_types = ("float64", "float32", "float16", "bfloat16")
 
+    @property
+    def index(self) -> int:
+        """The number of the GPU; torch takes the first where the name has none."""
+        return int(self.name.partition(":")[2] or 0)
+
     def causes(self, here: Surroundings) -> Iterator[Cause]:
         machine = here.machine
         torch = here.torch
@@ -73,7 +78,8 @@ class Cuda(Device):
         return f"the GPU is {names[self.index]}" if self.index < len(names) else ""
 
     def own_name(self, _machine: Machine, torch: TorchFacts) -> str:
-        return dict(enumerate(torch.cuda_names or ())).get(self.index, f"GPU {self.index}")
+        names = torch.cuda_names or ()
+        return names[self.index] if self.index < len(names) else f"GPU {self.index}"
 
     def batch_waste_of(self, hidden_size: int | None) -> int:
         # A narrow model computes a token sooner, and to start a batch of it takes as long.

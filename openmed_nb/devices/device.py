@@ -29,63 +29,51 @@ class AllocatorMemory:
     peak: int | None = None  # The most that living tensors used since the figure was last reset.
 
 
-@dataclass(frozen=True)
 class Device:
     """A device by the name that torch takes, such as ``"cuda:1"``."""
 
-    name: str
-
     # How it works.
-    is_accelerator: ClassVar[bool] = True  # Whether it computes while the program goes on, and has memory of its own.
-    is_numbered: ClassVar[bool] = False  # Whether there may be several, each with a number.
-    queues_copies: ClassVar[bool] = False  # Whether a copy to it waits its turn there, while the program goes on.
-    corrupts_unwaited_copies: ClassVar[bool] = False  # Whether ``non_blocking=True`` towards it corrupts data.
-    can_be_simulated: ClassVar[bool] = False
-    has_fallbacks: ClassVar[bool] = False  # Whether operators that it does not have may run on the CPU instead.
-    joins_processes: ClassVar[bool] = True  # Whether several processes can train on it together.
-    uses_cudnn: ClassVar[bool] = False
-    profiler_times_kernels: ClassVar[bool] = False  # Whether torch's profiler sees what it computes, and for how long.
-    attention_lacks_dropout: ClassVar[bool] = False  # Whether scaled_dot_product_attention raises for dropout.
-    sensor: ClassVar[str] = ""  # What tells how busy it is: "ioreg" or "nvidia-smi".
+    is_accelerator = True  # Whether it computes while the program goes on, and has memory of its own.
+    is_numbered = False  # Whether there may be several, each with a number.
+    queues_copies = False  # Whether a copy to it waits its turn there, while the program goes on.
+    corrupts_unwaited_copies = False  # Whether ``non_blocking=True`` towards it corrupts data.
+    can_be_simulated = False
+    has_fallbacks = False  # Whether operators that it does not have may run on the CPU instead.
+    joins_processes = True  # Whether several processes can train on it together.
+    uses_cudnn = False
+    profiler_times_kernels = False  # Whether torch's profiler sees what it computes, and for how long.
+    attention_lacks_dropout = False  # Whether scaled_dot_product_attention raises for dropout.
+    sensor = ""  # What tells how busy it is: "ioreg" or "nvidia-smi".
 
     # Memory.
-    has_allocator: ClassVar[bool] = False  # Whether torch counts and limits its memory.
-    max_fraction: ClassVar[float] = 0.0  # The largest fraction that torch takes as a limit.
-    takes_no_limit: ClassVar[bool] = False  # Whether a fraction of 0 lifts the limit.
-    headroom: ClassVar[float] = 0.7  # The share of its limit that a batch may be expected to take.
-    capacity: ClassVar[str] = "the memory of the GPU"  # What its limit is a share of.
-    capacity_caption: ClassVar[str] = "memory of the device"
-    limit_caption: ClassVar[str] = "limit"
-    lack_of_memory: ClassVar[str] = ""  # A pattern of the errors of torch that say it.
-    alternative: ClassVar[str] = "the CPU"  # What else can be used where a model fails on it.
-    pins_memory: ClassVar[bool] = False
-    pin_reason: ClassVar[str] = ""
+    has_allocator = False  # Whether torch counts and limits its memory.
+    max_fraction = 0.0  # The largest fraction that torch takes as a limit.
+    takes_no_limit = False  # Whether a fraction of 0 lifts the limit.
+    headroom = 0.7  # The share of its limit that a batch may be expected to take.
+    capacity = "the memory of the GPU"  # What its limit is a share of.
+    capacity_caption = "memory of the device"
+    limit_caption = "limit"
+    lack_of_memory = ""  # A pattern of the errors of torch that say it.
+    alternative = "the CPU"  # What else can be used where a model fails on it.
+    pins_memory = False
+    pin_reason = ""
 
     # How much runs at once unless the person says: in tokens, filling included, and how many of them may be filling.
     # ``benchmarks/annotate.py --sweep`` measures the tokens.
-    batch_tokens: ClassVar[int] = 512
-    batch_waste: ClassVar[int] = 64
-    few_shapes: ClassVar[bool] = False  # Whether each new shape of tensors costs time.
+    batch_tokens = 512
+    batch_waste = 64
+    few_shapes = False  # Whether each new shape of tensors costs time.
 
     # Types of numbers.
-    float32_reason: ClassVar[str] = "reduced precision has not been validated for this model"
-    has_int8: ClassVar[bool] = False
+    float32_reason = "reduced precision has not been validated for this model"
+    has_int8 = False
     narrower: ClassVar[Mapping[str, str]] = {}  # The types that it does not have, and what takes their place.
-    fused_adamw_since: ClassVar[str] = ""  # The first torch with a fused AdamW for it; empty where none is known.
-    fused_adamw_types: ClassVar[tuple[str, ...]] = ()
+    fused_adamw_since = ""  # The first torch with a fused AdamW for it; empty where none is known.
+    fused_adamw_types: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def type(self) -> str:
-        """What torch calls this kind of device."""
-        return kind_of(self.name)
-
-    @property
-    def index(self) -> int:
-        """The number of the device; 0 where there is none."""
-        return int(self.name.partition(":")[2] or 0)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.type = kind_of(name)  # What torch calls this kind of device.
 
     @property
     def is_simulated(self) -> bool:

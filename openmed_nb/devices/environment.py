@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._render.display import Report, Shown, Table
@@ -134,9 +134,10 @@ class EnvPlan(Shown):
     def table(self) -> Table:
         """Return the plan as a table."""
         rows = []
-        for one in self.settings:
-            note = ". ".join(part for part in (one.note, one.remedy) if part)
-            rows.append((one.name, one.shown or "(not set)", SET_BY[one.origin], one.effect, note))
+        for setting in self.settings:
+            note = ". ".join(filter(None, (setting.note, setting.remedy)))
+            set_by = SET_BY[setting.origin]
+            rows.append((setting.name, setting.shown or "(not set)", set_by, setting.effect, note))
         return Table("Environment", ("variable", "value", "set by", "effect", "note"), tuple(rows))
 
     def report(self) -> Report:
@@ -156,30 +157,39 @@ def plan(
     Only for ``"mps"`` is anything set. ``applied`` is what we set and what still stands there, for another device;
     ``torch`` is the version of torch, ``None`` if it is not known.
     """
-    moment, unread = moment or Moment(), tuple(_unread(environ, device, torch))
-    if device != "mps":
-        ours = applied or {}
-        origins = {name: "set" if name in ours else "kept" if name in environ else "unset" for name in VARIABLES}
-        idle = tuple(EnvSetting(name, ours.get(name, environ.get(name)), origins[name], IDLE) for name in VARIABLES)
-        return EnvPlan(idle + unread)
-    high, low = watermark_defaults(environ.get(HIGH), environ.get(LOW))
-    wanted = {FALLBACK: "1", HIGH: high, LOW: low}
-    conflict = watermark_conflict(environ.get(HIGH, high), environ.get(LOW, low))
-    settings = tuple(_setting(name, environ, wanted[name], conflict, moment) for name in VARIABLES)
-    return EnvPlan(settings + unread)
+    conflict = ""
+    if device == "mps":
+        high, low = watermark_defaults(environ.get(HIGH), environ.get(LOW))
+        wanted = {FALLBACK: "1", HIGH: high, LOW: low}
+        applied = {name: value for name, value in wanted.items() if value is not None}
+        conflict = watermark_conflict(environ.get(HIGH, high), environ.get(LOW, low))
+    settings = []
+    for name in VARIABLES:
+        origin = "unset"
+        if name in environ:
+            origin = "kept"
+        elif applied and name in applied:
+            origin = "set"
+        setting = EnvSetting(name, environ.get(name, (applied or {}).get(name)), origin, IDLE)
+        if device == "mps":
+            setting = _judged(setting, environ, "" if name == FALLBACK else conflict, moment or Moment())
+        settings.append(setting)
+    return EnvPlan((*settings, *_unread(environ, device, torch)))
 
 
 def _unread(environ: Mapping[str, str], device: str, torch: str | None) -> Iterator[EnvSetting]:
     """Yield the variables of MPS that this torch does not read, though a person has set them."""
     read = {name for name, since in READ_SINCE.items() if torch is None or release_of(since) <= release_of(torch)}
     for name in sorted(name for name in environ if OF_MPS.fullmatch(name) and name not in read):
-        since, near = READ_SINCE.get(name), nearest(name, read, cutoff=0.8)
         note = f"no torch up to {NEWEST} reads it"
-        if since is not None:
-            note = f"torch {torch} does not read it; {since} is the first that does"
-        remedy = f"Use {near}, or unset it." if near else "Unset it."
-        effect = (NOT_READ, note, remedy) if device == "mps" else (IDLE, note)
-        yield EnvSetting(name, environ[name], "kept", *effect)
+        if name in READ_SINCE:
+            note = f"torch {torch} does not read it; {READ_SINCE[name]} is the first that does"
+        unread = EnvSetting(name, environ[name], "kept", IDLE, note)
+        if device == "mps":
+            near = nearest(name, read, cutoff=0.8)
+            remedy = f"Use {near}, or unset it." if near else "Unset it."
+            unread = replace(unread, effect=NOT_READ, remedy=remedy)
+        yield unread
 
 
 def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
@@ -205,8 +215,8 @@ def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, s
 
 def watermark_conflict(high: str | None, low: str | None) -> str:
     """Return the message with which torch will refuse a pair of ratios, empty where it takes them."""
-    given = {HIGH: high, LOW: low}
-    high_ratio, low_ratio = watermarks({name: text for name, text in given.items() if text is not None})
+    high_ratio = TORCH_HIGH if high is None else parse_ratio(high)
+    low_ratio = TORCH_LOW if low is None else parse_ratio(low)
     if not 0 <= high_ratio <= LARGEST_RATIO:
         return f"invalid high watermark ratio {high_ratio:g}"
     if not 0 <= low_ratio <= (high_ratio or LARGEST_RATIO):
@@ -246,30 +256,34 @@ def parse_ratio(text: str) -> float:
     return float(match.group()) if match else 0.0
 
 
-def _setting(name: str, environ: Mapping[str, str], wanted: str | None, conflict: str, moment: Moment) -> EnvSetting:
-    value = environ.get(name, wanted)
-    origin = "kept" if name in environ else "unset" if wanted is None else "set"
-    if name != FALLBACK and conflict:
-        return EnvSetting(name, value, origin, CONFLICT, f"torch will say: {conflict}", UNSET_BOTH)
-    has_read, seen = moment.has_read(name), moment.seen.get(name, frozenset((UNSEEN, environ.get(name))))
+def _judged(setting: EnvSetting, environ: Mapping[str, str], conflict: str, moment: Moment) -> EnvSetting:
+    """Return a setting with what torch makes of it."""
+    name = setting.name
+    value = setting.value
+    if conflict:
+        return replace(setting, effect=CONFLICT, note=f"torch will say: {conflict}", remedy=UNSET_BOTH)
+    has_read = moment.has_read(name)
+    seen = moment.seen.get(name, frozenset((UNSEEN, environ.get(name))))
     if has_read is False:
         effect = IN_TIME
     elif seen == {value}:
         effect = IN_FORCE
+    elif has_read is None or value in seen:
+        effect = UNSURE
     else:
-        effect = UNSURE if has_read is None or value in seen else TOO_LATE
-    note, correction = _advice(name, value)
-    remedy = correction or (RESTART if effect in (TOO_LATE, UNSURE) else "")
-    return EnvSetting(name, value, origin, effect, note, remedy)
-
-
-def _advice(name: str, value: str | None) -> tuple[str, str]:
-    """Return a note on a value that torch reads otherwise than it looks, and what to write instead."""
+        effect = TOO_LATE
+    note = ""
+    remedy = RESTART if effect in (TOO_LATE, UNSURE) else ""
+    shown = setting.shown
     if value is None:
-        return "", ""
-    shown = masked(name, value)
-    if name == FALLBACK:
-        return ("", "") if value in ("0", "1") else (f"torch reads {shown!r} as on", "Set it to 0 or 1.")
-    if re.fullmatch(NUMBER + r"\s*", value, flags=re.ASCII | re.IGNORECASE) is None:
-        return f"{shown!r} is no number, and torch reads it as {parse_ratio(value):g}", "Set it to a number, 0 to 2."
-    return ("no limit", "") if name == HIGH and parse_ratio(value) == 0 else ("", "")
+        pass
+    elif name == FALLBACK:
+        if value not in ("0", "1"):
+            note = f"torch reads {shown!r} as on"
+            remedy = "Set it to 0 or 1."
+    elif re.fullmatch(NUMBER + r"\s*", value, flags=re.ASCII | re.IGNORECASE) is None:
+        note = f"{shown!r} is no number, and torch reads it as {parse_ratio(value):g}"
+        remedy = "Set it to a number, 0 to 2."
+    elif name == HIGH and parse_ratio(value) == 0:
+        note = "no limit"
+    return replace(setting, effect=effect, note=note, remedy=remedy)

@@ -150,15 +150,11 @@ def operator_tensors(value: Any) -> list[torch.Tensor]:
 
     if isinstance(value, torch.Tensor):
         return [value]
-    if not isinstance(value, (tuple, list, dict)):
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
         return []
-    found: list[torch.Tensor] = []
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, torch.Tensor):
-            found.append(part)
-        elif isinstance(part, (tuple, list, dict)):
-            found += operator_tensors(part)
-    return found
+    return [tensor for part in value for tensor in operator_tensors(part)]
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
