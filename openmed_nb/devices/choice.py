@@ -68,29 +68,44 @@ class DeviceChoice(Shown):
 
     def report(self) -> Report:
         """Return what there is to show: the device, why, the type, what moved, what was ruled out and the remedies."""
-        sentences = [self.reason, f"{self.dtype}: {self.dtype_reason}."]
+        facts = [f"{self.dtype}: {self.dtype_reason}."]
         if self.moved:
-            sentences.append(f"Moved to {self.device}: {', '.join(self.moved)}.")
+            facts.append(f"Moved to {self.device}: {', '.join(self.moved)}.")
+        tables: tuple[Table, ...] = ()
+        figures: tuple[Table, ...] = ()
         if self.learned:
-            sentences.append(f"Batches as they were measured here: {', '.join(name for name, _ in self.learned)}.")
-        learned = tuple((name, f"{tokens:,}") for name, tokens in self.learned)
-        figures = (Table("Measured here", ("model", "tokens at once"), learned, folded=True),) if learned else ()
-        rows = tuple((one.device, one.reason, one.remedy) for one in self.rejected)
-        tables = (Table("Ruled out", ("device", "why", "what to do"), rows, folded=True),) if rows else ()
-        title, sure = f"Device: {self.device} ({self.grade})", () if self.certain else (f"It is {self.grade}.",)
-        spoken = (self.headline, *sure, *sentences[1:])
-        return Report(title, tuple(sentences), tables, figures=figures, spoken=spoken)
+            facts.append(f"Batches as they were measured here: {', '.join(name for name, _ in self.learned)}.")
+            learned = tuple((name, f"{tokens:,}") for name, tokens in self.learned)
+            figures = (Table("Measured here", ("model", "tokens at once"), learned, folded=True),)
+        if self.rejected:
+            rows = tuple((rejection.device, rejection.reason, rejection.remedy) for rejection in self.rejected)
+            tables = (Table("Ruled out", ("device", "why", "what to do"), rows, folded=True),)
+        spoken = [self.headline]
+        if not self.certain:
+            spoken.append(f"It is {self.grade}.")
+        return Report(
+            f"Device: {self.device} ({self.grade})",
+            (self.reason, *facts),
+            tables,
+            figures=figures,
+            spoken=(*spoken, *facts),
+        )
 
     @property
     def headline(self) -> str:
         """The device and why, as a person would say it."""
-        device, hardware = f"{self.device}{MARK if self.simulated else ''}", self.reason.rstrip(".").partition("; ")[2]
+        device = f"{self.device}{MARK if self.simulated else ''}"
+        hardware = self.reason.rstrip(".").partition("; ")[2]
         if self.requested != "auto":
             wish = "" if self.requested == self.device else f" as {self.requested!r}"
-            return ": ".join(filter(None, (f"Device: {device}, asked for by {self.requested_by}{wish}", hardware)))
-        reasons = {one.reason for one in self.rejected}  # A single one, such as a variable, speaks against every GPU.
-        no_gpu = reasons.pop() if len(reasons) == 1 else f"{self.computer} has no GPU that torch can use"
-        return f"Device: {device}, chosen automatically: {hardware or no_gpu}"
+            asked = f"Device: {device}, asked for by {self.requested_by}{wish}"
+            return f"{asked}: {hardware}" if hardware else asked
+        if not hardware:
+            reasons = {rejection.reason for rejection in self.rejected}
+            hardware = f"{self.computer} has no GPU that torch can use"
+            if len(reasons) == 1:  # A single one, such as a variable, speaks against every GPU.
+                hardware = reasons.pop()
+        return f"Device: {device}, chosen automatically: {hardware}"
 
     @property
     def grade(self) -> str:
@@ -150,7 +165,9 @@ def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
             dtype_reason=device.float32_reason,
             simulated=here.machine.simulated,
         )
-    reasons = "; ".join(f"{one.device}: {one.reason}" if len(rejected) > 1 else one.reason for one in rejected)
+    reasons = rejected[0].reason
+    if len(rejected) > 1:
+        reasons = "; ".join(f"{rejection.device}: {rejection.reason}" for rejection in rejected)
     what = f"{value!r} (asked for by {request.source}) cannot be used: {reasons}."
     raise DeviceUnavailable(what, rejected[-1].remedy or TAKE_BEST)
 
@@ -168,17 +185,21 @@ class Candidate(Plain):
     @property
     def usable(self) -> bool | None:
         """Whether it can be used; ``None`` if it was not tried."""
-        return False if self.rejection else True if self.tried else None
+        return (self.tried or None) if self.rejection is None else False
 
     @property
     def reason(self) -> str:
         """Why it cannot be used, or that nobody tried."""
-        return self.rejection.reason if self.rejection else "" if self.tried else "no computation on it was tried yet"
+        if self.rejection:
+            return self.rejection.reason
+        return "" if self.tried else "no computation on it was tried yet"
 
     @property
     def remedy(self) -> str:
         """One thing to do, empty where there is nothing to do."""
-        return self.rejection.remedy if self.rejection else "" if self.tried else f"%openmed_device {self.device}"
+        if self.rejection:
+            return self.rejection.remedy
+        return "" if self.tried else f"%openmed_device {self.device}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,14 +220,16 @@ class DeviceList(Shown):
 
     def report(self) -> Report:
         """Return what there is to show: one row for each device."""
-        in_force = None if self.choice is None else canonical(self.choice.device)
-        words = {True: "usable", False: "cannot be used", None: "not tried"}
-        rows = tuple(
-            (one.device, "in force" if canonical(one.device) == in_force else words[one.usable], one.reason, one.remedy)
-            for one in self.candidates
-        )
-        computer = self.choice.computer if self.choice is not None else "this computer"
-        return Report(f"Devices of {computer}", tables=(Table("", ("device", "state", "why", "what to do"), rows),))
+        states = {True: "usable", False: "cannot be used", None: "not tried"}
+        computer = "this computer" if self.choice is None else self.choice.computer
+        rows = []
+        for candidate in self.candidates:
+            state = states[candidate.usable]
+            if self.choice is not None and canonical(candidate.device) == canonical(self.choice.device):
+                state = "in force"
+            rows.append((candidate.device, state, candidate.reason, candidate.remedy))
+        table = Table("", ("device", "state", "why", "what to do"), tuple(rows))
+        return Report(f"Devices of {computer}", tables=(table,))
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,7 @@ from .causes import Surroundings
 from .choice import Candidate, DeviceChoice, rejection_of, resolve
 from .environment import UNSEEN, VARIABLES, EnvPlan, Moment, plan, watermarks
 from .machine import Machine
-from .registry import device_of
+from .registry import DEVICE_TYPES, device_of
 from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, canonical
 
 
@@ -95,14 +95,14 @@ class Computer:
 
     def candidates(self, chosen: str = "cpu") -> tuple[Candidate, ...]:
         """Return every device of this computer, with why it cannot be used and whether it was tried."""
-        gpus = [f"cuda:{index}" for index in range(len(self.torch.cuda_names or ()))] or ["cuda"]
-        if canonical(chosen) not in ("mps", "cpu", *map(canonical, gpus)):
-            gpus.append(chosen)  # torch may not have told yet which GPUs there are.
         here = self.surroundings
+        names = [name for kind in DEVICE_TYPES for name in device_of(kind).names(here.torch)]
+        if canonical(chosen) not in map(canonical, names):
+            names.insert(-1, chosen)  # torch may not have told yet which GPUs there are.
         candidates = []
-        for device in ("mps", *gpus, "cpu"):
-            tried = device == "cpu" or here.torch.failure(device) == ""
-            candidates.append(Candidate(device, rejection_of(device, here), tried))
+        for name in names:
+            tried = name == "cpu" or here.torch.failure(name) == ""
+            candidates.append(Candidate(name, rejection_of(name, here), tried))
         return tuple(candidates)
 
     def observe(self, moment: Moment | None = None) -> Moment:
@@ -151,26 +151,21 @@ class Computer:
     def enter_mps(self) -> None:
         """Apply the MPS variables, in place of those that were applied before."""
         moment = self.observe()
-        additions = plan(self.shell, "mps", moment).additions
-        self._undo(additions)
-        self.environ.update(additions)
-        self.applied = additions
-        self.observe(moment)
+        self._apply(plan(self.shell, "mps", moment).additions, moment)
 
     def leave_mps(self, applied: Mapping[str, str] | None = None) -> None:
         """Take back the MPS variables that were applied, or go back to those that had been."""
-        moment = self.observe()
-        self._undo(applied or {})
-        self.applied = dict(applied or {})
-        self.observe(moment)
+        self._apply(applied or {}, self.observe())
 
-    def _undo(self, former: Mapping[str, str]) -> None:
-        """Take back what we set, or give it its former value, but only where it still has the value that we set."""
-        for name in [name for name, value in self.applied.items() if self.environ.get(name) == value]:
-            if name in former:
-                self.environ[name] = former[name]
-            else:
+    def _apply(self, applied: Mapping[str, str], moment: Moment) -> None:
+        """Set variables in place of those that we set; what a person has set since stays."""
+        for name, value in self.applied.items():
+            if self.environ.get(name) == value:
                 del self.environ[name]
+        for name, value in applied.items():
+            self.environ.setdefault(name, value)
+        self.applied = dict(applied)
+        self.observe(moment)
 
     def unpublish(self) -> None:
         """Give ``OPENMED_TORCH_DEVICE`` its former value back, unless someone else changed it since."""

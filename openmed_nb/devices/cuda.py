@@ -45,6 +45,9 @@ class Cuda(Device):
         """The number of the GPU; torch takes the first where the name has none."""
         return int(self.name.partition(":")[2] or 0)
 
+    def names(self, torch: TorchFacts) -> list[str]:
+        return [f"cuda:{index}" for index in range(len(torch.cuda_names or ()))] or ["cuda"]
+
     def causes(self, here: Surroundings) -> Iterator[Cause]:
         machine = here.machine
         torch = here.torch

@@ -85,6 +85,10 @@ class Device:
         """What to do where a model does not fit."""
         return f"Unload other models first, or use {self.alternative}."
 
+    def names(self, _torch: TorchFacts) -> list[str]:
+        """Return the names of all devices of this type, as far as torch has told."""
+        return [self.type]
+
     def causes(self, here: Surroundings) -> Iterator[Cause]:
         """Yield what speaks against the device, the first thing to mend first: here, that torch is missing or too old."""
         machine = here.machine

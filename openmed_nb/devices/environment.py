@@ -276,8 +276,8 @@ def _judged(setting: EnvSetting, environ: Mapping[str, str], conflict: str, mome
     remedy = RESTART if effect in (TOO_LATE, UNSURE) else ""
     shown = setting.shown
     if value is None:
-        pass
-    elif name == FALLBACK:
+        return replace(setting, effect=effect, remedy=remedy)
+    if name == FALLBACK:
         if value not in ("0", "1"):
             note = f"torch reads {shown!r} as on"
             remedy = "Set it to 0 or 1."
