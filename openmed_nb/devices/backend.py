@@ -77,8 +77,8 @@ class TorchFacts:
     @property
     def unreleased(self) -> str:
         """What a torch is that is no release; empty for a release."""
-        made = re.match(r"\d+(?:\.\d+)*(?:(\.dev\d)|(a\d))", self.version or "")
-        return ("a nightly build" if made[1] else "built from source, not released") if made else ""
+        made = re.match(r"\d+(?:\.\d+)*(\.dev|a)\d", self.version or "")
+        return {None: "", ".dev": "a nightly build", "a": "built from source, not released"}[made and made[1]]
 
     def failure(self, device: str) -> str | None:
         """Return why computing on the device failed, ``""`` where it worked, ``None`` where it was not tried."""
@@ -129,7 +129,9 @@ def parse_gpu_build(version_file: str) -> str:
 
 def gpu_build(cuda: str | None, hip: str | None) -> str:
     """Return the name of a build from its CUDA and ROCm versions; empty where it has neither."""
-    return f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else ""
+    if cuda:
+        return f"CUDA {cuda}"
+    return f"ROCm {hip}" if hip else ""
 
 
 def reinstalling(version: str | None) -> str:
@@ -236,7 +238,7 @@ def probe(device: str) -> str:
         expected = torch.nn.functional.linear(*operands).float()
         try:
             with TENSOR_LOCK:
-                computed = torch.nn.functional.linear(*(one.to(device) for one in operands)).cpu().float()
+                computed = torch.nn.functional.linear(*(operand.to(device) for operand in operands)).cpu().float()
         except (RuntimeError, TypeError, AssertionError) as error:
             return cause(error)
         if not torch.equal(computed, expected):
@@ -288,14 +290,12 @@ def random_numbers_from(states: States) -> Iterator[None]:
 def random_numbers_kept() -> Iterator[None]:
     """Let the random numbers of the CPU, of Python and of numpy go on afterwards from where they were."""
     numpy = sys.modules.get("numpy")
-    pythons, numpys = random.getstate(), numpy.random.get_state() if numpy else None
-    try:
-        with random_numbers_from(random_states("cpu")):
-            yield
-    finally:
-        random.setstate(pythons)
-        if numpy:
-            numpy.random.set_state(numpys)
+    undo = contextlib.ExitStack()
+    undo.callback(random.setstate, random.getstate())
+    if numpy:
+        undo.callback(numpy.random.set_state, numpy.random.get_state())
+    with undo, random_numbers_from(random_states("cpu")):
+        yield
 
 
 def _random_source(name: str) -> tuple[Any, tuple[str, ...]]:

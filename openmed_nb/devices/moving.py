@@ -98,38 +98,27 @@ def with_parts(value: Any, parts: list[Any]) -> Any:
     same stays itself, such as a ``torch.Size``.
     """
     if isinstance(value, tuple):
-        return _tuple_of(value, parts)
-    if isinstance(value, Mapping):
-        return _mapping_of(value, dict(zip(value, parts, strict=True)))
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        if hasattr(value, "n_sequence_fields"):  # What functions such as torch.max return.
+            return type(value)(parts)
+        made = tuple.__new__(type(value), parts)  # Its own constructor may take other things.
+        getattr(made, "__dict__", {}).update(getattr(value, "__dict__", {}))
+        return made
     if isinstance(value, (set, frozenset)):
         return type(value)(parts)
-    changed = copy.copy(value)
-    for (key, _), part in zip(parts_of(value) or (), parts, strict=True):
-        if dataclasses.is_dataclass(value):
-            object.__setattr__(changed, key, part)  # A frozen one too: it is a new value.
-        else:
-            changed[key] = part
-    return changed
-
-
-def _tuple_of(value: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
-    if all(new is old for new, old in zip(parts, value, strict=True)):
-        return value
-    if hasattr(value, "n_sequence_fields"):  # What functions such as torch.max return.
-        return type(value)(parts)
-    made = tuple.__new__(type(value), parts)  # Its own constructor may take other things.
-    getattr(made, "__dict__", {}).update(getattr(value, "__dict__", {}))
-    return made
-
-
-def _mapping_of(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Mapping[Any, Any]:
-    if type(value) is dict or not isinstance(value, MutableMapping):
+    pairs = {key: part for (key, _), part in zip(parts_of(value) or (), parts, strict=True)}
+    is_mapping = isinstance(value, Mapping)
+    if is_mapping and not isinstance(value, MutableMapping):
         return MappingProxyType(pairs) if isinstance(value, MappingProxyType) else pairs
     changed = copy.copy(value)
     if hasattr(value, "_metadata"):  # The versions of a state dict, which a copy loses.
-        changed._metadata = value._metadata  # type: ignore[attr-defined]  # noqa: SLF001
-    for key, part in pairs.items():  # A ModelOutput has no update().
-        changed[key] = part
+        changed._metadata = value._metadata  # noqa: SLF001
+    for key, part in pairs.items():
+        if dataclasses.is_dataclass(value) and not is_mapping:
+            object.__setattr__(changed, key, part)  # A frozen one too: it is a new value.
+        else:  # A ModelOutput has no update().
+            changed[key] = part
     return changed
 
 
@@ -329,7 +318,7 @@ class Move:
             numbers = f"{name or 'The tensor'} has {counted(lost, 'number')} in {before}"
             what = f"{numbers} that would be infinite in {after}, the widest type of {self.device.type}."
             raise NumberTooLarge(what, "Scale or clamp them below 3.4e38, or stay on the CPU.")
-        self.converted[name] = before, after
+        self.converted[name] = (before, after)
         return narrow
 
 
