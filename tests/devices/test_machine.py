@@ -1,8 +1,8 @@
 """The facts of a computer from what its system answers, the footprint of a process, and the names of devices."""
 
-import ctypes
 import os
 import platform
+import struct
 import sys
 from pathlib import Path
 
@@ -186,50 +186,31 @@ def test_name_of_a_processor(tmp_path):
     assert processor_name(tmp_path / "none") in here
 
 
-# The fields of rusage_info_v4 after its uuid, each of 64 bits, in the order of xnu's bsd/sys/resource.h.
-FIELDS = (
-    *("user_time", "system_time", "pkg_idle_wkups", "interrupt_wkups", "pageins", "wired_size", "resident_size"),
-    *("phys_footprint", "proc_start_abstime", "proc_exit_abstime", "child_user_time", "child_system_time"),
-    *("child_pkg_idle_wkups", "child_interrupt_wkups", "child_pageins", "child_elapsed_abstime", "diskio_bytesread"),
-    *("diskio_byteswritten", "cpu_time_qos_default", "cpu_time_qos_maintenance", "cpu_time_qos_background"),
-    *("cpu_time_qos_utility", "cpu_time_qos_legacy", "cpu_time_qos_user_initiated", "cpu_time_qos_user_interactive"),
-    *("billed_system_time", "serviced_system_time", "logical_writes", "lifetime_max_phys_footprint", "instructions"),
-    *("cycles", "billed_energy", "serviced_energy", "interval_max_phys_footprint", "runnable_time"),
-)
-
-
-class Usage(ctypes.LittleEndianStructure):
-    """What ``proc_pid_rusage`` fills in."""
-
-    _fields_ = (("uuid", ctypes.c_uint8 * 16), *((name, ctypes.c_uint64) for name in FIELDS))
-
-
 class Library:
-    """A C library that fills in the usage of a process, or refuses to; fields that are not named have numbers of their own."""
+    """A C library that fills in the usage of a process as the kernel does, or refuses to."""
 
-    def __init__(self, fails=False, **sizes):
-        self.fails, self.sizes, self.asked = fails, sizes, []
+    def __init__(self, footprint, peak=0, fails=False):
+        # rusage_info_v4 of xnu's bsd/sys/resource.h: a uuid and 35 numbers of 64 bits, ri_phys_footprint the eighth and
+        # ri_lifetime_max_phys_footprint the 29th.
+        self.numbers = [*range(101, 108), footprint, *range(109, 129), peak, *range(130, 136)]
+        self.fails, self.asked = fails, []
 
     def proc_pid_rusage(self, process, flavor, buffer):
-        """Fill the buffer as the kernel does."""
+        """Fill the buffer."""
         self.asked.append((process, flavor, len(buffer)))
-        others = {name: number for number, name in enumerate(FIELDS, 1)}
-        buffer[:] = bytes(Usage((ctypes.c_uint8 * 16)(*b"\xff" * 16), **{**others, **self.sizes}))
+        buffer[:] = struct.pack("<16s35Q", b"\xff" * 16, *self.numbers)
         return -self.fails
 
 
-def test_this_process_is_asked_for():
-    """The kernel is asked for this process, in the fourth form, with as much room as that form needs.
-
-    The footprint counts compressed pages, which are neither resident nor unique; it and its peak are told from 33 other numbers.
-    """
-    library = Library(resident_size=GIB, phys_footprint=6 * GIB, lifetime_max_phys_footprint=7 * GIB)
+def test_footprint_of_this_process():
+    """The kernel is asked for this process, in the fourth form, with as much room as that form needs."""
+    library = Library(6 * GIB, 7 * GIB)
 
     assert read_footprint(library) == Footprint(6 * GIB, 7 * GIB)
     assert library.asked == [(os.getpid(), 4, 296)]
 
 
-@pytest.mark.parametrize("library", [Library(fails=True), Library(phys_footprint=0)])
+@pytest.mark.parametrize("library", [Library(1, fails=True), Library(0)])
 def test_no_footprint(library):
     """Where the kernel refuses, and where it says 0, the footprint is not known; only macOS has one."""
     assert read_footprint(library) is None
