@@ -30,133 +30,119 @@ def numbers(*shape, **settings):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), **settings)
 
 
-@needs_onednn
-class TestNumbers:
-    """Both ways compute the same."""
-
-    @pytest.mark.parametrize("bias", [True, False])
-    @pytest.mark.parametrize("shape", SHAPES, ids=str)
-    def test_same_numbers(self, shape, bias):
-        """For inputs of any number of dimensions, with and without a bias, few rows and many, the numbers are the same."""
-        inputs, weight = numbers(*shape), numbers(16, 48)
-        offset = numbers(16) if bias else None
-        with torch.no_grad(), linear_mode()():
-            computed = functional.linear(inputs, weight, offset)
-        torch.testing.assert_close(
-            computed, inputs @ weight.T + (0 if offset is None else offset), rtol=1e-4, atol=1e-4
-        )
-
-    @pytest.mark.parametrize(
-        ("inputs", "weight"),
-        [
-            (numbers(48, 64).T, numbers(16, 48)),
-            (numbers(64, 48), numbers(48, 16).T),
-            (numbers(2, 64, 96)[:, :, ::2], numbers(16, 96)[:, ::2]),
-            (numbers(48).expand(64, 48), numbers(16, 48)),
-        ],
-        ids=["inputs", "weight", "steps", "expanded"],
-    )
-    def test_tensors_that_are_views(self, inputs, weight):
-        """Tensors that lie across the memory give the same numbers too."""
-        with torch.no_grad(), linear_mode()():
-            computed = functional.linear(inputs, weight)
-        torch.testing.assert_close(computed, inputs @ weight.T, rtol=1e-4, atol=1e-4)
-
-    def test_changed_weights(self):
-        """Weights that change between two calls take effect: in place, replaced, or loaded."""
-        layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48)
-        with torch.no_grad(), linear_mode()():
-            layer(inputs)
-            layer.weight.zero_()
-            assert torch.equal(layer(inputs), layer.bias.expand(64, 16))
-            layer.bias.data = torch.ones(16)
-            assert torch.equal(layer(inputs), torch.ones(64, 16))
-            layer.load_state_dict({"weight": torch.zeros(16, 48), "bias": torch.zeros(16)})
-            assert torch.equal(layer(inputs), torch.zeros(64, 16))
-
-    def test_whole_model(self, tiny):
-        """A model with many layers gives the same logits."""
-        model, ids = tiny.random_bert(), torch.arange(5, 21).repeat(16, 2)
-        with torch.no_grad():
-            expected = model(ids).logits
-            with linear_mode()():
-                computed = model(ids).logits
-        torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-3)
+CASES = {
+    **{str(shape): (numbers(*shape), numbers(16, 48), numbers(16)) for shape in SHAPES},
+    "no bias": (numbers(64, 48), numbers(16, 48), None),
+    "transposed inputs": (numbers(48, 64).T, numbers(16, 48), None),
+    "transposed weight": (numbers(64, 48), numbers(48, 16).T, None),
+    "steps": (numbers(2, 64, 96)[:, :, ::2], numbers(16, 96)[:, ::2], None),
+    "expanded": (numbers(48).expand(64, 48), numbers(16, 48), None),
+}
 
 
 @needs_onednn
-class TestLeftAlone:
-    """What oneDNN does not take, or what needs more than the product, goes where it always went."""
+@pytest.mark.parametrize("case", CASES)
+def test_same_numbers(case):
+    """For inputs of any shape, and for views, both ways compute the same."""
+    with torch.no_grad(), linear_mode()():
+        computed = functional.linear(*CASES[case])
+    torch.testing.assert_close(computed, functional.linear(*CASES[case]), rtol=1e-4, atol=1e-4)
 
-    def test_gradients(self):
-        """Where gradients are recorded they are those of torch, for the inputs, the weight and the bias."""
-        layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48).requires_grad_()
-        expected = torch.autograd.grad(layer(inputs).square().sum(), (inputs, *layer.parameters()))
+
+@needs_onednn
+def test_changed_weights():
+    """Weights that change between two calls take effect: in place, replaced, or loaded."""
+    layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48)
+    with torch.no_grad(), linear_mode()():
+        layer(inputs)
+        layer.weight.zero_()
+        assert torch.equal(layer(inputs), layer.bias.expand(64, 16))
+        layer.bias.data = torch.ones(16)
+        assert torch.equal(layer(inputs), torch.ones(64, 16))
+        layer.load_state_dict({"weight": torch.zeros(16, 48), "bias": torch.zeros(16)})
+        assert torch.equal(layer(inputs), torch.zeros(64, 16))
+
+
+@needs_onednn
+def test_whole_model(tiny):
+    """A model with many layers gives the same logits."""
+    model, ids = tiny.random_bert(), torch.arange(5, 21).repeat(16, 2)
+    with torch.no_grad():
+        expected = model(ids).logits
         with linear_mode()():
-            computed = torch.autograd.grad(layer(inputs).square().sum(), (inputs, *layer.parameters()))
-        torch.testing.assert_close(computed, expected)
+            computed = model(ids).logits
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-3)
 
-    def test_autocast(self):
-        """In a block of autocast a product has the type that was asked for there."""
-        layer = torch.nn.Linear(48, 16)
-        with torch.no_grad(), linear_mode()(), torch.autocast("cpu", torch.bfloat16):
-            assert layer(numbers(64, 48)).dtype == torch.bfloat16
 
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-    def test_other_types(self, dtype):
-        """A product in another type stays in that type."""
-        inputs, weight = numbers(64, 48).to(dtype), numbers(16, 48).to(dtype)
-        with torch.no_grad(), linear_mode()():
-            computed = functional.linear(inputs, weight)
-        assert computed.dtype == dtype
-        assert torch.equal(computed, functional.linear(inputs, weight))
+@needs_onednn
+def test_gradients():
+    """Where gradients are recorded they are those of torch, for the inputs, the weight and the bias."""
+    layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48).requires_grad_()
+    expected = torch.autograd.grad(layer(inputs).square().sum(), (inputs, *layer.parameters()))
+    with linear_mode()():
+        computed = torch.autograd.grad(layer(inputs).square().sum(), (inputs, *layer.parameters()))
+    torch.testing.assert_close(computed, expected)
 
-    def test_other_functions(self):
-        """Every other function gives exactly what it gave."""
-        inputs, weight = numbers(64, 48), numbers(48, 48)
-        for function in (torch.matmul, functional.bilinear, functional.mse_loss):
-            arguments = (inputs, inputs, weight[None]) if function is functional.bilinear else (inputs[:48], weight)
-            expected = function(*arguments)
-            with torch.no_grad(), linear_mode()():
-                assert torch.equal(function(*arguments), expected)
 
-    @pytest.mark.parametrize(
-        ("inputs", "weight"),
-        [((64, 47), (16, 48)), ((64, 0), (16, 0)), ((64, 48), (0, 48)), ((64, 48), (48,))],
-        ids=str,
-    )
-    def test_odd_shapes(self, inputs, weight):
-        """Shapes that do not fit, or hold nothing, give torch's own result or torch's own error."""
+@needs_onednn
+def test_autocast():
+    """In a block of autocast a product has the type that was asked for there."""
+    with torch.no_grad(), linear_mode()(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.nn.Linear(48, 16)(numbers(64, 48)).dtype == torch.bfloat16
 
-        def outcome():
-            try:
-                return functional.linear(numbers(*inputs), numbers(*weight)).shape
-            except RuntimeError as error:
-                return str(error)
 
-        expected = outcome()
-        with torch.no_grad(), linear_mode()():
-            assert outcome() == expected
+SQUARE = numbers(48, 48)
+LEFT_ALONE = {
+    **{
+        str(dtype): (functional.linear, numbers(64, 48).to(dtype), numbers(16, 48).to(dtype))
+        for dtype in (torch.float64, torch.bfloat16, torch.float16)
+    },
+    "matmul": (torch.matmul, numbers(64, 48), SQUARE),
+    "mse_loss": (functional.mse_loss, SQUARE, SQUARE + 1),
+    "bilinear": (functional.bilinear, numbers(64, 48), numbers(64, 48), SQUARE[None]),
+    **{
+        f"{inputs} {weight}": (functional.linear, numbers(*inputs), numbers(*weight))
+        for inputs, weight in [((64, 47), (16, 48)), ((64, 0), (16, 0)), ((64, 48), (0, 48)), ((64, 48), (48,))]
+    },
+}
 
-    @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "meta", "lazy"])
-    def test_other_devices(self, device):
-        """For any device but the CPU the context does nothing."""
-        assert isinstance(fast_linear(torch.device(device), 1000), contextlib.nullcontext)
 
-    def test_after_the_block(self):
-        """After the block, also one that failed, no function mode is left."""
-        with contextlib.suppress(ZeroDivisionError), linear_mode()():
-            raise ZeroDivisionError
-        assert torch._C._len_torch_function_stack() == 0
+@needs_onednn
+@pytest.mark.parametrize("case", LEFT_ALONE)
+def test_product_that_is_left_alone(case):
+    """Other types, other functions and odd shapes give exactly torch's own result, or torch's own error."""
+    function, *arguments = LEFT_ALONE[case]
 
-    @pytest.mark.skipif(onednn_gain() < WORTH, reason="the context does nothing here")
-    def test_interrupt_while_torch_has_taken_it_off(self):
-        """An interrupt while torch computes without the mode takes no other mode along, such as one of the person's."""
-        with BaseTorchFunctionMode() as own:
-            with contextlib.suppress(KeyboardInterrupt), fast_linear(torch.device("cpu"), 1000):
-                _pop_mode()
-                raise KeyboardInterrupt
-            assert modes_like(own) == [own]
+    def outcome():
+        try:
+            return function(*arguments)
+        except RuntimeError as error:
+            return torch.tensor([*str(error).encode()])
+
+    expected = outcome()
+    with torch.no_grad(), linear_mode()():
+        computed = outcome()
+    assert computed.dtype == expected.dtype
+    assert torch.equal(computed, expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows"),
+    [("cpu", FEWEST_ROWS - 1), *((name, 1000) for name in ("mps", "cuda", "cuda:1", "meta", "lazy"))],
+)
+def test_no_context_without_a_gain(device, rows):
+    """On any device but the CPU, and for few rows, the context does nothing: looking at every function costs time."""
+    assert isinstance(fast_linear(torch.device(device), rows), contextlib.nullcontext)
+
+
+@pytest.mark.skipif(onednn_gain() < WORTH, reason="the context does nothing here")
+def test_interrupt_while_torch_has_taken_it_off():
+    """An interrupt while torch computes without the mode takes no other mode along, such as one of the person's."""
+    with BaseTorchFunctionMode() as own:
+        with contextlib.suppress(KeyboardInterrupt), fast_linear(torch.device("cpu"), 1000):
+            _pop_mode()
+            raise KeyboardInterrupt
+        assert modes_like(own) == [own]
 
 
 @pytest.mark.parametrize(
@@ -169,16 +155,11 @@ def test_fewest_rows(inputs, expected):
 
 
 def test_gain():
-    """The gain is one number, measured once, that decides whether the CPU's context does anything."""
+    """The gain is measured once, and decides whether the CPU's context does anything."""
     gain = onednn_gain()
     assert gain > 0
     assert onednn_gain() is gain
     assert isinstance(fast_linear(torch.device("cpu"), 1000), contextlib.nullcontext) is (gain < 1.2)
-
-
-def test_nothing_for_few_rows():
-    """For products with few rows the context does nothing, because looking at every function would cost more."""
-    assert isinstance(fast_linear(torch.device("cpu"), FEWEST_ROWS - 1), contextlib.nullcontext)
 
 
 class TestMasks:
