@@ -5,9 +5,10 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.backend import release_of
+from openmed_nb.devices.registry import device_of
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import adamw
-from openmed_nb.training.steps import fused_support, ignores_scaler
+from openmed_nb.training.steps import fused_support
 
 DECISIONS = [
     # tensors, torch, more -> fused, a word of the reason
@@ -112,6 +113,6 @@ def test_under_simulated_mps():
 
         assert optimizer.defaults["fused"]
         assert not torch.equal(before, model.weight)
-        obeyed = not ignores_scaler("mps", release_of(torch.__version__))
+        obeyed = not device_of("mps").ignores_scaler(release_of(torch.__version__))
         assert adamw.explain(model.parameters(), scaled=True).fused == obeyed
         assert bool(adamw(model.parameters(), scaled=True).defaults["fused"]) == obeyed
