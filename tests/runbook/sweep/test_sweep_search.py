@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import mps_is_simulated
+from openmed_nb.devices.registry import device_of
 from openmed_nb.runbook.bench.sweep_knee import (
     KNEE_GAIN,
     LARGEST,
@@ -23,7 +24,6 @@ from openmed_nb.runbook.bench.sweep_knee import (
 )
 from openmed_nb.runbook.bench.sweep_measurement import (
     ALLOCATOR,
-    HEADROOM,
     HEADROOM_SHARE,
     NOT_KNOWN,
     PROFILER,
@@ -277,7 +277,7 @@ def test_the_older_profiler_is_not_needed(monkeypatch):
 
 def test_as_much_stays_free_on_every_gpu():
     """A batch on a GPU is expected to leave the one named share of the memory free."""
-    assert HEADROOM["mps"] == HEADROOM["cuda"] == 1 - HEADROOM_SHARE == 0.9
+    assert device_of("mps").headroom == device_of("cuda").headroom == 1 - HEADROOM_SHARE == 0.9
 
 
 def test_profiler_ends():
