@@ -180,7 +180,8 @@ class Candidate(Plain):
     rejection: Rejection | None = None  # Why it cannot be used, ``None`` where nothing known so far speaks against it.
     tried: bool = True  # Whether it has computed; the CPU need not.
 
-    HIDDEN, ALSO = ("rejection", "tried"), ("usable", "reason", "remedy")
+    HIDDEN = ("rejection", "tried")
+    ALSO = ("usable", "reason", "remedy")
 
     @property
     def usable(self) -> bool | None:

@@ -215,8 +215,8 @@ def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, s
 
 def watermark_conflict(high: str | None, low: str | None) -> str:
     """Return the message with which torch will refuse a pair of ratios, empty where it takes them."""
-    high_ratio = TORCH_HIGH if high is None else parse_ratio(high)
-    low_ratio = TORCH_LOW if low is None else parse_ratio(low)
+    given = {HIGH: high, LOW: low}
+    high_ratio, low_ratio = watermarks({name: ratio for name, ratio in given.items() if ratio is not None})
     if not 0 <= high_ratio <= LARGEST_RATIO:
         return f"invalid high watermark ratio {high_ratio:g}"
     if not 0 <= low_ratio <= (high_ratio or LARGEST_RATIO):
@@ -226,8 +226,7 @@ def watermark_conflict(high: str | None, low: str | None) -> str:
 
 def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
     """Return the high and the low watermark that torch reads from an environment."""
-    high, low = environ.get(HIGH), environ.get(LOW)
-    return (TORCH_HIGH if high is None else parse_ratio(high), TORCH_LOW if low is None else parse_ratio(low))
+    return parse_ratio(environ.get(HIGH, str(TORCH_HIGH))), parse_ratio(environ.get(LOW, str(TORCH_LOW)))
 
 
 @contextlib.contextmanager

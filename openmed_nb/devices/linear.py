@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .profilers import modes_on
+from .registry import device_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextMa
         rows: About how many rows the products have; for few of them it does nothing either, because it looks at every
             function that torch calls, which takes longer than it gains.
     """
-    useful = device.type == "cpu" and rows >= FEWEST_ROWS and onednn_gain() >= WORTH
+    useful = not device_of(device).is_accelerator and rows >= FEWEST_ROWS and onednn_gain() >= WORTH
     return modes_on(linear_mode()()) if useful else contextlib.nullcontext()
 
 
@@ -39,7 +40,7 @@ def attention_without_plans(device: torch.device, dtype: torch.dtype) -> context
 
     The first pass over 20,000 notes took 15.3 s with its plans and 4.4 s without, on one H200 with torch 2.11.
     """
-    if device.type != "cuda" or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
+    if not device_of(device).uses_cudnn or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -53,7 +54,7 @@ def telling_mask(mask: torch.Tensor, full: bool) -> torch.Tensor:
 
     A model asks that of each batch, and would wait until the device has done all work before it.
     """
-    if mask.device.type == "cpu":
+    if not device_of(mask.device).is_accelerator:
         return mask
     telling: torch.Tensor = mask.as_subclass(mask_class())
     telling.full = full
@@ -87,7 +88,8 @@ def linear_mode() -> Callable[[], Any]:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    linear, onednn = torch.nn.functional.linear, torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
+    linear = torch.nn.functional.linear
+    onednn = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
 
     class OneDnnLinear(TorchFunctionMode):
         """Sends linear layers to oneDNN, and every other function where it belongs."""
@@ -137,7 +139,8 @@ def onednn_gain() -> float:
             return product()
 
     with torch.inference_mode():
-        expected, computed = product(), by_onednn()
+        expected = product()
+        computed = by_onednn()
         turns = [(best_seconds(product, times=1), best_seconds(by_onednn, times=1)) for _ in range(4)]
     own, onednn = map(min, zip(*turns, strict=True))
     return own / onednn if torch.allclose(computed, expected, rtol=1e-4, atol=1e-3) else 0.0

@@ -102,7 +102,8 @@ def read_machine(
         apple = APPLE_CPU.search(read_cpuinfo(cpuinfo)) is not None
         return Machine(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
     facts = parse_sysctl((run or run_command)(["/usr/sbin/sysctl", "-i", *MACOS_KEYS]))
-    memory, cores = facts.get("hw.memsize", ""), facts.get("hw.physicalcpu", "")
+    memory = facts.get("hw.memsize", "")
+    cores = facts.get("hw.physicalcpu", "")
     match = re.match(r"\d+(\.\d+)*", facts.get("kern.osproductversion", ""))
     macos = tuple(int(part) for part in match.group().split(".")) if match else None
     return Machine(
@@ -160,8 +161,10 @@ class Footprint:
 
 # Struct rusage_info_v4 of xnu's bsd/sys/resource.h, in every macOS since 10.13: a UUID and 35 numbers, of which
 # ri_phys_footprint is the eighth and ri_lifetime_max_phys_footprint the 29th. Every later form begins in the same way.
-USAGE, USAGE_FORM = struct.Struct("<16x35Q"), 4
-NOW, PEAK = 7, 28
+USAGE = struct.Struct("<16x35Q")
+USAGE_FORM = 4
+NOW = 7
+PEAK = 28
 
 
 def read_footprint(library: Any = None) -> Footprint | None:

@@ -118,13 +118,13 @@ class OutOfMemory(Plain):
         if not is_out_of_memory(error):
             return None
         text = str(error)
-        found = {name: _size(text, patterns) for name, patterns in FIGURES.items()}
+        sizes = {name: _size(text, patterns) for name, patterns in FIGURES.items()}
         device = next((name for name, words in DEVICES if re.search(words, text, re.IGNORECASE)), "cpu")
-        allocated, total = found["allocated"], found["process"]
-        other = found["cached"] if found["outside"] is None else found["outside"]
-        if total is not None and allocated is not None:
-            other = max(0, total - allocated)
-        return cls(device, allocated, other, found["limit"] or found["capacity"], found["tried"])
+        allocated = sizes["allocated"]
+        other = sizes["cached"] if sizes["outside"] is None else sizes["outside"]
+        if sizes["process"] is not None and allocated is not None:
+            other = max(0, sizes["process"] - allocated)
+        return cls(device, allocated, other, sizes["limit"] or sizes["capacity"], sizes["tried"])
 
     def __str__(self) -> str:
         sizes = {

@@ -360,7 +360,8 @@ def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | No
     import torch
 
     inner = getattr(model, "_orig_mod", model)
-    name, tensors = type(inner).__name__, [*inner.parameters(), *inner.buffers()]
+    name = type(inner).__name__
+    tensors = [*inner.parameters(), *inner.buffers()]
     check_memory(name, tensors)
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
     for wide in sorted(types.intersection(device_of(device).narrower)):

@@ -123,7 +123,8 @@ class Wish(Plain):
     spelling: str | None  # The device as it was spelled; ``None`` where nothing was.
     final: bool = False  # Whether ``auto`` ends the search here instead of leaving it to the next in line.
 
-    HIDDEN, ALSO = ("spelling", "final"), ("says",)
+    HIDDEN = ("spelling", "final")
+    ALSO = ("says",)
 
     @property
     def asks(self) -> bool:
