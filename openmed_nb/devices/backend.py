@@ -1,4 +1,4 @@
-"""The seam to torch: with ``memory`` (allocators) and ``profilers`` the only file that asks ``torch.mps`` or ``torch.cuda``.
+"""The seam to torch: how it is imported, what is known of it, its probes and random numbers.
 
 What is known of torch is a value, :class:`TorchFacts`, in two grades: what its files say, without importing it, and
 what it says itself once it is loaded.

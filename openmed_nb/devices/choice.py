@@ -255,7 +255,7 @@ class Explanation(Shown):
         """Return what there is to show: the choice or the error, and up to four tables."""
         decides = winner(self.chain)
         chain = tuple((wish.source, wish.says, "decides" if wish is decides else "") for wish in self.chain)
-        automatic = ("automatic", "mps, then cuda, then cpu", "" if decides else "decides")
+        automatic = ("automatic", ", then ".join(DEVICE_TYPES), "" if decides else "decides")
         asked = Table("Who asks, the strongest first", ("source", "says", "result"), (*chain, automatic))
         if isinstance(self.choice, OpenMedError):
             answer = Report("Device: none", (self.choice.what, self.choice.remedy))

@@ -47,7 +47,7 @@ SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
 AUTO = ("", "auto", "default")
 ONLY_ONE = {"mps:0": "mps", "cpu:0": "cpu"}  # Of these there is no second one, but their number is written, too.
 MISSPELT = 0.6  # How like a device a word is that misspells it, by difflib.
-CUDA = re.compile(r"cuda:(\d{1,4})", re.ASCII)
+NUMBERED = re.compile(r"(cuda):(\d{1,4})", re.ASCII)  # Of these there may be several.
 NOBODY = "nobody"
 
 
@@ -81,8 +81,8 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         value = str(spelling).strip().lower()
         if value in AUTO:
             return cls("auto", source)
-        if match := CUDA.fullmatch(value):
-            return cls(f"cuda:{int(match[1])}", source)
+        if match := NUMBERED.fullmatch(value):
+            return cls(f"{match[1]}:{int(match[2])}", source)
         if value in (*SPELLINGS, *ONLY_ONE):
             return cls(ONLY_ONE.get(value, value), source)
         kind, _, index = value.partition(":")
@@ -91,7 +91,7 @@ are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         near = _meant(kind)
         if not near:
             raise UnknownDevice(what, f"Use one of {', '.join(SPELLINGS)}.")
-        suggestion = f"{near}:{index}" if CUDA.fullmatch(f"{near}:{index}") else near
+        suggestion = f"{near}:{index}" if NUMBERED.fullmatch(f"{near}:{index}") else near
         raise UnknownDevice(what, f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}.")
 
 
