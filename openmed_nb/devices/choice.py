@@ -8,7 +8,7 @@ from typing import Any
 
 from .._render.display import MARK, Plain, Report, Shown, Table, plain
 from ..errors import DeviceUnavailable, OpenMedError
-from .causes import Surroundings
+from .causes import Cause, Surroundings
 from .environment import EnvPlan
 from .registry import DEVICE_TYPES, device_of
 from .request import NOBODY, DeviceRequest, Wish, canonical, winner
@@ -138,12 +138,11 @@ def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
     rejected: list[Rejection] = []
     for name in candidates:
         device = device_of(name)
+        cause = next(device.causes(here), None)
         if switch and device.is_accelerator:
-            rejected.append(Rejection(name, switch, "Unset ACCELERATE_USE_CPU."))
-            continue
-        rejection = rejection_of(name, here)
-        if rejection is not None:
-            rejected.append(rejection)
+            cause = Cause("switch", switch, "Unset ACCELERATE_USE_CPU.")
+        if cause is not None:
+            rejected.append(Rejection(name, cause.reason, cause.remedy))
             continue
         if value != "auto":
             reason = f"{value!r} was asked for by {request.source}"

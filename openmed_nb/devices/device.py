@@ -73,7 +73,11 @@ class Device:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.type = kind_of(name)  # What torch calls this kind of device.
+
+    @property
+    def type(self) -> str:
+        """What torch calls this kind of device."""
+        return kind_of(self.name)
 
     @property
     def is_simulated(self) -> bool:
