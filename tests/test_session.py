@@ -190,17 +190,6 @@ def test_failed_gpu_is_listed_as_failed(computers):
     }
 
 
-def test_gpu_that_nobody_tried_is_not_called_usable(computers):
-    """A GPU that has not computed yet is listed as not tried, with the magic that tries it."""
-    here = computers.mac(failing="MPS backend out of memory")
-    here.session.use("cpu")
-    listed = here.session.devices()
-
-    assert listed.candidates[0].usable is None
-    row = ("mps", "not tried", "no computation on it was tried yet", "%openmed_device mps")
-    assert listed.report().tables[0].rows[0] == row
-
-
 def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers):
     """Where the wish is in error, the explanation shows the error with its remedy, and who asked."""
     here = computers.plain(OPENMED_DEVICE="mps")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, TOO_LATE, UNSURE, VARIABLES
+from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, TOO_LATE, VARIABLES
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.session import Session
 
@@ -66,53 +66,6 @@ def test_refused_watermarks_name_the_variables(computers):
     assert caught.value.remedy.startswith(f"Unset {HIGH} and {LOW}")
 
 
-def test_torch_that_was_loaded_first(computers):
-    """Where torch was imported first, its fallback is too late, and the watermarks are not claimed to be in force."""
-    here = computers.mac()
-    here.torch.loaded_torch()
-    here.session.start()
-    assert here.effects == (TOO_LATE, UNSURE, UNSURE)
-
-    here.session.device()
-    assert here.effects == (TOO_LATE, UNSURE, UNSURE)
-
-
-def test_variables_of_the_kernel_specification(computers):
-    """What kernel.json sets is kept and in force; torch imported before anyone looked leaves it unsure."""
-    person = {FALLBACK: "1", HIGH: "0.8", LOW: "0.5"}
-    in_time, later = computers.mac(**person), computers.mac(**person)
-    in_time.session.start()
-    in_time.torch.loaded_torch()
-    later.torch.loaded_torch()
-    later.session.start()
-
-    assert in_time.effects == (IN_FORCE,) * 3
-    assert later.effects == (UNSURE,) * 3
-    assert in_time.environ == later.environ == person
-
-
-def test_fallback_that_the_person_switches_off_before_torch(computers):
-    """A person's 0, typed after the extension was loaded and before torch, is kept and never called too late."""
-    here = computers.mac()
-    here.session.start()
-    here.environ[FALLBACK] = "0"
-    here.session.device()
-
-    assert here.torch.read[FALLBACK] == here.environ[FALLBACK] == "0"
-    assert here.effects == (IN_FORCE,) * 3
-
-
-def test_fallback_that_the_person_changes_after_torch(computers):
-    """A value typed after torch was loaded is kept and told as too late."""
-    here = computers.mac()
-    here.session.device()
-    here.environ[FALLBACK] = "0"
-
-    assert here.effects == (TOO_LATE, IN_FORCE, IN_FORCE)
-    assert here.session.device().device == "mps"
-    assert here.environ[FALLBACK] == "0"
-
-
 def test_leaving_mps_and_coming_back(computers):
     """Leaving mps takes the variables back; coming back sets them again, and they are in force as torch read them."""
     here = computers.mac()
@@ -123,19 +76,6 @@ def test_leaving_mps_and_coming_back(computers):
     here.session.use("mps")
     assert here.environ == {TORCH_DEVICE: "mps", **MPS_VARIABLES}
     assert here.effects == (IN_FORCE,) * 3
-
-
-def test_leaving_mps_before_torch_is_loaded(computers):
-    """Variables that were gone when torch was loaded are not claimed to be in force after coming back."""
-    here = computers.mac()
-    here.session.start()
-    here.session.use("cpu")
-    here.torch.loaded_torch()
-    here.torch.touch()
-    here.session.use("mps")
-
-    assert here.torch.read == dict.fromkeys(VARIABLES)
-    assert here.effects == (TOO_LATE, UNSURE, UNSURE)
 
 
 def test_watermarks_changed_after_a_call_on_mps(computers):
@@ -182,18 +122,6 @@ def test_stop_leaves_no_trace(computers, shell):
 
         assert here.environ == shell
         assert here.session.override is None
-
-
-def test_stop_leaves_what_the_person_changed(computers):
-    """Stopping leaves alone whatever the person wrote over our values."""
-    here = computers.mac()
-    here.session.start()
-    here.session.use("mps")
-    changed = {FALLBACK: "0", HIGH: "0.5", TORCH_DEVICE: "cuda"}
-    here.environ.update(changed)
-    here.session.stop()
-
-    assert here.environ == changed
 
 
 def test_tuning_by_hand_stays(computers):
