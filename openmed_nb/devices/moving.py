@@ -139,11 +139,15 @@ def operator_tensors(value: Any) -> list[torch.Tensor]:
 
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (tuple, list)):
+    if not isinstance(value, (tuple, list, dict)):
         return []
-    return [tensor for part in value for tensor in operator_tensors(part)]
+    tensors: list[torch.Tensor] = []
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+        elif isinstance(part, (tuple, list, dict)):
+            tensors += operator_tensors(part)
+    return tensors
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
