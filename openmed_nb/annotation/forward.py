@@ -279,9 +279,8 @@ def start_batch(network: Network, run: ForwardRun, batch: Batch, moved: Moved | 
             raise
         device = str(network.device)
         what = f"A window of {batch.length} tokens"
-        failure = does_not_fit(
-            what, device, error, device_of(device).unload_remedy
-        )  # The error's own frames hold tensors.
+        # The error's own frames hold tensors.
+        failure = does_not_fit(what, device, error, device_of(device).unload_remedy)
     else:
         network.shapes.add((batch.height, batch.length))
         return
@@ -335,9 +334,8 @@ def collect(run: ForwardRun, network: Network) -> Outputs:
         raise run.error
     if run.error is not None:
         what = f"The model could not run on {network.device}: {cause(run.error)}."
-        raise DeviceUnavailable(
-            what, f"Restart the kernel, or use {device_of(network.device).alternative}."
-        ) from run.error
+        remedy = f"Restart the kernel, or use {device_of(network.device).alternative}."
+        raise DeviceUnavailable(what, remedy) from run.error
     return outputs
 
 
