@@ -302,4 +302,6 @@ def _random_source(name: str) -> tuple[Any, tuple[str, ...]]:
     """Return the module of torch that has a device's random numbers, and what tells it which device."""
     torch = import_torch()
     kind = kind_of(name)
-    return (torch.random, ()) if kind == "cpu" else (torch.get_device_module(kind), (name,))
+    if kind == "cpu":
+        return torch.random, ()
+    return torch.get_device_module(kind), () if kind == name else (name,)
