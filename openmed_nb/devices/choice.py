@@ -9,6 +9,7 @@ from typing import Any
 from .._render.display import MARK, Plain, Report, Shown, Table, plain
 from ..errors import DeviceUnavailable, OpenMedError
 from .causes import Cause, Surroundings
+from .device import Device
 from .environment import EnvPlan
 from .registry import DEVICE_TYPES, device_of
 from .request import NOBODY, DeviceRequest, Wish, canonical, winner
@@ -21,12 +22,6 @@ class Rejection:
     device: str
     reason: str
     remedy: str
-
-
-def rejection_of(device: str, here: Surroundings) -> Rejection | None:
-    """Return the first thing that speaks against a device, ``None`` where nothing known so far does."""
-    cause = next(device_of(device).causes(here), None)
-    return None if cause is None else Rejection(device, cause.reason, cause.remedy)
 
 
 TAKE_BEST = "Use 'auto', which takes the best device of this computer."
@@ -176,30 +171,19 @@ class Candidate(Plain):
     """A device of this computer."""
 
     device: str  # Its name.
-    rejection: Rejection | None = None  # Why it cannot be used, ``None`` where nothing known so far speaks against it.
-    tried: bool = True  # Whether it has computed; the CPU need not.
+    usable: bool | None = True  # Whether it can be used; ``None`` if it was not tried.
+    reason: str = ""  # Why it cannot be used, or that nobody tried.
+    remedy: str = ""  # One thing to do, empty where there is nothing to do.
 
-    HIDDEN = ("rejection", "tried")
-    ALSO = ("usable", "reason", "remedy")
-
-    @property
-    def usable(self) -> bool | None:
-        """Whether it can be used; ``None`` if it was not tried."""
-        return (self.tried or None) if self.rejection is None else False
-
-    @property
-    def reason(self) -> str:
-        """Why it cannot be used, or that nobody tried."""
-        if self.rejection:
-            return self.rejection.reason
-        return "" if self.tried else "no computation on it was tried yet"
-
-    @property
-    def remedy(self) -> str:
-        """One thing to do, empty where there is nothing to do."""
-        if self.rejection:
-            return self.rejection.remedy
-        return "" if self.tried else f"%openmed_device {self.device}"
+    @classmethod
+    def of(cls, device: Device, here: Surroundings) -> Candidate:
+        """Return what is known of a device so far; a GPU was tried where it has computed."""
+        cause = next(device.causes(here), None)
+        if cause is not None:
+            return cls(device.name, False, cause.reason, cause.remedy)
+        if device.is_accelerator and here.torch.failure(device.name) is None:
+            return cls(device.name, None, "no computation on it was tried yet", f"%openmed_device {device.name}")
+        return cls(device.name)
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .backend import TorchFacts, TorchSeam
 from .causes import Surroundings
-from .choice import Candidate, DeviceChoice, rejection_of, resolve
+from .choice import Candidate, DeviceChoice, resolve
 from .environment import UNSEEN, VARIABLES, EnvPlan, Moment, plan, watermarks
 from .machine import Machine
 from .registry import DEVICE_TYPES, device_of
@@ -99,11 +99,7 @@ class Computer:
         names = [name for kind in DEVICE_TYPES for name in device_of(kind).names(here.torch)]
         if canonical(chosen) not in map(canonical, names):
             names.insert(-1, chosen)  # torch may not have told yet which GPUs there are.
-        candidates = []
-        for name in names:
-            tried = name == "cpu" or here.torch.failure(name) == ""
-            candidates.append(Candidate(name, rejection_of(name, here), tried))
-        return tuple(candidates)
+        return tuple(Candidate.of(device_of(name), here) for name in names)
 
     def observe(self, moment: Moment | None = None) -> Moment:
         """Keep watch over the values that torch may have read; call it around every change and every use of torch.

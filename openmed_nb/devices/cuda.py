@@ -77,12 +77,15 @@ class Cuda(Device):
         yield from self.causes_in_probe(torch)
 
     def hardware(self, here: Surroundings) -> str:
-        names = here.torch.cuda_names or ()
-        return f"the GPU is {names[self.index]}" if self.index < len(names) else ""
+        gpu = self._gpu(here.torch)
+        return f"the GPU is {gpu}" if gpu else ""
 
     def own_name(self, _machine: Machine, torch: TorchFacts) -> str:
-        names = torch.cuda_names or ()
-        return names[self.index] if self.index < len(names) else f"GPU {self.index}"
+        return self._gpu(torch) or f"GPU {self.index}"
+
+    def _gpu(self, torch: TorchFacts) -> str:
+        """Return the name of the GPU, empty where torch has told none."""
+        return "".join((torch.cuda_names or ())[self.index : self.index + 1])
 
     def batch_waste_of(self, hidden_size: int | None) -> int:
         # A narrow model computes a token sooner, and to start a batch of it takes as long.

@@ -58,7 +58,7 @@ def full(words="words", state="usable"):
     """Return a state in which every text from outside is the same words, and every region has something to show."""
     choice = DeviceChoice(words, words, words, words, certain=True)
     error = OpenMedError(words, words)
-    candidates = (Candidate(words, None), Candidate("cpu", None))
+    candidates = (Candidate(words), Candidate("cpu"))
     table = Table(words, (words, words), ((words, words),))
     return PanelState(
         DeviceList(candidates, choice),
