@@ -1,6 +1,6 @@
 """What the doctor looks at: sections in the order of the report, each from the facts to its findings.
 
-Most of what can be wrong with a device is a rule of ``devices.choice``. A row here names the rules that fail it, the rules
+Most of what can be wrong with a device is a cause that its class in ``devices`` knows. A row here names the rules that fail it, the rules
 that make it meaningless, and what it shows if all is well.
 """
 
@@ -376,7 +376,7 @@ def package_findings(
 ) -> tuple[Finding, ...]:
     """Return what is wrong with packages, or one finding that nothing is, given what each requires and who is loaded.
 
-    ``torch`` is what pip is asked for where torch is to be installed, as ``devices.choice.torch_for`` says: the newest one
+    ``torch`` is what pip is asked for where torch is to be installed, as ``devices.causes.torch_for`` says: the newest one
     can be without MPS on this Mac.
     """
     found = [_unreadable(name, torch) for name, version in installed.items() if not version]
