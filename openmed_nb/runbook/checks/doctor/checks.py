@@ -1,7 +1,7 @@
 """What the doctor looks at: sections in the order of the report, each from the facts to its findings.
 
-Most of what can be wrong with a device is a cause that its class in ``devices`` knows. A row here names the rules that fail it, the rules
-that make it meaningless, and what it shows if all is well.
+Most of what can be wrong with a device is a cause that its class in ``devices`` knows. A row here names the causes that fail
+it, those that make it meaningless, and what it shows if all is well.
 """
 
 from __future__ import annotations
