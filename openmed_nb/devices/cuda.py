@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from .._render.display import counted
 from .backend import TENSOR_LOCK, TorchFacts, import_torch, torch_is_loaded
@@ -128,11 +127,6 @@ class Cuda(Device):
             return None
         uuid = getattr(import_torch().cuda.get_device_properties(self.name), "uuid", None)
         return None if uuid is None else str(uuid)
-
-    def profiled(self) -> list[Any]:
-        from torch.profiler import ProfilerActivity
-
-        return [ProfilerActivity.CUDA]
 
     def half_precision_obstacle(
         self, dtype: str, _torch_release: tuple[int, ...], capability: tuple[int, int] | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .backend import MINIMUM_TORCH, TorchFacts
 from .causes import ARM_PYTHON, FAILED_PROBE, NO_TORCH, OLD_TORCH, Cause, Surroundings, torch_for
@@ -157,10 +157,6 @@ class Device:
     def uuid(self) -> str | None:
         """Return the UUID by which other programs know the device; ``None`` where it is not known."""
         return None
-
-    def profiled(self) -> list[Any]:
-        """Return what torch's profiler is to watch for it besides the host."""
-        return []
 
     def half_precision_obstacle(
         self, _dtype: str, _torch_release: tuple[int, ...], _capability: tuple[int, int] | None

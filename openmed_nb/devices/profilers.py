@@ -80,8 +80,11 @@ def profiling(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
     """Let torch's profiler see what a block computes on a device: names and times, perhaps memory, no shapes and no code."""
     from torch.profiler import ProfilerActivity, profile
 
+    activities = [ProfilerActivity.CPU]
+    known = device_of(device)
+    if known.profiler_times_kernels:
+        activities.append(getattr(ProfilerActivity, known.type.upper()))
     # Without acc_events, torch 2.11 warns that later cycles clear events.
-    activities = [ProfilerActivity.CPU, *device_of(device).profiled()]
     profiler = profile(activities=activities, profile_memory=profile_memory, acc_events=True)
     try:
         with uninterrupted(), without_notes():
@@ -171,7 +174,7 @@ def check_metal_capture(device: str) -> None:
 
 
 def _check_mps(what: str, device: str, remedy: str) -> None:
-    if not device_of(device).can_be_simulated:
+    if device_of(device).type != "mps":
         raise ConfigurationError(f"There are no {what} of {device}: torch writes them for MPS alone.", remedy)
     if mps_is_simulated():
         raise ConfigurationError(f"There are no {what} of a simulated MPS device.", remedy)
