@@ -303,7 +303,7 @@ class Session:
     @contextlib.contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Hold the lock, take back what was applied to the environment if the verb fails, and then tell the listeners."""
-        with self._listeners, self.lock:
+        with self.told_after(), self.lock:
             computer, applied, in_force = self.computer, self.computer.applied, self.in_force
             try:
                 yield
