@@ -180,29 +180,29 @@ class Listeners:
         return _Verb(self, quiet=0 if progress else 1)
 
 
+@dataclass(frozen=True)
 class _Verb:
     """What goes on between the beginning and the end of a verb."""
 
-    def __init__(self, listeners: Listeners, quiet: int) -> None:
-        self._listeners = listeners
-        self._depth = listeners.depth
-        self._quiet = quiet
+    listeners: Listeners
+    quiet: int
 
     def __enter__(self) -> None:
-        self._depth.verbs += 1
-        self._depth.quiet += self._quiet
+        self.listeners.depth.verbs += 1
+        self.listeners.depth.quiet += self.quiet
 
     def __exit__(self, _kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._depth.quiet -= self._quiet
+        depth = self.listeners.depth
+        depth.quiet -= self.quiet
         # IPython would show how torch and transformers were called, frame by frame, which takes it seconds.
         if type(error) is KeyboardInterrupt and not hasattr(error, "_render_traceback_"):
             line = f"KeyboardInterrupt: Stopped{_in_own_line(trace)}."
             error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
         try:
-            if self._depth.verbs == 1:
-                self._listeners.end(stopped=error is not None)
+            if depth.verbs == 1:
+                self.listeners.end(stopped=error is not None)
         finally:
-            self._depth.verbs -= 1
+            depth.verbs -= 1
 
 
 def _in_own_line(trace: TracebackType | None) -> str:

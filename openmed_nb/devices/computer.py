@@ -69,7 +69,7 @@ class Computer:
         """
         applied = self.applied
         while True:
-            choice = resolve(request, self.surroundings)
+            choice = resolve(request, Surroundings(self.machine, self.torch, self.shell))
             device = choice.device
             if device == "cpu" or self.torch.failure(device) is not None:
                 break

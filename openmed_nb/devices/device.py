@@ -32,8 +32,11 @@ def _wait_for_nothing() -> None:
     """Return at once: reading a tensor waits for the work on it."""
 
 
+@dataclass(frozen=True)
 class Device:
     """A device by the name that torch takes, such as ``"cuda:1"``."""
+
+    name: str
 
     # How it works.
     is_accelerator = True  # Whether it computes while the program goes on, and has memory of its own.
@@ -72,10 +75,7 @@ class Device:
     has_int8 = False
     narrower: ClassVar[Mapping[str, str]] = {}  # The types that it does not have, and what takes their place.
     fused_adamw_since = ""  # The first torch with a fused AdamW for it; empty where none is known.
-    fused_adamw_types: tuple[str, ...] = ()
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    fused_adamw_types: ClassVar[tuple[str, ...]] = ()
 
     @property
     def type(self) -> str:
