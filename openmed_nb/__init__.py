@@ -21,10 +21,7 @@ Importing this package imports neither torch nor transformers nor ipywidgets.
 
 from __future__ import annotations
 
-import warnings
-from functools import partial
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._utils.lazy import face
 
@@ -33,52 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_get, __dir__, __all__ = face(__name__, __file__)
-
-# What stood at the top before: where it is now and, behind a colon, the argument that tells which of several it was.
-_MOVED = {
-    "DeviceChoice": "devices.choice.DeviceChoice",
-    "EnvPlan": "devices.environment.EnvPlan",
-    "EpochHooks": "training.EpochHooks",
-    "GradientAccumulation": "training.GradientAccumulation",
-    "Logbook": "runbook.Logbook",
-    "MemoryCurve": "training.MemoryCurve",
-    "MemorySample": "training.MemorySample",
-    "ModelLoader": "compat.ModelLoader",
-    "accelerator_arguments": "training.arguments:accelerate",
-    "adamw": "training.adamw",
-    "apply_mps_tuning": "compat.apply_mps_tuning",
-    "check_loader": "training.loader.check",
-    "checkpoint_activations": "training.checkpoint_activations",
-    "explain_fused": "training.adamw.explain",
-    "fallbacks": "runbook.fallbacks",
-    "forecast": "runbook.forecast",
-    "gates": "runbook.gates",
-    "lightning_callback": "training.callback:lightning",
-    "limit_memory": "training.limit_memory",
-    "loader_settings": "training.loader.settings",
-    "memory_curve": "training.last_curve",
-    "parity": "runbook.parity",
-    "precision": "training.precision",
-    "profile": "runbook.profile",
-    "resolve_torch_device": "compat.resolve_torch_device",
-    "to_device": "training.to_device",
-    "trainer_arguments": "training.arguments:trainer",
-    "trainer_callback": "training.callback:trainer",
-    "validate_precision": "runbook.validate_precision",
-    "who_holds": "training.who_holds",
-    "worker_ladder": "training.loader.ladder",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
-        return _get(name)
-    place, _, which = _MOVED[name].partition(":")
-    now = f"{place}({which!r}, ...)" if which else place
-    warnings.warn(f"openmed_nb.{name} is openmed_nb.{now} now.", DeprecationWarning, stacklevel=2)
-    found = resolve_name(f"{__name__}.{place}")
-    return partial(found, which) if which else found
+__getattr__, __dir__, __all__ = face(__name__, __file__)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

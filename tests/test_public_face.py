@@ -148,32 +148,3 @@ def test_marks_of_the_simulation(simulated):
     assert str(seen).splitlines()[0] == ("Seen on mps (SIMULATED)" if simulated else "Seen on mps")
     assert [NOTE in shown for shown in (str(seen), seen._repr_html_())] == [simulated] * 2
     assert seen.to_dict() == {"simulated": simulated}
-
-
-OLD = json.loads((SNAPSHOT.parent / "public_names_0_1_0.json").read_text("utf-8"))
-
-
-@pytest.mark.parametrize("name", sorted(set(OLD) - set(nb.__all__)))
-def test_an_old_name_works_and_names_its_new_place(name):
-    """A name that 0.1.0 had at the top is what stands at the new place, and a DeprecationWarning names that place."""
-    with pytest.warns(DeprecationWarning, match=rf"openmed_nb\.{name} is openmed_nb\.[\w.]+.* now\.") as caught:
-        old = getattr(nb, name)
-    place, _, argument = str(caught[0].message).removesuffix(" now.").rpartition(" is openmed_nb.")[2].partition("(")
-    new = pkgutil.resolve_name(f"openmed_nb.{place}")
-
-    assert (old.func if argument else old) is new
-    assert caught[0].filename == __file__
-
-
-def test_every_old_name_is_there():
-    """Every public name of 0.1.0 can still be had."""
-    with pytest.warns(DeprecationWarning, match=r"is openmed_nb\..* now\."):
-        assert all(getattr(nb, name) is not None for name in OLD)
-
-
-def test_arguments_of_old_names():
-    """An old name takes the arguments that it took."""
-    with pytest.warns(DeprecationWarning, match=r"is openmed_nb\..* now\."):
-        assert nb.trainer_arguments("cpu") == nb.training.arguments("trainer", "cpu")
-    with pytest.warns(DeprecationWarning, match=r"is openmed_nb\..* now\."):
-        assert nb.accelerator_arguments("cpu") == nb.training.arguments("accelerate", "cpu") == {"cpu": True}
