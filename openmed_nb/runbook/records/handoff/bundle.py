@@ -6,9 +6,6 @@ In it are the pinned packages and the wheel of this one; ``smoke.py`` is what ru
 from __future__ import annotations
 
 import base64
-import contextlib
-import functools
-import hashlib
 import os
 import platform
 import shlex
@@ -16,8 +13,8 @@ import shutil
 import string
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ...._events.activity import Activity
-from ...._render.display import OK, WARNING, Report, Shown, Table, counted, in_bytes, plain
+from ...._render.display import OK, WARNING, Report, Shown, Table, counted, in_bytes
 from ...._utils.plain import to_json
 from ...._utils.text import cause, describe_file, describe_value, short_type_name
 from ...._utils.validation import check_flag, given_path
@@ -42,7 +39,7 @@ from ...bench.benches import checked_texts
 from ..logbook.gathering import TOOLKIT
 from ..logbook.logbook import SCHEMA_FILE, Logbook, escaped
 from ..logbook.privacy import dataset_of, golden_variables, short_path
-from .smoke import GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, SCHEMA, SUMS, TEXTS, Golden, Trial, checked_sizes, golden_run
+from .smoke import GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, SUMS, TEXTS, Golden, Trial, golden_run
 
 # Synthetic texts, which every bundle can hold; no real person is described.
 SYNTHETIC = (
@@ -57,10 +54,12 @@ SYNTHETIC = (
     "Normal examination. Appointment in six months.",
 )
 
-RUN, SMOKE, README, WHEELS, EVIDENCE = "run.sh", "smoke.py", "README.md", "wheels", "evidence.json"
-SERVICE, PLIST = "openmed_nb.service", "openmed_nb.plist"
-TRACES = (".json.gz", ".json")
+RUN = "run.sh"
+README = "README.md"
+WHEELS = "wheels"
+EVIDENCE = "evidence.json"
 SCHEMA_NAME = "logbook.schema.json"
+TRACES = ("trace.json.gz", "trace.json")
 
 LONGEST_OWNER = 100
 
@@ -74,14 +73,14 @@ CARD = ("README*", "LICENSE*", "NOTICE*")
 WHAT = {
     README: "how it is run",
     RUN: "the golden command: it sets the environment variables and runs the smoke test",
-    SMOKE: "the smoke test",
-    SERVICE: "the golden command as a unit of systemd",
-    PLIST: "the same for launchd on macOS",
+    "smoke.py": "the smoke test",
+    "openmed_nb.service": "the golden command as a unit of systemd",
+    "openmed_nb.plist": "the same for launchd on macOS",
     GOLDEN: "the golden run: model, device, type, batch, environment variables, and the entities to be found",
     LOGBOOK: "what the golden run was measured with, and its figures",
     EVIDENCE: "the logbook of the work that is handed over",
     SCHEMA_NAME: "the form of logbooks, as a JSON Schema",
-    **{f"trace{one}": "the trace of torch's profiler; it has the name of the computer that it is of" for one in TRACES},
+    **dict.fromkeys(TRACES, "the trace of torch's profiler; it has the name of the computer that it is of"),
     TEXTS: "the texts of the golden run",
     f"{MODEL}/": "the model",
     REQUIREMENTS: "every package, in the version that was used",
@@ -92,14 +91,10 @@ WHAT = {
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-class BundleTemplate(string.Template):
+class _BundleTemplate(string.Template):
     """A file of a bundle with names such as ``@@python`` in it: ``$`` is the shell's own."""
 
     delimiter = "@@"
-
-
-def filled(template: str, **values: object) -> str:
-    return BundleTemplate((TEMPLATES / template).read_text("utf-8")).substitute(values)
 
 
 def write_checksums(bundle: Path) -> None:
@@ -121,6 +116,8 @@ class Handoff(Shown):
         files: Every file with its size in bytes.
     """
 
+    HIDDEN, ALSO = ("logbook",), ("simulated",)
+
     folder: Path
     golden: Golden
     logbook: Logbook
@@ -134,36 +131,35 @@ class Handoff(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
-        return {
-            "folder": str(self.folder),
-            "simulated": self.simulated,
-            "golden": plain(self.golden),
-            "trial": self.trial.to_dict(),
-            "files": dict(self.files),
-        }
+        return {**super().to_dict(), "folder": str(self.folder), "files": dict(self.files)}
 
     def report(self) -> Report:
         """Return what is in it and how it is run; sizes and times stand in the HTML alone."""
         golden = self.golden
+        memory = self.trial.memory.verdict
         entities = counted(sum(map(len, golden.entities)), "entity", "entities")
-        found = f"The golden run found {entities} in {counted(len(golden.entities), 'text')} on {self.logbook.device}."
-        sentences = [found, f"Memory over {golden.rounds} rounds: {self.trial.curve.verdict}."]
-        sentences += [about_the_model(golden), about_the_texts(golden), "Its README.md says how it is run."]
-        tops = {"".join(name.partition("/")[:2]) for name, _ in self.files}  # Files, and folders with a slash.
-        rows = tuple((name, what) for name, what in WHAT.items() if name in tops)
-        sizes = tuple((name, in_bytes(size)) for name, size in self.files)
+        sentences = (
+            f"The golden run found {entities} in {counted(len(golden.entities), 'text')} on {self.logbook.device}.",
+            f"Memory over {golden.rounds} rounds: {memory}.",
+            _about_the_model(golden),
+            _about_the_texts(golden),
+            "Its README.md says how it is run.",
+        )
         said = tuple(one.replace("**", "").replace("`", "") for one in sentences)
+        names = {"".join(name.partition("/")[:2]) for name, _ in self.files}  # Files, and folders with a slash.
+        rows = tuple((name, what) for name, what in WHAT.items() if name in names)
+        sizes = tuple((name, in_bytes(size)) for name, size in self.files)
         return Report(
             f"Handoff bundle {self.folder.name!r}",
             said,
             (Table("", ("file", "what it is"), rows),),
             figures=(Table("Sizes", ("file", "size"), sizes, folded=True), *self.trial.report().figures),
             spoken=(f"{self.folder.name!r} can be handed over: copy the folder, and run sh {RUN} in it", *said),
-            status=OK if self.trial.curve.verdict == FLAT else WARNING,
+            status=OK if memory == FLAT else WARNING,
         )
 
 
-def about_the_model(golden: Golden) -> str:
+def _about_the_model(golden: Golden) -> str:
     if golden.copied:
         return f"The model is in `{MODEL}/`."
     return (
@@ -172,7 +168,7 @@ def about_the_model(golden: Golden) -> str:
     )
 
 
-def about_the_texts(golden: Golden) -> str:
+def _about_the_texts(golden: Golden) -> str:
     if golden.dataset_copied:
         return f"**`{TEXTS}` holds the texts of the dataset. Handle this folder as you must handle them.**"
     checksum = f" The dataset of the work has SHA-256 `{golden.dataset.checksum}`." if golden.dataset else ""
@@ -223,33 +219,24 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
 
     Raises:
         ConfigurationError: For a folder that is not empty, a model that is not a name or is a pickle, numbers that are out of
-            their limits, and if a package that is needed is not installed.
+            their limits, and if openmed_nb is not installed.
         ModelError: If the model cannot be loaded.
         DeviceError: If the device cannot be used.
 
-    Packages are pinned without the name of a build, such as ``+cpu``; those that only some computers need keep the marker that
-    says which. The model is loaded for it and let go after it; the session stays as it is.
+    Packages are pinned without the name of a build, such as ``+cpu``; the pins are constraints, so that each computer installs
+    those of them that it needs. The model is loaded for it and let go after it; the session stays as it is.
     """
     given = {name: value for name, value in {"device": device, **arguments}.items() if value is not None}
     check_flag("copy_model", copy_model)
     check_flag("copy_dataset", copy_dataset)
     with SESSION.told_after(progress):
-        check_handed_over(model, dataset, logbook, copy_dataset, owner)
-        traced = trace_file(trace)
-        target = free_folder(folder)
-        sizes = batch_size, rounds, steps = checked_sizes(batch_size, rounds, steps)
+        _check_handed_over(model, dataset, logbook, copy_dataset, owner)
+        files = {} if trace is None else _trace_file(trace)
+        target = _free_folder(folder)
         spec, on = SESSION.files(model, given)
         SESSION.tell(Activity("Handing over", spec.reference.name))
-        about = None if dataset is None else dataset_of(dataset)
-        pins = lock()
-        files = {f"{MODEL}/{name}": file for name, file in model_files(spec)} if copy_model else {}
-        texts = list(checked_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC)
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigurationError("The dataset has items that are not texts.", "Pass a list of texts.")
-        book, trial, entities = golden_run(SESSION.computer, spec, spec.reference.name, on, texts, sizes)
         golden = Golden(
-            schema=SCHEMA,
-            model=MODEL if copy_model else name_elsewhere(spec),
+            model=MODEL if copy_model else _name_elsewhere(spec),
             copied=copy_model,
             content=content_of(model_folder(spec)),
             dtype=spec.dtype,
@@ -258,32 +245,43 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
             rounds=rounds,
             steps=steps,
             variables={**golden_variables(SESSION.computer.environ), **OFFLINE},
-            dataset=about,
+            dataset=None if dataset is None else dataset_of(dataset),
             dataset_copied=copy_dataset,
-            entities=entities,
             owner=owner,
         )
-        locked_on = f"Python {platform.python_version()}, {book.software.system}, {len(pins)} packages"
+        if copy_model:
+            files.update({f"{MODEL}/{name}": file for name, file in _model_files(spec)})
+        texts = list(checked_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC)
+        if not all(isinstance(text, str) for text in texts):
+            raise ConfigurationError("The dataset has items that are not texts.", "Pass a list of texts.")
+        book, trial, entities = golden_run(golden, SESSION.computer, spec, spec.reference.name, texts)
+        golden = replace(golden, entities=entities)
         contents = {
             GOLDEN: to_json(golden),
             TEXTS: to_json(texts),
             LOGBOOK: to_json(book),
-            REQUIREMENTS: requirements_text(pins, locked_on),
-            **({} if logbook is None else {EVIDENCE: to_json(logbook)}),
+            REQUIREMENTS: _requirements(),
         }
+        if logbook is not None:
+            contents[EVIDENCE] = to_json(logbook)
         SESSION.tell(Activity("Writing", target.name))
         try:
-            with new_folder(target) as place:
-                write_bundle(place, golden, {**files, **traced}, contents, book.simulated)
+            there = target.is_dir()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target if there else target.parent, prefix=".handoff.") as aside:
+                _write_bundle(Path(aside), golden, files, contents, book.simulated)
+                target.mkdir(exist_ok=True)  # An empty folder stays the same one, because a process may be in it.
+                for item in list(Path(aside).iterdir()):
+                    item.rename(target / item.name)
         except OSError as error:
             what = f"The bundle {describe_file(target)} cannot be written: {cause(error)}."
             raise ConfigurationError(what, "Name a folder on a disk with room that can be written.") from None
         written = sorted(file for file in target.rglob("*") if file.is_file())
-        files_written = tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in written)
-        return Handoff(target, golden, book, trial, files_written)
+        sizes = tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in written)
+        return Handoff(target, golden, book, trial, sizes)
 
 
-def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool, owner: Any) -> None:
+def _check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool, owner: Any) -> None:
     """Refuse what cannot be handed over, before anything is loaded."""
     if not is_named(model):
         what = f"{short_type_name(model)} is not the name of a model, and has no files that can be handed over."
@@ -301,56 +299,41 @@ def check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool
         raise ConfigurationError("There is no dataset to copy.", "Pass dataset=, or leave copy_dataset out.")
 
 
-def trace_file(trace: Any) -> dict[str, Path]:
-    """Return the file of a trace by its name in a bundle; nothing where none was passed."""
-    if trace is None:
-        return {}
+def _trace_file(trace: Any) -> dict[str, Path]:
+    """Return the file of a trace by its name in a bundle."""
     file = given_path(trace, "the file of a trace")
-    ending = next((one for one in TRACES if file.name.endswith(one)), None)
-    if ending is None or not file.is_file():
-        what = f"{describe_file(file)} is not the file of a trace."
-        raise ConfigurationError(what, "Pass the one that nb.runbook.profile(..., trace='trace.json') wrote.")
-    return {f"trace{ending}": file}
+    for name in TRACES:
+        if file.name.endswith(name.removeprefix("trace")) and file.is_file():
+            return {name: file}
+    what = f"{describe_file(file)} is not the file of a trace."
+    raise ConfigurationError(what, "Pass the one that nb.runbook.profile(..., trace='trace.json') wrote.")
 
 
-def free_folder(folder: Any) -> Path:
+def _free_folder(folder: Any) -> Path:
     """Return the full path of a folder that can be written, to where links lead: nothing is there yet, or it is empty."""
     target = Path(os.path.realpath(given_path(folder, "folder")))
-    above = next(one for one in (target, *target.parents) if one.exists())
-    readable = above.is_dir() and os.access(above, os.R_OK | os.X_OK)
-    if above == target and (not above.is_dir() or (readable and any(above.iterdir()))):
+    try:
+        occupied = any(target.iterdir())
+    except FileNotFoundError:
+        occupied = False
+    except OSError:  # It is a file, or below one, or cannot be read.
+        occupied = True
+    if occupied:
         raise ConfigurationError(f"{describe_file(target)} is there already and not empty.", "Name a new folder.")
-    if not above.is_dir() or not os.access(above, os.R_OK | os.W_OK | os.X_OK):
+    above = next(parent for parent in (target, *target.parents) if parent.exists())
+    if not os.access(above, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigurationError(f"Nothing can be written into {describe_file(above)}.", "Name another folder.")
     return target
 
 
-@contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Give a folder to be filled, and put what is in it into its place, unless filling it fails.
-
-    An empty folder that is there stays the same one, because a process may be in it.
-    """
-    there = target.is_dir()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target if there else target.parent, prefix=".handoff.") as aside:
-        folder = Path(aside) / "bundle"
-        folder.mkdir()
-        yield folder
-        if not there:
-            folder.rename(target)
-        for one in list(folder.iterdir()) if there else ():
-            one.rename(target / one.name)
-
-
-def name_elsewhere(spec: LoadSpec) -> str:
+def _name_elsewhere(spec: LoadSpec) -> str:
     """Return what a model that is not copied is called on another computer: its id on the hub, its name, or that of its folder."""
     reference = spec.reference
     name = short_path(Path(reference.name).name)
     return reference.location if reference.on_hub else MODEL if MASK in name else name
 
 
-def model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
+def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
     """Yield the files of a model that are handed over, with their names in its folder."""
     folder = model_folder(spec)
     weights = weight_files(folder)
@@ -361,160 +344,97 @@ def model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
         yield os.path.relpath(file, folder), file
 
 
-def write_bundle(
+def _write_bundle(
     folder: Path, golden: Golden, files: Mapping[str, Path], contents: Mapping[str, str], simulated: bool
 ) -> None:
-    """Write all files of a bundle: those of the model, if it is copied, and those with contents, each by its name."""
+    """Write all files of a bundle: those that are copied and those with contents, each by its name."""
     (folder / WHEELS).mkdir()
     wheel = write_wheel(folder / WHEELS)
-    for name, file in files.items():
+    for name, file in {**files, SCHEMA_NAME: SCHEMA_FILE}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / name)
-    shutil.copyfile(SCHEMA_FILE, folder / SCHEMA_NAME)
-    there = {"".join(name.partition("/")[:2]) for name in files}
-    names = {*contents, *there, *scripts(golden), SCHEMA_NAME, f"{WHEELS}/", README, SUMS}
-    readme = filled(
+    for name, text in {**contents, **scripts(golden)}.items():
+        (folder / name).write_text(text, "utf-8", newline="\n")
+    (folder / RUN).chmod(0o755)
+    names = {f"{item.name}/" if item.is_dir() else item.name for item in folder.iterdir()} | {README, SUMS}
+    note = "\nThe golden run was on a **simulated** MPS device: its times are none of a Mac.\n"
+    readme = _fill(
         README,
-        simulation="\nThe golden run was on a **simulated** MPS device: its times are none of a Mac.\n"
-        if simulated
-        else "",
+        simulation=note if simulated else "",
         python=".".join(platform.python_version_tuple()[:2]),
         wheel=wheel.name,
         model=golden.model if golden.copied else shlex.quote(golden.model),
         rounds=golden.rounds,
         files="\n".join(f"| `{name}` | {what} |" for name, what in WHAT.items() if name in names),
-        about_the_model=about_the_model(golden),
-        about_the_texts=about_the_texts(golden),
+        about_the_model=_about_the_model(golden),
+        about_the_texts=_about_the_texts(golden),
         owner=f"\nIts owner, who answers for the golden command: {escaped(golden.owner)}.\n" if golden.owner else "",
     )
-    for name, text in {**contents, **scripts(golden), README: readme}.items():
-        (folder / name).write_text(text, "utf-8", newline="\n")
-    (folder / RUN).chmod(0o755)
+    (folder / README).write_text(readme, "utf-8", newline="\n")
     write_checksums(folder)
 
 
 def scripts(golden: Golden) -> dict[str, str]:
     """Return the golden command line with its environment variables, for a POSIX shell, what starts it, and the smoke test."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.variables.items())
-    run = filled(RUN, what=f"{WHAT[RUN].capitalize()}.", exports=exports)
-    return {RUN: run, **{name: filled(f"{name}.txt") for name in (SMOKE, SERVICE, PLIST)}}
+    run = _fill(RUN, what=f"{WHAT[RUN].capitalize()}.", exports=exports)
+    names = ("smoke.py", "openmed_nb.service", "openmed_nb.plist")
+    return {RUN: run, **{name: _fill(f"{name}.txt") for name in names}}
 
 
-# What a marker names that makes a package one of some computers only.
-PLATFORM = ("sys_platform", "platform_system", "platform_machine", "os_name")
+def _fill(template: str, **values: object) -> str:
+    return _BundleTemplate((TEMPLATES / template).read_text("utf-8")).substitute(values)
 
 
-@dataclass(frozen=True)
-class Pin:
-    """A package in the version that is installed."""
-
-    name: str  # Its normalized name.
-    version: str  # Its version, without what names a build, such as +cpu, which other computers do not have.
-    build: str  # The version with its build.
-    marker: str = ""  # On which computers it is needed; empty for all.
-
-    def __str__(self) -> str:
-        line = f"{self.name}=={self.version}"
-        return f"{line} ; {self.marker}" if self.marker else line
-
-
-def lock(package: str = TOOLKIT, find: Callable[[str], Any] = distribution_of) -> tuple[Pin, ...]:
-    """Return every package that a package needs, without itself, in alphabetical order."""
-    markers: dict[str, set[str]] = {}  # On which computers each package is needed; an empty marker is all of them.
-    seen: set[tuple[str, str, str]] = set()  # The packages that were followed, with the extra and the marker.
-
-    @functools.cache
-    def installed(name: str) -> Any:
-        found = find(name)
-        if found is None:
-            what = f"{name} is needed and not installed, so the environment cannot be locked."
-            raise ConfigurationError(what, f"Install it: python -m pip install {name}.")
-        return found
-
-    def follow(name: str, extras: Iterable[str] = (), marker: str = "") -> None:
-        """Add what a package needs with these extras, on the computers of a marker."""
-        found = installed(name)
-        for extra in ("", *extras):
-            if (name, extra, marker) in seen:
-                continue
-            seen.add((name, extra, marker))
-            for required in needed(found.requires or (), extra):
-                own = str(required.marker or "")
-                if "extra" in own or not any(one in own for one in PLATFORM):
-                    own = ""
-                below = str(canonicalize_name(required.name))
-                markers.setdefault(below, set()).add(marker or own)
-                follow(below, sorted(required.extras), marker or own)
-
-    def pin(name: str) -> Pin:
-        build, needing = installed(name).version, sorted(markers[name])
-        several = [f"({one})" for one in needing] if len(needing) > 1 else needing
-        return Pin(name, build.partition("+")[0], build, "" if "" in needing else " or ".join(several))
-
-    follow(package)
-    return tuple(pin(name) for name in sorted(markers) if name != package)
+def pinned_packages() -> dict[str, str]:
+    """Return the installed version, without its build, of the toolkit and of every package that it, or one of these, may need."""
+    versions: dict[str, str] = {}
+    pending = [TOOLKIT]
+    while pending:
+        name = canonicalize_name(pending.pop())
+        package = distribution_of(name)
+        if package is not None and name not in versions:
+            versions[name] = package.version.partition("+")[0]
+            pending += [Requirement(line).name for line in package.requires or ()]
+    return versions
 
 
-def needed(requires: Iterable[str], extra: str) -> Iterator[Requirement]:
-    """Yield what is required here, with an extra or, if that is empty, without any."""
-    for text in requires:
-        required = Requirement(text)
-        if required.marker is None:
-            if not extra:
-                yield required
-        elif required.marker.evaluate({"extra": extra}) and bool(extra) == ("extra" in str(required.marker)):
-            yield required
-
-
-def requirements_text(pins: Iterable[Pin], about: str) -> str:
-    """Return a requirements file; ``about`` is what it was locked on."""
-    lines = (f"{pin}  # {pin.build} here" if pin.build != pin.version else str(pin) for pin in pins)
+def _requirements() -> str:
+    pins = pinned_packages()
+    about = f"Python {platform.python_version()}, {platform.system()}, {len(pins)} packages"
+    lines = [f"{name}=={version}" for name, version in sorted(pins.items())]
     return "\n".join([f"# The environment of this bundle, locked on {about}.", *lines, ""])
 
 
 PACKAGE = Path(__file__).parents[3]
 
-# What the package is made of; anything else in its folder is not part of it.
-SUFFIXES = (".py", ".pyi", ".json", ".txt", ".md", ".sh", ".css", ".safetensors", ".typed")
-
-WHEEL = "Wheel-Version: 1.0\nGenerator: openmed_nb\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-
-LONG_AGO = (1980, 1, 1, 0, 0, 0)  # The time of every file, so that the same files give the same wheel.
-
 
 def write_wheel(folder: Path) -> Path:
-    """Write the wheel of the toolkit into a folder, and return it."""
+    """Pack the running toolkit with the metadata of the installed one, and return the wheel.
+
+    ``pip wheel`` would need the source tree, which an installed toolkit has not.
+    """
     installed = distribution_of(TOOLKIT)
     if installed is None:
         what = "openmed_nb is not installed, so what it needs is not known."
         raise ConfigurationError(what, "Install it: python -m pip install openmed-nb.")
-    name = f"{TOOLKIT.replace('-', '_')}-{installed.version}"
-    file, about = folder / f"{name}-py3-none-any.whl", f"{name}.dist-info"
-    contents = {f"{PACKAGE.name}/{one.relative_to(PACKAGE).as_posix()}": one.read_bytes() for one in package_files()}
-    contents[f"{about}/METADATA"] = (installed.read_text("METADATA") or "").encode()
-    contents[f"{about}/WHEEL"] = WHEEL.encode()
-    for one in installed.files or ():
-        if "licenses" in one.parts and one.parts[0].endswith(".dist-info"):
-            contents["/".join((about, *one.parts[1:]))] = Path(str(one.locate())).read_bytes()
-    # The list of files with their checksums that a wheel must have (PyPA, "Recording installed projects").
-    lines = []
-    for inside, content in contents.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-        lines.append(f"{inside},sha256={digest},{len(content)}\n")
-    contents[f"{about}/RECORD"] = f"{''.join(lines)}{about}/RECORD,,\n".encode()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for inside, content in contents.items():
-            # Weights hardly shrink, and compressing them takes longer than all the rest.
-            kind = zipfile.ZIP_STORED if inside.endswith(".safetensors") else zipfile.ZIP_DEFLATED
-            archive.writestr(zipfile.ZipInfo(inside, LONG_AGO), content, kind, compresslevel=1)
-    return file
-
-
-def package_files() -> list[Path]:
-    """Return the files of the toolkit, in alphabetical order."""
-    files = (one for one in PACKAGE.rglob("*") if one.suffix in SUFFIXES or one.name == "py.typed")
-    return sorted(
-        one
-        for one in files
-        if one.is_file() and not any(part.startswith((".", "__pycache__")) for part in one.relative_to(PACKAGE).parts)
-    )
+    name = f"{PACKAGE.name}-{installed.version}"
+    about = f"{name}.dist-info"
+    files = {}
+    for path in sorted(PACKAGE.rglob("*")):
+        relative = path.relative_to(PACKAGE.parent)
+        if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in relative.parts):
+            files[relative.as_posix()] = path
+    for part in installed.files or ():
+        if part.parts[0] == about and (part.name in {"METADATA", "WHEEL"} or "licenses" in part.parts):
+            files[part.as_posix()] = Path(str(part.locate()))
+    target = folder / f"{name}-py3-none-any.whl"
+    record = ""
+    # Stored and not compressed: weights hardly shrink, and that takes longer than all the rest.
+    with zipfile.ZipFile(target, "w", strict_timestamps=False) as wheel:
+        for inside, path in files.items():
+            wheel.write(path, inside)
+            digest = base64.urlsafe_b64encode(bytes.fromhex(digest_of(path, "sha256"))).decode().rstrip("=")
+            record += f"{inside},sha256={digest},{path.stat().st_size}\n"
+        wheel.writestr(f"{about}/RECORD", f"{record}{about}/RECORD,,\n")
+    return target

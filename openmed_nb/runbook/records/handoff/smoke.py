@@ -1,4 +1,4 @@
-"""The golden run of a bundle, and the smoke test: does the model do on this computer what it did where the bundle was written?"""
+"""The golden run of a bundle, and its repetition elsewhere: the same files, packages and entities, level memory, the same speed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
-
-from packaging.requirements import InvalidRequirement, Requirement
+from typing import Any
 
 from ...._render.display import (
     FAILED,
@@ -23,6 +21,7 @@ from ...._render.display import (
     OK,
     WARNING,
     Finding,
+    Plain,
     Report,
     Shown,
     Table,
@@ -31,8 +30,8 @@ from ...._render.display import (
     worst,
 )
 from ...._utils.clock import now
-from ...._utils.plain import from_plain, write_whole
-from ...._utils.text import cause, describe_file, describe_value, short_type_name
+from ...._utils.plain import read_as, save
+from ...._utils.text import describe_file, describe_value, short_type_name
 from ...._utils.validation import given_path, whole
 from ....annotation.results import span_of
 from ....devices import backend
@@ -40,23 +39,26 @@ from ....devices.computer import Computer
 from ....devices.machine import read_machine, shown_device, shows_simulated
 from ....devices.memory import empty_cache
 from ....devices.request import DeviceRequest
-from ....errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel
+from ....errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownModel
 from ....models.config import OpenMedConfig
 from ....models.files import Content, content_of, digest_of
 from ....models.loading import LoadSpec, model_folder
 from ....session import SESSION
 from ....training.curve import FLAT, GROWING, MEASURES, MemoryCurve, take_sample
 from ...bench.benches import subject_of_files
-from ...bench.workloads import Bench
-from ..logbook.gathering import TOOLKIT, gather, own_version, version_of
+from ..logbook.gathering import gather, version_of
 from ..logbook.logbook import Logbook, LogbookDiff
 from ..logbook.privacy import dataset_of, model_of_files
 from ..logbook.sections import Dataset, ReportFigures, numbers
 
-SCHEMA: Literal["openmed_nb/golden/1"] = "openmed_nb/golden/1"
 # The files of a bundle that a smoke test reads, and the one that it writes.
-SUMS, MODEL, TEXTS, GOLDEN, LOGBOOK = "SHA256SUMS", "model", "texts.json", "golden.json", "logbook.json"
-REQUIREMENTS, RESULT = "requirements.txt", "smoke.json"
+SUMS = "SHA256SUMS"
+MODEL = "model"
+TEXTS = "texts.json"
+GOLDEN = "golden.json"
+LOGBOOK = "logbook.json"
+REQUIREMENTS = "requirements.txt"
+RESULT = "smoke.json"
 
 WARM_UP = 2  # Steps that are not timed: the first one of each shape is slower, most of all on MPS.
 
@@ -70,7 +72,10 @@ BUSY = 0.2
 MOST_NAMED = 5
 
 AGAIN = "Take the bundle from where it came from again."
-NOT_RUN = "not run"
+INSTALL = "Install them as the README.md of the bundle says."
+
+# What a smoke test looks at, in this order.
+CHECKS = ("files", "packages", "Python", "device", "model", "entities", "memory", "throughput")
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,14 @@ class FoundEntity:
     label: str
 
 
+Entities = tuple[tuple[FoundEntity, ...], ...]
+
+
 @dataclass(frozen=True)
-class Golden:
+class Golden(Plain):
     """What a bundle does, and what it must find.
 
     Attributes:
-        schema: The name and the number of this form.
         model: The folder of the model in the bundle; if it was not copied, its id, or the name of its folder without the path.
         copied: Whether the model was copied.
         content: Fingerprints of the model's files.
@@ -101,9 +108,13 @@ class Golden:
         dataset_copied: Whether the texts of the bundle are that dataset; if not, they are synthetic.
         entities: The entities of each text.
         owner: Who answers for the golden command; null if nobody was named.
+
+    Raises:
+        ConfigurationError: For a trial that would not end, or prove nothing; a bundle comes from somebody else.
     """
 
-    schema: Literal["openmed_nb/golden/1"]
+    SCHEMA = "openmed_nb/golden/1"
+
     model: str
     copied: bool
     content: Content
@@ -118,19 +129,18 @@ class Golden:
     entities: tuple[tuple[FoundEntity, ...], ...] = ()
     owner: str | None = None
 
-    def spec(self, bundle: Path, model: str | None = None) -> LoadSpec:
+    def __post_init__(self) -> None:
+        for name, least, most in (("batch_size", 1, 4096), ("rounds", 4, 1000), ("steps", 1, 1000)):
+            object.__setattr__(self, name, whole(name, getattr(self, name), least, most))
+
+    def spec(self, bundle: Path, model: str | os.PathLike[str] | None = None) -> LoadSpec:
         """Return what is loaded without a network: from the bundle, else ``model``, else by its name."""
-        name = str(bundle / self.model) if self.copied else model or self.model
+        name = str(bundle / self.model if self.copied else model or self.model)
         try:
             return LoadSpec.of(name, OpenMedConfig(dtype=self.dtype, local_only=True))
         except UnknownModel as error:
             what = f"The model {describe_value(name)} is not in the bundle, and not here."
             raise ConfigurationError(what, "Say where it is: --model FOLDER.") from error
-
-
-def checked_sizes(batch_size: Any, rounds: Any, steps: Any) -> tuple[int, int, int]:
-    """Return the numbers of a trial; a bundle comes from somebody else, and its trial has to end."""
-    return whole("batch_size", batch_size, 1, 4096), whole("rounds", rounds, 4, 1000), whole("steps", steps, 1, 1000)
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,16 +152,16 @@ class Trial(Shown):
         device: Where it ran, marked if it is simulated.
         batch_size: How many texts a step reads.
         texts_per_second: Of each round.
-        curve: The memory after each round, the first one a warm-up.
+        memory: The memory after each round, the first one a warm-up.
     """
 
     name: str
     device: str
     batch_size: int
     texts_per_second: tuple[float, ...]
-    curve: MemoryCurve
+    memory: MemoryCurve
 
-    HIDDEN, ALSO = ("curve",), ("fastest", "memory")
+    ALSO = ("fastest",)
 
     @property
     def simulated(self) -> bool:
@@ -163,198 +173,138 @@ class Trial(Shown):
         """Texts a second in the fastest round: what other programs disturb least."""
         return max(self.texts_per_second)
 
-    @property
-    def memory(self) -> dict[str, Any]:
-        """The curve, ready for JSON."""
-        return self.curve.to_dict()
-
     def logbook_figures(self) -> ReportFigures:
         """Return what a logbook keeps of it."""
         from ...verdict.figures import figures_of
 
-        memory, rates = figures_of(self.curve), self.texts_per_second
+        memory = figures_of(self.memory)
+        rates = self.texts_per_second
         values = {"texts_per_second": self.fastest, "texts_per_second_median": median(rates), **memory.values}
         run = replace(memory.run, task="annotation", batch_size=self.batch_size, workers=0)
-        where = (self.device, self.curve.verdict, self.simulated)
-        return ReportFigures("trial", "golden texts", *where, numbers(values), run)
+        verdict = self.memory.verdict
+        return ReportFigures("trial", "golden texts", self.device, verdict, self.simulated, numbers(values), run)
 
     def report(self) -> Report:
         """Return what became of the memory; times stand in the HTML alone."""
         rows = (("fastest round", f"{self.fastest:.1f}"), ("middle round", f"{median(self.texts_per_second):.1f}"))
-        memory = [
-            replace(
-                one, caption=one.caption.replace("epoch", "round"), columns=("round", *one.columns[1:]), folded=True
-            )
-            for one in self.curve.report().tables[:1]
-        ]
-        return Report(
-            f"Trial of {self.name} on {self.device}: memory is {self.curve.verdict}",
-            figures=(Table("Texts a second", ("round", "texts a second"), rows), *memory),
-        )
+        figures = [Table("Texts a second", ("round", "texts a second"), rows)]
+        for table in self.memory.report().tables[:1]:
+            columns = ("round", *table.columns[1:])
+            caption = table.caption.replace("epoch", "round")
+            figures.append(Table(caption, columns, table.rows, folded=True))
+        title = f"Trial of {self.name} on {self.device}: memory is {self.memory.verdict}"
+        return Report(title, figures=tuple(figures))
 
 
-def measure(bench: Bench, batch_size: int, rounds: int, steps: int) -> Trial:
-    """Annotate the texts of a bench again and again, and look at times and memory; the first round is a warm-up."""
-    stream = bench.stream(batch_size)
-    batches, begin = stream.batches(), now()
-    for _ in range(WARM_UP):
-        stream.run(next(batches))
-    curve, rates = MemoryCurve(stream.device), []
-    for number in SESSION.steps("Measuring", stream.name, range(1, rounds + 2), "round"):
-        started = now()
-        for _ in range(steps):
-            stream.run(next(batches))
-        rates.append(batch_size * steps / (now() - started))
-        gc.collect()
-        empty_cache(stream.device)
-        curve = curve.with_sample(take_sample(stream.device, number, number * steps, now() - begin))
-    return Trial(stream.name, shown_device(stream.device), batch_size, tuple(rates), curve)
-
-
-def golden_run(  # noqa: PLR0913, PLR0917 - each is another thing
-    computer: Computer, spec: LoadSpec, name: str, device: str, texts: list[str], sizes: tuple[int, int, int]
-) -> tuple[Logbook, Trial, tuple[tuple[FoundEntity, ...], ...]]:
-    """Return what texts are annotated with, its figures, and the entities; ``sizes`` are batch size, rounds and steps."""
+def golden_run(
+    golden: Golden, computer: Computer, spec: LoadSpec, name: str, texts: list[str]
+) -> tuple[Logbook, Trial, Entities]:
+    """Annotate texts once for their entities, then again and again for times and memory; the first round is a warm-up."""
     from ....annotation.stream import entities_of  # It imports numpy.
 
+    device = golden.device
     bench = subject_of_files(spec, texts, None).on(device)
     computer.load_torch()
     folder = model_folder(spec)
     book = gather(computer, device, model_of_files(name, folder, spec.dtype), folder, dataset_of(texts))
-    stream = bench.stream(len(texts))
-    answers = stream.run(next(stream.batches()))
+    whole_set = bench.stream(len(texts))
+    answers = whole_set.run(next(whole_set.batches()))
     entities = tuple(
         tuple(FoundEntity(*span_of(entity)) for entity in entities_of(answer)) for answer in answers.outcomes()
     )
-    trial = measure(bench, *sizes)
+
+    stream = bench.stream(golden.batch_size)
+    batches = stream.batches()
+    begin = now()
+    for _ in range(WARM_UP):
+        stream.run(next(batches))
+    curve = MemoryCurve(device)
+    rates = []
+    for number in SESSION.steps("Measuring", stream.name, range(1, golden.rounds + 2), "round"):
+        started = now()
+        for _ in range(golden.steps):
+            stream.run(next(batches))
+        rates.append(golden.batch_size * golden.steps / (now() - started))
+        gc.collect()
+        empty_cache(device)
+        curve = curve.with_sample(take_sample(device, number, number * golden.steps, now() - begin))
+    trial = Trial(stream.name, shown_device(device), golden.batch_size, tuple(rates), curve)
     return book.with_reports(trial), trial, entities
 
 
-def changed_files(bundle: Path, needed: Iterable[str] = ()) -> dict[str, str]:
+def changed_files(bundle: Path) -> dict[str, str]:
     """Return which files of a bundle are ``"changed"``, ``"missing"``, or needed and ``"without a checksum"``, by name."""
-
-    def state(file: Path, checksum: str) -> str:
-        try:
-            return "" if digest_of(file, "sha256") == checksum else "changed"
-        except OSError:
-            return "missing"
-
     try:
         text = (bundle / SUMS).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         what = f"{describe_file(bundle)} is not a bundle: its {SUMS} cannot be read."
         raise ConfigurationError(what, "Name the folder that nb.handoff() has written.") from None
-    wanted = {name: checksum for checksum, name in re.findall(r"([0-9a-f]{64})  (.+)", text)}
-    found = {name: state(bundle / name, checksum) for name, checksum in wanted.items()}
-    bare = dict.fromkeys((name for name in needed if name not in wanted), "without a checksum")
-    return {name: one for name, one in (found | bare).items() if one}
+    changed = dict.fromkeys((GOLDEN, TEXTS, LOGBOOK, REQUIREMENTS), "without a checksum")
+    for checksum, name in re.findall(r"([0-9a-f]{64})  (.+)", text):
+        changed.pop(name, None)
+        try:
+            if digest_of(bundle / name, "sha256") != checksum:
+                changed[name] = "changed"
+        except OSError:
+            changed[name] = "missing"
+    return changed
 
 
-def unmet(text: str, versions: Callable[[str], str | None]) -> Mapping[str, tuple[str, str | None]]:
-    """Return what of a requirements file is not met: by package, the version that is wanted and the one that is there."""
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    try:
-        wanted = [Requirement(line) for line in lines if line]
-    except InvalidRequirement as error:
-        what = "A line of requirements.txt names no package."
-        raise ConfigurationError(what, AGAIN) from error
-    here = [one for one in wanted if not one.marker or one.marker.evaluate()]
-    pins = {one.name: str(one.specifier).removeprefix("==") for one in here}
-    there = {name: versions(name) for name in pins}
-    return {name: (pin, there[name]) for name, pin in pins.items() if (there[name] or "").partition("+")[0] != pin}
+def other_packages(requirements: str) -> dict[str, str]:
+    """Return which installed packages have another version than a requirements file pins; builds such as +cpu may differ."""
+    others = {}
+    for name, wanted in re.findall(r"^(\S+)==(\S+)", requirements, re.MULTILINE):
+        installed = version_of(name)
+        if installed is not None and installed.partition("+")[0] != wanted:
+            others[name] = f"{installed} instead of {wanted}"
+    return others
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What a smoke test saw."""
-
-    golden: Golden  # The golden run.
-    # Which files are not as they were, and what became of them.
-    changed: Mapping[str, str] = field(default_factory=dict)
-    # Which packages are not those of the bundle: for each the version that is wanted and the one that is there.
-    unmet: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
-    former: Logbook | None = None  # The logbook of the bundle; None if it cannot be read.
-    other_device: str = ""  # Why it did not run on the device of the golden run; empty if it did.
-    other_model: bool = False  # Whether the files of a model that was not copied are others.
-    stopped: str = ""  # Why nothing was run; empty if it was.
-    logbook: Logbook | None = None  # What it was measured with, and its figures.
-    trial: Trial | None = None  # What was measured.
-    entities: tuple[tuple[FoundEntity, ...], ...] = ()  # The entities that were found.
-
-    def not_run(self, name: str) -> Finding | None:
-        """Return the finding that nothing was run; ``None`` if it was."""
-        if self.trial is not None:
-            return None
-        return Finding(name, NOT_APPLICABLE, f"{NOT_RUN}: {self.stopped}" if self.stopped else NOT_RUN)
+def _same(name: str, differences: Mapping[str, str], evidence: str, remedy: str) -> Finding:
+    """Judge what must have no differences; at most ``MOST_NAMED`` of them are named."""
+    if not differences:
+        return Finding(name, OK, evidence)
+    shown = [f"{key} {difference}" for key, difference in list(differences.items())[:MOST_NAMED]]
+    if len(differences) > MOST_NAMED:
+        shown.append(f"{len(differences) - MOST_NAMED} more")
+    return Finding(name, FAILED, ", ".join(shown), remedy)
 
 
-def shortened(problems: Mapping[str, str]) -> str:
-    """Return names with the problem of each, at most ``MOST_NAMED``."""
-    shown = [f"{name} {problem}" for name, problem in list(problems.items())[:MOST_NAMED]]
-    more = len(problems) - len(shown)
-    return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
-
-
-def same_files(seen: Observed) -> Finding:
-    if seen.changed:
-        return Finding("files", FAILED, shortened(seen.changed), AGAIN)
-    return Finding("files", OK, "every file is the one that was written")
-
-
-def same_packages(seen: Observed) -> Finding:
-    others = {name: f"{there or 'missing'} instead of {wanted}" for name, (wanted, there) in seen.unmet.items()}
-    if others:
-        remedy = "Install them: python -m pip install -r requirements.txt."
-        return Finding("packages", FAILED, shortened(others), remedy)
-    return Finding("packages", OK, "every package is the one of the bundle")
-
-
-def same_python(seen: Observed) -> Finding:
-    books = (seen.former, seen.logbook)
-    former, here = (".".join(one.software.python.split(".")[:2]) if one else "" for one in books)
-    if not former or not here:
-        return Finding("Python", NOT_APPLICABLE, NOT_RUN)
-    if former == here:
+def judge_python(former: Logbook | None) -> Finding:
+    """Judge whether this is the Python of the golden run, but for its last number."""
+    if former is None:
+        return Finding("Python", NOT_APPLICABLE, "not known: the bundle has no logbook")
+    wanted = ".".join(former.software.python.split(".")[:2])
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if here == wanted:
         return Finding("Python", OK, f"it is Python {here}")
-    return Finding("Python", WARNING, f"{here} instead of {former}", f"Use Python {former}.")
+    return Finding("Python", WARNING, f"{here} instead of {wanted}", f"Use Python {wanted}.")
 
 
-def same_device(seen: Observed) -> Finding:
-    if seen.other_device:
-        return Finding("device", WARNING, seen.other_device, "Run it on a computer with such a device.")
-    return seen.not_run("device") or Finding("device", OK, f"it ran on {seen.golden.device}")
-
-
-def same_model(seen: Observed) -> Finding:
-    if seen.other_model:
-        evidence = "its files are not those of the golden run"
-        return Finding("model", FAILED, evidence, "Fetch the model in that revision.")
-    return seen.not_run("model") or Finding("model", OK, "its files are those of the golden run")
-
-
-def same_entities(seen: Observed) -> Finding:
+def judge_entities(golden: Entities, here: Entities) -> Finding:
     """Judge whether the entities in every text are exactly those of the golden run."""
-    if not_run := seen.not_run("entities"):
-        return not_run
-    pairs = [tuple(map(Counter, both)) for both in zip(seen.golden.entities, seen.entities, strict=True)]
-    others = [number for number, (wanted, found) in enumerate(pairs) if wanted != found]
+    missing = 0
+    extra = 0
+    others = []
+    for number, (wanted, found) in enumerate(zip(golden, here, strict=True)):
+        missing_here = (Counter(wanted) - Counter(found)).total()
+        extra_here = (Counter(found) - Counter(wanted)).total()
+        missing += missing_here
+        extra += extra_here
+        if missing_here or extra_here:
+            others.append(str(number))
     if not others:
-        total = counted(sum(map(len, seen.entities)), "entity", "entities")
-        return Finding("entities", OK, f"the same {total} in {counted(len(pairs), 'text')}")
-    missing = sum((wanted - found).total() for wanted, found in pairs)
-    extra = sum((found - wanted).total() for wanted, found in pairs)
-    which = ", ".join(map(str, others[:MOST_NAMED]))
+        total = counted(sum(map(len, here)), "entity", "entities")
+        return Finding("entities", OK, f"the same {total} in {counted(len(here), 'text')}")
+    which = ", ".join(others[:MOST_NAMED])
     evidence = f"others in {counted(len(others), 'text')} ({which}): {missing} missing, {extra} that were not there"
     remedy = "Do not use this computer for the model until it is known why; see nb.runbook.parity()."
     return Finding("entities", FAILED, evidence, remedy)
 
 
-def level_memory(seen: Observed) -> Finding:
+def judge_memory(curve: MemoryCurve, rounds: int) -> Finding:
     """Judge whether memory stays level, by the gate that judges trainings."""
-    if seen.trial is None:
-        return Finding("memory", NOT_APPLICABLE, seen.stopped or NOT_RUN)
-    curve = seen.trial.curve
-    evidence = f"{curve.verdict} over {counted(seen.golden.rounds, 'round')}"
+    evidence = f"{curve.verdict} over {counted(rounds, 'round')}"
     if curve.verdict == FLAT:
         return Finding("memory", OK, evidence)
     status = FAILED if curve.verdict == GROWING else WARNING
@@ -362,33 +312,28 @@ def level_memory(seen: Observed) -> Finding:
     return Finding("memory", status, f"{MEASURES[curve.measure]}: {evidence}", remedy)
 
 
-def same_speed(seen: Observed) -> Finding:
+def judge_speed(former: Logbook | None, here: Logbook, trial: Trial) -> Finding:
     """Judge whether it is as fast as the golden run, if the two may be compared."""
-    if not_run := seen.not_run("throughput"):
-        return not_run
-    name, former, here = "throughput", seen.former, seen.logbook
-    trials = [one.values for one in former.figures if one.report == "trial"] if former else []
-    wanted = trials[-1].get("texts_per_second") if trials else None
-    if former is None or here is None or seen.trial is None or wanted is None:
+    name = "throughput"
+    rates = [one.values.get("texts_per_second") for one in former.figures if one.report == "trial"] if former else []
+    wanted = rates[-1] if rates else None
+    if former is None or wanted is None:
         return Finding(name, NOT_APPLICABLE, "not judged: the logbook of the bundle has no figures that can be trusted")
     reasons = LogbookDiff(former, here).reasons
     if reasons:
         differ = ", ".join(one.name for one in reasons)
         return Finding(name, NOT_APPLICABLE, f"not judged: it cannot be compared with the logbook ({differ})")
     runs = {"in the golden run": former, "here": here}
-    busy = [when for when, book in runs.items() if (book.background.share or 0.0) > BUSY]
+    busy = " and ".join(when for when, book in runs.items() if (book.background.share or 0.0) > BUSY)
     if busy:
-        evidence = (
-            f"not judged: other programs took more than {100 * BUSY:.0f} % of the processors {' and '.join(busy)}"
-        )
+        evidence = f"not judged: other programs took more than {100 * BUSY:.0f} % of the processors {busy}"
         return Finding(name, WARNING, evidence, "Repeat it on a quiet computer.")
-    if seen.trial.fastest >= wanted * (1 - SLOWER):
+    if trial.fastest >= wanted * (1 - SLOWER):
         return Finding(name, OK, "as fast as the logbook says")
-    evidence = f"{100 * (1 - seen.trial.fastest / wanted):.0f} % slower than the logbook says, and {100 * SLOWER:.0f} % are allowed"
+    evidence = (
+        f"{100 * (1 - trial.fastest / wanted):.0f} % slower than the logbook says, and {100 * SLOWER:.0f} % are allowed"
+    )
     return Finding(name, FAILED, evidence, "Repeat it, and then look for what is slower.")
-
-
-CHECKS = (same_files, same_packages, same_python, same_device, same_model, same_entities, level_memory, same_speed)
 
 
 @dataclass(frozen=True, repr=False)
@@ -396,18 +341,18 @@ class SmokeReport(Shown):
     """Whether a bundle does here what it did where it was written.
 
     Attributes:
-        seen: What was seen.
+        findings: What was looked at.
+        former: The logbook of the bundle; ``None`` if it cannot be read.
+        trial: What was measured; ``None`` if nothing was run.
+        logbook: What it was measured with, and its figures.
     """
 
-    seen: Observed
+    HIDDEN, ALSO = ("former",), ("passed", "simulated", "comparison")
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What was looked at, one by one."""
-        seen = self.seen
-        stopped = seen.stopped and not seen.changed and not seen.other_model
-        first = [Finding("run", FAILED, seen.stopped, "Mend that, and run it again.")] if stopped else []
-        return (*first, *(check(seen) for check in CHECKS))
+    findings: tuple[Finding, ...]
+    former: Logbook | None = None
+    trial: Trial | None = None
+    logbook: Logbook | None = None
 
     @property
     def passed(self) -> bool:
@@ -415,32 +360,20 @@ class SmokeReport(Shown):
         return all(one.status != FAILED for one in self.findings)
 
     @property
-    def exit_code(self) -> int:
-        """0 if it passed, 1 if something failed."""
-        return 0 if self.passed else 1
-
-    @property
     def simulated(self) -> bool:
         """Whether it ran on a simulated device."""
-        return self.seen.logbook is not None and self.seen.logbook.simulated
+        return self.logbook is not None and self.logbook.simulated
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
-        seen = self.seen
-        return {
-            "passed": self.passed,
-            "simulated": self.simulated,
-            "findings": [one.to_dict() for one in self.findings],
-            "trial": seen.trial and seen.trial.to_dict(),
-            "logbook": seen.logbook and seen.logbook.to_dict(),
-            "comparison": LogbookDiff(seen.former, seen.logbook).to_dict() if seen.former and seen.logbook else None,
-        }
+    @property
+    def comparison(self) -> LogbookDiff | None:
+        """What the two logbooks differ in."""
+        return LogbookDiff(self.former, self.logbook) if self.former and self.logbook else None
 
     def report(self) -> Report:
         """Return the findings; times stand in the HTML alone."""
         failed = [one.name for one in self.findings if one.status == FAILED]
         title = f"Smoke test failed: {', '.join(failed)}" if failed else "Smoke test passed"
-        figures = self.seen.trial.report().figures if self.seen.trial else ()
+        figures = self.trial.report().figures if self.trial else ()
         said = title if failed else f"{title}: this computer does what the one did where the bundle was written"
         table = findings_table("", self.findings)
         return Report(title, (), (table,), figures=figures, spoken=(said,), status=worst(self.findings))
@@ -457,93 +390,64 @@ def smoke(
         model: Where the model is that was not copied into the bundle.
 
     Returns:
-        What was found; ``exit_code`` is 1 if something failed.
+        What was found.
 
     Raises:
         ConfigurationError: For a folder that is not a bundle.
         DeviceUnavailable, UnknownDevice: For a device that was asked for and cannot be used.
     """
     folder = given_path(bundle, "bundle").absolute()
-    changed = changed_files(folder, (GOLDEN, TEXTS, LOGBOOK, REQUIREMENTS))
-    golden = read_golden(folder)
-    texts = [] if TEXTS in changed else read_texts(folder, golden)
+    changed = changed_files(folder)
+    golden: Golden = read_as(Golden, folder / GOLDEN, "the golden run of a bundle", AGAIN)
     former = None if LOGBOOK in changed else Logbook.read(folder / LOGBOOK)
-    missing = dict(unmet(read_text(folder / REQUIREMENTS), version_of))
-    toolkit = former.software.openmed_nb if former else ""
-    if toolkit and toolkit != own_version():
-        missing[TOOLKIT] = (toolkit, own_version())
-    seen = Observed(golden, changed, missing, former)
+    requirements = "" if REQUIREMENTS in changed else (folder / REQUIREMENTS).read_text("utf-8")
+
+    findings = {name: Finding(name, NOT_APPLICABLE, "not run") for name in CHECKS}
+    findings["files"] = _same("files", changed, "every file is the one that was written", AGAIN)
+    others = other_packages(requirements)
+    findings["packages"] = _same("packages", others, "every package is the one of the bundle", INSTALL)
+    findings["Python"] = judge_python(former)
     if any(name in {GOLDEN, TEXTS} or name.startswith(f"{MODEL}/") for name in changed):
-        return SmokeReport(replace(seen, stopped="its files are not those of the bundle"))
-    try:
-        return SmokeReport(repeated(seen, folder, texts, device, model))
-    except (DeviceUnavailable, UnknownDevice, ConfigurationError):
-        raise
-    except OpenMedError as error:
-        return SmokeReport(replace(seen, stopped=str(error)))
+        return SmokeReport(tuple(findings.values()), former)
 
-
-def repeated(
-    seen: Observed, bundle: Path, texts: list[str], device: str | None, model: str | os.PathLike[str] | None
-) -> Observed:
-    """Return what was seen, with the golden run repeated."""
-    golden = seen.golden
-    computer = Computer(os.environ, read_machine, backend)
-    on, other = device_for(golden.device, device, computer)
-    spec = golden.spec(bundle, None if model is None else str(model))
-    if content_of(model_folder(spec)) != golden.content:
-        return replace(seen, other_model=True, other_device=other, stopped="the model is another one")
-    sizes = golden.batch_size, golden.rounds, golden.steps
-    book, trial, entities = golden_run(computer, spec, MODEL, on, texts, sizes)
-    return replace(seen, other_device=other, logbook=book, trial=trial, entities=entities)
-
-
-def device_for(golden: str, asked: str | None, computer: Computer) -> tuple[str, str]:
-    """Return the device to run on, and why it is not the one of the golden run; empty if it is."""
-
-    def confirmed(device: str) -> str:
-        return computer.confirm(DeviceRequest.parse(device, "bundle")).device
-
-    if asked is not None:
-        device = confirmed(asked)
-        return device, "" if device == golden else f"{device} was asked for instead of {golden}"
-    try:
-        return confirmed(golden), ""
-    except DeviceUnavailable:
-        device = confirmed("auto")
-        return device, f"{golden} cannot be used here, so it ran on {device}"
-
-
-def read_text(file: Path) -> str:
-    """Return the text of a file of a bundle."""
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"The {file.name} of the bundle cannot be read: {cause(error)}."
-        raise ConfigurationError(what, AGAIN) from error
-
-
-def read_texts(bundle: Path, golden: Golden) -> list[str]:
-    """Return the texts of the golden run."""
-    try:
-        texts: tuple[str, ...] = from_plain(tuple[str, ...], json.loads(read_text(bundle / TEXTS)))
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"The {TEXTS} of the bundle is damaged.", AGAIN) from error
+    texts: tuple[str, ...] = read_as(tuple[str, ...], folder / TEXTS, "the texts of a bundle", AGAIN)
     if len(texts) != len(golden.entities):
         raise ConfigurationError(f"The {TEXTS} of the bundle has other texts than its {GOLDEN}.", AGAIN)
-    return list(texts)
-
-
-def read_golden(bundle: Path) -> Golden:
-    """Return the golden run of a bundle."""
-    text = read_text(bundle / GOLDEN)
+    computer = Computer(os.environ, read_machine, backend)
+    where, other_device = _device_for(golden.device, device, computer)
+    if other_device:
+        findings["device"] = Finding("device", WARNING, other_device, "Run it on a computer with such a device.")
+    spec = golden.spec(folder, model)
     try:
-        golden: Golden = from_plain(Golden, json.loads(text))
-        checked_sizes(golden.batch_size, golden.rounds, golden.steps)
-    except (ValueError, RecursionError) as error:  # A ConfigurationError is a ValueError.
-        reason = error.what if isinstance(error, ConfigurationError) else f"{cause(error)}."
-        raise ConfigurationError(f"The {GOLDEN} of {describe_file(bundle)} is damaged: {reason}", AGAIN) from error
-    return golden
+        if content_of(model_folder(spec)) != golden.content:
+            evidence = "its files are not those of the golden run"
+            findings["model"] = Finding("model", FAILED, evidence, "Fetch the model in that revision.")
+            return SmokeReport(tuple(findings.values()), former)
+        book, trial, entities = golden_run(replace(golden, device=where), computer, spec, MODEL, list(texts))
+    except OpenMedError as error:
+        findings["run"] = Finding("run", FAILED, str(error), "Mend that, and run it again.")
+        return SmokeReport(tuple(findings.values()), former)
+
+    if not other_device:
+        findings["device"] = Finding("device", OK, f"it ran on {where}")
+    findings["model"] = Finding("model", OK, "its files are those of the golden run")
+    findings["entities"] = judge_entities(golden.entities, entities)
+    findings["memory"] = judge_memory(trial.memory, golden.rounds)
+    findings["throughput"] = judge_speed(former, book, trial)
+    return SmokeReport(tuple(findings.values()), former, trial, book)
+
+
+def _device_for(golden: str, wanted: str | None, computer: Computer) -> tuple[str, str]:
+    """Return the device to run on, and why it is not the one of the golden run; empty if it is."""
+    request = golden if wanted is None else wanted
+    try:
+        device = computer.confirm(DeviceRequest.parse(request, "bundle")).device
+    except DeviceUnavailable:
+        if wanted is not None:
+            raise
+        device = computer.confirm(DeviceRequest.parse("auto", "bundle")).device
+        return device, f"{golden} cannot be used here, so it ran on {device}"
+    return device, "" if device == golden else f"{device} was asked for instead of {golden}"
 
 
 def from_command_line(bundle: Path, arguments: list[str]) -> int:
@@ -551,21 +455,17 @@ def from_command_line(bundle: Path, arguments: list[str]) -> int:
     command = argparse.ArgumentParser("smoke.py", description="Repeat the smoke test of this bundle.")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu; that of the golden run if left out")
     command.add_argument("--model", help="the folder of the model, where it is not in the bundle")
-    asked = command.parse_args(arguments)
+    given = command.parse_args(arguments)
+    result: dict[str, Any] = {"passed": False}
     try:
-        report = smoke(bundle, asked.device, asked.model)
+        report = smoke(bundle, given.device, given.model)
+        result = report.to_dict()
+        sys.stdout.write(f"{report}\n")
     except OpenMedError as error:
+        result.update(error.to_dict())
         sys.stderr.write(f"{short_type_name(error)}: {error}\n")
-        keep({"passed": False, **error.to_dict()}, bundle / RESULT)
-        return 1
-    sys.stdout.write(f"{report}\n")
-    keep(report.to_dict(), bundle / RESULT)
-    return report.exit_code
-
-
-def keep(result: dict[str, Any], file: Path) -> None:
-    """Write a result; if that fails it says so, and what was found counts all the same."""
     try:
-        write_whole(file, json.dumps(result, indent=2) + "\n")
-    except OSError as error:
-        sys.stderr.write(f"{file.name} could not be written: {cause(error)}.\n")
+        save(bundle / RESULT, json.dumps(result, indent=2) + "\n")
+    except ConfigurationError as error:  # What was found counts all the same.
+        sys.stderr.write(f"{error}\n")
+    return 0 if result["passed"] else 1

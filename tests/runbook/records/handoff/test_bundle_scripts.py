@@ -12,11 +12,9 @@ import pytest
 
 from openmed_nb.models.files import Content
 from openmed_nb.runbook.records.handoff.bundle import scripts
-from openmed_nb.runbook.records.handoff.smoke import SCHEMA, Golden
+from openmed_nb.runbook.records.handoff.smoke import Golden
 
-GOLDEN = Golden(
-    SCHEMA, "model", True, Content("a", "b", "c"), "float32", "cpu", 4, 6, 1, {"OMP_NUM_THREADS": "2"}, None, False
-)
+GOLDEN = Golden("model", True, Content("a", "b", "c"), "float32", "cpu", 4, 6, 1, {"OMP_NUM_THREADS": "2"}, None, False)
 
 
 @pytest.fixture
