@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._utils.text import cause, describe_value
+from .._utils.text import cause, describe_file, describe_names, describe_value
 from ..errors import ModelRefused, ModelUnusable
 from . import limits
 from .registry import ModelReference
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 HEAD = "ForTokenClassification"
+MOST_SHARDS = 1000
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -78,21 +79,24 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     limits.check_file(file, name)
     if not file.is_file():
         raise ModelUnusable(f"{describe_value(name)} holds no model: it has no config.json.", ANOTHER)
+    problem = "holds no settings"
     try:
         config = limits.read_json(file)
     except (OSError, ValueError, RecursionError) as error:
-        what = f"The config.json of {describe_value(name)} cannot be read: {error}."
-        raise ModelUnusable(what, "Download the model again.") from error
+        config = None
+        problem = f"cannot be read: {cause(error)}"
     if not isinstance(config, dict):
-        raise ModelUnusable(
-            f"The config.json of {describe_value(name)} holds no settings.", "Download the model again."
-        )
+        raise ModelUnusable(f"The config.json of {describe_value(name)} {problem}.", "Download the model again.")
     limits.check_label_counts(config, name)
-    stated = config.get("architectures")
-    architectures = [str(one) for one in stated] if isinstance(stated, list) else []
-    if architectures and not any(one.endswith(HEAD) for one in architectures):
+    architectures = config.get("architectures")
+    if (
+        isinstance(architectures, list)
+        and architectures
+        and not any(str(kind).endswith(HEAD) for kind in architectures)
+    ):
         # transformers would fill the head with random numbers.
-        what = f"The model {describe_value(name)} is a {architectures[0]}, which is not a token classifier."
+        kind = describe_names([str(architectures[0])])
+        what = f"The model {describe_value(name)} is a {kind}, which is not a token classifier."
         raise ModelUnusable(what, ANOTHER)
     return config
 
@@ -141,18 +145,9 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     return disguised
 
 
-def settings_in(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; nothing where it is missing or damaged, which loading it reports."""
-    try:
-        settings = limits.read_json(file)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
-
-
 def shards(index: Path) -> set[str]:
     """Return the files that an index of weights points to."""
-    weight_map = settings_in(index).get("weight_map")
+    weight_map = limits.settings_in(index).get("weight_map")
     return {str(shard) for shard in weight_map.values()} if isinstance(weight_map, dict) else set()
 
 
@@ -197,7 +192,7 @@ def fingerprint(files: Iterable[Path]) -> str:
         try:
             content = digest_of(path)
         except OSError as error:
-            what = f"The file {path.name!r} of the model cannot be read: {cause(error)}."
+            what = f"The file {describe_file(path)} of the model cannot be read: {cause(error)}."
             raise ModelUnusable(what, "Check it, or download the model again.") from error
         digest.update(f"{path.name}\0{content}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
@@ -449,13 +444,13 @@ def check_settings(folder: Path, config: dict[str, Any], reference: ModelReferen
 
 def departures(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the file, the setting and what it does for each that sends transformers elsewhere."""
-    for key, value, inner in everything_in(config):
+    for key, value, inner in limits.everything_in(config):
         rules = {**CONFIG_RULES, **PART_RULES} if inner else CONFIG_RULES
         rule = rules.get(key.removeprefix("_").removesuffix("_internal"))
         if rule and not rule[0](value, folder):
             yield "config.json", key, rule[1]
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        for key, value in settings_in(folder / file).items():
+        for key, value in limits.settings_in(folder / file).items():
             general = FILE_RULE if key.endswith("_file") else ARGUMENTS_RULE if key.endswith("_kwargs") else None
             rule = TOKENIZER_RULES.get(key, general)
             if rule and not rule[0](value, folder):
@@ -464,37 +459,37 @@ def departures(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str,
                 yield file, key, "has more than tokens"
 
 
-def everything_in(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield every key with its value, however deep in mappings and lists it is, and whether it is not at the top."""
-    waiting: list[Any] = [settings]
-    while waiting:
-        one = waiting.pop()
-        values = list(one.values()) if isinstance(one, dict) else one
-        if isinstance(one, dict):
-            yield from ((key, value, one is not settings) for key, value in one.items())
-        waiting += [value for value in values if isinstance(value, (dict, list))]
-
-
 def check_paths(folder: Path, name: str) -> None:
-    """Check that the files of a model are regular files in its folder, whatever links and indexes say.
+    """Check that what a load opens are regular files in a model's folder, whatever links and indexes say.
 
-    A folder in the cache of huggingface_hub has links to the blobs of the same model.
+    A folder in the cache of huggingface_hub has links to the blobs of the same model. A pipe, a socket or a device would
+    make a load wait for ever.
     """
-    limits.check_files(folder, name)
+    templates = folder / CHAT_TEMPLATES
+    try:
+        paths = sorted(folder.iterdir())
+        if templates.is_dir():
+            paths += sorted(templates.iterdir())
+    except OSError as error:
+        what = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
+        raise ModelUnusable(what, "Check its permissions, or name another folder.") from error
     into = homes(folder)
-    for path in (*folder.glob("*"), *(folder / CHAT_TEMPLATES).glob("*")):
-        if path.is_symlink() and (path.is_file() or path.name == CHAT_TEMPLATES) and not leads_into(path, into):
-            what = f"The file {path.name!r} of {describe_value(name)} is a link to a file outside its folder."
+    for path in paths:
+        limits.check_file(path, name)
+        if path.is_symlink() and (path.is_file() or path == templates) and not leads_into(path, into):
+            what = f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
             raise ModelRefused(what, "Put the file itself in its place.")
-    parts = [shards(folder / index) for index in (SAFETENSORS[1], PICKLES[1])]
-    for named in parts:
-        limits.check_shard_count(named, name)
-    for part in (Path(part) for named in parts for part in named):
-        if part.is_absolute() or ".." in part.parts or not leads_into(folder / part, into):
-            what = f"The index of the weights of {describe_value(name)} names a file outside its folder."
-            remedy = "Put all its files into one folder, and name them in the index as they are called there."
-            raise ModelRefused(what, remedy)
-        limits.check_file(folder / part, name)
+    for index in (SAFETENSORS[1], PICKLES[1]):
+        parts = [Path(part) for part in shards(folder / index)]
+        if len(parts) > MOST_SHARDS:
+            what = f"The index of the weights of {describe_value(name)} names {len(parts):,} files, and the most are {MOST_SHARDS:,}."
+            raise ModelUnusable(what, "Save the model again, in fewer files.")
+        for part in parts:
+            if part.is_absolute() or ".." in part.parts or not leads_into(folder / part, into):
+                what = f"The index of the weights of {describe_value(name)} names a file outside its folder."
+                remedy = "Put all its files into one folder, and name them in the index as they are called there."
+                raise ModelRefused(what, remedy)
+            limits.check_file(folder / part, name)
 
 
 def homes(folder: Path) -> tuple[Path, ...]:

@@ -15,13 +15,17 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._utils.text import describe_file, describe_value
+from ..devices.machine import import_psutil
 from ..errors import ModelUnusable
+
+if TYPE_CHECKING:
+    import subprocess
 
 AGAIN = "Download the model again, or use another model."
 
@@ -53,21 +57,19 @@ LENGTH_BYTES = 8
 LARGEST_HEADER = 16 * MIB
 
 MOST_LABELS = 10_000
-MOST_SHARDS = 1000
 
 # transformers compares special tokens with each other. Gemma has 6,415 added tokens.
 MOST_SPECIAL = 2000
 MOST_ADDED = 20_000
 
-# What a tokenizer does with a text before and after its model.
-PARTS = ("normalizer", "pre_tokenizer", "post_processor")
-
-# How many steps each of them may have, and how many special tokens may be around a text.
+# What a tokenizer does with a text before its model, and how many steps each part may have.
+PARTS = ("normalizer", "pre_tokenizer")
 MOST_STEPS = 64
-MOST_AROUND = 256
 
-# The longest that all texts may be padded to.
-MOST_PADDING = 2**18
+# How much may stand in what a tokenizer does after its model, and the largest number in it, such as a length to pad to. A
+# tokenizer with more is tried in a process of its own.
+MOST_AFTER = 128
+LARGEST_NUMBER = 2**18
 
 # How many times as long a text may become before it is split; the patterns of T5, CLIP and XLM-R reach 16.
 MOST_GROWTH = 4096
@@ -105,59 +107,39 @@ BYTES_PER_BYTE = 32
 WAITING = 20  # Seconds of the clock for one of the processor.
 LOOK_EVERY = 0.02
 
-
-def check_files(folder: Path, name: str) -> None:
-    """Check that what a load opens are files of a size that files of models have.
-
-    A pipe, a socket or a device would make a load wait for ever; links are followed, as the cache of huggingface_hub has
-    them.
-    """
-    try:
-        paths = sorted(folder.iterdir())
-        templates = folder / "additional_chat_templates"
-        if templates.is_dir():
-            paths += sorted(templates.iterdir())
-    except OSError as error:
-        what = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
-        raise ModelUnusable(what, "Check its permissions, or name another folder.") from error
-    for path in paths:
-        check_file(path, name)
+# What a trial prints, as what is wrong with the tokenizer.
+TRIAL_ANSWERS = {"ok": "", "amplifies": "makes hundreds of tokens of one character"}
 
 
 def check_file(path: Path, name: str) -> None:
     """Check that a path is a file, and not too large; one that is not there is left to the load, which reports it."""
+    file = f"The file {describe_file(path)} of {describe_value(name)}"
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:  # A loop of links, or a name that no file can have.
         reason = getattr(error, "strerror", None) or "no file can have that name"
-        raise ModelUnusable(
-            f"The file {path.name!r} of {describe_value(name)} cannot be read: {reason}.", AGAIN
-        ) from error
-    is_folder = stat.S_ISDIR(found.st_mode) and not path.name.endswith(ENDINGS)
-    if not stat.S_ISREG(found.st_mode) and not is_folder:
-        raise ModelUnusable(
-            f"The file {path.name!r} of {describe_value(name)} is not a regular file.", "Put a file in its place."
-        )
-    largest = next((most for pattern, most in LARGEST.items() if fnmatchcase(path.name, pattern)), None)
-    if largest is not None and not is_folder and found.st_size > largest:
-        what = f"The file {path.name!r} of {describe_value(name)} is larger than {largest // MIB} MiB."
-        raise ModelUnusable(what, AGAIN)
-    if path.name.endswith(".safetensors"):
-        _check_header(path, name)
+        raise ModelUnusable(f"{file} cannot be read: {reason}.", AGAIN) from error
+    if stat.S_ISDIR(found.st_mode) and not path.name.endswith(ENDINGS):
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelUnusable(f"{file} is not a regular file.", "Put a file in its place.")
+    largest = next((most for pattern, most in LARGEST.items() if fnmatchcase(path.name, pattern)), math.inf)
+    if found.st_size > largest:
+        raise ModelUnusable(f"{file} is larger than {largest // MIB} MiB.", AGAIN)
+    if path.name.endswith(".safetensors") and LARGEST_HEADER < _header_bytes(path) < found.st_size:
+        raise ModelUnusable(f"{file} has a header that is larger than {LARGEST_HEADER // MIB} MiB.", AGAIN)
 
 
-def _check_header(path: Path, name: str) -> None:
-    """Check how long the header of a safetensors file says that it is; a damaged file is left to the load."""
+def _header_bytes(path: Path) -> int:
+    """Return how long the header of a safetensors file says that it is; 0 for a damaged file, which is left to the load."""
     try:
         with path.open("rb") as file:
             start = file.read(LENGTH_BYTES)
     except OSError:
-        return
-    if len(start) == LENGTH_BYTES and LARGEST_HEADER < struct.unpack("<Q", start)[0] < path.stat().st_size:
-        what = f"The header of {path.name!r} of {describe_value(name)} is larger than {LARGEST_HEADER // MIB} MiB."
-        raise ModelUnusable(what, AGAIN)
+        return 0
+    return int.from_bytes(start, "little") if len(start) == LENGTH_BYTES else 0
 
 
 def read_json(file: Path, most: int = 128 * MIB) -> Any:
@@ -176,20 +158,22 @@ def read_json(file: Path, most: int = 128 * MIB) -> Any:
     return json.loads(file.read_text("utf-8"))
 
 
+def settings_in(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; nothing where it is missing or damaged, which loading it reports."""
+    try:
+        settings = read_json(file)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
 def check_label_counts(config: dict[str, Any], name: str) -> None:
     """Refuse more labels than any model has; transformers needs a time that grows with them."""
-    stated = (config.get("id2label"), config.get("label2id"))
-    count = max(len(labels) for labels in ({}, *(one for one in stated if isinstance(one, (dict, list)))))
-    if count > MOST_LABELS:
-        what = f"The config.json of {describe_value(name)} has {count:,} labels, and the most are {MOST_LABELS:,}."
-        raise ModelUnusable(what, "Correct id2label in its config.json.")
-
-
-def check_shard_count(parts: set[str], name: str) -> None:
-    """Refuse an index of more files than any model has."""
-    if len(parts) > MOST_SHARDS:
-        what = f"The index of the weights of {describe_value(name)} names {len(parts):,} files, and the most are {MOST_SHARDS:,}."
-        raise ModelUnusable(what, "Save the model again, in fewer files.")
+    for key in ("id2label", "label2id"):
+        labels = config.get(key)
+        if isinstance(labels, (dict, list)) and len(labels) > MOST_LABELS:
+            what = f"The config.json of {describe_value(name)} has {len(labels):,} labels, and the most are {MOST_LABELS:,}."
+            raise ModelUnusable(what, "Correct id2label in its config.json.")
 
 
 @contextlib.contextmanager
@@ -210,9 +194,14 @@ def check_tokenizer_files(folder: Path, name: str) -> None:
     """
     for path in sorted(folder.glob("*.json")):
         if path.name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-            _check_token_counts(path, name)
+            reason = _too_many_tokens(settings_in(path))
         elif path.name.startswith("tokenizer"):
-            _check_tokenizer_file(path, name)
+            settings = settings_in(path)
+            reason = _too_much(settings) or (_trial(path, settings) if _is_unusual(settings) else "")
+        else:
+            continue
+        if reason:
+            raise ModelUnusable(f"The file {describe_file(path)} of {describe_value(name)} {reason}.", AGAIN)
 
 
 def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
@@ -221,108 +210,57 @@ def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
     reason = _too_much(settings)
     if reason:
         raise ModelUnusable(f"The tokenizer of {describe_value(name)} {reason}.", AGAIN)
-    if _can_loop(settings):
+    if _is_unusual(settings):
         what = f"The tokenizer of {describe_value(name)} is of an unusual kind, and the model has no tokenizer.json."
         raise ModelUnusable(what, f"Save it with save_pretrained() into {describe_file(folder)}.")
 
 
-def _check_token_counts(path: Path, name: str) -> None:
-    try:
-        settings = read_json(path)
-    except (OSError, ValueError, RecursionError):
-        return
-    if not isinstance(settings, dict):
-        return
-    lists = [value for value in settings.values() if isinstance(value, list)]
-    tables = [settings, *(value for value in settings.values() if isinstance(value, dict))]
-    special = max((len(one) for one in lists), default=0)
-    added = max(len(one) for one in tables)
-    if special > MOST_SPECIAL or added > MOST_ADDED:
-        what = f"The {path.name} of {describe_value(name)} has {max(special, added):,} tokens in one list."
-        raise ModelUnusable(what, AGAIN)
+# The following reasons are ends of a sentence about a file, and empty where there is nothing to say.
 
 
-def _check_tokenizer_file(path: Path, name: str) -> None:
-    try:
-        settings = read_json(path)
-    except (OSError, ValueError, RecursionError):
-        return
-    if not isinstance(settings, dict):
-        return
-    reason = _too_much(settings) or (_trial(path, settings) if _can_loop(settings) else "")
-    if reason:
-        raise ModelUnusable(f"The {path.name} of {describe_value(name)} {reason}.", AGAIN)
-
-
-def _too_much(settings: dict[str, Any]) -> str:
-    """Return what a tokenizer asks for that none needs, as the end of a sentence; empty where there is nothing."""
-    added = settings.get("added_tokens")
-    if isinstance(added, list) and len(added) > MOST_ADDED:
-        return f"adds {len(added):,} tokens, and the most are {MOST_ADDED:,}"
-    for part in PARTS:
-        count = len(_steps(settings.get(part)))
-        if count > MOST_STEPS:
-            return f"has {count:,} steps in its {part}, and the most are {MOST_STEPS}"
-    if math.prod(_growth(step) for part in PARTS for step in _steps(settings.get(part))) > MOST_GROWTH:
-        return "can make a text thousands of times as long"
-    return _too_much_around(settings) or _too_much_of_a_word(settings)
-
-
-def _too_much_around(settings: dict[str, Any]) -> str:
-    """Return what a tokenizer puts around a text that none needs."""
-    around = 0
-    for step in _steps(settings.get("post_processor")):
-        for key, most in (("single", 1), ("pair", 2)):
-            template = step.get(key)
-            pieces = template if isinstance(template, list) else []
-            around += len(pieces)
-            if sum(isinstance(piece, dict) and "Sequence" in piece for piece in pieces) > most:
-                return "repeats each text"
-        tokens = step.get("special_tokens")
-        for token in tokens.values() if isinstance(tokens, dict) else ():
-            ids = token.get("ids") if isinstance(token, dict) else None
-            around += len(ids) if isinstance(ids, list) else 0
-    if around > MOST_AROUND:
-        return f"puts {around:,} special tokens around a text, and the most are {MOST_AROUND}"
-    padding = settings.get("padding")
-    if isinstance(padding, dict) and max(_numbers(padding.values()), default=0) > MOST_PADDING:
-        return "pads every text to a length that no model has"
+def _too_many_tokens(settings: dict[str, Any]) -> str:
+    for values in (settings, *settings.values()):
+        most = MOST_ADDED if isinstance(values, dict) else MOST_SPECIAL
+        if isinstance(values, (dict, list)) and len(values) > most:
+            return f"has {len(values):,} tokens in one list"
     return ""
 
 
-def _too_much_of_a_word(settings: dict[str, Any]) -> str:
-    """Return what the model of a tokenizer adds to words that none needs."""
+def _too_much(settings: dict[str, Any]) -> str:
+    """Return what a tokenizer asks for that none needs."""
+    added = settings.get("added_tokens")
+    if isinstance(added, list) and len(added) > MOST_ADDED:
+        return f"adds {len(added):,} tokens, and the most are {MOST_ADDED:,}"
+    growth = 1
+    for part in PARTS:
+        steps = _steps(settings.get(part))
+        if len(steps) > MOST_STEPS:
+            return f"has {len(steps):,} steps in its {part}, and the most are {MOST_STEPS}"
+        growth *= math.prod(map(_growth, steps))
+    if growth > MOST_GROWTH:
+        return "can make a text thousands of times as long"
     model = settings.get("model")
-    if not isinstance(model, dict):
-        return ""
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
-        affix = model.get(key)
+        affix = model.get(key) if isinstance(model, dict) else None
         if isinstance(affix, str) and len(affix) > LONGEST_AFFIX:
             return f"adds {len(affix):,} characters to each piece of a word"
     return ""
 
 
-def _numbers(values: Iterable[Any]) -> Iterator[int]:
-    for value in values:
-        if isinstance(value, dict):
-            yield from (one for one in value.values() if isinstance(one, int))
-        elif isinstance(value, int):
-            yield value
-
-
 def _steps(part: Any) -> list[dict[str, Any]]:
     """Return the steps of a part of a tokenizer, those in sequences too, in their order."""
+    if not isinstance(part, dict):
+        return []
+    steps = []
     waiting = [part]
-    found = []
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, dict):
-            continue
-        found.append(one)
-        for key in ("normalizers", "pretokenizers", "processors"):
-            inner = one.get(key)
-            waiting += reversed(inner) if isinstance(inner, list) else []
-    return found
+        step = waiting.pop()
+        steps.append(step)
+        for key in ("normalizers", "pretokenizers"):
+            inner = step.get(key)
+            if isinstance(inner, list):
+                waiting += [below for below in reversed(inner) if isinstance(below, dict)]
+    return steps
 
 
 def _growth(step: dict[str, Any]) -> int:
@@ -352,9 +290,9 @@ def _longest_replacement(table: Any) -> int:
     return max(1, *(len(text) for text in content[4 + size :].split(b"\0")))
 
 
-def _can_loop(settings: dict[str, Any]) -> bool:
-    """Tell whether a tokenizer has anything but steps that are known to take a time that grows with the text."""
-    for part in ("normalizer", "pre_tokenizer"):
+def _is_unusual(settings: dict[str, Any]) -> bool:
+    """Return whether a tokenizer has anything but steps that are known to take a time that grows with the text."""
+    for part in PARTS:
         for step in _steps(settings.get(part)):
             pattern = step.get("pattern")
             regex = pattern.get("Regex") if isinstance(pattern, dict) else None
@@ -362,27 +300,39 @@ def _can_loop(settings: dict[str, Any]) -> bool:
                 return True
     model = settings.get("model")
     longest = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
-    return isinstance(longest, int) and longest > LONGEST_WORD
+    if isinstance(longest, int) and longest > LONGEST_WORD:
+        return True
+    after = list(everything_in({key: settings.get(key) for key in ("post_processor", "padding")}))
+    largest = max((value for _, value, _ in after if isinstance(value, int)), default=0)
+    longest_list = max((len(value) for _, value, _ in after if isinstance(value, (list, dict))), default=0)
+    return len(after) > MOST_AFTER or largest > LARGEST_NUMBER or longest_list > MOST_AFTER
+
+
+def everything_in(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield every key with its value, however deep in mappings and lists it is, and whether it is not at the top."""
+    waiting: list[Any] = [settings]
+    while waiting:
+        values = waiting.pop()
+        if isinstance(values, dict):
+            yield from ((key, value, values is not settings) for key, value in values.items())
+            values = list(values.values())
+        waiting += [value for value in values if isinstance(value, (dict, list))]
 
 
 def _trial(path: Path, settings: dict[str, Any]) -> str:
-    """Try a tokenizer in a process with limits of time and memory; return what is wrong with it, empty for nothing.
+    """Try a tokenizer in a process with limits of time and memory; return what is wrong with it.
 
     The process is a new Python, in every system, that runs a file of this package alone: neither a fork nor the person's
     ``__main__`` is in it.
     """
     import subprocess
 
-    import psutil
     import tokenizers
 
     file = Path(__file__).with_name("trial.py")
     packages = Path(tokenizers.__file__).parents[1]
     command = [sys.executable, "-I", str(file), str(path.absolute()), str(packages), _codes(settings)]
     size = path.stat().st_size
-    seconds = TRIAL_SECONDS + size * SECONDS_PER_BYTE
-    most_bytes = TRIAL_BYTES + size * BYTES_PER_BYTE
-    started = time.monotonic()
     try:
         process = subprocess.Popen(  # noqa: S603 - this Python, with a file of this package
             command,
@@ -395,36 +345,45 @@ def _trial(path: Path, settings: dict[str, Any]) -> str:
     except (OSError, ValueError):  # No Python of its own, in a program that Python is part of.
         return "is of an unusual kind, and no process can be started to try it"
     try:
-        watched = psutil.Process(process.pid)
-        while process.poll() is None:
-            with contextlib.suppress(psutil.Error, subprocess.TimeoutExpired):
-                used = watched.cpu_times()
-                if used.user + used.system > seconds or time.monotonic() - started > WAITING * seconds:
-                    return f"takes more than {seconds:.0f} s for a few short texts"
-                if watched.memory_info().rss > most_bytes:
-                    return f"takes more than {most_bytes // MIB:,} MiB for a few short texts"
-                process.wait(LOOK_EVERY)
-        answer = process.stdout.read().decode("ascii", "replace").split() if process.stdout else []
-    except psutil.NoSuchProcess:
-        answer = []
+        reason = _overrun(process, TRIAL_SECONDS + size * SECONDS_PER_BYTE, TRIAL_BYTES + size * BYTES_PER_BYTE)
     finally:  # After an interrupt too.
         process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
-    if answer[-1:] == ["ok"]:
-        return ""
-    if answer[-1:] == ["amplifies"]:
-        return "makes hundreds of tokens of one character"
-    return "cannot be used: the tokenizers library fails with it"
+        output, _ = process.communicate()
+    if reason:
+        return reason
+    return TRIAL_ANSWERS.get(
+        output.decode("ascii", "replace").strip(), "cannot be used: the tokenizers library fails with it"
+    )
+
+
+def _overrun(process: subprocess.Popen[bytes], seconds: float, most_bytes: int) -> str:
+    """Wait for the end of a process; return which limit it reached before, of the processor's time, the clock's or memory."""
+    from subprocess import TimeoutExpired
+
+    psutil = import_psutil()
+    deadline = time.monotonic() + WAITING * seconds
+    while process.poll() is None:
+        used = 0.0
+        with contextlib.suppress(psutil.Error):  # The clock goes on where the system does not answer.
+            watched = psutil.Process(process.pid)
+            times = watched.cpu_times()
+            used = times.user + times.system
+            if watched.memory_info().rss > most_bytes:
+                return f"takes more than {most_bytes // MIB:,} MiB for a few short texts"
+        if used > seconds or time.monotonic() > deadline:
+            return f"takes more than {seconds:.0f} s for a few short texts"
+        with contextlib.suppress(TimeoutExpired):
+            process.wait(LOOK_EVERY)
+    return ""
 
 
 def _codes(settings: dict[str, Any]) -> str:
     """Return the characters that the patterns of a tokenizer name, which are what makes them repeat, as numbers."""
-    steps = [*_steps(settings.get("normalizer")), *_steps(settings.get("pre_tokenizer"))]
-    patterns = [step["pattern"] for step in steps if isinstance(step.get("pattern"), dict)]
-    named = "".join(str(text) for pattern in patterns for text in pattern.values())
-    ordinary = "ax0 \n.-"
+    named = "ax0 \n.-"
+    for part in PARTS:
+        for step in _steps(settings.get(part)):
+            pattern = step.get("pattern")
+            named += "".join(map(str, pattern.values())) if isinstance(pattern, dict) else ""
     # Half of a pair of UTF-16 is no text that a tokenizer reads, nor printable.
-    codes = dict.fromkeys(ord(one) for one in ordinary + named if one.isprintable() or one.isspace())
-    return ",".join(str(code) for code in list(codes)[:64])
+    codes = dict.fromkeys(str(ord(character)) for character in named if character.isprintable() or character.isspace())
+    return ",".join(list(codes)[:64])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._events.activity import uninterrupted
 from .._render.display import counted
-from .._utils.text import cause, describe_file, describe_value, shorten
+from .._utils.text import cause, describe_file, describe_names, describe_value, shorten
 from .._utils.warning import warn
 from ..devices.backend import TENSOR_LOCK, collector_at_rest, import_torch
 from ..devices.moving import narrower_types
@@ -108,11 +108,11 @@ def files_in(folder: str) -> tuple[tuple[str, int, int], ...]:
             for entry in entries:
                 with contextlib.suppress(OSError):  # A loop of links, which the load reports.
                     if entry.is_file():
-                        found.append((entry.name, entry.stat()))
+                        found.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
     except OSError as error:
-        what = f"The folder {folder!r} cannot be read: {error.strerror}."
+        what = f"The folder {describe_value(folder)} cannot be read: {error.strerror}."
         raise ModelUnusable(what, "Check its permissions, or name another folder.") from error
-    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True)
@@ -334,48 +334,55 @@ def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
     import torch
     from safetensors import safe_open
 
-    found: dict[str, Stored] = {}
+    stored: dict[str, Stored] = {}
     for file in paths:
         with contextlib.suppress(Exception):  # Each library has its own errors for damaged files.
             if file.suffix == ".safetensors":
                 with safe_open(file, framework="numpy") as content:
-                    slices = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118 - not a mapping
-                    found |= {
-                        name: Stored(tuple(one.get_shape()), one.get_dtype()[0] in "IU") for name, one in slices.items()
-                    }
+                    for name in content.keys():  # noqa: SIM118 - not a mapping
+                        tensor = content.get_slice(name)
+                        stored[name] = Stored(tuple(tensor.get_shape()), tensor.get_dtype()[0] in "IU")
             elif file.suffix != ".json":
                 # This runs no code of the file, and leaves the numbers in it.
                 tensors = torch.load(file, map_location="meta", weights_only=True, mmap=True)
-                found |= {
-                    name: Stored(tuple(one.shape), not (one.is_floating_point() or one.is_complex()))
-                    for name, one in tensors.items()
-                }
-    return found
+                for name, tensor in tensors.items():
+                    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+                    stored[name] = Stored(tuple(tensor.shape), is_whole)
+    return stored
 
 
 def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: str) -> None:
     """Refuse settings with more modules or labels than the weights can be for; building such a model would not end."""
-    largest = max((size for one in stored.values() for size in one.shape), default=0)
-    for key, value, _ in files.everything_in(settings):
+    largest = _largest_size(stored)
+    for key, value, _ in limits.everything_in(settings):
         words = set(key.split("_"))
-        most = max(MOST, largest) if "labels" in words else max(MOST, len(stored)) if words & PARTS else None
-        asked = max(whole_numbers(value), default=0)
-        if most is not None and asked > most and "size" not in words:
+        if "size" in words:
+            continue
+        if "labels" in words:
+            most = max(MOST, largest)
+        elif words & PARTS:
+            most = max(MOST, len(stored))
+        else:
+            continue
+        wanted = max(_whole_numbers(value), default=0)
+        if wanted > most:
             held = counted(len(stored), "tensor")
-            what = f"The config.json of {describe_value(name)} asks for {key} = {shorten(f'{asked:,}')}, and its weights hold {held}."
+            setting = f"{describe_names([key])} = {shorten(f'{wanted:,}')}"
+            what = f"The config.json of {describe_value(name)} asks for {setting}, and its weights hold {held}."
             raise ModelUnusable(what, "Correct its config.json.")
 
 
 def check_probabilities(settings: dict[str, Any], name: str) -> None:
     """Refuse settings that are NaN, and dropouts that are not probabilities."""
-    for key, value, _ in files.everything_in(settings):
+    for key, value, _ in limits.everything_in(settings):
         is_probability = PROBABILITY.fullmatch(key) is not None
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 continue
             if math.isnan(number) or (is_probability and not 0 <= number <= 1):
-                limits = "a probability from 0 to 1" if is_probability else "a number"
-                what = f"The config.json of {name!r} has {number} for {key}, which is not {limits}."
+                kind = "a probability from 0 to 1" if is_probability else "a number"
+                setting = f"{describe_value(number)} for {describe_names([key])}"
+                what = f"The config.json of {describe_value(name)} has {setting}, which is not {kind}."
                 raise ModelUnusable(what, "Correct its config.json.")
 
 
@@ -384,9 +391,8 @@ def check_size(settings: dict[str, Any], config: PreTrainedConfig, stored: Mappi
 
     Only a number above every size in the weights can do that; the model is then built without memory, and counted.
     """
-    largest = max((size for one in stored.values() for size in one.shape), default=0)
-    numbers = (number for _, value, _ in files.everything_in(settings) for number in whole_numbers(value))
-    if not stored or max(numbers, default=0) <= largest:
+    numbers = (number for _, value, _ in limits.everything_in(settings) for number in _whole_numbers(value))
+    if not stored or max(numbers, default=0) <= _largest_size(stored):
         return
     import torch
     from transformers import AutoModelForTokenClassification, initialization
@@ -400,14 +406,19 @@ def check_size(settings: dict[str, Any], config: PreTrainedConfig, stored: Mappi
         raise ModelUnusable(what, "Correct its config.json.")
 
 
-def whole_numbers(value: Any) -> list[int]:
-    """Return a whole number, or those in lists of lists: of ``[[["global"], 6], 4, True]`` 4 and 6."""
-    waiting, found = [value], []
+def _largest_size(stored: Mapping[str, Stored]) -> int:
+    return max((size for tensor in stored.values() for size in tensor.shape), default=0)
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """Yield a whole number, or those in lists of lists: of ``[[["global"], 6], 4, True]`` 6 and 4."""
+    waiting = [value]
     while waiting:
-        one = waiting.pop()
-        waiting += one if isinstance(one, list) else ()
-        found += [one] if isinstance(one, int) and not isinstance(one, bool) else []
-    return found
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += item
+        elif isinstance(item, int) and not isinstance(item, bool):
+            yield item
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mapping[str, Stored], name: str) -> None:
