@@ -103,24 +103,27 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
 
 def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) -> None:
     """Check that every output of a model has a label; ``config`` is what transformers made of its ``config.json``."""
-    labels, stated, count = config.id2label, settings.get("id2label"), settings.get("num_labels")
+    stated = settings.get("id2label")
+    count = settings.get("num_labels")
+    labels = config.id2label
+    problem = ""
     if not labels:
-        raise ModelUnusable(f"The model {describe_value(name)} has no labels.", "Correct id2label in its config.json.")
-    if (
+        problem = f"The model {describe_value(name)} has no labels."
+    elif (
         isinstance(stated, dict)
         and isinstance(count, int)
         and count != len(stated)
         # transformers takes num_labels, and names the labels LABEL_0, LABEL_1 and so on.
         and not all(re.fullmatch(r"LABEL_\d+", str(label)) for label in stated.values())
     ):
-        what = f"The id2label of {describe_value(name)} names {len(stated)} labels, and its num_labels is {count}."
-        raise ModelUnusable(what, "Correct its config.json.")
-    texts = all(isinstance(label, str) and label.isprintable() for label in labels.values())
-    if set(labels) != set(range(config.num_labels)) or not texts:
-        what = (
-            f"The id2label of {describe_value(name)} does not give one text for each of its {config.num_labels} labels."
-        )
-        raise ModelUnusable(what, "Correct id2label in its config.json.")
+        problem = f"The id2label of {describe_value(name)} names {len(stated)} labels, and its num_labels is {count}."
+    elif set(labels) != set(range(config.num_labels)) or not all(
+        isinstance(label, str) and label.isprintable() for label in labels.values()
+    ):
+        count = config.num_labels
+        problem = f"The id2label of {describe_value(name)} does not give one text for each of its {count} labels."
+    if problem:
+        raise ModelUnusable(problem, "Correct id2label in its config.json.")
 
 
 def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
@@ -130,7 +133,8 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
         what = f"The weights of {describe_value(name)} are a distributed checkpoint."
         raise ModelUnusable(what, "Save the model with save_pretrained() in one process.")
     disguised = any(not shard.endswith(".safetensors") for shard in shards(folder / SAFETENSORS[1]))
-    safe, pickled = (any((folder / file).is_file() for file in files) for files in (SAFETENSORS, PICKLES))
+    safe = any((folder / file).is_file() for file in SAFETENSORS)
+    pickled = any((folder / file).is_file() for file in PICKLES)
     if safe and not disguised:
         return True
     if not disguised and not pickled:
@@ -289,8 +293,7 @@ def usable_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> 
 
 # The implementations of attention, and of mixtures of experts, that are part of torch and transformers. All others are
 # packages that transformers imports or, with the package "kernels", fetches from the hub as native code.
-ATTENTION = (None, "eager", "sdpa", "flex_attention")
-EXPERTS = (None, "eager", "batched_mm", "grouped_mm")
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
 # transformers calls from_pretrained of any class of its own with the name in tokenizer_class, a model or a processor too.
 # AutoTokenizer and RagTokenizer load what further files name.
@@ -304,98 +307,105 @@ NEVER_ALLOWED = ("transformers_weights", "configuration_files")
 # The one folder inside a model's that transformers reads.
 CHAT_TEMPLATES = "additional_chat_templates"
 
-# For a setting: whether transformers stays inside with a value, given the model's folder, and what a file with another
-# value does, as the middle of a sentence.
-Harmless = Callable[[Any, Path], bool]
-SettingRule = tuple[Harmless, str]
+
+@dataclass(frozen=True)
+class SettingRule:
+    """What a file may have for a setting."""
+
+    is_harmless: Callable[
+        [Any, Path], bool
+    ]  # Whether transformers stays inside with a value, given the model's folder.
+    effect: str  # What a file with another value does, as the middle of a sentence.
 
 
-def absent(value: Any, _folder: Path) -> bool:
-    """Tell whether a setting is empty."""
+def _is_empty(value: Any, _folder: Path) -> bool:
     return not value
 
 
-def one_of(names: tuple[str | None, ...]) -> Harmless:
-    """Return a check for names, alone or in a mapping with one for each part of a model."""
-
-    def harmless(value: Any, folder: Path) -> bool:
-        if isinstance(value, dict):
-            return all(harmless(one, folder) for one in value.values())
-        return value is None or (isinstance(value, str) and value in names)
-
-    return harmless
+def _is_no_text(value: Any, _folder: Path) -> bool:
+    return not isinstance(value, str)
 
 
-def names_a_tokenizer(value: Any, _folder: Path) -> bool:
-    """Tell whether a name is that of a tokenizer."""
+def _is_known_code(value: Any, folder: Path) -> bool:
+    """Return whether an implementation, or all in a mapping with one for each part of a model, is torch's own."""
+    if isinstance(value, dict):
+        return all(_is_known_code(part, folder) for part in value.values())
+    return value is None or (isinstance(value, str) and value in IMPLEMENTATIONS)
+
+
+def _is_not_timm(value: Any, _folder: Path) -> bool:
+    return value not in ("timm_wrapper", "timm_backbone")
+
+
+def _names_a_tokenizer(value: Any, _folder: Path) -> bool:
     return not isinstance(value, str) or bool(TOKENIZER_CLASS.fullmatch(value))
 
 
-def is_inside(value: Any, folder: Path) -> bool:
-    """Tell whether a path leads to nothing outside a folder; many tokenizers keep the path that their maker had."""
-    if not isinstance(value, str) or not value or "\0" in value:
-        return True
-    path = folder / value
-    return not path.exists() or leads_into(path, homes(folder))
+def _is_inside(value: Any, folder: Path) -> bool:
+    """Return whether paths lead to nothing outside a folder; many tokenizers keep the path that their maker had."""
+    paths = [value] if isinstance(value, str) else value if isinstance(value, (list, dict)) else ()
+    into = homes(folder)
+    named = [folder / path for path in paths if isinstance(path, str) and path and "\0" not in path]
+    return all(leads_into(path, into) or not path.exists() for path in named)
 
 
-def are_names(value: Any, _folder: Path) -> bool:
-    """Tell whether a list of files, or one by version, has names alone."""
-    files = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return all(not isinstance(file, str) or Path(file).name == file for file in files)
-
+NO_TOKENIZER = SettingRule(_names_a_tokenizer, "names a class that is not a tokenizer")
+FOREIGN_CODE = SettingRule(_is_known_code, "asks for code that is not part of transformers")
+QUANTIZATION = SettingRule(_is_empty, "asks for the code of a quantization method")
 
 # What transformers 5.23 does with settings of a config.json, at any depth of it, also with the marks of private
 # attributes (_attn_implementation, _attn_implementation_internal). auto_map is check_remote_code's.
-CONFIG_RULES: dict[str, SettingRule] = {
+CONFIG_RULES = {
     # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by part, "" being the whole
-    "attn_implementation": (one_of(ATTENTION), "asks for code that is not part of transformers"),
+    "attn_implementation": FOREIGN_CODE,
     # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are fetched from the hub by the first forward pass
-    "experts_implementation": (one_of(EXPERTS), "asks for code that is not part of transformers"),
+    "experts_implementation": FOREIGN_CODE,
     # quantizers.auto.get_hf_quantizer: imports a package of each method; mxfp4, fp8 and others fetch kernels
-    "quantization_config": (absent, "asks for the code of a quantization method"),
+    "quantization_config": QUANTIZATION,
     # quantizers.auto: the older name of the same setting in compressed-tensors
-    "compression_config": (absent, "asks for the code of a quantization method"),
+    "compression_config": QUANTIZATION,
     # models.timm_wrapper, models.timm_backbone: timm.create_model takes "hf_hub:..." and "local-dir:..." as architecture
-    "model_type": (lambda value, _: value not in ("timm_wrapper", "timm_backbone"), "asks for a model of timm"),
+    "model_type": SettingRule(_is_not_timm, "asks for a model of timm"),
     # configuration_utils.PreTrainedConfig.__setattr__: gives any setting another name, so that none can be checked
-    "attribute_map": (absent, "renames settings"),
+    "attribute_map": SettingRule(_is_empty, "renames settings"),
     # models.auto.tokenization_auto.tokenizer_class_from_name
-    "tokenizer_class": (names_a_tokenizer, "names a class that is not a tokenizer"),
+    "tokenizer_class": NO_TOKENIZER,
     # modeling_utils._get_resolved_checkpoint_files
-    "transformers_weights": (absent, "names weights of its own"),
+    "transformers_weights": SettingRule(_is_empty, "names weights of its own"),
     # configuration_utils.PreTrainedConfig.get_config_dict
-    "configuration_files": (absent, "names other settings"),
+    "configuration_files": SettingRule(_is_empty, "names other settings"),
 }
 
 # The same for the settings of a model's parts, such as vision_config; no token classifier has them for the whole.
-PART_RULES: dict[str, SettingRule] = {
+PART_RULES = {
+    **CONFIG_RULES,
     # backbone_utils.consolidate_backbone_kwargs_to_config: reads the settings of another model on the hub
-    "backbone": (absent, "names another model"),
-    "use_timm_backbone": (absent, "asks for a model of the package timm"),
+    "backbone": SettingRule(_is_empty, "names another model"),
+    "use_timm_backbone": SettingRule(_is_empty, "asks for a model of the package timm"),
 }
 
 # The same for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
-TOKENIZER_RULES: dict[str, SettingRule] = {
+TOKENIZER_RULES = {
     # tokenization_utils_tokenizers.TokenizersBackend.__init__: opens the path, the name of a folder before it
-    "gguf_file": (absent, "names another file"),
+    "gguf_file": SettingRule(_is_empty, "names another file"),
     # tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained: are passed to the class in the place of its files
-    "init_inputs": (absent, "has arguments of its own"),
+    "init_inputs": SettingRule(_is_empty, "has arguments of its own"),
     # tokenization_utils_tokenizers.TokenizersBackend.convert_to_native_format: text is the path of a file
-    "vocab": (lambda value, _: not isinstance(value, str), "names another file"),
-    "merges": (lambda value, _: not isinstance(value, str), "names another file"),
-    # tokenization_utils_base.get_fast_tokenizer_file: "../tokenizer.4.0.0.json" matches too
-    "fast_tokenizer_files": (are_names, "names files outside its folder"),
-    "tokenizer_class": CONFIG_RULES["tokenizer_class"],
-    # nothing opens it, and many tokenizers have it
-    "special_tokens_map_file": (lambda *_: True, ""),
+    "vocab": SettingRule(_is_no_text, "names another file"),
+    "merges": SettingRule(_is_no_text, "names another file"),
+    "tokenizer_class": NO_TOKENIZER,
 }
 
-# For all others that end in _file; some releases of transformers open what is named, some their own files.
-FILE_RULE: SettingRule = (is_inside, "names a file outside its folder")
+# The same for the ends of their names: some releases of transformers open the file that is named, some their own files
+# (tokenization_utils_base.get_fast_tokenizer_file takes "../tokenizer.4.0.0.json" too); SentencePiece (model_file), MeCab and
+# Sudachi (dictionaries) open what arguments for them name.
+ENDING_RULES = {
+    ("_file", "_files"): SettingRule(_is_inside, "names a file outside its folder"),
+    ("_kwargs",): SettingRule(_is_empty, "has arguments for another library"),
+}
 
-# For all that end in _kwargs: SentencePiece (model_file), MeCab and Sudachi (dictionaries) open what they name.
-ARGUMENTS_RULE: SettingRule = (absent, "has arguments for another library")
+# Nothing opens it, and many tokenizers have it.
+NOT_OPENED = "special_tokens_map_file"
 
 # The settings of a special_tokens_map.json. It overrides everything else, tokenizer_file and is_local too.
 SPECIAL_TOKENS = re.compile(r".*_tokens?")
@@ -432,29 +442,33 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
 
 def check_settings(folder: Path, config: dict[str, Any], reference: ModelReference, allowed: bool) -> None:
     """Refuse a model with settings that make transformers import, fetch or open anything but the files in its folder."""
-    for file, key, does in departures(folder, config):
-        never = key in NEVER_ALLOWED
-        if never or not allowed:
-            remedy = "Remove that line." if never else f"Remove it or, if you trust the model, {permission(reference)}"
-            raise ModelRefused(f"The {file} of {describe_value(reference.name)} {does} in {key}.", remedy)
+    for file, key, effect in _departures(folder, config):
+        if key in NEVER_ALLOWED:
+            remedy = "Remove that line."
+        elif allowed:
+            continue
+        else:
+            remedy = f"Remove it or, if you trust the model, {permission(reference)}"
+        setting = describe_names([key])
+        raise ModelRefused(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
     if (folder / "adapter_config.json").is_file() and not allowed:
         what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, which names what the package peft adds to it."
         raise ModelRefused(what, f"Merge the adapter into the weights or, if you trust it, {permission(reference)}")
 
 
-def departures(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _departures(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the file, the setting and what it does for each that sends transformers elsewhere."""
-    for key, value, inner in limits.everything_in(config):
-        rules = {**CONFIG_RULES, **PART_RULES} if inner else CONFIG_RULES
+    for key, value, is_part in limits.everything_in(config):
+        rules = PART_RULES if is_part else CONFIG_RULES
         rule = rules.get(key.removeprefix("_").removesuffix("_internal"))
-        if rule and not rule[0](value, folder):
-            yield "config.json", key, rule[1]
+        if rule and not rule.is_harmless(value, folder):
+            yield "config.json", key, rule.effect
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         for key, value in limits.settings_in(folder / file).items():
-            general = FILE_RULE if key.endswith("_file") else ARGUMENTS_RULE if key.endswith("_kwargs") else None
-            rule = TOKENIZER_RULES.get(key, general)
-            if rule and not rule[0](value, folder):
-                yield file, key, rule[1]
+            by_ending = (rule for endings, rule in ENDING_RULES.items() if key.endswith(endings) and key != NOT_OPENED)
+            rule = TOKENIZER_RULES.get(key) or next(by_ending, None)
+            if rule and not rule.is_harmless(value, folder):
+                yield file, key, rule.effect
             elif file == "special_tokens_map.json" and not SPECIAL_TOKENS.fullmatch(key):
                 yield file, key, "has more than tokens"
 
