@@ -7,15 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from .._utils.text import describe_value, short_type_name
 from .._utils.validation import offered
 from .._utils.warning import warn
 from ..devices.request import DeviceRequest, parse_device_argument
 from ..errors import ConfigurationError
-
-Settings = TypeVar("Settings", bound=type)
 
 BACKEND = "hf"
 
@@ -75,60 +73,16 @@ def meant_here(given: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> dict[s
     """Return what OpenMed's code gives without what means nothing here; one warning names what of it is not OpenMed's default."""
     # As text, because of a tensor or an array nobody knows whether it equals something.
     lost = sorted(name for name in given if name in elsewhere and repr(given[name]) != repr(elsewhere[name]))
-    if lost:
-        one = len(lost) == 1
-        what = f"OpenMed's {' and '.join(lost)} {'has' if one else 'have'} no effect in openmed_nb."
-        warn(f"{what} Leave {'it' if one else 'them'} out.")
+    if len(lost) == 1:
+        warn(f"OpenMed's {lost[0]} has no effect in openmed_nb. Leave it out.")
+    elif lost:
+        warn(f"OpenMed's {' and '.join(lost)} have no effect in openmed_nb. Leave them out.")
     return {name: value for name, value in given.items() if name not in elsewhere}
 
 
-def takes_settings_of_openmed(kind: Settings) -> Settings:
-    """Let a class of settings take those of OpenMed's too; its signature stays."""
-    written: Any = vars(kind)["__init__"]
-
-    @functools.wraps(written)
-    def init(self: Any, *given: Any, **settings: Any) -> None:
-        written(self, *given, **meant_here(settings, ELSEWHERE))
-
-    kind.__init__ = init  # type: ignore[misc]
-    return kind
-
-
-@takes_settings_of_openmed
 @dataclass(frozen=True)
-class OpenMedConfig:
-    """How models are found and loaded; it also takes what OpenMed's own class of this name takes, by keyword.
-
-    A setting of OpenMed's that means nothing here, such as ``timeout``, is named in a warning, all in one, unless it has
-    the value that it has there anyway.
-
-    Args:
-        backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only ones here.
-        device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session, -1 is the CPU, and
-            0 the first GPU.
-        dtype: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, or ``"int8"`` on the CPU; ``"auto"`` takes one
-            of these three where :func:`openmed_nb.runbook.validate_precision` has accepted it here and it is faster.
-        revision: The branch, tag or commit of hub models.
-        cache_dir: Where hub models are stored; ``None`` is huggingface_hub's own place.
-        hf_token: The token for gated models; ``None`` is the one that ``hf auth login`` stored.
-        local_only: Whether the network is left alone.
-        default_org: The organisation of bare model names.
-        remote_code_allowed: The models, by alias, hub id or full path, that may run Python code of their own.
-        allow_pickle: Whether weights in pickle files, which can run any code, may be loaded.
-
-    Raises:
-        ConfigurationError: For a backend or a type that is not here.
-        UnknownDevice: For a device that is not one.
-
-    Example:
-        >>> OpenMedConfig(device="cpu").dtype
-        'float32'
-        >>> OpenMedConfig(backend="mlx")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: The backend 'mlx' is not part of openmed_nb, which runs PyTorch models. \
-Use it through the openmed package: python -m pip install 'openmed[mlx]'.
-    """
+class _Settings:
+    """The settings of this package alone."""
 
     backend: str | None = BACKEND
     device: str | None = None
@@ -165,6 +119,47 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
             )
         object.__setattr__(self, "dtype", dtype)
 
+
+class OpenMedConfig(_Settings):
+    """How models are found and loaded; it also takes what OpenMed's own class of this name takes, by keyword.
+
+    A setting of OpenMed's that means nothing here, such as ``timeout``, is named in a warning, all in one, unless it has
+    the value that it has there anyway.
+
+    Args:
+        backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only ones here.
+        device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session, -1 is the CPU, and
+            0 the first GPU.
+        dtype: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, or ``"int8"`` on the CPU; ``"auto"`` takes one
+            of these three where :func:`openmed_nb.runbook.validate_precision` has accepted it here and it is faster.
+        revision: The branch, tag or commit of hub models.
+        cache_dir: Where hub models are stored; ``None`` is huggingface_hub's own place.
+        hf_token: The token for gated models; ``None`` is the one that ``hf auth login`` stored.
+        local_only: Whether the network is left alone.
+        default_org: The organisation of bare model names.
+        remote_code_allowed: The models, by alias, hub id or full path, that may run Python code of their own.
+        allow_pickle: Whether weights in pickle files, which can run any code, may be loaded.
+
+    Raises:
+        ConfigurationError: For a backend or a type that is not here.
+        UnknownDevice: For a device that is not one.
+
+    Example:
+        >>> OpenMedConfig(device="cpu").dtype
+        'float32'
+        >>> OpenMedConfig(backend="mlx")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: The backend 'mlx' is not part of openmed_nb, which runs PyTorch models. \
+Use it through the openmed package: python -m pip install 'openmed[mlx]'.
+    """
+
+    if not TYPE_CHECKING:  # For who calls it, and for type checkers, it has the arguments of the settings here.
+
+        @functools.wraps(_Settings.__init__)
+        def __init__(self, *given: Any, **settings: Any) -> None:
+            super().__init__(*given, **meant_here(settings, ELSEWHERE))
+
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> OpenMedConfig:
         """Return settings from a mapping, such as :meth:`to_dict` gives, or OpenMed's own method of that name.
@@ -187,7 +182,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         for name in settings:
             if name not in known:
                 raise ConfigurationError(f"There is no setting {describe_value(name)}.", offered(str(name), known))
-        return cls(**meant_here(settings, ELSEWHERE))
+        return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, ready for JSON, without the token.
