@@ -37,8 +37,13 @@ SETTINGS = ("config*.json", "*.py")
 # The files that tokenizers of transformers are made of (vocab_files_names of its classes), those for a version among
 # them, such as tokenizer.4.0.0.json.
 TOKENIZER = (
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.model"),
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
 )
 
 # What transformers adds to the weights where the package peft is installed.
@@ -343,7 +348,7 @@ def _names_a_tokenizer(value: Any, _folder: Path) -> bool:
 
 def _is_inside(value: Any, folder: Path) -> bool:
     """Return whether paths lead to nothing outside a folder; many tokenizers keep the path that their maker had."""
-    paths = [value] if isinstance(value, str) else value if isinstance(value, (list, dict)) else ()
+    paths = value if isinstance(value, (list, dict)) else [value]
     into = homes(folder)
     named = [folder / path for path in paths if isinstance(path, str) and path and "\0" not in path]
     return all(leads_into(path, into) or not path.exists() for path in named)

@@ -35,10 +35,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Words in the names of settings that tell how many modules are built, one after another in Python.
-PARTS = {
-    *("layer", "layers", "block", "blocks", "group", "groups", "expert", "experts"),
-    *("repeats", "networks", "functions", "types"),
-}
+PARTS = frozenset(
+    [
+        "layer",
+        "layers",
+        "block",
+        "blocks",
+        "group",
+        "groups",
+        "expert",
+        "experts",
+        "repeats",
+        "networks",
+        "functions",
+        "types",
+    ]
+)
 
 # A count of modules that no token classifier reaches, unless its weights hold as many tensors.
 MOST = 1000
@@ -156,7 +168,8 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bar and warnings during a load; missing weights are an error here."""
     from transformers.utils import logging
 
-    bar_was_on, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    bar_was_on = logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     try:
         logging.disable_progress_bar()
         logging.set_verbosity_error()
@@ -426,36 +439,30 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
 
     ``info`` is what transformers reports of the load (``output_loading_info``).
     """
+    holder = f"The weights of {describe_value(name)}"
     missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
     if missing:  # transformers fills them with random numbers.
-        lacks = counted(len(missing), "tensor")
-        what = (
-            f"The weights of {describe_value(name)} lack {lacks} that its config.json asks for, such as {missing[0]}."
-        )
+        what = f"{holder} lack {counted(len(missing), 'tensor')} that its config.json asks for, such as {missing[0]}."
         raise ModelUnusable(what, "Check or download its files again.")
     computed = {key for key, _ in model.named_buffers()}
-    unused = sorted(key for key in {*info["unexpected_keys"]} - computed if not REST.search(key))
+    unexpected = set(info["unexpected_keys"])
+    unused = sorted(key for key in unexpected - computed if not REST.search(key))
     parts = {part for part, _ in model.named_children()}
     body = [key for key in unused if key.partition(".")[0] in parts]
     if body:
         rest = counted(len(body), "tensor")
-        what = f"The weights of {describe_value(name)} hold {rest} that its config.json has no place for, such as {body[0]}."
+        what = f"{holder} hold {rest} that its config.json has no place for, such as {body[0]}."
         raise ModelUnusable(what, "Correct its config.json, or check or download its files again.")
     heads = [key for key in unused if not PRETRAINING.match(key)]
     if heads:
         rest = counted(len(heads), "tensor")
-        what = (
-            f"The weights of {describe_value(name)} hold {rest} that its architecture does not use, such as {heads[0]}."
-        )
+        what = f"{holder} hold {rest} that its architecture does not use, such as {heads[0]}."
         warn(f"{what} Its answers may not be those of whoever trained it.")
-    # Whole numbers for parameters that are none: by their names of today, with and without the prefix of the body.
-    prefix = f"{model.base_model_prefix}."
-    floats = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
-    floats |= {name.removeprefix(prefix) for name in floats}
-    named = (key for key, one in stored.items() if one.whole)
-    whole = sorted(floats & {re.sub(r"\bgamma$", "weight", re.sub(r"\bbeta$", "bias", key)) for key in named})
+    # transformers would read whole numbers into parameters as they are.
+    used = stored.keys() - unexpected - computed
+    whole = sorted(key for key in used if stored[key].whole and not REST.search(key))
     if whole:
-        what = f"The weights of {describe_value(name)} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
+        what = f"{holder} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
         raise ModelUnusable(what, "Save the model in float32, float16 or bfloat16.")
 
 

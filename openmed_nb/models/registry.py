@@ -148,7 +148,11 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
         offline = "HF_HUB_OFFLINE switches the network off"
     else:
         offline = "" if answers(constants.ENDPOINT) else "the model hub cannot be reached"
-    pickles, python = ["pytorch_model*.bin"] if config.allow_pickle else [], ["*.py"] if code else []
+    patterns = [*MODEL_FILES]
+    if config.allow_pickle:
+        patterns.append("pytorch_model*.bin")
+    if code:
+        patterns.append("*.py")
     try:
         folder = snapshot_download(
             repo_id,
@@ -156,7 +160,7 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
             cache_dir=config.cache_dir,
             token=config.hf_token,
             local_files_only=bool(offline),
-            allow_patterns=[*MODEL_FILES, *pickles, *python],
+            allow_patterns=patterns,
             ignore_patterns=["*/*"],
         )
     except Exception as error:

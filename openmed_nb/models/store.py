@@ -117,7 +117,9 @@ class ModelStore:
         arriving: Callable[[ModelKey, str], None] = ignore,
         learned: Callable[[LoadSpec], Mapping[str, int]] = lambda _spec: {},
     ) -> None:
-        self._tell, self._arriving, self._learned = tell, arriving, learned
+        self._tell = tell
+        self._arriving = arriving
+        self._learned = learned
         self._models: dict[ModelKey, LoadedModel] = {}
 
     def model(self, spec: LoadSpec, device: str, follows: bool, anew: bool = False) -> LoadedModel:
@@ -193,14 +195,16 @@ class ModelStore:
 
     def spec_of(self, model: Any) -> LoadSpec | None:
         """Return what a model was loaded as, with its files, ``None`` for one that was not loaded here."""
-        found = ((key.spec, one.folder) for key, one in self._models.items() if one.model is model)
-        return next((replace(spec, folder=folder) for spec, folder in found), None)
+        key = self.key_of(model)
+        return None if key is None else replace(key.spec, folder=self._models[key].folder)
 
     def learn(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
         """Let the copies of a model take a batch on a kind of device; ``None`` is what suits the device."""
-        for loaded in (one for key, one in self._models.items() if key.spec == spec):
-            loaded.learned.pop(kind, None)
-            loaded.learned.update({kind: batch_tokens} if batch_tokens else {})
+        for key, loaded in self._models.items():
+            if key.spec == spec and batch_tokens:
+                loaded.learned[kind] = batch_tokens
+            elif key.spec == spec:
+                loaded.learned.pop(kind, None)
 
     def learned(self, kind: str) -> tuple[tuple[str, int], ...]:
         """Return the models on a kind of device whose batches were measured, with how many tokens run at once."""

@@ -176,7 +176,7 @@ class TestWholeNumbers:
         weights = load_file(folder / "model.safetensors")
         weights[stored] = (weights.pop(name) * 10).to(dtype)
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        with pytest.raises(ModelUnusable, match=rf"are whole numbers, such as {name}"):
+        with pytest.raises(ModelUnusable, match=rf"are whole numbers, such as {stored}"):
             load(folder)
 
     def test_are_refused_in_a_pickle(self, folder):
