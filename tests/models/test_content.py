@@ -17,11 +17,6 @@ def differing(one, other):
     return [name for name in PARTS if getattr(one, name) != getattr(other, name)]
 
 
-def test_copy_is_the_same(keyword_model, folder):
-    """A copy of the files under another path has the same content."""
-    assert content_of(folder) == content_of(keyword_model)
-
-
 def test_one_weight_counts(folder):
     """One number in one weight, changed by the smallest step, changes the weights and nothing else."""
     before = content_of(folder)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from openmed_nb.errors import ModelRefused, ModelUnusable, UnknownModel
+from openmed_nb.errors import ModelRefused, ModelUnusable
 
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 
@@ -112,12 +112,6 @@ def test_damaged_folder_gives_one_error_that_says_what_is_wrong(folder, case, lo
     assert repr(str(folder)) in caught.value.what
     assert "\n" not in str(caught.value)
     assert caught.value.remedy
-
-
-def test_file_is_no_folder(keyword_model, load_folder):
-    """The path of a file is no model."""
-    with pytest.raises(UnknownModel, match="no folder, alias or hub id"):
-        load_folder(keyword_model / "config.json")
 
 
 def test_model_that_was_repaired_loads(folder, load_folder, find):

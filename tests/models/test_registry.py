@@ -63,14 +63,6 @@ def test_bare_name_belongs_to_the_default_organisation():
     assert find_model("disease_detection_tiny", "acme").location == TINY
 
 
-def test_bundled_models():
-    """No name and the names of the bundled models stand for folders inside the package."""
-    for name, folder in ((None, "disease"), ("bundled", "disease"), ("bundled_small", "disease_small")):
-        found = find_model(name)
-        assert (found.on_hub, Path(found.location).name) == (False, folder)
-        assert Path(found.location).is_dir()
-
-
 def test_folder(tmp_path, monkeypatch):
     """A folder that exists is a model, as text or as a path, absolute, relative or from the home folder."""
     (tmp_path / "model").mkdir()
