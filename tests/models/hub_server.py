@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 ALWAYS = 1_000_000
@@ -44,7 +43,8 @@ class Hub:
 
     def open(self) -> None:
         """Listen on a free port of 127.0.0.1, or again on the former port."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", urlsplit(self.endpoint).port or 0), _handler(self))
+        handler = type("BoundHandler", (HubHandler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", urlsplit(self.endpoint).port or 0), handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -65,16 +65,6 @@ class Hub:
 
 
 @contextlib.contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
-    """Serve the hub until the end of the block."""
-    hub.open()
-    try:
-        yield hub
-    finally:
-        hub.close()
-
-
-@contextlib.contextmanager
 def closed(hub: Hub) -> Iterator[None]:
     """Let nothing listen at the address of the hub until the end of the block."""
     hub.close()
@@ -82,10 +72,6 @@ def closed(hub: Hub) -> Iterator[None]:
         yield
     finally:
         hub.open()
-
-
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    return type("BoundHandler", (HubHandler,), {"hub": hub})
 
 
 class HubHandler(BaseHTTPRequestHandler):
@@ -99,10 +85,23 @@ class HubHandler(BaseHTTPRequestHandler):
         match unquote(urlsplit(self.path).path).strip("/").split("/"):
             case _ if self.hub.unavailable:
                 self._send(503)
+            case ["api", "models", organisation, name, "tree", revision]:
+                if folder := self._folder(f"{organisation}/{name}", revision):
+                    files = [(file.name, file.read_bytes()) for file in sorted(folder.iterdir())]
+                    tree = [
+                        {"type": "file", "path": path, "size": len(content), "oid": digest(content)}
+                        for path, content in files
+                    ]
+                    self._send(200, json.dumps(tree).encode())
             case ["api", "models", organisation, name, *rest]:
-                self._facts(f"{organisation}/{name}", rest)
+                model = f"{organisation}/{name}"
+                if folder := self._folder(model, rest[1] if rest else "main"):
+                    siblings = [{"rfilename": file.name} for file in sorted(folder.iterdir())]
+                    about = {"id": model, "sha": commit(folder), "private": False, "tags": [], "siblings": siblings}
+                    self._send(200, json.dumps(about).encode())
             case [organisation, name, "resolve", revision, *path]:
-                self._file(f"{organisation}/{name}", revision, "/".join(path))
+                if folder := self._folder(f"{organisation}/{name}", revision):
+                    self._file(folder, folder / "/".join(path))
             case _:
                 self._send(404)
 
@@ -111,66 +110,37 @@ class HubHandler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         """Say nothing: requests are in ``hub.requests``."""
 
-    def _facts(self, model: str, rest: list[str]) -> None:
-        revision = rest[1] if len(rest) > 1 else "main"
-        if folder := self._folder(model, revision):
-            files = sorted(file for file in folder.iterdir() if file.is_file())
-            self._json(self._tree(files) if rest[:1] == ["tree"] else self._model(model, files), folder)
-
-    def _model(self, model: str, files: list[Path]) -> dict[str, Any]:
-        siblings = [{"rfilename": file.name} for file in files]
-        return {"id": model, "sha": commit(files[0].parent), "private": False, "tags": [], "siblings": siblings}
-
-    def _tree(self, files: list[Path]) -> list[dict[str, Any]]:
-        return [
-            {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": digest(file.read_bytes())}
-            for file in files
-        ]
-
-    def _file(self, model: str, revision: str, path: str) -> None:
-        folder = self._folder(model, revision)
-        if folder is None:
-            return
-        file = folder / path
+    def _file(self, folder: Path, file: Path) -> None:
         if not file.is_file():
-            self._error(404, "EntryNotFound")
+            self._send(404, headers={"X-Error-Code": "EntryNotFound"})
             return
         body = file.read_bytes()
         headers = {"X-Repo-Commit": commit(folder), "ETag": f'"{digest(body)}"', "Accept-Ranges": "bytes"}
-        self._content(body, headers, file.name)
-
-    def _content(self, body: bytes, headers: dict[str, str], name: str) -> None:
-        asked = self.headers.get("Range")
+        status = 200
         start = 0
-        if asked:
+        sent = None
+        if asked := self.headers.get("Range"):
             self.hub.ranges.append(asked)
+            status = 206
             start = int(asked.removeprefix("bytes=").partition("-")[0])
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-        if self.command == "GET" and self.hub.cuts[name]:
-            self.hub.cuts[name] -= 1
-            self._send(206 if asked else 200, body[start:], headers, sent=max(0, len(body) // 2 - start))
-        else:
-            self._send(206 if asked else 200, body[start:], headers)
+        if self.command == "GET" and self.hub.cuts[file.name]:
+            self.hub.cuts[file.name] -= 1
+            sent = max(0, len(body) // 2 - start)
+        self._send(status, body[start:], headers, sent)
 
     def _folder(self, model: str, revision: str) -> Path | None:
         """Return the folder of a model's files, or answer with the reason why not."""
         folder = self.hub.models.get(model)
         if model in self.hub.refused:
-            self._error(self.hub.refused[model], "GatedRepo")
+            self._send(self.hub.refused[model], headers={"X-Error-Code": "GatedRepo"})
         elif folder is None:
-            self._error(404, "RepoNotFound")
+            self._send(404, headers={"X-Error-Code": "RepoNotFound"})
         elif revision not in ("main", commit(folder)):
-            self._error(404, "RevisionNotFound")
+            self._send(404, headers={"X-Error-Code": "RevisionNotFound"})
         else:
             return folder
         return None
-
-    def _json(self, value: object, folder: Path) -> None:
-        headers = {"Content-Type": "application/json", "X-Repo-Commit": commit(folder)}
-        self._send(200, json.dumps(value).encode(), headers)
-
-    def _error(self, status: int, code: str) -> None:
-        self._send(status, headers={"X-Error-Code": code, "X-Error-Message": code})
 
     def _send(
         self, status: int, body: bytes = b"", headers: dict[str, str] | None = None, sent: int | None = None
