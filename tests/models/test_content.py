@@ -48,7 +48,8 @@ def test_what_else_counts(folder):
 def test_weights_in_several_files(folder):
     """An index and all files that it names are the weights; another file of weights beside is not loaded."""
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    index = {"weight_map": {"a": "model-00001-of-00001.safetensors", "b": "model-00001-of-00001.safetensors"}}
+    # A part that is not there is left to the load.
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors", "b": "gone.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
 
@@ -58,16 +59,6 @@ def test_weights_in_several_files(folder):
     with (folder / names[1]).open("ab") as file:
         file.write(b"\0")
     assert differing(content_of(folder), before) == ["weights"]
-
-
-def test_missing_part_is_left_to_the_load(folder):
-    """A part that an index names and that is not there is no file to read; loading reports it."""
-    (folder / "model.safetensors").unlink()
-    index = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
-    (folder / "model.safetensors.index.json").write_text(index)
-
-    assert [path.name for path in weight_files(folder)] == ["model.safetensors.index.json"]
-    assert content_of(folder).weights
 
 
 def test_pickle_is_the_last_choice(folder):

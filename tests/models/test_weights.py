@@ -51,12 +51,6 @@ class TestUnused:
         with pytest.raises(ModelUnusable, match=r"hold 5 tensors that its config.json has no place for.*pos_key_proj"):
             load(folder)
 
-    def test_second_layer_of_the_head(self, folder):
-        """Weights for a head of two layers are refused where the architecture has one."""
-        with_tensors(folder, classifier__dense__weight=torch.ones(32, 32))
-        with pytest.raises(ModelUnusable, match=r"hold 1 tensor that.*classifier\.dense\.weight"):
-            load(folder)
-
     def test_another_head_is_a_warning(self, folder, find):
         """A head that the architecture does not have, such as a CRF, is a warning, and the model loads."""
         with_tensors(folder, crf__transitions=torch.ones(3, 3), crf__start_transitions=torch.ones(3))
@@ -114,35 +108,30 @@ class TestAbsurd:
     """Numbers in the settings that no weights can be for."""
 
     @pytest.mark.parametrize(
-        ("changes", "expected"),
+        "changes",
         [
-            ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1,000,000,000, and its weights hold 23 tensors"),
-            ({"num_labels": 10**9, "id2label": None, "label2id": None}, "asks for num_labels = 1,000,000,000"),
-            ({"vocab_size": 10**9}, r"describes a model of [\d,]+ numbers, and its weights hold [\d,]+"),
-            ({"intermediate_size": 10**9}, "describes a model of"),
-            ({"max_position_embeddings": 10**10}, "describes a model of"),
-            ({"text_config": {"num_hidden_layers": 10**9}}, "asks for num_hidden_layers"),
+            {"num_hidden_layers": 10**9},
+            {"num_labels": 10**9, "id2label": None, "label2id": None},
+            {"text_config": {"num_hidden_layers": 10**9}},
+            # Some families loop over them while they read their settings.
+            {"model_type": "funnel", "block_sizes": [10**9]},
+            {"model_type": "gpt_neo", "num_layers": 10**9, "attention_types": [[["global"], 10**9]]},
+            {"model_type": "albert", "num_hidden_groups": 10**9},
+            {"model_type": "modernbert", "num_hidden_layers": 10**9},
         ],
     )
-    def test_are_refused_before_anything_is_built(self, folder, tiny, changes, expected):
-        """Counts of layers and labels, and sizes, are compared with what the weights hold; nothing hangs or fills the memory."""
-        tiny.change_json(folder / "config.json", **changes)
-        with pytest.raises(ModelUnusable, match=expected):
+    def test_counts_are_refused_before_anything_is_built(self, folder, tiny, changes):
+        """Counts of layers and labels are compared with what the weights hold; nothing hangs."""
+        tiny.change_json(folder / "config.json", architectures=None, **changes)
+        with pytest.raises(ModelUnusable, match=r"asks for \w+ = 1,000,000,000"):
             load(folder)
 
-    @pytest.mark.parametrize(
-        ("family", "changes"),
-        [
-            ("funnel", {"block_sizes": [10**9]}),
-            ("gpt_neo", {"num_layers": 10**9, "attention_types": [[["global"], 10**9]]}),
-            ("albert", {"num_hidden_groups": 10**9}),
-            ("modernbert", {"num_hidden_layers": 10**9}),
-        ],
-    )
-    def test_are_refused_under_every_name(self, folder, tiny, family, changes):
-        """The counts of other families, some of which loop over them while they read their settings, are seen too."""
-        tiny.change_json(folder / "config.json", model_type=family, architectures=None, **changes)
-        with pytest.raises(ModelUnusable, match=r"asks for \w+ = 1,000,000,000"):
+    @pytest.mark.parametrize("size", ["vocab_size", "intermediate_size", "max_position_embeddings"])
+    @pytest.mark.parametrize("family", ["bert", "roberta"])  # The weights have nothing for the other family.
+    def test_sizes_are_refused_before_anything_is_built(self, folder, tiny, size, family):
+        """They are compared with what the weights hold; nothing fills the memory."""
+        tiny.change_json(folder / "config.json", model_type=family, architectures=None, **{size: 10**10})
+        with pytest.raises(ModelUnusable, match=r"describes a model of [\d,]+ numbers, and its weights hold [\d,]+"):
             load(folder)
 
     def test_large_numbers_that_describe_nothing(self, folder, tiny, find):
