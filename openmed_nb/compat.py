@@ -39,7 +39,7 @@ MPS_ENV_DEFAULTS: Mapping[str, str] = MappingProxyType({FALLBACK: "1", HIGH: str
 
 # Arguments of OpenMed's loader that mean nothing here, with their defaults there: tokenizers are always fast ones, torch
 # chooses the attention, and weights are float32 unless ``dtype`` says otherwise.
-ARGUMENTS_ELSEWHERE = {
+_ARGUMENTS_ELSEWHERE = {
     "use_fast_tokenizer": True,
     "attn_implementation": None,
     "load_in_4bit": False,
@@ -65,13 +65,15 @@ class ModelLoader:
 
     def __init__(self, config: Any = None) -> None:
         theirs = getattr(sys.modules.get("openmed.core.config"), "OpenMedConfig", ())
-        if isinstance(config, theirs):
-            known = {one.name for one in fields(OpenMedConfig)}
-            elsewhere = {one.name: one.default for one in fields(config) if one.name not in known}
+        if config is None:
+            config = OpenMedConfig()
+        elif isinstance(config, theirs):
+            known = {setting.name for setting in fields(OpenMedConfig)}
+            elsewhere = {setting.name: setting.default for setting in fields(config) if setting.name not in known}
             config = OpenMedConfig(**meant_here(vars(config), elsewhere))
-        if not isinstance(config, OpenMedConfig | None):
+        elif not isinstance(config, OpenMedConfig):
             raise ConfigurationError(f"A loader cannot be made of {short_type_name(config)}.", "Pass an OpenMedConfig.")
-        self.config = config or OpenMedConfig()
+        self.config = config
 
     def list_available_models(self, include_registry: bool = True, include_remote: bool = True) -> list[str]:
         """Return the names of models that can be loaded, in the order of the alphabet; nothing is asked of the network.
@@ -101,7 +103,7 @@ class ModelLoader:
             ModelError: If the model cannot be found or loaded; its remedy says what to do.
             DeviceError: If the device cannot be used.
         """
-        return SESSION.load_model(model_name, self.config, force_reload, **arguments_here(arguments)).to_dict()
+        return SESSION.load_model(model_name, self.config, force_reload, **_arguments_here(arguments)).to_dict()
 
     def create_pipeline(
         self,
@@ -124,7 +126,7 @@ class ModelLoader:
             DeviceError: If the device cannot be used; nothing is loaded then.
             ConfigurationError: For a task, strategy or option that does not exist.
         """
-        options = arguments_here(arguments)
+        options = _arguments_here(arguments)
         return create_pipeline(SESSION, model_name, self.config, task, aggregation_strategy, **options)
 
     def unload(self, model_name: str | None = None) -> tuple[str, ...]:
@@ -132,10 +134,10 @@ class ModelLoader:
         return SESSION.unload(model_name)
 
 
-def arguments_here(arguments: dict[str, Any]) -> dict[str, Any]:
+def _arguments_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of OpenMed's loader under their names here, without those that mean nothing here."""
     named = {("local_only" if name == "local_files_only" else name): value for name, value in arguments.items()}
-    return meant_here(named, ARGUMENTS_ELSEWHERE)
+    return meant_here(named, _ARGUMENTS_ELSEWHERE)
 
 
 def resolve_torch_device(prefer: str | int | None = "auto") -> str:
