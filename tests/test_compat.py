@@ -110,11 +110,6 @@ def test_loader_on_a_mac():
             assert loader.create_pipeline("bundled_small", device=given).device.type == device
 
 
-def test_bare_name():
-    """A bare name is one of the organisation, as the loader asks the hub for it."""
-    assert find_model("test-model", OpenMedConfig().default_org).location == "OpenMed/test-model"
-
-
 @pytest.mark.parametrize("spelling", ["metal", "Metal", "apple", "apple silicon", "metal:0"])
 def test_names_of_the_gpu_of_a_mac(spelling):
     """Who asks for Metal, or for Apple's GPU, is pointed to mps."""

@@ -370,7 +370,7 @@ def _trial(path: Path, settings: dict[str, Any]) -> str:
     except (OSError, ValueError):  # No Python of its own, in a program that Python is part of.
         return "is of an unusual kind, and no process can be started to try it"
     try:
-        reason = _overrun(process, TRIAL_SECONDS + size * SECONDS_PER_BYTE, TRIAL_BYTES + size * BYTES_PER_BYTE)
+        reason = overrun_of_trial(process, TRIAL_SECONDS + size * SECONDS_PER_BYTE, TRIAL_BYTES + size * BYTES_PER_BYTE)
     finally:  # After an interrupt too.
         process.kill()
         output, _ = process.communicate()
@@ -381,7 +381,7 @@ def _trial(path: Path, settings: dict[str, Any]) -> str:
     )
 
 
-def _overrun(process: subprocess.Popen[bytes], seconds: float, most_bytes: int) -> str:
+def overrun_of_trial(process: subprocess.Popen[bytes], seconds: float, most_bytes: int) -> str:
     """Wait for the end of a process; return which limit it reached before, of the processor's time, the clock's or memory."""
     from subprocess import TimeoutExpired
 

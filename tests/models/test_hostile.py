@@ -11,7 +11,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ModelRefused, ModelUnusable
-from openmed_nb.models.limits import panics_as_errors, read_json
+from openmed_nb.models.limits import overrun_of_trial, panics_as_errors, read_json
 from openmed_nb.models.registry import BUNDLED
 
 HOSTILE = runpy.run_path(str(Path(__file__).parents[1] / "hostile_models.py"))
@@ -120,6 +120,20 @@ def test_load_model_refuses_where_no_process_can_be_started(folder, monkeypatch)
     HOSTILE["splitting"](r"\w+")(folder)
     monkeypatch.setattr(sys, "executable", str(folder / "nowhere"))
     assert "no process" in refusal(folder).what
+
+
+@pytest.mark.timeout(30)
+def test_trial_ends_by_the_clock_where_the_system_tells_nothing_of_a_process():
+    class Endless:
+        pid = 999_999_999
+
+        def poll(self):
+            return None
+
+        def wait(self, seconds):
+            raise subprocess.TimeoutExpired("trial", seconds)
+
+    assert overrun_of_trial(Endless(), 0.01, 1 << 30)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
