@@ -116,7 +116,8 @@ class Handoff(Shown):
         files: Every file with its size in bytes.
     """
 
-    HIDDEN, ALSO = ("logbook",), ("simulated",)
+    HIDDEN = ("logbook",)
+    ALSO = ("simulated",)
 
     folder: Path
     golden: Golden
@@ -328,9 +329,10 @@ def _free_folder(folder: Any) -> Path:
 
 def _name_elsewhere(spec: LoadSpec) -> str:
     """Return what a model that is not copied is called on another computer: its id on the hub, its name, or that of its folder."""
-    reference = spec.reference
-    name = short_path(Path(reference.name).name)
-    return reference.location if reference.on_hub else MODEL if MASK in name else name
+    if spec.reference.on_hub:
+        return spec.reference.location
+    name = short_path(Path(spec.reference.name).name)
+    return MODEL if MASK in name else name
 
 
 def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:

@@ -347,7 +347,8 @@ class SmokeReport(Shown):
         logbook: What it was measured with, and its figures.
     """
 
-    HIDDEN, ALSO = ("former",), ("passed", "simulated", "comparison")
+    HIDDEN = ("former",)
+    ALSO = ("passed", "simulated", "comparison")
 
     findings: tuple[Finding, ...]
     former: Logbook | None = None
