@@ -23,10 +23,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
-from openmed_nb.runbook.bench.benches import subject_of
-from openmed_nb.runbook.bench.sweep import SweepReport, sweep
-from openmed_nb.runbook.bench.sweep_knee import Point, best_of, fitting
-from openmed_nb.runbook.bench.sweep_measurement import Measurement, clean, limit_of
+from openmed_nb.runbook.bench.sweep import Measurement, Point, SweepReport, best_of, clean, fitting, limit_of, sweep
+from openmed_nb.runbook.bench.workloads import subject_of
 from openmed_nb.session import SESSION
 
 ALLOWED = 0.95

@@ -1,7 +1,7 @@
 from .bench.comparison import Comparison as Comparison
-from .bench.profile_report import Profile as Profile
-from .bench.profile_report import ProfileDiff as ProfileDiff
-from .bench.profiling import profile as profile
+from .bench.profile import Profile as Profile
+from .bench.profile import ProfileDiff as ProfileDiff
+from .bench.profile import profile as profile
 from .bench.sweep import SweepReport as SweepReport
 from .checks.doctor.report import DoctorReport as DoctorReport
 from .checks.operators.fallbacks import FallbackLedger as FallbackLedger

@@ -13,8 +13,7 @@ from openmed_nb.annotation.tuning import LADDER, Calibration, compare
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import OpenMedWarning
 from openmed_nb.models.certificates import LEARNED
-from openmed_nb.runbook.bench.sweep import SweepReport
-from openmed_nb.runbook.bench.sweep_knee import Point
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.session import SESSION
 
 

@@ -15,10 +15,9 @@ from openmed_nb.annotation.masking import SHOWN_TEXTS
 from openmed_nb.annotation.references import fingerprint_of
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
 from openmed_nb.devices.choice import DeviceChoice, Rejection
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Interval
-from openmed_nb.runbook.bench.sweep import SweepReport
-from openmed_nb.runbook.bench.sweep_knee import Point
-from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
+from openmed_nb.runbook.bench.timing import Interval, Split
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.verdict.gates import Gates
 from openmed_nb.runbook.verdict.metrics import Evidence

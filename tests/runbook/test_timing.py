@@ -2,7 +2,8 @@
 
 from openmed_nb._utils.clock import timed_by
 from openmed_nb.runbook.bench.comparison import seconds_in_turn, steps_of_turn
-from openmed_nb.runbook.bench.workloads import FORWARD, FORWARD_PASS, Workload, whole_rounds
+from openmed_nb.runbook.bench.timing import FORWARD, whole_rounds
+from openmed_nb.runbook.bench.workloads import FORWARD_PASS, Workload
 
 
 def logged(log, workers, ahead):

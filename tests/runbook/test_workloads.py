@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, UnreadableText
-from openmed_nb.runbook.bench import benches
-from openmed_nb.runbook.bench.benches import Repeated
-from openmed_nb.runbook.bench.workloads import put_on_devices
+from openmed_nb.runbook.bench import workloads
+from openmed_nb.runbook.bench.workloads import Repeated, put_on_devices
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
@@ -67,7 +66,7 @@ def add_up(batch):
 
 def subject_of(*passed, **named):
     """Return what is measured."""
-    return benches.subject_of(*passed, **{"arguments": {}, **named})[0]
+    return workloads.subject_of(*passed, **{"arguments": {}, **named})[0]
 
 
 def steps(workload, count=2):
@@ -149,10 +148,10 @@ class TestAnnotation:
         filled = next(subject_of(own, ["asthma"] * 8).on("cpu").stream(8).batches())
 
         assert (some.rows, some.batch_tokens, bench.bucket(700).batch_tokens) == (700, 700 * 16, 700 * 16)
-        sizes = [inputs["input_ids"].size for inputs in next(some.batches())[2]]
+        sizes = [inputs["input_ids"].size for inputs in next(some.batches()).arrays]
         assert max(sizes) > bench.annotator.budget.tokens == any_number.batch_tokens
         assert subject_of(torch.nn.Identity(), EXAMPLE).on(place).bucket(2).batch_tokens is None
-        assert [len(inputs["input_ids"]) for inputs in filled[2]] == [8]
+        assert [len(inputs["input_ids"]) for inputs in filled.arrays] == [8]
 
     def test_texts(self, keyword_model):
         """Texts of a generator are read once and measured again and again; unreadable ones raise when they are read."""
@@ -444,7 +443,7 @@ def test_what_cannot_be_measured():
 def test_steps_on_cuda_decode_what_was_computed():
     """Each of many steps over the same texts on CUDA gives the entities of those texts, however far behind the GPU is."""
     expected = list(nb.load_pipeline("bundled", device="cpu")(TEXTS * 2))
-    with benches.benched("bundled", TEXTS, training=False, device="cuda", arguments={}) as bench:
+    with workloads.benched("bundled", TEXTS, training=False, device="cuda", arguments={}) as bench:
         workload = bench.stream(len(expected))
         with workload.begun() as batches:
             found = [list(workload.run(batch)) for batch in itertools.islice(batches, 50)]

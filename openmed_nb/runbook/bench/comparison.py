@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,14 +24,16 @@ from ...devices.registry import device_of
 from ...devices.request import canonical
 from ...errors import ConfigurationError, DeviceUnavailable
 from ...session import SESSION
-from .sweep import rate
-from .utilisation import Utilisation, load_on, time_to_watch
-from .workloads import TRANSFER, Split, StepReport, Workload, in_turn, put_on_devices, whole_rounds
+from ..records.signals import Busy, busy_reader
+from .timing import FEWEST_VALUES, TRANSFER, Interval, Split, in_turn, median_interval, rate, whole_rounds
+from .workloads import StepReport, Workload, in_same_batches, put_on_devices, subject_of
 
 CPU = "cpu"
 
 # What the interval of a speed-up says: it is above 1, below 1, or holds it.
-FASTER, SLOWER, NO_DIFFERENCE = "faster than the CPU", "slower than the CPU", "no difference shown"
+FASTER = "faster than the CPU"
+SLOWER = "slower than the CPU"
+NO_DIFFERENCE = "no difference shown"
 
 TRY_LARGER = "Use a larger batch: nb.sweep() finds the best."
 SPEED_FINDINGS = {
@@ -41,57 +45,41 @@ SPEED_FINDINGS = {
 SIMULATED_SPEED = "a simulated device computes on the CPU"
 ALONE = "There is only the CPU here: nothing to compare it with."
 
-# How probable it is that the interval of a median holds the true one, at least, and how many values that takes.
-LEVEL, FEWEST_VALUES = 0.95, 6
+ASKED_EVERY = 0.5  # Seconds between two questions: each starts a command, whose cost is not work of the device.
+EXTENDED = 2  # If answers are slow, a device is watched at most so many times as long.
+# How many answers a mean of utilisation needs; each is of one moment, which says nothing of the next.
+FEWEST_ANSWERS = 5
 
 
 @dataclass(frozen=True)
-class Interval(Plain):
-    """A median and its confidence interval.
+class Utilisation(Plain):
+    """How busy a device was, all processes together, as shares from 0 to 1.
 
     Attributes:
-        low: The lower end.
-        middle: The median.
-        high: The upper end.
-        level: How probable it is that such an interval holds the true median, at least.
+        idle: The mean just before, while nothing of the work ran; ``None`` if it could not be read.
+        busy: The mean while the work ran; ``None`` if it could not be read.
+        samples: How many answers ``busy`` is the mean of.
 
     Example:
-        >>> str(Interval(1.1, 1.25, 1.5, 0.9586))
-        '1.25 (1.10 to 1.50, 95.9 % sure)'
+        >>> Utilisation(0.25, 0.75, 5).net, Utilisation(None, 0.75, 5).net, Utilisation(0.5, 0.25, 5).net
+        (0.5, None, 0.0)
     """
 
-    low: float
-    middle: float
-    high: float
-    level: float
+    idle: float | None = None
+    busy: float | None = None
+    samples: int = 0
 
-    def holds(self, value: float) -> bool:
-        """Tell whether a value is in the interval, its ends included."""
-        return self.low <= value <= self.high
+    ALSO = ("net",)
+
+    @property
+    def net(self) -> float | None:
+        """What of it was the work: ``busy`` less ``idle``, at least 0; ``None`` if one of them is not known."""
+        return None if self.idle is None or self.busy is None else max(0.0, self.busy - self.idle)
 
     def __str__(self) -> str:
-        return f"{self.middle:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.level:.1f} % sure)"
-
-
-def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of at least :data:`FEWEST_VALUES` values with its narrowest interval of at least 95 percent.
-
-    Of n values in order, the k-th from below and the k-th from above enclose the median of what they were drawn from with a
-    probability of 1 - 2 B(k - 1; n, 1/2), where B is the binomial distribution; no distribution of the values is assumed
-    (Thompson 1936; Conover, Practical Nonparametric Statistics, 3.2).
-
-    Example:
-        >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])
-        Interval(low=2.0, middle=5.5, high=9.0, level=0.978515625)
-    """
-    ordered, count = sorted(values), len(values)
-    if count < FEWEST_VALUES:
-        message = f"{count} values have no interval of level {LEVEL}: at least {FEWEST_VALUES} are needed"
-        raise ValueError(message)
-    below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
-    levels = [1 - 2 * ways / 2**count for ways in below]  # By rank, the widest interval first.
-    rank = sum(level >= LEVEL for level in levels)
-    return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
+        if self.net is None or self.busy is None or self.idle is None:
+            return "not known"
+        return f"{100 * self.net:.0f} % ({100 * self.busy:.0f} % less {100 * self.idle:.0f} % when idle)"
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,9 @@ class DeviceFigures:
             return None
         if self.simulated:
             return f"{NOT_APPLICABLE}: simulated"
-        return NO_DIFFERENCE if self.speed_up.holds(1.0) else FASTER if self.speed_up.low > 1 else SLOWER
+        if self.speed_up.holds(1.0):
+            return NO_DIFFERENCE
+        return FASTER if self.speed_up.low > 1 else SLOWER
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as mappings, numbers and strings, ready for JSON."""
@@ -206,9 +196,7 @@ class Comparison(StepReport):
     @property
     def headline(self) -> str:
         """Which device is how many times as fast as the CPU, in a sentence."""
-        if len(self.devices) == 1:
-            return ALONE
-        return "; ".join(map(self._said_of, self.devices[1:]))
+        return "; ".join(map(self._said_of, self.devices[1:])) or ALONE
 
     def _said_of(self, one: DeviceFigures) -> str:
         name = self.shown(one.device)
@@ -223,16 +211,11 @@ class Comparison(StepReport):
 
     def _bar(self, one: DeviceFigures) -> Bar:
         """Return the speed of a device as a bar, with the quartiles of its steps."""
-        rows, (low, high) = one.mean_rows or one.rows, one.quartiles
-        ends = (rows / high, rows / low) if low and high else (None, None)
-        return Bar(
-            self.shown(one.device),
-            one.rows_per_second,
-            f"{rate(one.rows_per_second)} rows/s",
-            low=ends[0],
-            high=ends[1],
-            strong=one is self.fastest,
-        )
+        rows = one.mean_rows or one.rows
+        slow, fast = (rows / seconds if all(one.quartiles) else None for seconds in one.quartiles[::-1])
+        shown = f"{rate(one.rows_per_second)} rows/s"
+        name = self.shown(one.device)
+        return Bar(name, one.rows_per_second, shown, low=slow, high=fast, strong=one is self.fastest)
 
     def report(self) -> Report:
         """Return what the figures mean in words; the figures stand in the HTML."""
@@ -240,20 +223,15 @@ class Comparison(StepReport):
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
         sizes = " and ".join(dict.fromkeys(counted(one.rows, "row") for one in self.devices))
         how = f"{sizes} a step; each device had its turn {counted(self.pairs, 'time')}."
-        sentences = (how, ALONE) if len(self.devices) == 1 else (how,)
-        speeds = Table(
-            "Speed",
-            ("device", "milliseconds a step", "quartiles", "rows a second", "times the CPU", "utilisation"),
-            tuple(map(self._speed_row, self.devices)),
-            folded=True,
-        )
+        columns = ("device", "milliseconds a step", "quartiles", "rows a second", "times the CPU", "utilisation")
+        speeds = Table("Speed", columns, tuple(map(self._speed_row, self.devices)), folded=True)
         phases = dict.fromkeys(name for one in self.devices for name in one.split.seconds)
         rows = tuple((name, *(one.split.shown(name) for one in self.devices)) for name in phases)
         split = Table("Where the time goes", ("phase", *names), rows, folded=True)
         drawing = Picture("Speed, with the quartiles of the steps", tuple(map(self._bar, self.devices)))
         return Report(
             title,
-            sentences,
+            (how, ALONE) if len(self.devices) == 1 else (how,),
             (findings_table("", self.findings),),
             figures=(speeds, split),
             spoken=(self.headline, f"{title}: {how}"),
@@ -288,7 +266,8 @@ class Comparison(StepReport):
 PAIRS = 20  # How often each device has its turn by default; 20 pairs give an interval that is 95.9 % sure.
 WARM_UP = 3  # Steps before any that counts: the first compile, fill caches, and start what reads ahead.
 PHASE_STEPS = 10  # How many steps are waited for phase by phase, fewer if they are slow.
-SHORTEST_TURN, LONGEST_TURN = 0.02, 0.5  # A turn repeats a quick step until it takes so many seconds, but not more.
+SHORTEST_TURN = 0.02  # A turn repeats a quick step until it takes so many seconds.
+LONGEST_TURN = 0.5  # No step is repeated in a turn for more seconds.
 SECONDS = 30.0  # How long all of it may take by default.
 TURNS_SHARE = 0.4  # The share of that time after which no more turns begin; the rest is for the phases and to watch.
 WATCH = 3.0  # How long a device is watched by default: time for enough answers.
@@ -362,19 +341,19 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", pairs=6, watch=0).task
         'own step'
     """
-    from .benches import in_same_batches, subject_of  # It imports numpy.
-
-    batch_size, pairs = whole_or_none("batch_size", batch_size), whole("pairs", pairs, FEWEST_VALUES)
-    begin, seconds = now(), number("seconds", seconds, above=0, such_as=f"{SECONDS:g}")
+    begin = now()
+    batch_size = whole_or_none("batch_size", batch_size)
+    pairs = whole("pairs", pairs, FEWEST_VALUES)
+    seconds = number("seconds", seconds, above=0, such_as=f"{SECONDS:g}")
     watch = number("watch", watch, LONGEST_WATCH, such_as=f"{WATCH:g}; 0 leaves the utilisation out")
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
     with SESSION.told_after(progress):
         subject, device = subject_of(model, data, training=training, arguments=arguments, moved=True)
-        asked = (device, *usable_devices()) if devices is None else devices
-        several = isinstance(asked, Iterable) and not isinstance(asked, str)
-        names = devices_to_compare(*(SESSION.device(one).device for one in (asked if several else [asked])))
-
+        asked: Iterable[Any] = (device, *usable_devices()) if devices is None else (devices,)
+        if isinstance(devices, Iterable) and not isinstance(devices, str):
+            asked = devices
+        names = devices_to_compare(*(SESSION.device(name).device for name in asked))
         alone = "" if len(names) > 1 else ", the only device here"
 
         def tell(name: str) -> None:
@@ -413,16 +392,17 @@ def compared(work: Mapping[str, Workload], pairs: int, watch: float, until: floa
     It ends about at a moment of the clock, ``until``.
     """
     turns = seconds_in_turn(work, pairs, now() + TURNS_SHARE * (until - now()))
-    model = work[CPU].name
-    phases = SESSION.steps("Comparing", f"{model}, phase by phase", work, "device")
-    splits = {name: split_on(work[name]) for name in phases}
-    watched = SESSION.steps("Comparing", f"{model}, how busy a device is", work, "device") if watch else work
-    loads = {}
-    for done, name in enumerate(watched):
-        loads[name] = load_on(name, work[name], time_to_watch(watch, until - now(), len(work) - done))
-    SESSION.tell(Activity("Comparing", model))
-    figures = tuple(figures_on(one, name, turns, splits[name], loads[name]) for name, one in work.items())
     first = work[CPU]
+    phases = SESSION.steps("Comparing", f"{first.name}, phase by phase", work, "device")
+    splits = {name: split_on(work[name]) for name in phases}
+    loads: dict[str, Utilisation] = {}
+    if watch:
+        for name in SESSION.steps("Comparing", f"{first.name}, how busy a device is", work, "device"):
+            loads[name] = load_on(name, work[name], time_to_watch(watch, until - now(), len(work) - len(loads)))
+    SESSION.tell(Activity("Comparing", first.name))
+    figures = tuple(
+        figures_on(one, name, turns, splits[name], loads.get(name, Utilisation())) for name, one in work.items()
+    )
     return Comparison(**first.facts, devices=figures, pairs=len(turns[CPU]), batch_tokens=first.batch_tokens)
 
 
@@ -454,16 +434,17 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int, until: float = mat
     The n-th turn of each device has the same batches if the loader gives them in the same order.
     """
     with contextlib.ExitStack() as stack:
-        batches = {device: stack.enter_context(one.begun()) for device, one in work.items()}
-        warm = [warmed_up(one, batches[device]) for device, one in work.items()]
-        steps = steps_of_turn(warm, max(one.workers for one in work.values()))
-        alone, model = "" if len(work) > 1 else " with nothing but the CPU", next(iter(work.values())).name
-        turns = SESSION.steps("Comparing", f"{model}{alone}", range(pairs), "turn")
+        batches = {device: stack.enter_context(workload.begun()) for device, workload in work.items()}
+        warm = [warmed_up(workload, batches[device]) for device, workload in work.items()]
+        steps = steps_of_turn(warm, max(workload.workers for workload in work.values()))
 
         def turn_of(device: str) -> float:
             work[device].settle(batches[device])
             return work[device].seconds_of_steps(batches[device], steps)
 
+        model = next(iter(work.values())).name
+        alone = "" if len(work) > 1 else " with nothing but the CPU"
+        turns = SESSION.steps("Comparing", f"{model}{alone}", range(pairs), "turn")
         rounds = itertools.takewhile(lambda turn: turn < FEWEST_VALUES or now() <= until, turns)
         return in_turn({device: partial(turn_of, device) for device in work}, rounds)
 
@@ -475,9 +456,10 @@ def warmed_up(workload: Workload, batches: Iterator[Any]) -> float:
 
 def steps_of_turn(seconds: Collection[float], workers: int) -> int:
     """Return how many steps a turn has, from the seconds of a step on each device and the processes that read ahead."""
-    quickest, slowest = max(1e-6, min(seconds)), max(1e-6, *seconds)
-    most = max(1, int(LONGEST_TURN / slowest))
-    return whole_rounds(max(min(math.ceil(SHORTEST_TURN / quickest), most), ROUNDS_OF_WORKERS * workers), workers)
+    quickest = max(1e-6, min(seconds))
+    slowest = max(1e-6, *seconds)
+    steps = min(math.ceil(SHORTEST_TURN / quickest), max(1, int(LONGEST_TURN / slowest)))
+    return whole_rounds(max(steps, ROUNDS_OF_WORKERS * workers), workers)
 
 
 def split_on(workload: Workload) -> Split:
@@ -487,3 +469,82 @@ def split_on(workload: Workload) -> Split:
         workload.settle(batches)
         fewest = ROUNDS_OF_WORKERS * workload.workers
         return workload.split(batches, whole_rounds(max(PHASE_STEPS, fewest), workload.workers), fewest)
+
+
+def time_to_watch(watch: float, left: float, devices: int) -> float:
+    """Return for how many seconds a device is watched, of those that are left for so many devices, at work and before.
+
+    Where there is no time for enough answers, it is not watched.
+
+    Example:
+        >>> time_to_watch(3, 60, 2), time_to_watch(30, 12, 2), time_to_watch(3, 5, 2), time_to_watch(0, 60, 2)
+        (3, 3.0, 0.0, 0)
+    """
+    room = left / (2 * devices)
+    if watch <= room:
+        return watch
+    return room if room >= FEWEST_ANSWERS * ASKED_EVERY else 0.0
+
+
+def load_on(device: str, workload: Workload, seconds: float) -> Utilisation:
+    """Return how busy a device is while it works without a pause, and how busy it was just before."""
+    if not seconds:
+        return Utilisation()
+    read = busy_reader(device, SESSION.computer.machine, environ=SESSION.environ, uuid=device_of(device).uuid())
+    with workload.begun() as batches:
+        return utilisation_during(read, seconds, lambda: workload.run(next(batches)))
+
+
+def utilisation_during(
+    read: Busy | None, seconds: float, work: Callable[[], Any], interval: float = ASKED_EVERY
+) -> Utilisation:
+    """Return how busy a device is while work is done again and again, and how busy it was just before, while nothing is done.
+
+    Each takes some seconds, up to twice as many if there are too few answers by then, and too few say nothing; what cannot
+    be read is not run.
+    """
+    if read is None:
+        return Utilisation()
+    idle = answers_during(partial(time.sleep, interval / 10), read, seconds, interval)
+    busy = answers_during(work, read, seconds, interval)
+    idle_mean, busy_mean = (
+        statistics.fmean(answers) if len(answers) >= FEWEST_ANSWERS else None for answers in (idle, busy)
+    )
+    return Utilisation(idle_mean, busy_mean, len(busy))
+
+
+def answers_during(work: Callable[[], Any], read: Busy, seconds: float, interval: float) -> list[float]:
+    """Return the answers of a reader while work is done again and again."""
+    read()  # The processor's share is counted from one question to the next.
+    with sampling(read, interval) as answers:
+        begin = now()
+        while now() - begin < seconds * (1 if len(answers) >= FEWEST_ANSWERS else EXTENDED):
+            work()
+    return answers
+
+
+@contextlib.contextmanager
+def sampling(read: Busy, interval: float = ASKED_EVERY) -> Iterator[list[float]]:
+    """Ask a reader every ``interval`` seconds in another thread during a block; the thread always ends with the block.
+
+    What cannot be read is left out, and so is what was answered after the block. No reader may work with tensors: two
+    threads on MPS can crash the process (pytorch#197805).
+    """
+    answers: list[float] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        due = time.monotonic() + interval
+        while not ended.wait(max(0.0, due - time.monotonic())):
+            due = time.monotonic() + interval
+            answer = read()
+            if answer is not None and not ended.is_set():
+                answers.append(answer)
+
+    thread = threading.Thread(target=ask, name="openmed_nb utilisation", daemon=True)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        thread.join()

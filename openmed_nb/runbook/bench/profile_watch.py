@@ -5,7 +5,6 @@ This file imports torch, because a subclass needs its base; it is itself importe
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import itertools
@@ -15,7 +14,6 @@ import sys
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,17 +30,20 @@ from ...devices.request import kind_of
 from ...training.holders import INSTALLED
 from ..checks.operators.fallbacks import Fallback, fallbacks
 from . import workloads
-from .workloads import DATA, OWN_STEP, CodePlace, OperatorTime, Reason, Synchronisation, Workload
+from .timing import DATA, CodePlace, OperatorTime, Reason, Synchronisation
+from .workloads import OWN_STEP, Workload
 
 PREFIX = "openmed_nb: "  # Begins the names under which the phases stand in a trace.
 MICRO = 1e-6  # torch's profiler counts microseconds.
 
 # How names of operators look, and what is shown instead of any other name.
-OPERATOR, RANGE = re.compile(r"\w+(::[\w.]+)+"), "a range of yours"
+OPERATOR = re.compile(r"\w+(::[\w.]+)+")
+RANGE = "a range of yours"
 
 # The phase of operators with nothing to compute, and how many of them follow a step, so that waiting for the device once, at
 # their end, is a small part of their time.
-EMPTY, CALLS = "empty operators", 20
+EMPTY = "empty operators"
+CALLS = 20
 
 
 def empty_operators(device: str) -> Workload:
@@ -85,32 +86,61 @@ def operators_of(
 
 
 def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tuple[OperatorTime, ...]:
-    """Return the operators of so many steps, those that take longest first, from ``torch.profiler.profile.events``."""
-    listed = list(events)
-    phases = PhaseTimes(listed)
-    seen = defaultdict[tuple[str, str], Calls](Calls)
-    for event in listed:
-        # Not a mark, a call of the driver, a kernel or a node of autograd.
-        if "::" in event.name and not event.name.startswith(("autograd::", PREFIX)) and is_of_host(event):
-            step, phase = phases.of(event.time_range.start)
+    """Return the operators of so many steps, those that take longest first, from ``torch.profiler.profile.events``.
+
+    A backward pass on a GPU runs in a thread of its own, so that only the clock tells in which phase an operator was called.
+
+    The first call of an operator in each step is compared with the first of the others, and so on. The median over the steps
+    is what such a call takes: on a busy computer the system stops the process now and then, and a call in which it does takes
+    a thousand times as long, so that the sums of ``key_averages`` would tell of other programs.
+    """
+    phase, phase_end, step = "", 0.0, 0
+    # The seconds of an operator in a phase on the host, by the number of the call in its step.
+    seconds = defaultdict[tuple[str, str], defaultdict[int, list[float]]](lambda: defaultdict(list))
+    device_seconds = Counter[tuple[str, str]]()
+    calls_in_step = Counter[tuple[int, tuple[str, str]]]()
+    for event in sorted(filter(is_of_host, events), key=_start):
+        if event.name.startswith(PREFIX):
+            phase = event.name.removeprefix(PREFIX)
+            phase_end = event.time_range.end
+            if phase == DATA:
+                step += 1
+        elif "::" in event.name and not event.name.startswith("autograd::"):  # No call of the driver, and no node.
             # A person's own range may be named anything.
             name = event.name if OPERATOR.fullmatch(event.name) else RANGE
-            seen[name, phase].add(step, event)
-    empty = max((calls.median for (_name, phase), calls in seen.items() if phase == EMPTY), default=None)
-    times = [
-        OperatorTime(
-            name,
-            phase,
-            calls.count / steps,
-            calls.host() / steps,
-            calls.device / steps if sees_device else None,
-            None if empty is None else calls.host(most=empty) / steps,
+            key = name, phase if event.time_range.start <= phase_end else ""
+            number = calls_in_step[step, key]
+            calls_in_step[step, key] += 1
+            seconds[key][number].append(event.self_cpu_time_total * MICRO)
+            device_seconds[key] += event.self_device_time_total * MICRO
+
+    empty = [itertools.chain(*calls.values()) for (_name, phase), calls in seconds.items() if phase == EMPTY]
+    longest_empty = max(map(statistics.median, empty), default=None)
+    times = []
+    for (name, phase), calls in seconds.items():
+        if phase == EMPTY:
+            continue
+        typical = [(statistics.median(call), len(call)) for call in calls.values()]
+        starting = None
+        if longest_empty is not None:
+            starting = sum(min(longest_empty, call) * count for call, count in typical) / steps
+        times.append(
+            OperatorTime(
+                name,
+                phase,
+                sum(count for _, count in typical) / steps,
+                sum(call * count for call, count in typical) / steps,
+                device_seconds[name, phase] / steps if sees_device else None,
+                starting,
+            )
         )
-        for (name, phase), calls in seen.items()
-        if phase != EMPTY
-    ]
     longest = "device_seconds" if sees_device else "seconds"
     return tuple(sorted(times, key=lambda one: (-getattr(one, longest), one.operator, one.phase)))
+
+
+def _start(event: Any) -> tuple[float, bool]:
+    """Return when an event began; the mark of a phase comes before what begins with it."""
+    return event.time_range.start, not event.name.startswith(PREFIX)
 
 
 def total(times: Sequence[OperatorTime], name: str, with_data: bool = False) -> float | None:
@@ -126,57 +156,6 @@ def total(times: Sequence[OperatorTime], name: str, with_data: bool = False) -> 
     return sum(known) if known else None
 
 
-class Calls:
-    """The calls of an operator in a phase of all steps, in seconds.
-
-    The first call of each step is compared with the first of the others, and so on. The median over the steps is what such a
-    call takes: on a busy computer the system stops the process now and then, and a call in which it does takes a thousand times
-    as long, so that a mean would tell of other programs.
-    """
-
-    def __init__(self) -> None:
-        self.device, self.count = 0.0, 0
-        self._places = defaultdict[int, list[float]](list)
-        self._in_step = Counter[int]()
-
-    def add(self, step: int, event: Any) -> None:
-        """Take an event of torch's profiler that is a call in a step."""
-        self._places[self._in_step[step]].append(event.self_cpu_time_total * MICRO)
-        self._in_step[step] += 1
-        self.count += 1
-        self.device += event.self_device_time_total * MICRO
-
-    @property
-    def median(self) -> float:
-        """How long the host is busy with any of them."""
-        return statistics.median(itertools.chain.from_iterable(self._places.values()))
-
-    def host(self, most: float = float("inf")) -> float:
-        """Return how long the host is busy with all of them, if none counts more than ``most``."""
-        return sum(min(most, statistics.median(seconds)) * len(seconds) for seconds in self._places.values())
-
-
-class PhaseTimes:
-    """When each phase of each step ran, by the marks in the trace.
-
-    A backward pass on a GPU runs in a thread of its own, so that only the clock tells where its operators belong.
-    """
-
-    def __init__(self, events: Iterable[Any]) -> None:
-        marks = [event for event in events if event.name.startswith(PREFIX) and is_of_host(event)]
-        self._marks = sorted(marks, key=lambda event: event.time_range.start)
-        self._starts = [mark.time_range.start for mark in self._marks]
-        self._steps = list(itertools.accumulate(mark.name == f"{PREFIX}{DATA}" for mark in self._marks))
-
-    def of(self, moment: float) -> tuple[int, str]:
-        """Return the number of the step and the phase of a moment; the phase is empty outside of all."""
-        index = bisect.bisect_right(self._starts, moment) - 1
-        if index < 0:
-            return 0, ""
-        mark = self._marks[index]
-        return self._steps[index], mark.name.removeprefix(PREFIX) if moment <= mark.time_range.end else ""
-
-
 WATCHED = 3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.
 
 
@@ -185,24 +164,32 @@ def watched(
 ) -> tuple[float, tuple[Synchronisation, ...], tuple[Fallback, ...]]:
     """Return how many operators a step starts, which calls wait for the device, and what fell back from MPS to the CPU."""
     record = StepRecord(kind_of(workload.device))
-    ledger = fallbacks() if device_of(record.kind).has_fallbacks else contextlib.nullcontext()
-    with ledger as seen:
+    with fallbacks() if device_of(record.kind).has_fallbacks else contextlib.nullcontext() as ledger:
         for _ in range(WATCHED):
             batch = next(batches)
             with watching(record):
                 workload.run(batch)
-    return record.started / WATCHED, record.synchronisations(WATCHED), () if seen is None else seen.entries
+    waits = sorted(record.waits.items(), key=lambda item: (-item[1], item[0]))  # The most frequent first.
+    synchronisations = (Synchronisation(call, place, count / WATCHED, reason) for (call, place, reason), count in waits)
+    return record.started / WATCHED, tuple(synchronisations), () if ledger is None else ledger.entries
 
 
-@dataclass
-class StepRecord:
-    """What was seen so far."""
+class StepRecord(TorchFunctionMode):
+    """Sees the functions of torch that Python calls, and notes where one is called from that waits for the device.
 
-    kind: str  # The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
-    # How often each call waited for the device, where and why.
-    waits: Counter[tuple[str, CodePlace, Reason]] = field(default_factory=Counter)
-    started: int = 0  # How many operators were started that compute something.
-    begun: bool = False  # Whether this step has started one on the device.
+    Attributes:
+        kind: The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
+        waits: How often each call waited for the device, where and why.
+        started: How many operators were started that compute something.
+        begun: Whether this step has started one on the device.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.waits = Counter[tuple[str, CodePlace, Reason]]()
+        self.started = 0
+        self.begun = False
 
     def note(self, call: str, frame: FrameType, reason: Reason = "read") -> None:
         """Count a call that waits, unless the measurement itself makes it."""
@@ -210,30 +197,18 @@ class StepRecord:
         if place is not None:
             self.waits[call, place, reason] += 1
 
-    def synchronisations(self, steps: int) -> tuple[Synchronisation, ...]:
-        """Return the calls that waited, the most frequent first."""
-        found = sorted(self.waits.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(Synchronisation(call, place, count / steps, reason) for (call, place, reason), count in found)
-
-
-class WaitingFunctions(TorchFunctionMode):
-    """Sees the functions of torch that Python calls, and notes where one is called from that waits."""
-
-    def __init__(self, record: StepRecord) -> None:
-        super().__init__()
-        self._record = record
-
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, record, name = kwargs or {}, self._record, getattr(function, "__name__", "")
-        read = waiting_call(name, args, kwargs, record.kind)
-        copied = "" if read else copying_call(name, args, kwargs, record.kind)
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        read = waiting_call(name, args, kwargs, self.kind)
+        copied = "" if read else copying_call(name, args, kwargs, self.kind)
         if read or copied:
-            reason: Reason = "read" if read else "copy" if record.begun else "batch"
-            record.note(read or copied, sys._getframe(1), reason)  # noqa: SLF001 - Python has no other name for it
-        before = record.started
+            copy: Reason = "copy" if self.begun else "batch"
+            self.note(read or copied, sys._getframe(1), "read" if read else copy)  # noqa: SLF001 - Python has no other name for it
+        before = self.started
         answer = function(*args, **kwargs)
-        if not (record.begun or copied) and record.started > before:
-            record.begun = any(is_on(tensor, record.kind) for tensor in operator_tensors([*args, *kwargs.values()]))
+        if not (self.begun or copied) and self.started > before:
+            self.begun = any(is_on(tensor, self.kind) for tensor in operator_tensors([*args, *kwargs.values()]))
         return answer
 
 
@@ -249,8 +224,12 @@ class StartedOperators(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
         aliases = [one.alias_info for one in schema.returns] if schema is not None else []
-        self._record.started += not any(alias is not None and not alias.is_write for alias in aliases)
+        if all(alias is None or alias.is_write for alias in aliases):
+            self._record.started += 1
         return operator(*args, **(kwargs or {}))
+
+
+SYNCHRONIZE = "synchronize"  # The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
 
 
 @contextlib.contextmanager
@@ -259,24 +238,21 @@ def watching(record: StepRecord) -> Iterator[None]:
     record.begun = False
     with contextlib.ExitStack() as stack:
         for module in (getattr(torch, record.kind), torch.accelerator) if device_of(record.kind).is_accelerator else ():
-            stack.callback(setattr, module, SYNCHRONIZE, getattr(module, SYNCHRONIZE))
+            synchronize = getattr(module, SYNCHRONIZE)
+            stack.callback(setattr, module, SYNCHRONIZE, synchronize)
             call = f"{module.__name__}.{SYNCHRONIZE}()"
-            setattr(module, SYNCHRONIZE, noted(getattr(module, SYNCHRONIZE), call, record))
+            setattr(module, SYNCHRONIZE, functools.partial(noted, record, call, synchronize))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(modes_on(StartedOperators(record), WaitingFunctions(record)))
+        stack.enter_context(modes_on(StartedOperators(record), record))
         yield
 
 
-def noted(synchronize: Callable[..., Any], call: str, record: StepRecord) -> Callable[..., Any]:
-    """Return a function that waits and notes its call: it takes no tensor, so that no mode sees it."""
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it
-        if PACKAGE not in Path(caller.f_code.co_filename).parents:  # What looks for fallbacks waits, too.
-            record.note(call, caller)
-        return synchronize(*args, **kwargs)
-
-    return noting
+def noted(record: StepRecord, call: str, synchronize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Note a call of a function that only waits, which takes no tensor, so that no mode sees it."""
+    caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it
+    if PACKAGE not in Path(caller.f_code.co_filename).parents:  # What looks for fallbacks waits, too.
+        record.note(call, caller)
+    return synchronize(*args, **kwargs)
 
 
 # Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make.
@@ -293,8 +269,6 @@ WAITS: Mapping[str, str] = {
     "__format__": "formatting a tensor",
     "__contains__": "in",
 }
-
-SYNCHRONIZE = "synchronize"  # The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
 
 
 def waiting_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
@@ -334,7 +308,8 @@ def copying_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind
 
 def copied_into(name: str, others: Sequence[Any]) -> str:
     """Return how a method of a tensor of the device is shown that copies from the host, given its arguments."""
-    index, value = index_in(others), others[-1]
+    index = index_in(others)
+    value = others[-1]
     if name == "copy_":
         return ".copy_() to the device" if is_on(others[0], "cpu") else ""
     if name == "new_tensor":
@@ -365,7 +340,10 @@ def index_in(arguments: Sequence[Any]) -> Sequence[Any]:
 
 
 # Whose code a file is: the person's, a library's, torch's, or Python's own, such as ``logging``.
-OWN, LIBRARY, TORCH, PYTHON = "own", "library", "torch", "python"
+OWN = "own"
+LIBRARY = "library"
+TORCH = "torch"
+PYTHON = "python"
 
 HARNESS = workloads.__file__  # The file that calls a step; what is outside of it is not the step.
 PACKAGE = Path(__file__).parents[2]
@@ -382,10 +360,12 @@ def place_of(frame: FrameType | None) -> CodePlace | None:
 
     torch's and Python's own code is passed over: whoever asks a logger to print a tensor prints it.
     """
-    library, in_model = "", False
+    library = ""
+    in_model = False
     while frame is not None and frame.f_code.co_filename != HARNESS:
         code = frame.f_code
-        file, owner = code.co_filename, owner_of(code.co_filename)
+        file = code.co_filename
+        owner = owner_of(file)
         if owner == TORCH and OPTIMIZERS in Path(file).parents:
             return None
         if owner == OWN:

@@ -1,30 +1,154 @@
-"""``nb.sweep``: throughput and memory over batch sizes, and the size from which larger ones no longer pay."""
+"""``nb.sweep``: throughput and memory over batch sizes, and the size from which larger ones no longer pay.
+
+The search doubles while that pays and fits, then bisects. It measures nothing itself and knows no device: it yields the
+sizes, and :class:`Measurement` measures them; so tests search made curves.
+"""
 
 from __future__ import annotations
 
+import gc
+import itertools
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ..._events.activity import Activity
-from ..._render.display import UNITS, Report, Table, counted, in_bytes, plain
+from ..._render.display import UNITS, Plain, Report, Table, counted, in_bytes, plain
 from ..._render.drawing import LIMIT, Axes, Line, Mark, Picture
 from ..._utils.clock import now
 from ..._utils.text import describe_value, shorten
 from ..._utils.validation import number, whole_or_none
-from ...devices.machine import mps_is_simulated
+from ...devices.machine import import_psutil, mps_is_simulated
+from ...devices.memory import empty_cache, is_out_of_memory
+from ...devices.profilers import memory_changes, profiler_is_on, profiling
+from ...devices.registry import device_of
 from ...devices.request import canonical
 from ...errors import ConfigurationError
 from ...models.registry import is_named
 from ...session import SESSION
 from ...training.curve import NEAR, memory_exponent, needing
-from .sweep_knee import ENDS, KNEE_GAIN, LARGEST, OUT_OF_MEMORY, RISING, TIME, Point, Search, best_of, fitting, knee_of
-from .sweep_measurement import Measurement, clean, limit_of
-from .workloads import ANNOTATION, Bench, StepReport, Subject, put_on_devices
+from .timing import rate
+from .workloads import ANNOTATION, Bench, StepReport, Subject, Workload, annotates, put_on_devices, subject_of
+
+Measured = TypeVar("Measured")
 
 SECONDS = 30.0  # About how long a sweep takes.
 MOST_SIZES = 9  # More sizes on an axis are named in part.
 SMALLEST_TRAINING = 2  # ``torch.nn.functional.batch_norm`` refuses a single value for each channel.
+
+# A larger batch pays if it gives more than this share more throughput. That leaves room for noise inside of five percent, which
+# is what a choice by hand is about as good as.
+KNEE_GAIN = 0.03
+
+# Sizes within this share of the best are measured once more, in turn, before one of them is the knee.
+CLOSE = 0.10
+
+# Why a search ends: larger batches no longer pay, would come near the limit, do not fit, were not asked for, take too long.
+THROUGHPUT = "throughput"
+MEMORY = "memory"
+OUT_OF_MEMORY = "out of memory"
+LARGEST = "largest"
+TIME = "time"
+
+# The same in a sentence, from the largest size that fits and the limit.
+ENDS = {
+    THROUGHPUT: "The last batches up to {rows} gained too little, so none beyond was tried.",
+    MEMORY: "A batch of more than {rows} is expected to come too near the limit of {limit}.",
+    OUT_OF_MEMORY: "Batches up to {rows} fit, and a larger one ran out of memory.",
+    LARGEST: "No batch of more than {rows} was asked for.",
+    TIME: "A batch of more than {rows} would have taken too long: pass more seconds.",
+}
+
+# Why nothing larger was measured than the size at which throughput still rises, in words without figures.
+RISING = {
+    MEMORY: "nothing larger was tried, because of the memory",
+    OUT_OF_MEMORY: "nothing larger fits into the memory",
+    LARGEST: "nothing larger was asked for",
+    TIME: "nothing larger was tried, because of the time",
+}
+
+# After so many doublings in a row that do not pay, the search ends; one can be an unlucky size of a kernel.
+PATIENCE = 2
+
+# Around the knee and the best, sizes are bisected until they are about this part of themselves apart.
+FINEST = 4
+
+# The largest size that fits is found to this share if throughput still rises there: a share less of rows is one less of speed.
+EDGE = 0.01
+
+
+@dataclass(frozen=True)
+class Point(Plain):
+    """A batch size, and what was measured with it.
+
+    Attributes:
+        rows: How many rows a batch has.
+        throughput: Rows a second, by the median of the steps; ``None`` if the batch does not fit.
+        spread: The same by the quartiles of the steps, the slower one first; ``None`` with fewer than three steps.
+        memory: The most memory that a step took, in bytes; ``None`` if it is not known.
+        first_seconds: How long the first pass of this shape took, in which MPS and CUDA compile or choose kernels.
+        steps: How many steps were timed.
+        fits: Whether the batch fits into the memory.
+    """
+
+    rows: int
+    throughput: float | None = None
+    spread: tuple[float, float] | None = None
+    memory: int | None = None
+    first_seconds: float | None = None
+    steps: int = 0
+    fits: bool = True
+
+    @property
+    def speed(self) -> float:
+        """The throughput as a number: 0 if the batch does not fit."""
+        return self.throughput or 0.0
+
+    def timed(self, seconds: Sequence[float]) -> Point:
+        """Return this point with the throughput of steps that took these times, at least one."""
+        spread = None
+        if len(seconds) > 2:  # noqa: PLR2004 - two times have no quartiles between them
+            low, _middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+            spread = (self.rows / high, self.rows / low)
+        return replace(self, throughput=self.rows / statistics.median(seconds), spread=spread, steps=len(seconds))
+
+
+def fitting(points: Iterable[Point]) -> list[Point]:
+    """Return the points that fit, the smallest first."""
+    return sorted((point for point in points if point.fits), key=lambda point: point.rows)
+
+
+def best_of(points: Iterable[Point]) -> Point | None:
+    """Return the point with the highest throughput, the smallest of equals; ``None`` if none fits."""
+    return max(fitting(points), key=lambda point: point.speed, default=None)
+
+
+def knee_of(points: Iterable[Point], gain: float = KNEE_GAIN) -> Point | None:
+    """Return the smallest point from which no larger one gains more than a share; ``None`` if none fits.
+
+    Its throughput is that of the best, or at most that share away from it: the best itself would be taken otherwise.
+
+    Example:
+        >>> knee_of([Point(8, 50.0), Point(16, 99.0), Point(32, 101.0), Point(64, fits=False)]).rows
+        16
+    """
+    there = fitting(points)
+    return next((point for at, point in enumerate(there) if not any_pays(there[at + 1 :], point, gain)), None)
+
+
+def any_pays(others: Iterable[Point], point: Point, gain: float) -> bool:
+    """Return whether any of other points gains more than a share over a point."""
+    return any(other.speed > point.speed * (1 + gain) for other in others)
+
+
+def close_points(points: Iterable[Point]) -> list[Point]:
+    """Return the points that are near the best, the smallest first."""
+    best = best_of(points)
+    return [point for point in fitting(points) if best and point.speed * (1 + CLOSE) >= best.speed]
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +183,8 @@ class SweepReport(StepReport):
     length: int | None = None
     seconds: float = SECONDS
 
-    SCHEMA, HIDDEN = "openmed_nb/sweep/1", ("seconds",)
+    SCHEMA = "openmed_nb/sweep/1"
+    HIDDEN = ("seconds",)
     ALSO = ("batch_tokens", "why", "end", "still_rising")
 
     @property
@@ -90,8 +215,10 @@ class SweepReport(StepReport):
         if knee is None:
             return self._not_found
         size = counted(knee.rows, "row")
-        larger = [[one for one in points if one.rows > knee.rows] for points in (self.compared, self.points)]
-        other = best_of(larger[0]) or best_of(larger[1])  # One that was measured beside it tells more.
+        larger = [
+            best_of(point for point in points if point.rows > knee.rows) for points in (self.compared, self.points)
+        ]
+        other = larger[0] or larger[1]  # One that was measured beside it tells more.
         if other is None:
             return f"{size}: {self._rising}."
         change = round(100 * (other.speed / knee.speed - 1))
@@ -125,53 +252,55 @@ class SweepReport(StepReport):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as mappings, lists, numbers and strings, ready for JSON; ``best`` and ``compared`` are rows."""
-        points = [{**plain(point), "tokens": self.tokens(point)} for point in self.points]
-        compared, best = [point.rows for point in self.compared], self.best.rows if self.best else None
-        return {**super().to_dict(), "points": points, "compared": compared, "best": best}
-
-    def plot(self) -> Any:
-        """Return a matplotlib figure of throughput and memory over the sizes; a notebook shows it.
-
-        Raises:
-            ConfigurationError: If matplotlib is not installed.
-        """
-        return drawn(self)
+        return {
+            **super().to_dict(),
+            "points": [{**plain(point), "tokens": self.tokens(point)} for point in self.points],
+            "compared": [point.rows for point in self.compared],
+            "best": self.best.rows if self.best else None,
+        }
 
     @property
     def heading(self) -> str:
         """The device and the knee in words."""
-        found = counted(self.knee, "row") if self.knee else "nothing fits"
-        if not self.knee and fitting(self.points):
-            how = f" in {self.seconds:g} s; try seconds={max(60.0, 2 * self.seconds):g}"
-            if self.stopped == LARGEST:
-                how = f"; only {counted(self.points[0].rows, 'row')} tried"
-            found = f"best batch not found{how}"
+        if self.knee:
+            found = counted(self.knee, "row")
+        elif not fitting(self.points):
+            found = "nothing fits"
+        elif self.stopped == LARGEST:
+            found = f"best batch not found; only {counted(self.points[0].rows, 'row')} tried"
+        else:
+            longer = max(60.0, 2 * self.seconds)
+            found = f"best batch not found in {self.seconds:g} s; try seconds={longer:g}"
         return f"on {self.shown(self.device)}: {found}"
 
     def report(self) -> Report:
         """Return the knee and how it was measured in words; the figures stand in the HTML alone."""
         rows = f", rows of {counted(self.length, 'token')}" if self.length else ""
         loader = f"; {counted(self.workers, 'worker')} in the loader" if self.workers else ""
-        share = f"{100 * self.gain:g} %"
-        choice = f"The smallest batch from which no larger one that was tried is more than {share} faster."
+        sentences = [f"{self.name}, {self.task}{rows}{loader}."]
         if not self.knee:
-            choice = self.why
+            sentences.append(self.why)
         elif self.still_rising:
-            choice = f"The largest batch that was tried; {self._rising}."
-        annotate = f"To annotate in such batches: nb.annotate(notes, batch_tokens={self.batch_tokens})."
-        model, method = f"{self.name}, {self.task}{rows}{loader}.", f"Memory: {self.method}." if self.method else ""
-        sentences = tuple(filter(None, (model, choice, annotate if self.batch_tokens else "", method)))
-        why = (("the knee", self.why), ("the end", self.end)) if self.knee else ()
+            sentences.append(f"The largest batch that was tried; {self._rising}.")
+        else:
+            share = f"{100 * self.gain:g} %"
+            sentences.append(f"The smallest batch from which no larger one that was tried is more than {share} faster.")
+        if self.batch_tokens:
+            sentences.append(f"To annotate in such batches: nb.annotate(notes, batch_tokens={self.batch_tokens}).")
+        if self.method:
+            sentences.append(f"Memory: {self.method}.")
         least = "at least " if self.still_rising and self.stopped in {LARGEST, TIME} else ""
         best = f"The best batch on {self.shown(self.device)} has {least}{counted(self.knee or 0, 'row')}"
+        why = (("the knee", self.why), ("the end", self.end))
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first pass", "timed steps", "")
-        table = Table("Batch sizes", columns, tuple(self._row(point) for point in self.points), folded=True)
+        table = Table("Batch sizes", columns, tuple(map(self._row, self.points)), folded=True)
         return Report(
             f"Batch sweep {self.heading}",
-            sentences,
+            tuple(sentences),
             spoken=(best, *sentences) if self.knee else (),
-            figures=(Table("Why", ("of what", "reason"), why), table),
-            pictures=self._pictures(),
+            figures=(Table("Why", ("of what", "reason"), why if self.knee else ()), table),
+            # A single size would be a picture of a dot.
+            pictures=self.pictures if len(fitting(self.points)) > 1 else (),
         )
 
     def _row(self, point: Point) -> tuple[str, ...]:
@@ -187,45 +316,51 @@ class SweepReport(StepReport):
             ", ".join(note for note, holds in notes.items() if holds),
         )
 
-    def _pictures(self) -> tuple[Picture, ...]:
-        """Return throughput and memory over the sizes; a single size would be a picture of a dot."""
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Return throughput and memory over the sizes, which stand at their binary logarithms."""
         points = fitting(self.points)
-        if len(points) < 2:  # noqa: PLR2004 - what a line needs
-            return ()
-        rows = tuple(math.log2(one.rows) for one in points)
+        places = tuple(math.log2(point.rows) for point in points)
+        labels = [counted(point.rows, "row") for point in points]
         sizes = [1 << power for power in range(self.points[-1].rows.bit_length())]
-        named = tuple(Mark(math.log2(size), f"{size:,}") for size in sizes[:: 1 + len(sizes) // MOST_SIZES])
+        ticks = tuple(Mark(math.log2(size), f"{size:,}") for size in sizes[:: 1 + len(sizes) // MOST_SIZES])
         marks = [Mark(math.log2(self.knee), f"knee: {counted(self.knee, 'row')}")] if self.knee else []
-        marks += [Mark(math.log2(one.rows), OUT_OF_MEMORY) for one in self.points if not one.fits]
-        said = [(counted(one.rows, "row"), f"{rate(one.throughput)} rows/s", in_bytes(one.memory)) for one in points]
+        marks += [Mark(math.log2(point.rows), OUT_OF_MEMORY) for point in self.points if not point.fits]
         speed = Line(
-            *("speed", rows, tuple(one.speed for one in points), tuple(": ".join(one[:2]) for one in said)),
-            tuple(one.spread or (one.speed, one.speed) for one in points),
+            "speed",
+            places,
+            tuple(point.speed for point in points),
+            tuple(f"{label}: {rate(point.speed)} rows/s" for label, point in zip(labels, points, strict=True)),
+            tuple(point.spread or (point.speed, point.speed) for point in points),
         )
-        across = Axes("rows/s", "rows in a batch", named, (), tuple(marks))
         caption = f"Throughput on {self.shown(self.device)}, with the quartiles of the steps"
-        pictures = [Picture(caption, lines=(speed,), axes=across)]
-        most = max((one.memory or 0 for one in points), default=0)
-        exponent = memory_exponent(most)
-        if all(one.memory is not None for one in points):
-            taken = tuple((one.memory or 0) / 1024**exponent for one in points)
-            memory = Line("memory", rows, taken, tuple(f"{one[0]}: {one[2]}" for one in said))
-            limits = [Mark(self.limit / 1024**exponent, "limit")] if self.limit and self.limit <= NEAR * most else []
-            below = replace(across, unit=UNITS[exponent], limits=tuple(limits), marks=(), height=6)
-            pictures.append(Picture("Memory of a step", lines=(memory,), axes=below))
-        return tuple(pictures)
+        axes = Axes("rows/s", "rows in a batch", ticks, marks=tuple(marks))
+        sizes = [point.memory for point in points if point.memory is not None]
+        most = max(sizes, default=0)
+        unit = 1024 ** memory_exponent(most)
+        memory = Line(
+            "memory",
+            places,
+            tuple(size / unit for size in sizes),
+            tuple(f"{label}: {in_bytes(size)}" for label, size in zip(labels, sizes, strict=False)),
+        )
+        limits = (Mark(self.limit / unit, "limit"),) if self.limit and self.limit <= NEAR * most else ()
+        below = replace(axes, unit=UNITS[memory_exponent(most)], limits=limits, marks=(), height=6)
+        pictures = (
+            Picture(caption, lines=(speed,), axes=axes),
+            Picture("Memory of a step", lines=(memory,), axes=below),
+        )
+        return pictures if len(sizes) == len(points) else pictures[:1]
 
+    def plot(self) -> Any:
+        """Return a matplotlib figure of throughput and memory over the sizes; a notebook shows it.
 
-def rate(number: float | None) -> str:
-    """Return a rate with three digits or more, empty if there is none.
-
-    Example:
-        >>> rate(1234.5), rate(12.345), rate(0.01234), rate(None)
-        ('1,234', '12.3', '0.0123', '')
-    """
-    if number is None:
-        return ""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"  # noqa: PLR2004 - three digits
+        Raises:
+            ConfigurationError: If matplotlib is not installed.
+        """
+        plots = needing(".plot")
+        with plots.themed():
+            return _drawn(self, plots)
 
 
 def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -286,12 +421,12 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
-    from .benches import annotates, subject_of  # It imports numpy.
-
-    begin, seconds = now(), number("seconds", seconds, above=0, such_as="30")
+    begin = now()
+    seconds = number("seconds", seconds, above=0, such_as="30")
     if number("gain", gain, 1, above=0, such_as="0.03") == 1:
         raise ConfigurationError(f"gain must be a fraction, got {describe_value(gain)}.", "Pass one such as 0.03.")
-    largest, smallest = whole_or_none("largest", largest), whole_or_none("smallest", smallest)
+    largest = whole_or_none("largest", largest)
+    smallest = whole_or_none("smallest", smallest)
     if largest and smallest and smallest > largest:
         what = f"smallest={smallest} is more than largest={largest}."
         raise ConfigurationError(what, "Pass a smaller one, or leave it out.")
@@ -300,14 +435,15 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
             remedy = "Leave them out, and pass length=... if they are not about 128 tokens long."
             raise ConfigurationError("A sweep reads no texts: all its rows have one length.", remedy)
         subject, place = subject_of(model, data, training=training, length=length, device=device, arguments=arguments)
+        first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
         with put_on_devices(subject, [place]) as benches:
-            first = smallest or min(SMALLEST_TRAINING if training else 1, largest or SMALLEST_TRAINING)
-            found = swept(subject, benches[place], seconds, begin, gain, largest, first)
-        if found.batch_tokens and not found.still_rising:
+            report = swept(subject, benches[place], seconds, begin, gain, largest, first)
+        if report.batch_tokens and not report.still_rising:
             given = {**arguments, "device": place}
-            if spec := SESSION.files(model, given)[0] if is_named(model) else SESSION.models.spec_of(model.model):
-                SESSION.learn(spec, place, found.batch_tokens, "nb.sweep()")
-        return found
+            spec = SESSION.files(model, given)[0] if is_named(model) else SESSION.models.spec_of(model.model)
+            if spec:
+                SESSION.learn(spec, place, report.batch_tokens, "nb.sweep()")
+        return report
 
 
 def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
@@ -322,22 +458,27 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
     clean(device)
     limit = limit_of(device, SESSION.computer.limit(device))
     measurement = Measurement(bench, seconds, limit, begin, tell=tell)
-    search = Search(measurement.point, measurement.hindrance, measurement.again, gain, largest, smallest)
-    points = search.run()
-    compared = measurement.in_turn(points)
+    search = Search(measurement.hindrance, measurement.again, gain, largest, smallest)
+    for rows in search.sizes():
+        search.points[rows] = measurement.point(rows)
+    # The search measured each size at another moment; those near the best are measured again side by side, so that heat and
+    # other programs touch all of them alike, and only these are compared.
+    compared = measurement.rounds(close, ROUNDS) if len(close := close_points(search.found)) > 1 else close
     SESSION.tell(Activity("Sweeping", subject.name))
-    knee, last, again = knee_of(compared, gain), measurement.last, {point.rows: point for point in compared}
-    if len(points) == 1 and search.stopped in {LARGEST, TIME}:
+    search.points.update((point.rows, point) for point in compared)
+    knee = knee_of(compared, gain)
+    if len(search.points) == 1 and search.stopped in {LARGEST, TIME}:
         knee = None
+    last = measurement.last
     nothing = {"name": subject.name, "task": subject.task, "simulated": mps_is_simulated()}
     return SweepReport(
         **(last.facts if last else nothing),
         device=device,
-        points=tuple(again.get(point.rows, point) for point in points),
-        compared=compared,
+        points=search.found,
+        compared=tuple(compared),
         knee=knee.rows if knee else None,
         stopped=search.stopped,
-        limit=measurement.limit,
+        limit=limit,
         method=measurement.method,
         gain=gain,
         length=last.length if last else None,
@@ -345,37 +486,314 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
     )
 
 
-def drawn(report: SweepReport) -> Any:
-    """Return a matplotlib figure of a sweep: throughput above, memory below, over the batch sizes."""
-    plots = needing(".plot")
-    with plots.themed():
-        return _drawn(report, plots)
+@dataclass
+class Search:
+    """A search for the sizes that are worth measuring."""
+
+    # Says why a number of rows must not be measured after these points: one of the reasons above, or nothing.
+    hindrance: Callable[[int, Sequence[Point]], str]
+    # Measures points once more, in turn, before they end the search.
+    again: Callable[[Sequence[Point]], Sequence[Point]]
+    gain: float = KNEE_GAIN  # A larger batch pays if it gives more than this share more throughput.
+    largest: int | None = None  # The most rows; ``None`` for any.
+    smallest: int = 1  # The rows that are measured first.
+    points: dict[int, Point] = field(default_factory=dict)  # What was measured, by rows.
+    stopped: str = ""  # Why the doubling ended.
+
+    @property
+    def found(self) -> tuple[Point, ...]:
+        """The points, the smallest first."""
+        return tuple(self.points[rows] for rows in sorted(self.points))
+
+    def sizes(self) -> Iterator[int]:  # noqa: C901 - the search, from top to bottom
+        """Yield the numbers of rows to measure; before the next one, the caller puts the point among ``points``."""
+        # Double until there is a reason to end.
+        rows = self.smallest
+        bound = None  # The smallest size that is known not to fit, or not to be measured for want of memory.
+        while not self.stopped:
+            yield rows
+            following = rows * 2 if self.largest is None else min(rows * 2, self.largest)
+            if not self.points[rows].fits:
+                self.stopped = OUT_OF_MEMORY
+                bound = rows
+            elif following == rows:
+                self.stopped = LARGEST
+            elif not self._last_pay():
+                self.stopped = THROUGHPUT
+            else:
+                self.stopped = self.hindrance(following, self.found)
+                bound = following if self.stopped == MEMORY else None
+            rows = following
+
+        # If throughput still rises at the largest that fits, bisect between it and what does not fit.
+        there = fitting(self.found)
+        if bound is not None and there and knee_of(there, self.gain) == there[-1]:
+            low = there[-1].rows
+            while bound - low > max(1, low * EDGE):
+                rows = (low + bound) // 2
+                hindered = self.hindrance(rows, self.found)
+                if hindered not in {"", MEMORY}:
+                    break
+                if not hindered:
+                    yield rows
+                if hindered or not self.points[rows].fits:
+                    bound = rows
+                else:
+                    low = rows
+
+        # Bisect around the knee and the best until sizes there are close to each other.
+        while between := [rows for rows in self._between() if not self.hindrance(rows, self.found)]:
+            yield from between
+
+    def _last_pay(self) -> bool:
+        """Return whether one of the last doublings gained enough over all before them."""
+        best = best_of(self.found[:-PATIENCE])
+        last = self.found[-PATIENCE:]
+        if best is None or any_pays(last, best, self.gain):
+            return True
+        # Another program may have slowed the last ones: measure them and the best once more, in turn.
+        self.points.update((point.rows, point) for point in self.again([best, *last]))
+        best = best_of(self.found[:-PATIENCE])
+        return best is None or any_pays(self.found[-PATIENCE:], best, self.gain)
+
+    def _between(self) -> list[int]:
+        """Return the sizes in the middle between the knee, the best and their neighbours that are not yet fine enough."""
+        most = max((point.rows for point in fitting(self.found)), default=0)
+        sizes = [point.rows for point in self.found if point.rows <= most]  # One that failed once is not tried again.
+        centres = {point.rows for point in (knee_of(self.found, self.gain), best_of(self.found)) if point}
+        return [
+            (low + high) // 2
+            for low, high in itertools.pairwise(sizes)
+            if centres & {low, high} and high - low > max(1, low // FINEST)
+        ]
+
+
+WARM_UP = 0.05  # Seconds of steps after the first pass that make a shape warm; one step that takes longer is enough.
+STEPS = 5  # The fewest timed steps of a point.
+SECONDS_OF_A_POINT = 0.3  # For how many seconds a point is timed.
+LONG = 0.5  # If a step takes more than so many seconds, FEWEST steps are enough.
+FEWEST = 3  # The fewest timed steps of a long step, and the fewest rounds.
+UNTIMED = 3.5  # The steps of a point that are not timed: a first, longer one, one to warm up, one for its memory.
+ROUNDS = 9  # In so many rounds the sizes near the best are measured in turn, or in as many as there is time for.
+VISIT = 0.05  # How many seconds a size is measured in a round, at least one step.
+SHARE = 0.6  # The share of the time that the search may take; the rest is for the rounds.
+
+
+@dataclass
+class Measurement:
+    """A bench under measurement."""
+
+    bench: Bench  # What is measured.
+    seconds_given: float  # About how long the sweep may take.
+    limit: int | None = None  # The memory that a step may take, ``None`` if it is not known.
+    begin: float = field(default_factory=now)  # When it began.
+    method: str = ""  # How memory was measured, in words.
+    # Gets what is measured, in words, the number of a round, and how many there are.
+    tell: Callable[..., None] = lambda *_news: None
+    last: Workload | None = None  # The last workload, which tells of length, workers and types.
+
+    @property
+    def elapsed(self) -> float:
+        """The seconds since the beginning."""
+        return now() - self.begin
+
+    def point(self, rows: int) -> Point:
+        """Measure a number of rows."""
+        self.tell(f"batches of {counted(rows, 'row')}")
+        return self._if_it_fits(partial(self._measured, rows)) or Point(rows, fits=False)
+
+    def _measured(self, rows: int) -> Point:
+        workload = self.last = self.bench.bucket(rows)
+        batch = next(workload.batches())
+        first = workload.seconds(batch)
+        steps_for(workload, batch, WARM_UP, 1)
+        memory, self.method = memory_of(self.bench.device, lambda: workload.run(batch))
+        timed = workload.seconds(batch)
+        fewest = FEWEST if timed > LONG else STEPS
+        times = [timed, *steps_for(workload, batch, SECONDS_OF_A_POINT - timed, fewest - 1)]
+        return Point(rows, memory=memory, first_seconds=first).timed(times)
+
+    def hindrance(self, rows: int, points: Sequence[Point]) -> str:
+        """Return why a number of rows must not be measured: the memory that it is expected to take, or the time."""
+        memory = expected_memory(points, rows)
+        headroom = device_of(self.bench.device).headroom
+        if self.limit is not None and memory is not None and memory > self.limit * headroom:
+            return MEMORY
+        seconds = rows / fitting(points)[-1].speed
+        steps = FEWEST if seconds > LONG else STEPS
+        after = self.elapsed + max(seconds * steps, SECONDS_OF_A_POINT) + seconds * UNTIMED
+        return TIME if after > self.seconds_given * SHARE else ""
+
+    def again(self, points: Sequence[Point]) -> Sequence[Point]:
+        """Return points measured once more in turn, if there is time for it, or else as they are."""
+        seconds = sum(2 * point.rows / point.speed for point in points) * FEWEST
+        return self.rounds(points, FEWEST) if self.elapsed + seconds < self.seconds_given * SHARE else points
+
+    def rounds(self, points: Sequence[Point], most: int) -> list[Point]:
+        """Return points measured in turn, in rounds that begin at either end; after a few of them, time may end it."""
+        seconds: dict[int, list[float]] = {point.rows: [] for point in points}
+        for turn in range(most):
+            if turn >= FEWEST and self.elapsed > self.seconds_given:
+                break
+            self.tell("sizes near the best in turn", turn, most)
+            for point in points if turn % 2 else points[::-1]:
+                # A size that does not fit this time is left out, which the points know already.
+                seconds[point.rows] += self._if_it_fits(partial(self._visited, point.rows)) or []
+        return [point.timed(seconds[point.rows]) if seconds[point.rows] else point for point in points]
+
+    def _visited(self, rows: int) -> list[float]:
+        """Return the times of a few steps."""
+        workload = self.bench.bucket(rows)
+        batch = next(workload.batches())
+        first = workload.seconds(batch)  # It also warms this shape up; a long one was warm soon enough.
+        return steps_for(workload, batch, VISIT, 1) if first < VISIT else [first]
+
+    def _if_it_fits(self, measure: Callable[[], Measured]) -> Measured | None:
+        """Return what is measured; ``None`` if the device runs out of memory, of which the caches are then emptied."""
+        try:
+            return measure()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        clean(self.bench.device)  # Here the error is gone, with the tensors of its frames.
+        return None
+
+
+def clean(device: str) -> None:
+    """Let go what a batch held, also in a cycle with an error, and hand cached blocks back."""
+    gc.collect()
+    empty_cache(device)
+
+
+def steps_for(workload: Workload, batch: Any, seconds: float, fewest: int) -> list[float]:
+    """Return how long each of several steps took, in seconds: ``fewest`` of them, or as many as fit into some seconds."""
+    times: list[float] = []
+    begin = now()
+    while len(times) < fewest or now() - begin < seconds:
+        times.append(workload.seconds(batch))
+    return times
+
+
+# The share of the memory of a GPU that must stay free: the allocator splits blocks, and other batches are larger.
+HEADROOM_SHARE = 0.1
+
+# Ways to measure the memory of a step.
+ALLOCATOR = "the most that tensors took during a step, with the model, as torch's allocator counts it"
+DRIVER = "what the device gave the process for a step that began with an empty cache: this torch counts no peak on MPS"
+PROFILER = "the most that the tensors made during a step took at once, beside the model, as torch's profiler saw it"
+NOT_KNOWN = "not known: another profiler was on"
+
+# What the processes of a container may hold on Linux, and what they hold (the kernel's admin-guide/cgroup-v2).
+GROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+
+
+def memory_of(device: str, step: Callable[[], object]) -> tuple[int | None, str]:
+    """Run a step to its end on a device and return the most memory that it took, in bytes, and how that was measured."""
+    asked = device_of(device)
+    if not asked.has_allocator:
+        return peak_seen(step)
+    counts = asked.memory().peak is not None
+    asked.reset_peak() if counts else asked.empty_cache()
+    step()
+    memory = asked.memory()
+    return (memory.peak, ALLOCATOR) if counts else (memory.reserved, DRIVER)
+
+
+def peak_seen(step: Callable[[], object]) -> tuple[int | None, str]:
+    """Run a step on the CPU under torch's profiler and return the most that its tensors took at once."""
+    if profiler_is_on():
+        step()
+        return None, NOT_KNOWN
+    with profiling("cpu", profile_memory=True) as profiler:
+        step()
+    # What tensors take (positive) and give back (negative), in order.
+    return max(itertools.accumulate(memory_changes(profiler), initial=0)), PROFILER
+
+
+def limit_of(device: str, fraction: float | None) -> int | None:
+    """Return how much a step may take on a device with its model, in bytes, counted as :func:`memory_of` counts.
+
+    torch refuses more than a ``fraction`` of the device's memory; on MPS more than 1 counts as 1: torch would allow it (the
+    high watermark is 1.7 by itself), but the Mac would swap. ``None`` if nothing is known.
+    """
+    known = device_of(device)
+    if not known.has_allocator:
+        return given_by_system()
+    recommended = known.memory().recommended
+    return None if recommended is None else int(recommended * min(1.0, fraction or 1.0))
+
+
+def given_by_system() -> int:
+    """Return how much memory this process can still get: of the computer, of its container, and of its own limit."""
+    psutil = import_psutil()
+    rest = [int(psutil.virtual_memory().available)]
+    container = in_container(*GROUP_FILES)
+    if container is not None:
+        rest.append(container)
+    process = psutil.Process()
+    if hasattr(process, "rlimit"):  # macOS does not keep to a limit of addresses (``ulimit -v``), and Windows has none.
+        limit = process.rlimit(psutil.RLIMIT_AS)[0]
+        if limit != psutil.RLIM_INFINITY:
+            rest.append(limit - int(process.memory_info().vms))
+    return max(0, min(rest))
+
+
+def in_container(most: Path, held: Path) -> int | None:
+    """Return what the processes of a container may still take, ``None`` if they have no limit, or if it is not known."""
+    if not (most.is_file() and held.is_file()):
+        return None
+    sizes = [file.read_text("ascii").strip() for file in (most, held)]
+    return int(sizes[0]) - int(sizes[1]) if all(size.isdecimal() for size in sizes) else None
+
+
+def expected_memory(points: Sequence[Point], rows: int) -> int | None:
+    """Return how much memory more rows will take, from the sizes so far; ``None`` if nothing is known.
+
+    One point is taken to grow with the rows, two to lie on a line; if the last three bend upwards, as with a matrix of
+    all rows, the line bends on, at most as a square does.
+
+    Example:
+        >>> expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)
+        60
+        >>> expected_memory([Point(1, memory=10), Point(2, memory=40), Point(4, memory=160)], 8)
+        640
+    """
+    there = [(point.rows, point.memory) for point in fitting(points) if point.memory is not None]
+    if not there:
+        return None
+    last, size = there[-1]
+    if len(there) == 1:
+        return math.ceil(size * max(1.0, rows / last))
+    slopes = [max(0.0, (above[1] - below[1]) / (above[0] - below[0])) for below, above in itertools.pairwise(there)]
+    bend = slopes[-1] / slopes[-2] if len(slopes) > 1 and slopes[-2] else 1.0
+    return math.ceil(size + slopes[-1] * min(2.0, max(1.0, bend)) * (rows - last))
 
 
 def _drawn(report: SweepReport, plots: Any) -> Any:
+    """Return the pictures of a sweep as a figure of matplotlib."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    figure, points = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained"), fitting(report.points)
-    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    ends = [[abs(end - one.speed) for end in one.spread or (one.speed, one.speed)] for one in points]
-    if points:
-        rows, speeds = zip(*((one.rows, one.speed) for one in points), strict=True)
-        above.errorbar(
-            rows, speeds, yerr=list(zip(*ends, strict=True)), fmt="-o", capsize=3, label="median and quartiles"
-        )
-    sizes = [(one.rows, one.memory) for one in points if one.memory is not None]
-    most = max((memory for _, memory in sizes), default=0)
-    exponent = memory_exponent(most)
-    if sizes:
-        known, taken = zip(*((one, memory / 1024**exponent) for one, memory in sizes), strict=True)
-        below.plot(known, taken, "--s", label="memory of a step")
-    if report.limit is not None and report.limit <= NEAR * most:
-        below.axhline(report.limit / 1024**exponent, linestyle=":", color=LIMIT, linewidth=1.5, label="limit")
-    for axes, unit in ((above, "rows/s"), (below, UNITS[exponent])):
-        axes.set_ylabel(unit)
-        mark_sizes(axes, report, named=axes is above)
-        plots.with_legend(axes)
+    figure = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained")
+    panels = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    for panel, picture in zip(panels, report.pictures, strict=False):
+        axes: Any = picture.axes
+        for line in picture.lines:
+            rows = [2**place for place in line.across]
+            panel.plot(rows, line.up, "-o", label=line.name)
+            if line.spread:
+                panel.vlines(rows, *zip(*line.spread, strict=True), label="quartiles")
+        for limit in axes.limits:
+            panel.axhline(limit.at, linestyle=":", color=LIMIT, linewidth=1.5, label=limit.name)
+        for name in dict.fromkeys(mark.name for mark in axes.marks):
+            rows = [2**mark.at for mark in axes.marks if mark.name == name]
+            color = LIMIT if name == OUT_OF_MEMORY else "seagreen"
+            panel.vlines(rows, 0, 1, color, "--", transform=panel.get_xaxis_transform(), label=name)
+        panel.set_ylabel(axes.unit)
+        panel.set_ylim(bottom=0)
+        plots.with_legend(panel)
     largest = max(point.rows for point in report.points)
+    below = panels[-1]
+    below.set_xscale("log", base=2)
     below.set_xlim(0.8, largest * 1.25)
     below.xaxis.set_major_locator(FixedLocator([1 << power for power in range(largest.bit_length() + 1)]))
     below.xaxis.set_minor_locator(NullLocator())
@@ -384,18 +802,3 @@ def _drawn(report: SweepReport, plots: Any) -> Any:
     caption = f"{shorten(report.name, 30)}, {report.task} {report.heading}"
     figure.suptitle(caption, fontsize="large", fontweight="bold")
     return figure
-
-
-def mark_sizes(axes: Any, report: SweepReport, named: bool) -> None:
-    """Mark the knee, and the sizes that ran out of memory, both named beside one of the two curves; begin at zero."""
-    knee, failed = report.knee, [point.rows for point in report.points if not point.fits]
-    if knee:
-        label = f"knee: {counted(knee, 'row')}" if named else None
-        axes.axvline(knee, color="seagreen", linewidth=6, alpha=0.25, label=label)
-    if failed:
-        label, place = OUT_OF_MEMORY if named else None, axes.get_xaxis_transform()
-        heights = [0.03] * len(failed)  # A share of the height, near the axis.
-        axes.plot(failed, heights, "x", color=LIMIT, transform=place, label=label, clip_on=False)
-    axes.set_xscale("log", base=2)
-    highest = axes.dataLim.ymax if axes.lines else 0.0
-    axes.set_ylim(0, highest * 1.15 if 0 < highest < math.inf else 1)

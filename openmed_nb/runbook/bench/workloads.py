@@ -1,4 +1,4 @@
-"""What is measured: steps of work in phases, over batches, on a device; how long they take, and where their time goes.
+"""What can be measured: annotation, a module of torch, or a step of a person's own, each as steps of work on a device.
 
 A step takes a batch from an iterator, which is the phase "data", and hands it from phase to phase. At full speed a step is
 waited for at its end alone; phase by phase, the device is waited for after each, so that times say where they belong.
@@ -7,33 +7,72 @@ waited for at its end alone; phase by phase, the device is waited for after each
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import inspect
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..._render.display import MARK, NOTE, OK, WARNING, Finding, Plain, Shown, milliseconds
+from ..._render.display import MARK, NOTE, Shown
 from ..._utils.clock import now
+from ..._utils.text import cause, model_label, short_type_name
+from ..._utils.validation import check_flag, whole_or_none
 from ...devices.backend import TENSOR_LOCK, random_numbers_from, random_numbers_kept, random_states
 from ...devices.machine import mps_is_simulated
 from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
+from ...devices.moving import check_memory, copy_of, named_tensors, to_array, to_device, with_tensors
 from ...devices.registry import device_of
+from ...errors import ConfigurationError
+from ...models.config import DEFAULT_STRATEGY, dtype_name
+from ...models.loading import LoadSpec, dtype_of, is_quantized, load
+from ...models.registry import is_named
+from ...session import SESSION
+from ...training.curve import GATE_EPOCHS, MemoryCurve
+from ...training.epochs import epochs, named
+from ...training.nonfinite import loss_of
+from ...training.steps import adamw
+from .timing import DATA, DECODE, FEWEST, FORWARD, REMEDIES, TRANSFER, Split, series
 
 if TYPE_CHECKING:
     import torch
 
-Name = TypeVar("Name")
+    from ...annotation.forward import Batch
+    from ...annotation.pipeline import AnnotationPipeline
+    from ...annotation.results import Answers
+    from ...annotation.stream import Annotator, Prepared
 
 # The tasks.
-ANNOTATION, FORWARD_PASS, TRAINING_STEP, OWN_STEP = "annotation", "forward pass", "training step", "own step"
-
-# The names of phases that are looked at; training adds its own.
-DATA, TRANSFER, FORWARD, DECODE = "data", "transfer", "forward", "decode"
+ANNOTATION = "annotation"
+FORWARD_PASS = "forward pass"  # noqa: S105 - no password
+TRAINING_STEP = "training step"
+OWN_STEP = "own step"
 
 # A name, and what takes the value of the phase before it; the first phase takes a batch.
 Phase = tuple[str, Callable[[Any], Any]]
+
+ROWS = 32  # How many texts a batch has by default.
+EXAMPLE_ROWS = 8  # How many rows a synthetic training batch has.
+LENGTH = 128  # How many tokens a row of one shape has by default.
+RATE = 1e-5  # The learning rate of measured steps; it makes no difference to their speed.
+
+# Synthetic texts, used if a person passes none.
+TEXTS = (
+    "Patient with type 2 diabetes mellitus and hypertension, admitted with chest pain and shortness of breath.",
+    "No evidence of pneumonia. History of asthma and atrial fibrillation.",
+    "The biopsy showed a moderately differentiated adenocarcinoma of the colon without lymph node metastasis.",
+    "She denies fever, chills and night sweats; her rheumatoid arthritis is stable.",
+)
+
+# What to do where steps wait for their data.
+MORE_WORKERS = (
+    "Read ahead with more workers, kept with persistent_workers=True, prepare the data once and keep it, "
+    "or see nb.training.loader.check()."
+)
+TOKENISE_MORE = "Tokenise on more cores: nb.cluster(...) spreads texts over several computers. A larger model or longer texts keep the device busy."
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +104,9 @@ class StepReport(Shown):
     @property
     def data_remedy(self) -> str:
         """What to do where steps wait for their data."""
-        return TOKENISE_MORE if self.task == ANNOTATION else MORE_WORKERS if self.workers else REMEDIES[DATA]
+        if self.task == ANNOTATION:
+            return TOKENISE_MORE
+        return MORE_WORKERS if self.workers else REMEDIES[DATA]
 
 
 @dataclass(frozen=True)
@@ -97,12 +138,13 @@ class Workload:
     @contextlib.contextmanager
     def begun(self) -> Iterator[Iterator[Any]]:
         """Begin the batches, and end them after a block, with the processes that read them ahead."""
-        batches, what = self.batches(), f"A batch of {self.rows} rows"
+        batches = self.batches()
         try:
-            with out_of_memory_explained(what, self.device, SMALLER_BATCH):
+            with out_of_memory_explained(f"A batch of {self.rows} rows", self.device, SMALLER_BATCH):
                 yield batches
         finally:
-            getattr(batches, "close", lambda: None)()
+            if hasattr(batches, "close"):
+                batches.close()
 
     def drop_ready(self, batches: Iterator[Any]) -> None:
         """Take what a loader that reads ahead holds ready."""
@@ -140,12 +182,13 @@ class Workload:
     def seconds_of_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
         """Return how long a step takes at full speed, its data included, in seconds: the mean of several in a row."""
         device_of(self.device).finish()
-        begin, apart = now(), 0.0
+        total = 0.0
         for _ in range(steps):
-            batch = next(batches)
-            apart += starting(batches)
+            batch, waited = next_batch(batches)
+            begin = now()
             self.run(batch)
-        return (now() - begin - apart) / steps
+            total += waited + now() - begin
+        return total / steps
 
     def seconds_of_phases(self, batches: Iterator[Any]) -> dict[str, float]:
         """Take the next batch and return how long each phase of its step takes, in seconds, each waited for."""
@@ -163,8 +206,8 @@ class Workload:
     def split(self, batches: Iterator[Any], steps: int, fewest: int = 0) -> Split:
         """Return where the time of so many steps goes, or of fewer if they are slow."""
         measured = series(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest))
-        meanwhile = self.task == ANNOTATION and device_of(self.device).is_accelerator
-        return replace(split_of(measured, self.typical), meanwhile=meanwhile)
+        seconds = {name: self.typical([step[name] for step in measured]) for name in measured[0]}
+        return Split(seconds, meanwhile=self.task == ANNOTATION and device_of(self.device).is_accelerator)
 
     @property
     def typical(self) -> Callable[[list[float]], float]:
@@ -184,23 +227,15 @@ class Workload:
     def mean_rows(self) -> float:
         return statistics.fmean(self.sizes.elements()) if self.sizes else self.rows
 
-    @property
-    def torch_device(self) -> torch.device:
-        import torch
-
-        return torch.device(self.device)
-
-
-def starting(batches: Iterator[Any]) -> float:
-    """Return how many seconds of the last batch went into starting a loader's processes, which belong to no step."""
-    return float(getattr(batches, "starting", 0.0))
-
 
 def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
-    """Return the next batch, and how long it takes to get it, in seconds."""
+    """Return the next batch, and how long it takes to get it, in seconds.
+
+    What goes into starting a loader's processes belongs to no step.
+    """
     begin = now()
     batch = next(batches)
-    return batch, now() - begin - starting(batches)
+    return batch, now() - begin - float(getattr(batches, "starting", 0.0))
 
 
 class Bench(Protocol):
@@ -225,167 +260,6 @@ class Subject:
     # Puts it on a device, beside what the session holds, and leaves what the person passed as it is.
     on: Callable[[str], Bench]
     data: Any = None  # What the person passed as data, unless these are texts.
-
-
-# A phase that takes more than this share of a step dominates: whatever else is made faster, it stays the larger part.
-DOMINATES = 0.5
-
-# A loader that keeps a step waiting for more than this share of it is slow: without the wait, a third more steps are done.
-DATA_SHARE = 0.25
-
-# What to do about each phase that should not dominate.
-REMEDIES: Mapping[str, str] = {
-    DATA: "Read ahead with workers, prepare the data once and keep it, or see nb.training.loader.check().",
-    TRANSFER: "Copy less often and more at once: a larger batch, and smaller types for labels and masks.",
-    DECODE: "Bring less to the host: labels and scores, not all logits.",
-}
-MORE_WORKERS = (
-    "Read ahead with more workers, kept with persistent_workers=True, prepare the data once and keep it, "
-    "or see nb.training.loader.check()."
-)
-TOKENISE_MORE = "Tokenise on more cores: nb.cluster(...) spreads texts over several computers. A larger model or longer texts keep the device busy."
-
-
-@dataclass(frozen=True)
-class Split(Plain):
-    """The phases of a step, each waited for.
-
-    Attributes:
-        seconds: How long each phase takes, in seconds, in their order.
-        meanwhile: Whether data are prepared while the device computes, as :func:`annotate` does on a GPU.
-
-    Example:
-        >>> Split({"data": 3.0, "forward": 1.0}).shares
-        {'data': 0.75, 'forward': 0.25}
-        >>> Split({"data": 3.0, "forward": 1.0}, meanwhile=True).waits
-        {'data': 2.0, 'forward': 1.0}
-    """
-
-    seconds: Mapping[str, float]
-    meanwhile: bool = False
-
-    ALSO = ("shares", "dominating")
-
-    @property
-    def waits(self) -> dict[str, float]:
-        """How long a step waits for each phase, in seconds: for data prepared meanwhile, as long as they outlast the forward pass."""
-        hidden = self.seconds.get(FORWARD, 0.0) if self.meanwhile else 0.0
-        return {name: max(0.0, one - hidden) if name == DATA else one for name, one in self.seconds.items()}
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Which part of a step each phase is that is waited for, from 0 to 1."""
-        total = sum(self.waits.values())
-        return {name: seconds / total if total else 0.0 for name, seconds in self.waits.items()}
-
-    @property
-    def dominating(self) -> str | None:
-        """The phase that takes more than half of a step, ``None`` if none does."""
-        return next((name for name, share in self.shares.items() if share > DOMINATES), None)
-
-    def finding(self, name: str, data_remedy: str) -> Finding:
-        """Return what to think of it, under a name, with what to do about data that dominate."""
-        main = self.dominating
-        words = f"{main} dominates" if main else "no phase takes more than half of a step"
-        remedy = data_remedy if main == DATA else REMEDIES.get(main or "", "")
-        return Finding(name, WARNING if remedy else OK, words, remedy)
-
-    def shown(self, name: str) -> str:
-        """Return the time and the share of a phase as they are shown, empty for one that the step does not have."""
-        if name not in self.seconds:
-            return ""
-        return f"{milliseconds(self.waits[name])} ({100 * self.shares[name]:.0f} %)"
-
-
-@dataclass(frozen=True)
-class OperatorTime(Plain):
-    """An operator in one phase.
-
-    Attributes:
-        operator: Its name, such as ``"aten::addmm"``.
-        phase: The phase in which it is called.
-        count: How often in a step.
-        seconds: How long the host is busy with it in a step, in seconds, without the operators that it calls: each of its
-            calls counts as long as in the median of the steps.
-        device_seconds: How long its kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler does not see
-            the device, as with MPS.
-        starting_seconds: How much of ``seconds`` goes into starting it: of each call as much as an operator takes that has
-            nothing to compute. ``None`` if no such operator was run.
-    """
-
-    operator: str
-    phase: str
-    count: float
-    seconds: float
-    device_seconds: float | None = None
-    starting_seconds: float | None = None
-
-
-@dataclass(frozen=True, order=True)
-class CodePlace(Plain):
-    """A line of a person's own code, or the library in which a model that was called from there does something.
-
-    Attributes:
-        file: The name of the file without its folder, or of the cell; empty if no code of the person was running.
-        line: The number of the line, 0 if there is none.
-        function: The name of the function.
-        library: The module of a library in whose model it happened; empty if the person's own line asked for it, though
-            through a library, such as one that shows progress.
-        in_model: Whether it happened in a model of a library, which the person cannot change.
-    """
-
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    library: str = ""
-    in_model: bool = False
-
-    ALSO = ("is_own",)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the person's own line asked for it."""
-        return bool(self.file) and not self.in_model
-
-    def __str__(self) -> str:
-        own = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
-        return own if self.is_own else f"inside of {self.library}"
-
-
-# Why a call waits: numbers of the device are needed on the host; the batch is copied to the device, before the step has
-# started anything there; or something else is, which waits for all that the step has started until then.
-Reason = Literal["read", "batch", "copy"]
-
-
-@dataclass(frozen=True)
-class Synchronisation(Plain):
-    """A call that waits for the device.
-
-    Attributes:
-        call: What is called, such as ``".item()"``.
-        place: Where.
-        count: How often in a step.
-        reason: Why it waits: ``"read"`` for numbers that the host needs, ``"batch"`` for a copy to the device before the
-            step has started anything there, ``"copy"`` for a later one.
-    """
-
-    call: str
-    place: CodePlace
-    count: float
-    reason: Reason = "read"
-
-    FLAT: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "place": {name: name for name in ("file", "line", "function", "library", "in_model", "is_own")}
-    }
-
-    def __str__(self) -> str:
-        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
-
-
-def split_of(steps: Sequence[Mapping[str, float]], typical: Callable[[list[float]], float] = statistics.fmean) -> Split:
-    """Return how long each phase of measured steps typically takes."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    return Split({name: typical([step[name] for step in steps]) for name in names})
 
 
 @contextlib.contextmanager
@@ -431,40 +305,676 @@ def put_on_devices(
             empty_cache(device)
 
 
-def whole_rounds(steps: int, workers: int) -> int:
-    """Return a number of steps, or some more, in which each worker of a loader gives as many batches as the others.
+@contextlib.contextmanager
+def benched(
+    model: Any, data: Any = None, *, training: bool, device: str, arguments: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Put what a person wants measured on its device for a block."""
+    subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
+    with put_on_devices(subject, [place]) as benches:
+        yield benches[place]
+
+
+def memory_of_epochs(workload: Workload, steps: int, device: str) -> MemoryCurve:
+    """Return the memory of ten epochs of so many steps each."""
+    loop = epochs(GATE_EPOCHS, device)
+    with workload.begun() as batches:
+        for _epoch in loop:
+            for _step in range(steps):
+                workload.run(next(batches))
+    return loop.curve
+
+
+def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were asked for
+    model: Any,
+    data: Any = None,
+    *,
+    training: bool = False,
+    length: int | None = None,
+    device: str | None = None,
+    arguments: Mapping[str, Any],
+    moved: bool = False,
+) -> tuple[Subject, str]:
+    """Return what a person wants measured, and the device for it; what can be checked is checked before a model is loaded.
+
+    ``moved`` tells whether the batches of a function are moved to the device that is measured.
+    """
+    check_flag("training", training)
+    length = whole_or_none("length", length)
+    kind = short_type_name(model)
+    if isinstance(model, type):
+        name = model_label(model.__name__)
+        raise ConfigurationError(f"{name} is a class.", f"Pass an instance: {name}(...).")
+    if not (is_named(model) or callable(model)):
+        remedy = "Pass a model's name, a pipeline, a torch module, or a function that does a step."
+        raise ConfigurationError(f"{kind} cannot be measured.", remedy)
+    if not is_named(model):
+        check_no_arguments(kind, arguments)
+    given = dict(arguments) if device is None else {**arguments, "device": device}
+    if annotates(model):
+        subject = subject_of_model(model, data, training, length, given)
+    elif length is not None:
+        what = f"length={length} has no effect here: the batches have their own."
+        raise ConfigurationError(what, "Leave length out, and pass batches of that length.")
+    else:
+        subject = subject_of_callable(model, data, training, moved)
+    return subject, SESSION.device(given.get("device")).device
+
+
+def annotates(model: Any) -> bool:
+    """Return whether a model is one for token classification, by name or as a pipeline."""
+    from ...annotation.pipeline import AnnotationPipeline
+
+    return is_named(model) or isinstance(model, AnnotationPipeline)
+
+
+def check_no_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of a load for a model that is loaded already."""
+    if arguments:
+        what = f"{name} takes no {', '.join(sorted(arguments))}: it is loaded already."
+        raise ConfigurationError(what, "Pass a model's name, or leave them out.")
+
+
+def subject_of_model(model: Any, data: Any, training: bool, length: int | None, given: Mapping[str, Any]) -> Subject:
+    """Return a model for token classification, by name or as a pipeline, that annotates texts or is trained."""
+    if not training:
+        texts = checked_texts(data)
+        if is_named(model):
+            return subject_of_files(SESSION.files(model, given)[0], texts, length)
+        return subject_of_pipeline(model, texts, length)
+    if isinstance(data, (list, tuple)) and any(isinstance(one, str) for one in data):
+        remedy = "Pass a DataLoader or a batch with labels, or leave data out."
+        raise ConfigurationError("Texts cannot train a model: they have no labels.", remedy)
+    name = None
+    if is_named(model):
+        spec = SESSION.files(model, given)[0]
+        model, name = pipeline_of_files(spec), spec.reference.name
+    return subject_of_module(model.model, data, True, lambda: labelled_rows(model, length or LENGTH), name)
+
+
+def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None = None) -> Subject:
+    """Return a model from its files, to be loaded beside those of the session."""
+    name = spec.reference.name
+
+    def on(device: str) -> AnnotationBench:
+        annotator = whole_texts(pipeline_of_files(spec, device).own_annotator())
+        return AnnotationBench(name, annotator, texts or TEXTS, length)
+
+    return Subject(name, ANNOTATION, on)
+
+
+def pipeline_of_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
+    """Return a pipeline over a model from its files, of which the session knows nothing."""
+    from ...annotation.pipeline import build_pipeline
+
+    return build_pipeline(load(spec, device), DEFAULT_STRATEGY, {})
+
+
+def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> Subject:
+    """Return a pipeline, itself on its own device and with a copy of its model on others; int8 cannot leave the CPU."""
+    from ...annotation.pipeline import device_budget
+
+    name = type(pipe.model).__name__
+    annotator = whole_texts(pipe.own_annotator())
+
+    def on(device: str) -> AnnotationBench:
+        import torch
+
+        place = torch.device(device)
+        if place.type == pipe.device.type and place.index in {None, pipe.device.index}:
+            return AnnotationBench(name, annotator, texts or TEXTS, length)
+        if is_quantized(pipe.model):
+            raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the model's name.")
+        moved = with_model(annotator, copy_of(pipe.model, device).eval())
+        budget = replace(device_budget(place, annotator.network.model), padding=annotator.budget.padding)
+        return AnnotationBench(name, replace(moved, budget=budget), texts or TEXTS, length)
+
+    return Subject(name, ANNOTATION, on)
+
+
+def checked_texts(data: Any) -> Sequence[Any] | None:
+    """Return texts as a list, ``None`` for none; a series without a text, or without a word in any, is an error."""
+    from ...annotation.references import stream_of
+
+    if data is None:
+        return None
+    texts = list(stream_of(data))
+    if not texts:
+        raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
+    if all(isinstance(text, str) and not text.strip() for text in texts):
+        raise ConfigurationError("There is no word to measure with in these texts.", "Pass some with words.")
+    return texts
+
+
+def whole_texts(annotator: Annotator) -> Annotator:
+    """Return an annotator that drops nothing of a long text."""
+    return replace(annotator, settings=replace(annotator.settings, truncation=False))
+
+
+def with_model(annotator: Annotator, model: Any) -> Annotator:
+    """Return an annotator that does the same with another model."""
+    return replace(annotator, network=replace(annotator.network, model=model, compiled=False))
+
+
+def in_same_batches(benches: Mapping[str, Bench]) -> Mapping[str, Bench]:
+    """Return benches that read texts in the batches of one device: of the first but the CPU, if there is one."""
+    leading = next((bench for name, bench in benches.items() if device_of(name).is_accelerator), None)
+    if not isinstance(leading, AnnotationBench):
+        return benches
+    alike = {name: bench for name, bench in benches.items() if isinstance(bench, AnnotationBench)}
+    budget = leading.annotator.budget
+    return {name: replace(one, annotator=replace(one.annotator, budget=budget)) for name, one in alike.items()}
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Texts in batches."""
+
+    prepared: Prepared  # The texts, tokenised.
+    batches: list[Batch]  # Which of their windows each batch has.
+    arrays: list[Any]  # What each batch gives to the model, and later what the model returns.
+
+
+@dataclass(frozen=True)
+class AnnotationBench:
+    """A model for token classification on a device, with texts that are read again and again."""
+
+    name: str  # What a person calls the model.
+    annotator: Annotator  # The model with its tokenizer.
+    texts: Sequence[Any] = TEXTS  # The texts.
+    # How many tokens a row of :meth:`bucket` has, and a row that the budget of :meth:`stream` is counted in.
+    length: int | None = None
+
+    @property
+    def device(self) -> str:
+        return str(self.annotator.network.device)
+
+    def bucket(self, rows: int) -> Workload:
+        """Return steps over full rows of one length; nothing is decoded, because the rows are not texts."""
+        length = self.row_length
+        network = self.annotator.network
+        inputs = network.full_rows(rows, length)
+
+        def transfer(inputs: Any) -> Any:
+            return network.moved([inputs])[0]
+
+        def decode(outputs: Any) -> Any:
+            return [to_array(tensor) for tensor in outputs]
+
+        phases = ((TRANSFER, transfer), (FORWARD, network.started), (DECODE, decode))
+        return self._workload(rows, length, lambda: itertools.repeat(inputs), phases, rows * length)
+
+    def stream(self, rows: int | None = None) -> Workload:
+        """Return steps that each read ``rows`` texts and find their entities.
+
+        With a number of rows, a batch on the device may have as many tokens as a bucket of that many has: texts of about one
+        length are then one batch. Without one, it may have what the annotator's own budget says.
+        """
+        budget = self.annotator.budget
+        if rows is not None:
+            budget = replace(budget, tokens=rows * self.row_length, rows=None)
+        annotator = replace(self.annotator, budget=budget)
+        network = annotator.network
+        size = rows or ROWS
+
+        def batches() -> Iterator[Filled]:
+            texts = itertools.cycle(self.texts)
+            while True:
+                yield filled(annotator, list(itertools.islice(texts, size)))
+
+        def transfer(filled: Filled) -> Filled:
+            return replace(filled, arrays=network.moved(filled.arrays))
+
+        def forward(filled: Filled) -> Filled:
+            return replace(filled, arrays=[network.started(inputs) for inputs in filled.arrays])
+
+        def decode(filled: Filled) -> Answers:
+            from ...annotation.forward import ForwardRun, settled
+
+            arrays = [[to_array(tensor) for tensor in outputs] for outputs in filled.arrays]
+            run = ForwardRun(filled.prepared.tokens, filled.prepared.windows)
+            collected = settled(run, network, list(zip(filled.batches, arrays, strict=True)))
+            return annotator.decode(filled.prepared, collected)
+
+        phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
+        return self._workload(size, None, batches, phases, budget.tokens)
+
+    @property
+    def row_length(self) -> int:
+        """How many tokens a full row has: at most as many as the model reads."""
+        longest = longest_row(self.annotator)
+        if self.length is not None and self.length > longest:
+            what = f"length={self.length} is more than the {longest} tokens that {self.name} reads at once."
+            raise ConfigurationError(what, f"Pass length={longest}, or less.")
+        return self.length or min(LENGTH, longest)
+
+    def _workload(
+        self, rows: int, length: int | None, batches: Any, phases: tuple[Phase, ...], tokens: int
+    ) -> Workload:
+        dtype = dtype_of(self.annotator.network.model)
+        return Workload(
+            self.name, ANNOTATION, self.device, rows, length, batches, phases, dtype=dtype, batch_tokens=tokens
+        )
+
+
+def longest_row(annotator: Annotator) -> int:
+    """Return how many tokens the model reads at once."""
+    return annotator.settings.limit + annotator.network.frame.size
+
+
+def filled(annotator: Annotator, texts: list[Any]) -> Filled:
+    """Return texts tokenised and filled into batches; the first text that cannot be read raises its error."""
+    from ...annotation.forward import fill
+    from ...annotation.stream import Chunk
+
+    prepared = annotator.prepare(Chunk(0, texts))
+    if prepared is None:
+        raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
+    for failure in prepared.failures.values():
+        raise failure
+    batches = annotator.batches(prepared, annotator.budget)
+    arrays = [fill(prepared.tokens, prepared.windows, batch, annotator.network) for batch in batches]
+    return Filled(prepared, batches, arrays)
+
+
+def labelled_rows(pipe: AnnotationPipeline, length: int) -> Example:
+    """Return a batch of full rows with labels, as a model for token classification takes them in training."""
+    import torch
+
+    annotator = pipe.own_annotator()
+    arrays = annotator.network.full_rows(EXAMPLE_ROWS, min(length, longest_row(annotator)))
+    inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Example(kwargs={**inputs, "labels": torch.zeros_like(inputs["input_ids"])})
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a model is called with, on the CPU: its arguments, and its arguments by name."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: torch.nn.Module) -> Any:
+        """Return what the model returns."""
+        return model(*self.args, **self.kwargs)
+
+    def copied(self) -> Example:
+        """Return copies of the tensors, which a model may change."""
+        return Example(with_tensors(self.args, _copied), with_tensors(self.kwargs, _copied))
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The arguments by name, those without one by their number."""
+        return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
+
+
+def read_example(inputs: Any) -> Example:
+    """Return example inputs as a model is called with them.
+
+    Args:
+        inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers, and what else
+            the model takes. Lists of numbers become tensors, with a batch of one if they are those of one text.
+    """
+    import torch
+
+    check_memory(f"The {short_type_name(inputs)} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
+    if isinstance(inputs, Mapping):
+        flat = _are_flat(inputs.values())
+        example = Example(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
+    else:
+        listed = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
+        values = tuple(inputs) if listed or isinstance(inputs, tuple) else (inputs,)
+        example = Example(tuple(_tensor(value, _are_flat(values)) for value in values))
+    if next(named_tensors(example.tensors), None) is None:
+        remedy = "a tensor, a tuple of tensors, or a mapping such as what a tokenizer returns with return_tensors='pt'"
+        what = f"{short_type_name(inputs)} without a tensor is no example input of a model."
+        raise ConfigurationError(what, f"Pass {remedy}.")
+    return example
+
+
+def _tensor(value: Any, flat: bool) -> Any:
+    """Return lists of numbers and arrays as tensors, tensors as copies on the CPU, and anything else, such as words, as it is."""
+    import torch
+
+    listed = isinstance(value, list) and not any(isinstance(one, (torch.Tensor, str)) for one in value)
+    if not listed and not (type(value).__module__ == "numpy" and hasattr(value, "__array__")):
+        return with_tensors(value, _copied)
+    try:
+        made = torch.tensor(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = f"The example inputs hold a {short_type_name(value)} that is no tensor: {cause(error)}."
+        raise ConfigurationError(what, "Pad the rows to one length, or pass tensors.") from error
+    return made.unsqueeze(0) if listed and flat else made
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _are_flat(values: Iterable[Any]) -> bool:
+    """Tell whether all lists are plain rows of numbers, as a tokenizer returns them for one text."""
+    listed = [one for value in values if isinstance(value, list) for one in value]
+    return all(isinstance(one, (int, float)) for one in listed if not isinstance(one, str))
+
+
+def loss_or_mean(output: Any) -> torch.Tensor | None:
+    """Return the loss that a model returned, or the sum of the means of its outputs; ``None`` if none has a gradient."""
+    import torch
+
+    loss = loss_of(output)
+    if loss is not None and loss.requires_grad:
+        return loss
+    learnt = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
+    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in learnt]
+    return torch.stack(means).sum() if means else None
+
+
+def subject_of_callable(model: Any, data: Any, training: bool, moved: bool) -> Subject:
+    """Return a torch module, or a function that does a step, which is measured as it is and changes what it changes."""
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return subject_of_module(model, data, training)
+    name = named(model)
+    if not callable(data):
+        check_series(name, data, "a DataLoader, a list of batches, or a function that makes a batch of a size")
+    return Subject(name, OWN_STEP, lambda device: OwnBench(name, model, data, device, moved), data)
+
+
+def subject_of_module(
+    model: torch.nn.Module,
+    data: Any,
+    training: bool,
+    synthetic: Callable[[], Example] | None = None,
+    name: str | None = None,
+) -> Subject:
+    """Return a torch module, of which a copy is measured on each device; ``synthetic`` makes an example if there are no data."""
+    import torch
+
+    name = name or type(model).__name__
+    loader = data if isinstance(data, torch.utils.data.DataLoader) else None
+    if data is not None:
+        with random_numbers_kept(), generators_kept(data):  # A loader draws a seed whenever it is read.
+            example = read_example(data if loader is None else first_of(loader))
+    elif synthetic is not None:
+        example = synthetic()
+    else:
+        raise ConfigurationError(f"There is nothing to call {name} with.", "Pass a batch, or a DataLoader.")
+    check_call(model, name, example)
+
+    def on(device: str) -> ModuleBench:
+        copied = copy_of(model, device)
+        return ModuleBench(name, copied.train() if training else copied.eval(), device, training, example, loader)
+
+    return Subject(name, TRAINING_STEP if training else FORWARD_PASS, on, data)
+
+
+def check_call(model: torch.nn.Module, name: str, example: Example) -> None:
+    """Refuse an example without rows, and arguments that ``forward`` does not take; a model's own hooks may change them."""
+    tensors = [tensor for _, tensor in named_tensors(example.tensors)]
+    if not (rows_in(example.tensors) and any(tensor.numel() for tensor in tensors)):
+        raise ConfigurationError(f"The batch for {name} has no rows.", "Pass one with at least one row.")
+    if model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for them
+        return
+    try:
+        inspect.signature(model.forward).bind(*example.args, **example.kwargs)
+    except ValueError:  # A forward that is compiled has no signature.
+        return
+    except TypeError as error:
+        what = f"{name} does not take what the data give: {cause(error)}."
+        raise ConfigurationError(what, "Pass batches as it is called with them, without anything else.") from error
+
+
+@dataclass
+class ModuleBench:
+    """A copy of a module on a device, and batches for it."""
+
+    name: str  # What the person calls it, or the name of the class.
+    model: torch.nn.Module  # The copy.
+    device: str  # As torch spells it.
+    training: bool  # Whether a step trains.
+    example: Example  # A batch, on the CPU, for rows of one shape.
+    loader: Iterable[Any] | None = None  # Gives batches, again and again; ``None`` to take the example.
+    optimizer: Any = None  # Made with the first step.
+    writes: bool | None = None  # Whether the model wrote into its first batch; ``None`` before it had one.
+
+    def bucket(self, rows: int) -> Workload:
+        """Return steps over batches like the example, with so many rows."""
+        batch = with_rows(self.example, rows)
+        return self._workload(rows, lambda: itertools.repeat(batch))
+
+    def stream(self, rows: int | None = None) -> Workload:
+        """Return steps over the batches of the loader, or over the example if there is none."""
+        first = rows_in(self.example.tensors)
+        if self.loader is None:
+            return self.bucket(rows or first)
+        if rows is not None:
+            raise ConfigurationError("A loader has a batch size of its own.", "Leave batch_size out.")
+        loader, sizes = self.loader, Counter[int]()
+        return self._workload(first, lambda: Repeated(loader, sizes, example_of), sizes)
+
+    def transfer(self, example: Example) -> Example:
+        """Return a batch on the device; on the CPU that is the person's own, and a copy for a model that writes into it."""
+        if not device_of(self.device).is_accelerator and self.writes is not False:
+            return example.copied()
+        return Example(to_device(example.args, self.device), to_device(example.kwargs, self.device))
+
+    def forward(self, example: Example) -> Any:
+        """Return what the model returns, in training its loss; note at the first batch whether the model writes into that."""
+        import torch
+
+        with torch.set_grad_enabled(self.training):
+            before = versions(example) if self.writes is None else []
+            answer = example(self.model)
+            if self.writes is None:
+                self.writes = None in before or versions(example) != before
+            if not self.training:
+                return answer
+            loss = loss_or_mean(answer)
+        if loss is None:
+            what = f"Nothing that {self.name} returns depends on a parameter that learns."
+            raise ConfigurationError(what, "Leave training=True out.")
+        return loss
+
+    def step(self, _done: None) -> None:
+        """Do the optimizer's step, and drop the gradients."""
+        if self.optimizer is None:
+            self.optimizer = adamw([one for one in self.model.parameters() if one.requires_grad], lr=RATE)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _workload(self, rows: int, batches: Any, sizes: Counter[int] | None = None) -> Workload:
+        phases: list[Phase] = [(TRANSFER, self.transfer), (FORWARD, self.forward)]
+        if self.training:
+            phases += [("backward", lambda loss: loss.backward()), ("optimizer", self.step)]
+        ids = self.example.kwargs.get("input_ids")
+        return Workload(
+            self.name,
+            TRAINING_STEP if self.training else FORWARD_PASS,
+            self.device,
+            rows,
+            int(ids.shape[-1]) if self.loader is None and ids is not None and ids.dim() > 1 else None,
+            batches,
+            tuple(phases),
+            dtype=next((dtype_name(one.dtype) for one in self.model.parameters()), None),
+            sizes=Counter() if sizes is None else sizes,
+            row_shape=row_shape_of(self.example),
+            **read_ahead(self.loader),
+        )
+
+
+def example_of(batch: Any) -> Example:
+    """Return a batch of a loader as a model is called with it, without copies."""
+    if isinstance(batch, Mapping):
+        return Example(kwargs=dict(batch))
+    return Example(tuple(batch) if isinstance(batch, (list, tuple)) else (batch,))
+
+
+def versions(example: Example) -> list[int | None]:
+    """Return how often each tensor of a batch was written into, ``None`` if torch does not count that."""
+    tensors = [tensor for _, tensor in named_tensors(example.tensors)]
+    return [None if one.is_inference() else one._version for one in tensors]  # noqa: SLF001 - torch's only name for it
+
+
+def row_shape_of(example: Example) -> str | None:
+    """Return the shape of a row of a batch: of its first tensor with rows that have a shape.
 
     Example:
-        >>> whole_rounds(10, 4), whole_rounds(10, 0), whole_rounds(1, 2)
-        (12, 10, 2)
+        >>> import torch
+        >>> row_shape_of(Example((torch.ones(4, 3, 16, 16),))), row_shape_of(Example((torch.ones(4),)))
+        ('3x16x16', None)
     """
-    return steps + -steps % max(1, workers)
+    shapes = (tensor.shape[1:] for _, tensor in named_tensors(example.tensors) if tensor.dim() > 1)
+    return next(("x".join(map(str, shape)) for shape in shapes), None)
 
 
-def in_turn(measures: Mapping[Name, Callable[[], float]], rounds: Iterable[int]) -> dict[Name, list[float]]:
-    """Return what is measured in rounds, of which each begins with the next one.
+def with_rows(example: Example, rows: int) -> Example:
+    """Return a batch with another number of rows, which repeats those of the example; tensors without rows stay.
+
+    A tensor has rows if its first size is that of the first tensor: a mask of 4 times 4 too, if the batch has 4 rows.
 
     Example:
-        >>> in_turn({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
-        {'cpu': [2.0, 2.0, 2.0], 'mps': [1.0, 1.0, 1.0]}
+        >>> import torch
+        >>> with_rows(Example((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
+        (tensor([[1],
+                [2],
+                [1]]), tensor(0.5000))
     """
-    names, found = list(measures), {name: list[float]() for name in measures}
-    for number in rounds:
-        first = number % len(names)
-        for name in (*names[first:], *names[:first]):
-            found[name].append(measures[name]())
-    return found
+    import torch
+
+    there = rows_in(example.tensors)
+    index = torch.arange(rows) % there
+
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[index] if tensor.dim() and tensor.shape[0] == there else tensor
+
+    return Example(with_tensors(example.args, repeated), with_tensors(example.kwargs, repeated))
 
 
-# A series of slow steps is cut short after LONGEST seconds, once it has FEWEST steps.
-LONGEST, FEWEST = 3.0, 5
+@dataclass(frozen=True)
+class OwnBench:
+    """A function and its batches."""
+
+    name: str  # The name of the function.
+    step: Callable[[Any], Any]  # Does a step with a batch as the loader gives it.
+    data: Iterable[Any] | Callable[[int], Any]  # A loader, or a function that makes a batch of a size.
+    device: str  # The device that is measured; where the function computes is up to its own code.
+    moved: bool = False  # Whether its batches are moved there first, so that it computes there.
+
+    def bucket(self, rows: int) -> Workload:
+        """Return steps over one batch that lies ready; it must have the rows that were asked for."""
+        if not callable(self.data):
+            what = f"No batch of {rows} rows can be made for {self.name}."
+            raise ConfigurationError(what, "Pass a function that takes a number of rows and returns a batch.")
+        batch = self.data(rows)
+        sizes = [tensor.shape[:2] for _, tensor in named_tensors(batch) if tensor.dim()]
+        there = rows_in(batch)
+        # With fewer rows the throughput would be wrong. They may be the second size, as in models that take the sequence first.
+        if sizes and there < rows and not any(rows in size for size in sizes):
+            what = f"{named(self.data)} made a batch of {there} rows where {rows} were asked for."
+            raise ConfigurationError(what, f"Make them of any size, or ask for no more: largest={there}.")
+        return self._workload(rows, [batch], batch)
+
+    def stream(self, rows: int | None = None) -> Workload:
+        """Return steps over the batches of the loader."""
+        if callable(self.data):
+            return self.bucket(rows or 1)
+        with generators_kept(self.data):
+            first = first_of(self.data)
+        return self._workload(rows_in(first), self.data, first)
+
+    def _workload(self, rows: int, batches: Iterable[Any], first: Any) -> Workload:
+        def transfer(batch: Any) -> Any:
+            return to_device(batch, self.device)
+
+        def step(batch: Any) -> Any:
+            # The step may take things out of the mappings and lists of its batch; the tensors are not copied.
+            own = with_tensors(batch, lambda tensor: tensor)
+            return self.step(copy.copy(own) if own is batch and isinstance(batch, (dict, list)) else own)
+
+        sizes = Counter[int]()
+        return Workload(
+            self.name,
+            OWN_STEP,
+            self.device,
+            rows,
+            None,
+            lambda: Repeated(batches, sizes),
+            ((TRANSFER, transfer), ("step", step)) if self.moved else (("step", step),),
+            sizes=Counter() if callable(self.data) else sizes,
+            row_shape=row_shape_of(example_of(first)),
+            **read_ahead(self.data),
+        )
 
 
-def series(measure: Callable[[], Any], steps: int, fewest: int = FEWEST) -> list[Any]:
-    """Return what ``measure`` returns for each of so many steps, or for fewer if they are slow."""
-    begin, measured = now(), []
-    for number in range(steps):
-        if number >= fewest and now() - begin > LONGEST:
-            break
-        measured.append(measure())
-    return measured
+def check_series(name: str, data: Any, such_as: str = "a DataLoader, or a list of batches") -> None:
+    """Refuse data for a model or a function of a name that are no batches, or none that can be read again."""
+    import torch
+
+    if isinstance(data, (torch.Tensor, Mapping, str)):
+        what = f"{short_type_name(data)} is one batch for {name}, not a series of batches."
+        raise ConfigurationError(what, "Pass [batch].")
+    if isinstance(data, Iterator) or not isinstance(data, Iterable):
+        what = f"{short_type_name(data)} does not give {name} batches again and again."
+        raise ConfigurationError(what, f"Pass {such_as}.")
+
+
+def read_ahead(loader: Any) -> dict[str, Any]:
+    """Return how many processes of a loader read ahead, and how many batches they hold ready, as a workload has them.
+
+    It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
+    """
+    workers = int(getattr(loader, "num_workers", 0))
+    return {"workers": workers, "ahead": workers * int(getattr(loader, "prefetch_factor", None) or 1)}
+
+
+class Repeated(Iterator[Any]):
+    """The batches of a loader, again and again without an end; ``sizes`` counts those of each number of rows."""
+
+    def __init__(
+        self, loader: Iterable[Any], sizes: Counter[int], form: Callable[[Any], Any] = lambda batch: batch
+    ) -> None:
+        # How many seconds of the last batch went into starting the processes of a loader that begins anew. A loader with
+        # persistent_workers starts none; and if each pass over the data has one batch, it is a part of the data.
+        self.starting = 0.0
+        self._loader, self._sizes, self._form = loader, sizes, form
+        self._batches: Iterator[Any] = iter(())
+        self._given = 0
+        self._starts = getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", False)
+
+    def __next__(self) -> Any:
+        begin = now()
+        ended = object()
+        batch = next(self._batches, ended)
+        self.starting = 0.0
+        if batch is ended:
+            self._batches = iter(self._loader)
+            batch = first_of(self._batches)
+            if self._starts and self._given > 1:
+                self.starting = now() - begin
+            self._given = 0
+        self._given += 1
+        self._sizes[rows_in(batch)] += 1
+        return self._form(batch)
+
+    def close(self) -> None:
+        """Let the loader go, with its processes."""
+        self._batches = iter(())
+
+
+def first_of(loader: Iterable[Any]) -> Any:
+    """Return the first batch of a loader; one that gives none, such as one that can be read only once, is an error."""
+    for batch in loader:
+        return batch
+    raise ConfigurationError("The loader gives no batch.", "Pass one with items, which can be read again and again.")
+
+
+def rows_in(batch: Any) -> int:
+    """Return how many rows a batch has: the first size of its first tensor that has one.
+
+    Example:
+        >>> import torch
+        >>> rows_in({"rate": torch.tensor(0.5), "x": torch.ones(4, 2)}), rows_in("no tensor")
+        (4, 1)
+    """
+    return next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.dim()), 1)

@@ -54,7 +54,7 @@ class Asked:
     @contextlib.contextmanager
     def workload(self) -> Iterator[Workload]:
         """Put the model on the device for a block, ready for steps with the batch that the sweep found."""
-        from ..bench.benches import EXAMPLE_ROWS, benched
+        from ..bench.workloads import EXAMPLE_ROWS, benched
 
         asked: dict[str, Any] = {"training": self.training, "device": self.device, "arguments": self.arguments}
         with benched(self.model, self.data, **asked) as bench:
@@ -67,7 +67,7 @@ def _freeze(asked: Asked) -> Iterator[tuple[str, Any]]:
 
 
 def _gates(asked: Asked) -> Iterator[tuple[str, Any]]:
-    from ..bench.benches import TEXTS
+    from ..bench.workloads import TEXTS
     from ..checks.precision.parity import parity
 
     yield "device", SESSION.device(asked.device)
@@ -88,7 +88,7 @@ def _throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
 
 
 def _memory(asked: Asked) -> Iterator[tuple[str, Any]]:
-    from ..bench.benches import memory_of_epochs
+    from ..bench.workloads import memory_of_epochs
 
     with asked.workload() as workload:
         yield "memory", memory_of_epochs(workload, STEPS, asked.device)

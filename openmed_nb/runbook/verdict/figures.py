@@ -12,7 +12,7 @@ from ...errors import ConfigurationError
 from ...training.curve import MemoryCurve
 from ...training.loader import LoaderCheck
 from ..bench.comparison import Comparison
-from ..bench.profile_report import Profile
+from ..bench.profile import Profile
 from ..bench.sweep import SweepReport
 from ..bench.workloads import TRAINING_STEP
 from ..checks.doctor.report import DoctorReport

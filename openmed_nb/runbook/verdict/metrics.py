@@ -21,11 +21,10 @@ from ...errors import ConfigurationError
 from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE, MemoryCurve
 from ..bench.comparison import Comparison, DeviceFigures
-from ..bench.profile_report import SYNCHRONISATION, TINY_BATCH, Profile
-from ..bench.sweep import SweepReport
-from ..bench.sweep_knee import KNEE_GAIN, LARGEST, TIME, Point, best_of, fitting
-from ..bench.sweep_measurement import HEADROOM_SHARE
-from ..bench.workloads import ANNOTATION, DATA, DATA_SHARE, TRANSFER
+from ..bench.profile import SYNCHRONISATION, TINY_BATCH, Profile
+from ..bench.sweep import HEADROOM_SHARE, KNEE_GAIN, LARGEST, TIME, Point, SweepReport, best_of, fitting
+from ..bench.timing import DATA, DATA_SHARE, TRANSFER
+from ..bench.workloads import ANNOTATION
 from ..checks.doctor.checks import COMPUTATION, NECESSARY, SILENT_ERRORS
 from ..checks.doctor.report import DoctorReport
 from ..checks.operators.fallbacks import FELL_BACK, REFUSED, FallbackLedger

@@ -9,15 +9,9 @@ import pytest
 
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.comparison import (
-    Comparison,
-    DeviceFigures,
-    Interval,
-    Utilisation,
-    devices_to_compare,
-    figures_on,
-)
-from openmed_nb.runbook.bench.workloads import Split, Workload, split_of
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Utilisation, devices_to_compare, figures_on
+from openmed_nb.runbook.bench.timing import Interval, Split
+from openmed_nb.runbook.bench.workloads import Workload
 
 EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
 LOAD = Utilisation(0.05, 0.65, 5)
@@ -75,8 +69,7 @@ def test_shares_are_of_all_steps():
     """A loader that keeps one step of several waiting takes its share of all; texts in memory that wait were another program."""
     steps = [{"data": 0.1, "forward": 1.0}] * 9 + [{"data": 9.1, "forward": 1.0}]
     for task, share in (("annotation", 1 / 11), ("forward pass", 0.5)):
-        workload = Workload("m", task, "cpu", 8, None, lambda: iter(()), ())
-        assert split_of(steps, workload.typical).shares["data"] == pytest.approx(share)
+        assert measured(task, "cpu", *steps).shares["data"] == pytest.approx(share)
 
 
 # Measured on an H100 with the bundled model, in tenths of a second.
@@ -105,9 +98,9 @@ class Measured(Workload):
         return next(batches)
 
 
-def measured(task, device, seconds):
+def measured(task, device, *steps):
     """Return where the time of such steps goes."""
-    return Measured("m", task, device, 8, None, lambda: iter(()), ()).split(itertools.repeat(seconds), 5)
+    return Measured("m", task, device, 8, None, lambda: iter(()), ()).split(itertools.cycle(steps), max(5, len(steps)))
 
 
 @pytest.mark.parametrize(("task", "device", "seconds", "share"), WAITING)

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.bench.profile_watch import CodePlace, OperatorTime, Synchronisation
-from openmed_nb.runbook.bench.profiling import Profile
-from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.bench.profile import Profile
+from openmed_nb.runbook.bench.timing import CodePlace, OperatorTime, Split, Synchronisation
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.checks.operators.table import ModulePlace
 

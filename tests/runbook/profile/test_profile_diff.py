@@ -7,8 +7,8 @@ import pytest
 
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.profiling import Profile
-from openmed_nb.runbook.bench.workloads import CodePlace, OperatorTime, Split, Synchronisation
+from openmed_nb.runbook.bench.profile import Profile
+from openmed_nb.runbook.bench.timing import CodePlace, OperatorTime, Split, Synchronisation
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.checks.operators.table import ModulePlace
 

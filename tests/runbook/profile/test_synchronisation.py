@@ -16,15 +16,8 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.runbook.bench.profile_watch import (
-    CodePlace,
-    StepRecord,
-    Synchronisation,
-    owner_of,
-    place_of,
-    shown_file,
-    watching,
-)
+from openmed_nb.runbook.bench.profile_watch import StepRecord, owner_of, place_of, shown_file, watching
+from openmed_nb.runbook.bench.timing import CodePlace, Synchronisation
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 

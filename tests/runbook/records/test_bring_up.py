@@ -8,7 +8,7 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.devices.environment import FALLBACK
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.bench.timing import Split
 from openmed_nb.runbook.records.bring_up import STAGES, Ladder, not_met
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import judge

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from openmed_nb.runbook.bench.sweep_knee import Point, Search, close_points, knee_of
+from openmed_nb.runbook.bench.sweep import Point, Search, close_points, knee_of
 
 
 @dataclass
@@ -17,6 +17,8 @@ class Made:
         speed: The throughput for a number of rows.
         capacity: The most rows that fit.
         noise: The standard deviation of one look at a speed, as a share.
+        full: Other sizes that do not fit.
+        slow: The sizes that another program slows when they are measured first.
         asked: What was measured, in order.
     """
 
@@ -24,6 +26,8 @@ class Made:
     capacity: int = 1 << 40
     noise: float = 0.0
     seed: int = 0
+    full: Collection[int] = ()
+    slow: Collection[int] = ()
     asked: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -32,7 +36,9 @@ class Made:
     def measure(self, rows: int) -> Point:
         """Return a point, as a measurement would."""
         self.asked.append(rows)
-        return Point(rows, self.seen(rows)) if rows <= self.capacity else Point(rows, fits=False)
+        if rows > self.capacity or rows in self.full:
+            return Point(rows, fits=False)
+        return Point(rows, self.seen(rows) / (9 if rows in self.slow else 1))
 
     def seen(self, rows: int) -> float:
         """Return a speed with its noise."""
@@ -42,10 +48,16 @@ class Made:
         """Return points of which each is the middle of nine looks."""
         return [replace(one, throughput=sorted(self.seen(one.rows) for _ in range(9))[4]) for one in points if one.fits]
 
+    def search(self, hindrance: Callable[[int, Sequence[Point]], str] = lambda *_: "", **limits: int | None) -> Search:
+        """Return a search that has ended."""
+        search = Search(hindrance, self.again, **limits)
+        for rows in search.sizes():
+            search.points[rows] = self.measure(rows)
+        return search
+
     def knee(self, largest: int | None = None) -> int | None:
         """Return the knee as a sweep finds it."""
-        points = Search(self.measure, again=self.again, largest=largest).run()
-        close = close_points(points)
+        close = close_points(self.search(largest=largest).found)
         found = knee_of(self.again(close) if self.noise else close)
         return found.rows if found else None
 

@@ -12,7 +12,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.registry import device_of
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
-from openmed_nb.runbook.bench.sweep_knee import MEMORY, OUT_OF_MEMORY, TIME
+from openmed_nb.runbook.bench.sweep import MEMORY, OUT_OF_MEMORY, TIME
 
 pytestmark = pytest.mark.usefixtures("clock", "quick_collection")
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb.runbook.bench.sweep import SweepReport, drawn
-from openmed_nb.runbook.bench.sweep_knee import (
+from openmed_nb.runbook.bench.sweep import (
     LARGEST,
     MEMORY,
     OUT_OF_MEMORY,
     THROUGHPUT,
     TIME,
     Point,
+    SweepReport,
     best_of,
     close_points,
     knee_of,
@@ -227,12 +227,12 @@ def test_picture():
     """Both curves, the knee, what ran out of memory and a near limit are drawn and named once, and no figure stays open."""
     from matplotlib import pyplot as plt
 
-    above, below = drawn(FULL).axes
+    above, below = FULL.plot().axes
     names = [text.get_text() for axes in (above, below) for text in axes.get_legend().get_texts()]
-    far = drawn(replace(OWN, limit=1 << 40)).axes[1]
-    drawn(EMPTY)
+    far = replace(OWN, limit=1 << 40).plot().axes[1]
+    EMPTY.plot()
 
-    assert sorted(names) == ["knee: 32 rows", "limit", "median and quartiles", "memory of a step", "out of memory"]
+    assert sorted(names) == ["knee: 32 rows", "limit", "memory", "out of memory", "quartiles", "speed"]
     assert (above.get_ylabel(), below.get_ylabel(), below.get_xlabel()) == ("rows/s", "MiB", "rows in a batch")
     assert above.get_xscale() == "log"
     assert "limit" not in [text.get_text() for text in far.get_legend().get_texts()]

@@ -10,26 +10,23 @@ from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import mps_is_simulated
 from openmed_nb.devices.registry import device_of
-from openmed_nb.runbook.bench.sweep_knee import (
+from openmed_nb.runbook.bench.sweep import (
+    ALLOCATOR,
+    HEADROOM_SHARE,
     KNEE_GAIN,
     LARGEST,
     MEMORY,
+    NOT_KNOWN,
     OUT_OF_MEMORY,
+    PROFILER,
     THROUGHPUT,
     TIME,
     Point,
-    Search,
-    fitting,
-    knee_of,
-)
-from openmed_nb.runbook.bench.sweep_measurement import (
-    ALLOCATOR,
-    HEADROOM_SHARE,
-    NOT_KNOWN,
-    PROFILER,
     expected_memory,
+    fitting,
     given_by_system,
     in_container,
+    knee_of,
     limit_of,
     memory_of,
     peak_seen,
@@ -106,45 +103,35 @@ def test_out_of_memory_is_found_wherever_it_is(made, capacity):
 def test_out_of_memory_at_the_first_row(made):
     """Where not even one row fits, there is one point, which says so, and no knee."""
     there = made(float, capacity=0)
-    search = Search(there.measure)
+    search = there.search()
 
-    assert [(point.rows, point.fits) for point in search.run()] == [(1, False)]
+    assert [(point.rows, point.fits) for point in search.found] == [(1, False)]
     assert (search.stopped, knee_of(search.found)) == (OUT_OF_MEMORY, None)
 
 
 def test_doubling_ends_after_two_that_do_not_pay(made):
     """One unlucky size does not end the search, two in a row do."""
     unlucky = made(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9, 8: 8.0}.get(rows, 8.0))
-    search = Search(unlucky.measure)
-    search.double()
+    search = unlucky.search()
 
-    assert unlucky.asked == [1, 2, 4, 8, 16, 32]
+    assert unlucky.asked[:6] == [1, 2, 4, 8, 16, 32]
+    assert max(unlucky.asked) == 32
     assert search.stopped == THROUGHPUT
 
 
 def test_a_slow_moment_does_not_end_the_search(made):
     """Before sizes that do not pay end the search, they are measured once more beside the best."""
-    there = made(lambda rows: float(min(rows, 64)))
-    slow = {8, 16}
-    measured = []
+    there = made(lambda rows: float(min(rows, 64)), slow={8, 16})
 
-    def measure(rows):
-        measured.append(rows)
-        return made(lambda rows: there.speed(rows) / (9 if rows in slow else 1)).measure(rows)
-
-    search = Search(measure, again=there.again)
-    search.run()
-
-    assert knee_of(search.found).rows == 64
-    assert len(measured) == len(set(measured))
+    assert there.knee() == 64
+    assert len(there.asked) == len(set(there.asked))
 
 
 @pytest.mark.parametrize(("smallest", "largest"), [(1, 1), (1, 2), (1, 3), (1, 7), (1, 100), (3, 12)])
 def test_nothing_outside_of_the_limits_is_measured(made, smallest, largest):
     """The fewest and the most rows that were asked for are measured, and nothing beyond."""
     there = made(float)
-    search = Search(there.measure, largest=largest, smallest=smallest)
-    search.run()
+    search = there.search(largest=largest, smallest=smallest)
 
     assert (min(there.asked), max(there.asked)) == (smallest, largest)
     assert search.stopped == LARGEST
@@ -153,8 +140,7 @@ def test_nothing_outside_of_the_limits_is_measured(made, smallest, largest):
 def test_memory_is_approached_and_not_passed(made):
     """Sizes that are expected to take too much are not measured, but those near them are."""
     there = made(float)
-    search = Search(there.measure, lambda rows, _points: MEMORY if rows > 1000 else "")
-    search.run()
+    search = there.search(lambda rows, _points: MEMORY if rows > 1000 else "")
 
     assert 990 <= max(there.asked) <= 1000
     assert search.stopped == MEMORY
@@ -163,26 +149,19 @@ def test_memory_is_approached_and_not_passed(made):
 def test_time_ends_everything(made):
     """When the time is used up, nothing more is measured."""
     there = made(float)
-    search = Search(there.measure, lambda _rows, points: TIME if len(points) >= 3 else "")
-    search.run()
+    search = there.search(lambda _rows, points: TIME if len(points) >= 3 else "")
 
     assert (there.asked, search.stopped) == ([1, 2, 4], TIME)
 
 
 def test_a_size_that_fails_once_is_not_tried_again(made):
     """Where a size in the middle fails although larger ones fit, the search goes around it and ends."""
-    there = made(lambda rows: float(min(rows, 64)))
-    asked = []
+    there = made(lambda rows: float(min(rows, 64)), full={48, 56})
+    search = there.search()
 
-    def measure(rows):
-        asked.append(rows)
-        return Point(rows, fits=False) if rows in {48, 56} else there.measure(rows)
-
-    points = Search(measure).run()
-
-    assert asked.count(48) == 1
-    assert {point.rows: point.fits for point in points}[48] is False
-    assert knee_of(points).rows in range(60, 65)
+    assert there.asked.count(48) == 1
+    assert search.points[48].fits is False
+    assert knee_of(search.found).rows in range(60, 65)
 
 
 @given(half=st.floats(0.01, 500), top=st.integers(1, 3000), capacity=st.integers(1, 5000))
@@ -199,20 +178,14 @@ def test_any_smooth_curve_with_any_memory(made, half, top, capacity):
     full=st.sets(st.integers(1, 300)),
     largest=st.integers(1, 300) | st.none(),
 )
-def test_any_curve_at_all(speeds, full, largest):
+def test_any_curve_at_all(made, speeds, full, largest):
     """Whatever is measured, the search ends, measures nothing twice, and no larger point gains more than the knee's share."""
-    asked = []
-
-    def measure(rows):
-        asked.append(rows)
-        fits = rows not in full and rows <= 4096
-        return Point(rows, speeds[rows % len(speeds)]) if fits else Point(rows, fits=False)
-
-    points = Search(measure, largest=largest).run()
+    there = made(lambda rows: speeds[rows % len(speeds)], 4096, full=full)
+    points = there.search(largest=largest).found
     knee = knee_of(points)
 
-    assert len(asked) == len(set(asked)) == len(points)
-    assert all(1 <= rows <= (largest or rows) for rows in asked)
+    assert len(there.asked) == len(set(there.asked)) == len(points)
+    assert all(1 <= rows <= (largest or rows) for rows in there.asked)
     assert (knee is None) == (not fitting(points))
     if knee:
         assert knee.fits

@@ -14,12 +14,10 @@ from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Find
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Interval, Utilisation
-from openmed_nb.runbook.bench.profile_watch import CodePlace, OperatorTime, Synchronisation
-from openmed_nb.runbook.bench.profiling import Profile
-from openmed_nb.runbook.bench.sweep import SweepReport
-from openmed_nb.runbook.bench.sweep_knee import Point
-from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Utilisation
+from openmed_nb.runbook.bench.profile import Profile
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
+from openmed_nb.runbook.bench.timing import CodePlace, Interval, OperatorTime, Split, Synchronisation
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.checks.operators.fallbacks import REFUSED as MET_AN_ERROR

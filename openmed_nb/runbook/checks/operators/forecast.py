@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import Activity
@@ -18,12 +18,12 @@ from ...._utils.validation import check_flag
 from ....annotation.loading import create_pipeline
 from ....devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
 from ....devices.machine import mps_is_simulated
-from ....devices.moving import check_memory, copy_of, module_in, named_tensors, with_tensors
+from ....devices.moving import copy_of, module_in, named_tensors
 from ....errors import ConfigurationError
 from ....models.config import OpenMedConfig
 from ....models.registry import is_named
 from ....session import SESSION
-from ....training.nonfinite import loss_of
+from ...bench.workloads import Example, loss_or_mean, read_example
 from .table import (
     ALWAYS_ON_CPU,
     BACKWARD,
@@ -55,51 +55,6 @@ if TYPE_CHECKING:
 SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
 
 
-@dataclass(frozen=True)
-class Example:
-    """What a model is called with, on the CPU: its arguments, and its arguments by name."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, model: torch.nn.Module) -> Any:
-        """Return what the model returns."""
-        return model(*self.args, **self.kwargs)
-
-    def copied(self) -> Example:
-        """Return copies of the tensors, which a model may change."""
-        return Example(with_tensors(self.args, _copied), with_tensors(self.kwargs, _copied))
-
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """The arguments by name, those without one by their number."""
-        return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
-
-
-def read_example(inputs: Any) -> Example:
-    """Return example inputs as a model is called with them.
-
-    Args:
-        inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers, and what else
-            the model takes. Lists of numbers become tensors, with a batch of one if they are those of one text.
-    """
-    import torch
-
-    check_memory(f"The {short_type_name(inputs)} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
-    if isinstance(inputs, Mapping):
-        flat = _are_flat(inputs.values())
-        example = Example(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
-    else:
-        listed = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
-        values = tuple(inputs) if listed or isinstance(inputs, tuple) else (inputs,)
-        example = Example(tuple(_tensor(value, _are_flat(values)) for value in values))
-    if next(named_tensors(example.tensors), None) is None:
-        remedy = "a tensor, a tuple of tensors, or a mapping such as what a tokenizer returns with return_tensors='pt'"
-        what = f"{short_type_name(inputs)} without a tensor is no example input of a model."
-        raise ConfigurationError(what, f"Pass {remedy}.")
-    return example
-
-
 def synthetic_example(model: Any, tokenizer: Any) -> Example:
     """Return a batch of two synthetic sentences as a model of transformers takes them, with labels if it takes those."""
     import torch
@@ -112,31 +67,6 @@ def synthetic_example(model: Any, tokenizer: Any) -> Example:
     if "labels" in (taken(type(model).forward) or ()):
         kwargs["labels"] = torch.zeros_like(batch["input_ids"])
     return Example(kwargs=kwargs)
-
-
-def _tensor(value: Any, flat: bool) -> Any:
-    """Return lists of numbers and arrays as tensors, tensors as copies on the CPU, and anything else, such as words, as it is."""
-    import torch
-
-    listed = isinstance(value, list) and not any(isinstance(one, (torch.Tensor, str)) for one in value)
-    if not listed and not (type(value).__module__ == "numpy" and hasattr(value, "__array__")):
-        return with_tensors(value, _copied)
-    try:
-        made = torch.tensor(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        what = f"The example inputs hold a {short_type_name(value)} that is no tensor: {cause(error)}."
-        raise ConfigurationError(what, "Pad the rows to one length, or pass tensors.") from error
-    return made.unsqueeze(0) if listed and flat else made
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _are_flat(values: Iterable[Any]) -> bool:
-    """Tell whether all lists are plain rows of numbers, as a tokenizer returns them for one text."""
-    listed = [one for value in values if isinstance(value, list) for one in value]
-    return all(isinstance(one, (int, float)) for one in listed if not isinstance(one, str))
 
 
 def trace(
@@ -256,18 +186,6 @@ def _wide_tensors(model: torch.nn.Module, example: Example, record: CallRecord) 
         look_at("buffer", module.named_buffers(recurse=False), place)
     look_at("example input", named_tensors(example.tensors), ModulePlace())
     return wide
-
-
-def loss_or_mean(output: Any) -> torch.Tensor | None:
-    """Return the loss that a model returned, or the sum of the means of its outputs; ``None`` if none has a gradient."""
-    import torch
-
-    loss = loss_of(output)
-    if loss is not None and loss.requires_grad:
-        return loss
-    learnt = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
-    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in learnt]
-    return torch.stack(means).sum() if means else None
 
 
 # What can become of an operator, the worst first.

@@ -28,6 +28,7 @@ from ....models.config import DEFAULT_STRATEGY, STRATEGIES
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
 from ....models.registry import is_named
 from ....session import SESSION
+from ...bench.workloads import whole_texts, with_model
 from .report import (
     TOLERANCES,
     Differences,
@@ -219,16 +220,6 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     with TENSOR_LOCK:
         reference = with_model(candidate, copy_of(pipe.model, dtype=torch.float32).eval())
     return Pair(name, reference, candidate, dtype, notes)
-
-
-def whole_texts(annotator: Annotator) -> Annotator:
-    """Return an annotator that drops nothing of a long text."""
-    return replace(annotator, settings=replace(annotator.settings, truncation=False))
-
-
-def with_model(annotator: Annotator, model: Any) -> Annotator:
-    """Return an annotator that does the same with another model."""
-    return replace(annotator, network=replace(annotator.network, model=model, compiled=False))
 
 
 @contextlib.contextmanager

@@ -32,9 +32,16 @@ from ....models.registry import is_named
 from ....session import SESSION
 from ....training.nonfinite import Origin, origin_of, watched_layers
 from ....training.steps import Precision, adamw, check_fused, precision
-from ...bench.benches import Repeated, check_no_arguments, check_series, example_of, labelled_rows, pipeline_of_files
-from ...bench.workloads import generators_kept
-from ..operators.forecast import loss_or_mean
+from ...bench.workloads import (
+    Repeated,
+    check_no_arguments,
+    check_series,
+    example_of,
+    generators_kept,
+    labelled_rows,
+    loss_or_mean,
+    pipeline_of_files,
+)
 from .parity import SMALLEST
 from .report import REFERENCE
 

@@ -33,8 +33,9 @@ from ....models.files import content_of
 from ....models.loading import LoadSpec, load, model_folder
 from ....models.registry import is_named
 from ....session import SESSION
-from ...bench.workloads import in_turn
-from .parity import Pair, check_texts, pair_of_files, parity_of, undisturbed, with_model, words_of
+from ...bench.timing import in_turn
+from ...bench.workloads import with_model
+from .parity import Pair, check_texts, pair_of_files, parity_of, undisturbed, words_of
 from .report import KINDS, ParityReport, Score
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from ....models.loading import LoadSpec, model_folder
 from ....models.registry import is_named
 from ....session import SESSION
 from ....training.curve import FLAT
-from ...bench.benches import TEXTS as SHORT_TEXTS
-from ...bench.benches import checked_texts
+from ...bench.workloads import TEXTS as SHORT_TEXTS
+from ...bench.workloads import checked_texts
 from ..logbook.gathering import TOOLKIT
 from ..logbook.logbook import SCHEMA_FILE, Logbook, escaped
 from ..logbook.privacy import dataset_of, golden_variables, short_path

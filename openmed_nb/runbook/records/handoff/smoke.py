@@ -45,7 +45,7 @@ from ....models.files import Content, content_of, digest_of
 from ....models.loading import LoadSpec, model_folder
 from ....session import SESSION
 from ....training.curve import FLAT, GROWING, MEASURES, MemoryCurve, take_sample
-from ...bench.benches import subject_of_files
+from ...bench.workloads import subject_of_files
 from ..logbook.gathering import gather, version_of
 from ..logbook.logbook import Logbook, LogbookDiff
 from ..logbook.privacy import dataset_of, model_of_files

@@ -28,7 +28,7 @@ from ..logbook.sections import ReportFigures
 from .record import MASK
 
 if TYPE_CHECKING:
-    from ...bench.benches import AnnotationBench
+    from ...bench.workloads import AnnotationBench
 
 MODEL = "bundled"
 
@@ -91,7 +91,7 @@ def _signals(_asked: Asked) -> Answer:
 
 
 def _parity(asked: Asked) -> Answer:
-    from ...bench.benches import TEXTS
+    from ...bench.workloads import TEXTS
     from ...checks.precision.parity import parity
 
     longer = () if asked.quick else (" ".join(TEXTS), " ".join(TEXTS * 12))  # The last is read in several windows.
@@ -144,9 +144,9 @@ class Measured(Shown):
 
 def _benched(asked: Asked, training: bool = False) -> AbstractContextManager[Any]:
     """Put the model on the device for a block, to annotate with or to train."""
-    from ...bench import benches
+    from ...bench.workloads import benched
 
-    return benches.benched(MODEL, training=training, device=asked.device, arguments={})
+    return benched(MODEL, training=training, device=asked.device, arguments={})
 
 
 SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
@@ -241,7 +241,7 @@ def _calibration(asked: Asked) -> Answer:
 
 def _compare(asked: Asked) -> Answer:
     from ...bench.comparison import compare
-    from ...bench.sweep import rate
+    from ...bench.timing import rate
 
     found = compare(
         MODEL,
@@ -269,7 +269,7 @@ def _sweep(asked: Asked) -> Answer:
 
 
 def _profile(asked: Asked) -> Answer:
-    from ...bench.profiling import profile
+    from ...bench.profile import profile
 
     steps = 5 if asked.quick else 20
     warm_up = 2 if asked.quick else 5
@@ -280,7 +280,7 @@ def _profile(asked: Asked) -> Answer:
 
 
 def _memory(asked: Asked) -> Answer:
-    from ...bench.benches import memory_of_epochs
+    from ...bench.workloads import memory_of_epochs
 
     with _benched(asked, training=True) as bench:
         found = memory_of_epochs(bench.bucket(4), 1 if asked.quick else 4, bench.device)
@@ -289,7 +289,7 @@ def _memory(asked: Asked) -> Answer:
 
 def _fallbacks(asked: Asked) -> Answer:
     from ....annotation.loading import load_pipeline
-    from ...bench.benches import TEXTS
+    from ...bench.workloads import TEXTS
     from ...checks.operators.fallbacks import fallbacks
     from ...checks.operators.forecast import forecast
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.profiling import Profile
-from openmed_nb.runbook.bench.sweep import SweepReport
-from openmed_nb.runbook.bench.sweep_knee import Point
-from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.bench.profile import Profile
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
+from openmed_nb.runbook.bench.timing import Split
 from openmed_nb.runbook.records.logbook.logbook import DECIDING, LISTED
 from openmed_nb.runbook.records.logbook.sections import Run
 

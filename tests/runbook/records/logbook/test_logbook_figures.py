@@ -4,11 +4,10 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Interval
-from openmed_nb.runbook.bench.profiling import Profile
-from openmed_nb.runbook.bench.sweep import SweepReport
-from openmed_nb.runbook.bench.sweep_knee import Point
-from openmed_nb.runbook.bench.workloads import Split
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.bench.profile import Profile
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
+from openmed_nb.runbook.bench.timing import Interval, Split
 from openmed_nb.runbook.records.logbook.logbook import reported_device
 from openmed_nb.runbook.verdict.figures import figures_of
 from openmed_nb.training.curve import MemoryCurve, MemorySample

@@ -152,8 +152,7 @@ def test_pipelines_and_modules_are_fingerprinted_in_memory():
 
 def test_reports_fill_what_nobody_said(home):
     """Batch, length and figures come from reports, and from the person where no report says them; reports can be added later."""
-    from openmed_nb.runbook.bench.sweep import SweepReport
-    from openmed_nb.runbook.bench.sweep_knee import Point
+    from openmed_nb.runbook.bench.sweep import Point, SweepReport
 
     sweep = SweepReport("mine", "annotation", home, (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
     early = nb.logbook()

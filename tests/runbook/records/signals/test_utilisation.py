@@ -11,7 +11,7 @@ import pytest
 
 from openmed_nb._utils.clock import timed_by
 from openmed_nb.devices.machine import Machine
-from openmed_nb.runbook.bench.utilisation import Utilisation, goes_on, sampling, utilisation_during, utilisation_of
+from openmed_nb.runbook.bench.comparison import Utilisation, sampling, utilisation_during
 from openmed_nb.runbook.records.signals import busy_reader, busy_share
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
@@ -80,34 +80,16 @@ def test_share_of_the_processor():
         assert busy_share(before, after) == share, (before, after)
 
 
-def test_net_utilisation():
-    """What the work took is the mean while it ran less the mean before; too few answers make no mean."""
-    cases = [
-        ([0.1] * 5, [0.6] * 5, 0.5),
-        ([0.5] * 5, [0.25] * 5, 0.0),
-        ([0.1] * 4, [0.6] * 5, None),
-        ([0.1] * 5, [0.6] * 4, None),
-        ([], [], None),
-    ]
-    for idle, busy, net in cases:
-        found = utilisation_of(idle, busy)
-        assert found.net == (None if net is None else pytest.approx(net)), (idle, busy)
-        assert json.loads(json.dumps(found.to_dict()))["samples"] == len(busy)
+@pytest.mark.parametrize(
+    ("idle", "busy", "net"),
+    [(0.1, 0.6, 0.5), (0.5, 0.25, 0.0), (None, 0.6, None), (0.1, None, None), (None, None, None)],
+)
+def test_net_utilisation(idle, busy, net):
+    """What the work took is the mean while it ran less the mean before, at least 0; it is not known without one of them."""
+    found = Utilisation(idle, busy, 5)
 
-
-def test_slow_answers_are_waited_for():
-    """A device is watched until there are enough answers for a mean, and at most twice as long as was said."""
-    cases = [
-        (0, 0, True),
-        (5.9, 9, True),
-        (6.1, 5, False),
-        (6.1, 4, True),
-        (11.9, 4, True),
-        (12.1, 4, False),
-        (12.1, 0, False),
-    ]
-    for elapsed, answers, on in cases:
-        assert goes_on(elapsed, 6.0, answers) == on, (elapsed, answers)
+    assert found.net == (None if net is None else pytest.approx(net))
+    assert json.loads(json.dumps(found.to_dict()))["samples"] == 5
 
 
 def test_idle_and_busy_are_told_apart():

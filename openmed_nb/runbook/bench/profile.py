@@ -1,17 +1,19 @@
-"""What a profile says: where the time of a step goes and what holds it up; and how two of them differ.
-
-``profiling`` measures it.
-"""
+"""``nb.runbook.profile``: where the time of a few steps goes, what holds them up, and how two profiles differ."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import statistics
+import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from ..._events.activity import Activity
 from ..._render.display import (
     NOT_APPLICABLE,
     OK,
@@ -26,24 +28,22 @@ from ..._render.display import (
     worst,
 )
 from ..._render.drawing import Bar, Picture, bars_of
-from ..._utils.plain import read_as, save, to_json
-from ..._utils.text import short_type_name
-from ..._utils.validation import given_path
+from ..._utils.plain import find_changes, read_as, save, to_json, utc
+from ..._utils.text import describe_file, short_type_name
+from ..._utils.validation import check_flag, given_path, whole, whole_or_none
+from ...devices import profilers
 from ...devices.registry import device_of
 from ...errors import ConfigurationError
+from ...session import SESSION
 from ..checks.operators.fallbacks import Fallback
-from .workloads import (
-    DATA,
-    DATA_SHARE,
-    OWN_STEP,
-    OperatorTime,
-    Split,
-    StepReport,
-    Synchronisation,
-)
+from .timing import DATA, DATA_SHARE, OperatorTime, Split, Synchronisation, series
+from .workloads import OWN_STEP, StepReport, Workload, next_batch, put_on_devices, subject_of
 
 # What is looked for, by the names of the findings.
-DATA_FINDING, SYNCHRONISATION, TINY_BATCH, FALLBACK = "data", "synchronisation", "tiny batch", "fallback"
+DATA_FINDING = "data"
+SYNCHRONISATION = "synchronisation"
+TINY_BATCH = "tiny batch"
+FALLBACK = "fallback"
 
 # A batch is tiny if kernels run on the GPU for less than half of a step: it mostly waits for the next to be started.
 # Measured on an H200: a BERT of base size with rows of 128 tokens crosses it at 1 or 2 rows in forward passes and at about 8
@@ -65,7 +65,8 @@ WAIT_REMEDIES = {
 }
 
 SHOWN = 3  # How many places a finding names.
-DRAWN_OPERATORS, SHOWN_OPERATORS = 5, 12  # How many are drawn, and in the table.
+DRAWN_OPERATORS = 5  # How many operators are drawn.
+SHOWN_OPERATORS = 12  # How many are in the table.
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,8 +118,12 @@ class Profile(StepReport):
 
     SCHEMA = "openmed_nb/profile/1"
     ALSO = (
-        *("microseconds_per_operator", "starting_share", "kernel_share", "fallback_share"),
-        *("findings", "bottlenecks"),
+        "microseconds_per_operator",
+        "starting_share",
+        "kernel_share",
+        "fallback_share",
+        "findings",
+        "bottlenecks",
     )
 
     @property
@@ -234,18 +239,33 @@ class Profile(StepReport):
         """Return what holds the steps up; the figures stand in the HTML."""
         title = f"Profile of {self.name} ({self.task}) on {self.shown(self.device)}"
         how = f"{counted(self.steps, 'step')} of {counted(self.rows, 'row')}, after {self.warm_up} for warming up."
-        waits = tuple((one.call, str(one.place), f"{one.count:g}") for one in self.synchronisations)
+        waits = tuple((wait.call, str(wait.place), f"{wait.count:g}") for wait in self.synchronisations)
         tables = (
             findings_table("", self.findings),
             Table("What waits for the device", ("call", "where", "times a step"), waits),
         )
+        begins = itertools.accumulate(self.split.waits.values(), initial=0.0)
+        phases = tuple(
+            Bar(name, seconds, self.split.shown(name), begin, strong=name == self.split.dominating)
+            for (name, seconds), begin in zip(self.split.waits.items(), begins, strict=False)
+        )
+        on_gpu = self.device_seconds is not None  # Else the times are those of the host.
+        times = [
+            (f"{time.operator} ({time.phase})", (time.device_seconds or 0.0) if on_gpu else time.seconds)
+            for time in self.operators
+        ]
+        longest = sorted(times, key=lambda time: -time[1])[:DRAWN_OPERATORS]
+        caption = f"Operators that take longest {'on the GPU' if on_gpu else 'on the host'}, in a step"
         return Report(
             title,
             (how,),
             tables,
             figures=(self._time_table(), self._operator_table()),
             spoken=(self.headline, f"{title}: {how}"),
-            pictures=(self._time_picture(), self._operator_picture()),
+            pictures=(
+                Picture("Where the time of a step goes, from its beginning to its end", phases),
+                bars_of(caption, longest, milliseconds),
+            ),
         )
 
     @property
@@ -255,54 +275,39 @@ class Profile(StepReport):
         share = f": {100 * self.shares[most]:.0f} % of it is {most}" if most not in {"", "step"} else ""
         return f"A step takes {milliseconds(self.seconds)} on {self.shown(self.device)}{share}"
 
-    def _time_picture(self) -> Picture:
-        """Return the phases of a step, one after the other."""
-        begins = itertools.accumulate(self.split.waits.values(), initial=0.0)
-        bars = (
-            Bar(name, seconds, self.split.shown(name), begin, strong=name == self.split.dominating)
-            for (name, seconds), begin in zip(self.split.waits.items(), begins, strict=False)
-        )
-        return Picture("Where the time of a step goes, from its beginning to its end", tuple(bars))
-
-    def _operator_picture(self) -> Picture:
-        """Return the operators that take longest: on the GPU where its kernels are seen, else on the host."""
-        on_gpu = self.device_seconds is not None
-        times = [
-            (f"{one.operator} ({one.phase})", (one.device_seconds or 0.0) if on_gpu else one.seconds)
-            for one in self.operators
-        ]
-        longest = sorted(times, key=lambda one: -one[1])[:DRAWN_OPERATORS]
-        caption = f"Operators that take longest {'on the GPU' if on_gpu else 'on the host'}, in a step"
-        return bars_of(caption, longest, milliseconds)
-
     def _data(self) -> Finding:
         if self.shares.get(DATA, 0.0) > DATA_SHARE:
             return Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
         return Finding(DATA_FINDING, OK, "data come in time")
 
     def _synchronisation(self) -> Finding:
-        mine = [one for one in self.synchronisations if one.place.is_own]
-        own = [one for one in mine if one.reason != "batch"]  # No step can do without its batch.
-        if not own:
+        mine = [wait for wait in self.synchronisations if wait.place.is_own]
+        avoidable = [wait for wait in mine if wait.reason != "batch"]  # No step can do without its batch.
+        if not avoidable:
             waits = "only the batch is waited for, on its way to the device"
             return Finding(SYNCHRONISATION, OK, waits if mine else "no line of the step waits for the device")
-        more = f", and {counted(len(own) - SHOWN, 'other')}" if len(own) > SHOWN else ""
-        places = f"{', '.join(str(one) for one in own[:SHOWN])}{more}"
+        places = ", ".join(map(str, avoidable[:SHOWN]))
+        if len(avoidable) > SHOWN:
+            places += f", and {counted(len(avoidable) - SHOWN, 'other')}"
         if not device_of(self.device).is_accelerator:
             words = f"nothing waits on the CPU; a GPU would be waited for: {places}"
             return Finding(SYNCHRONISATION, NOT_APPLICABLE, words)
-        return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", WAIT_REMEDIES[own[0].reason])
+        remedy = WAIT_REMEDIES[avoidable[0].reason]
+        return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", remedy)
 
     def _tiny_batch(self) -> Finding:
         """Return whether a step does little but start operators."""
-        share, kernels = self.starting_share, self.kernel_share
         if self.simulated and device_of(self.device).can_be_simulated:
             return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device starts no operators")
-        # A step of one's own may spend its time in Python, which only the CPU's own operator times tell apart.
-        hides_python = self.task == OWN_STEP and self.operator_seconds is None
-        if kernels is None and (share is None or (share <= STARTING_SHARE and hides_python)):
-            return Finding(TINY_BATCH, NOT_APPLICABLE, "not known")
-        if kernels < KERNEL_SHARE if kernels is not None else (share or 0.0) > STARTING_SHARE:
+        if self.kernel_share is not None:
+            tiny = self.kernel_share < KERNEL_SHARE
+        else:
+            tiny = (self.starting_share or 0.0) > STARTING_SHARE
+            # A step of one's own may spend its time in Python, which only the CPU's own operator times tell apart.
+            hides_python = self.task == OWN_STEP and self.operator_seconds is None
+            if self.starting_share is None or (hides_python and not tiny):
+                return Finding(TINY_BATCH, NOT_APPLICABLE, "not known")
+        if tiny:
             remedy = "Use a larger batch: nb.sweep() finds the best."
             return Finding(TINY_BATCH, WARNING, "most of a step goes into starting operators", remedy)
         return Finding(TINY_BATCH, OK, "operators have enough to do")
@@ -310,22 +315,20 @@ class Profile(StepReport):
     def _fallback(self) -> Finding:
         if not device_of(self.device).has_fallbacks:
             return Finding(FALLBACK, NOT_APPLICABLE, "only MPS has operators that fall back to the CPU")
-        names = sorted({one.operator for one in self.fallbacks})
-        if names:
-            remedy = (
-                "See where with nb.runbook.fallbacks(), and write it with other operators, or do this part on the CPU."
-            )
-            return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
-        return Finding(FALLBACK, OK, "nothing fell back to the CPU")
+        names = sorted({fallback.operator for fallback in self.fallbacks})
+        if not names:
+            return Finding(FALLBACK, OK, "nothing fell back to the CPU")
+        remedy = "See where with nb.runbook.fallbacks(), and write it with other operators, or do this part on the CPU."
+        return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
 
     def _time_table(self) -> Table:
         rows = [
             ("a step at full speed", milliseconds(self.seconds)),
             ("data only", milliseconds(self.data_only)),
             ("the same batch again", milliseconds(self.compute_only)),
-            *((f"phase {name}", self.split.shown(name)) for name in self.split.seconds),
-            ("operators a step", f"{self.operators_per_step:g}"),
         ]
+        rows += [(f"phase {name}", self.split.shown(name)) for name in self.split.seconds]
+        rows.append(("operators a step", f"{self.operators_per_step:g}"))
         if self.microseconds_per_operator is not None:
             rows.append(("time for each operator", f"{self.microseconds_per_operator:.1f} µs"))
         parts = (
@@ -354,13 +357,18 @@ class Profile(StepReport):
         return Table("Operators by the time that they take themselves", columns, rows, folded=True)
 
 
-# How many operators on top are compared, and after how many days without progress to stop (the runbook): after a week to move
-# the work or to accept it, after two to split it. What changes by less than CHANGE also changes from run to run.
-TOP, WEEK, TWO_WEEKS, CHANGE = 3, 7, 14, 0.1
+TOP = 3  # How many operators on top are compared.
+# After how many days without progress to stop (the runbook): after a week to move the work or to accept it, after two to split it.
+WEEK = 7
+TWO_WEEKS = 14
+CHANGE = 0.1  # What changes by less also changes from run to run.
 # What two profiles must have in common.
 SAME_WORK = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
 LANES = "print(nb.verdict(...).lanes) shows CPU, MPS, MLX and a remote pool beside each other."
-WORK, STEP_TIME, STOPPING = "same work", "time of a step", "stopping rule"  # The names of findings.
+# The names of findings.
+WORK = "same work"
+STEP_TIME = "time of a step"
+STOPPING = "stopping rule"
 
 
 @dataclass(frozen=True)
@@ -389,10 +397,19 @@ class ProfileDiff(Shown):
     first: Profile
     second: Profile
 
-    SCHEMA, HIDDEN = "openmed_nb/profile_diff/1", ("first", "second")
+    SCHEMA = "openmed_nb/profile_diff/1"
+    HIDDEN = ("first", "second")
     ALSO = (
-        *("written", "days", "differences", "progress", "operators", "hotspots"),
-        *("stop", "findings", "status", "simulated"),
+        "written",
+        "days",
+        "differences",
+        "progress",
+        "operators",
+        "hotspots",
+        "stop",
+        "findings",
+        "status",
+        "simulated",
     )
     WHEN_SIMULATED = StepReport.WHEN_SIMULATED
 
@@ -418,7 +435,8 @@ class ProfileDiff(Shown):
     @property
     def differences(self) -> tuple[str, ...]:
         """In what the work differs, so that times cannot be compared; empty if it is the same."""
-        return tuple(one for one in SAME_WORK if getattr(self.first, one) != getattr(self.second, one))
+        first, second = ({name: getattr(one, name) for name in SAME_WORK} for one in (self.first, self.second))
+        return tuple(change.path[0] for change in find_changes(first, second))
 
     @property
     def progress(self) -> float | None:
@@ -433,21 +451,24 @@ class ProfileDiff(Shown):
 
         These are times on the GPU if both profiles know them, else on the host.
         """
-        both = (self.first, self.second)
-        of_device = all(one.device_seconds is not None for one in both)
-        times = defaultdict[str, list[float]](lambda: [0.0, 0.0])
-        for at, one in enumerate(both):
-            for operator in one.operators:
-                times[operator.operator][at] += (operator.device_seconds or 0.0) if of_device else operator.seconds
-        found = [OperatorTimes(name, *taken) for name, taken in times.items()]
-        return tuple(sorted(found, key=lambda one: max(one.before, one.now), reverse=True))
+        known = self.first.device_seconds is not None and self.second.device_seconds is not None
+        unit = "device_seconds" if known else "seconds"
+        before = defaultdict[str, float](float)
+        after = defaultdict[str, float](float)
+        for profile, seconds in ((self.first, before), (self.second, after)):
+            for operator in profile.operators:
+                seconds[operator.operator] += getattr(operator, unit) or 0.0
+        times = [OperatorTimes(name, before[name], after[name]) for name in {**before, **after}]
+        return tuple(sorted(times, key=lambda one: max(one.before, one.now), reverse=True))
 
     @property
     def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names of the three operators that take longest, of each."""
-        before = sorted((one for one in self.operators if one.before), key=lambda one: one.before, reverse=True)
-        now = sorted((one for one in self.operators if one.now), key=lambda one: one.now, reverse=True)
-        return tuple(one.operator for one in before[:TOP]), tuple(one.operator for one in now[:TOP])
+        return self._top("before"), self._top("now")
+
+    def _top(self, when: str) -> tuple[str, ...]:
+        times = {one.operator: getattr(one, when) for one in self.operators if getattr(one, when)}
+        return tuple(sorted(times, key=times.__getitem__, reverse=True)[:TOP])
 
     @property
     def stop(self) -> bool:
@@ -460,16 +481,19 @@ class ProfileDiff(Shown):
         if self.differences:
             remedy = "Profile the same work again, with the same batch on the same device."
             return (Finding(WORK, WARNING, f"other {', '.join(self.differences)}: nothing is compared", remedy),)
-        changes: dict[str, list[str]] = {"faster": [], "slower": []}
-        for one in self.operators:
-            on_top = any(one.operator in names for names in self.hotspots)
-            if on_top and abs(one.now - one.before) > CHANGE * max(one.now, one.before):
-                changes["faster" if one.now < one.before else "slower"].append(one.operator)
-        changed = "; ".join(f"{word}: {', '.join(names)}" for word, names in changes.items() if names)
+        top = {*self._top("before"), *self._top("now")}
+        changed = [
+            one
+            for one in self.operators
+            if one.operator in top and abs(one.now - one.before) > CHANGE * max(one.now, one.before)
+        ]
+        faster = ", ".join(one.operator for one in changed if one.now < one.before)
+        slower = ", ".join(one.operator for one in changed if one.now > one.before)
+        words = [f"{word}: {names}" for word, names in (("faster", faster), ("slower", slower)) if names]
         return (
             Finding(WORK, OK, "model, batch and device are the same"),
             self._step(),
-            Finding("operators", OK, changed or "those on top take as long as before"),
+            Finding("operators", OK, "; ".join(words) or "those on top take as long as before"),
             self._stopping(),
         )
 
@@ -502,14 +526,206 @@ class ProfileDiff(Shown):
 
     def report(self) -> Report:
         """Return what became of the work; times stand in the HTML."""
-        of = f"{self.second.name} ({self.second.task}) on {self.second.shown(self.second.device)}"
         apart = "at two times" if self.days is None else f"{counted(self.days, 'day')} apart"
-        said = "stop here" if self.stop else "other work" if self.differences else self._step().evidence
+        said = "stop here" if self.stop else self._step().evidence
+        if self.differences:
+            said = "other work"
         step = OperatorTimes("a step at full speed", self.first.seconds, self.second.seconds)
         rows = tuple(
             (one.operator, f"{1000 * one.before:.3f}", f"{1000 * one.now:.3f}", one.change)
             for one in (step, *self.operators[:SHOWN_OPERATORS])
         )
         times = Table("Times of a step", ("what", "ms before", "ms now", "change"), rows)
-        title, tables = f"Two profiles of {of}, {apart}: {said}", (findings_table("", self.findings),)
-        return Report(title, tables=tables, figures=() if self.differences else (times,), status=self.status)
+        later = self.second
+        return Report(
+            f"Two profiles of {later.name} ({later.task}) on {later.shown(later.device)}, {apart}: {said}",
+            tables=(findings_table("", self.findings),),
+            figures=() if self.differences else (times,),
+            status=self.status,
+        )
+
+
+MOST_OPERATORS = 30  # How many are kept.
+STEPS = 50
+WARM_UP = 5
+PARTS = 6  # What a profile is made of, one after the other.
+
+
+def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
+    model: Any = None,
+    data: Any = None,
+    *,
+    steps: int = STEPS,
+    warm_up: int = WARM_UP,
+    training: bool = False,
+    device: str | None = None,
+    batch_size: int | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    signposts: bool = False,
+    metal_capture: str | None = None,
+    progress: bool = True,
+    **arguments: Any,
+) -> Profile:
+    """Look at some steps closely: where their time goes, which lines wait for the device, which operators take long.
+
+    After the warm-up, steps are timed at full speed and phase by phase; then their data alone, and the same batch again and
+    again; then some run under torch's profiler; and at last a few are watched for what they call, which slows them and is not
+    timed. In turn with them run operators that have nothing to compute: a batch is tiny if more than half of a step goes into
+    starting operators.
+
+    Args:
+        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a
+            function that does a step of your own with a batch, which is run as it is and changes what it changes.
+        data: Texts for a name or a pipeline; example inputs or a ``DataLoader`` for a module or for training; batches for a
+            function, or another function that makes a batch of a number of rows. Synthetic texts where nobody says.
+        steps: How many steps torch's profiler sees. The series of times have as many, or fewer where they are slow.
+        warm_up: How many steps come before any that counts.
+        training: Whether training steps are profiled: forward, backward and AdamW, on a copy of the model.
+        device: The device; ``None`` is the session's.
+        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has. Texts
+            run on a device in batches of tokens: of 128 for each text of a ``batch_size`` that is passed, which is what
+            :func:`sweep` measures; without one, of as many as suit the device. The result says it as ``batch_tokens``.
+        trace: A file for the trace of the profiled steps in the format of Chrome, such as ``"trace.json"``; it is written over.
+            It has no code, shapes or text, but torch writes the name of the computer into it.
+        signposts: On MPS, whether the profiled steps leave signposts for Instruments (``torch.mps.profiler.profile``).
+        metal_capture: On MPS, the name under which one step's Metal calls are captured for Xcode, such as ``"step"``, for which
+            torch writes ``0000-step.gputrace`` in the current folder; the number counts the captures of this process
+            (``torch.mps.profiler.metal_capture``, since torch 2.7, where ``MTL_CAPTURE_ENABLED=1`` was set before Python began).
+        progress: Whether to show what is under way, where it takes longer than half a second.
+        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+
+    Returns:
+        The profile: ``findings``, named ``"data"``, ``"synchronisation"``, ``"tiny batch"`` and ``"fallback"``; ``bottlenecks``,
+        the names of those that warn; ``seconds``, ``data_only``, ``compute_only`` and ``shares`` of the phases;
+        ``synchronisations`` with call, file, line and count; ``operators`` by time; and ``save("profile.json")``, in the schema
+        that ``to_dict()["schema"]`` names. Its text has no times, no path and no word of a text.
+
+    Raises:
+        ConfigurationError: For what cannot be measured, for data and numbers that are none, for a file that cannot be written,
+            for signposts and captures where torch has none, and while another profiler of torch is on.
+        ModelError: Where the model cannot be loaded.
+        DeviceError: Where the device cannot be used, or a batch does not fit in its memory.
+
+    Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are named with the line of your own code; inside of
+    a model of a library, the library's module is named and nothing warns. A copy to the device waits for all that was started
+    there (torch's ``MPSStream::copy_and_sync`` and, on CUDA, ``memcpy_and_sync``): that of the batch, before a step computes, is
+    named and does not warn. On the CPU nothing waits, and the lines are named that
+    would on a GPU. torch's profiler sees no kernels of MPS: there, the times of operators are those of the host. What
+    ``torch.compile`` made is watched uncompiled. Hooks of a model of yours run in its copy.
+
+    Example:
+        >>> import torch
+        >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
+        >>> [one.name for one in found.findings], found.operators_per_step
+        (['data', 'synchronisation', 'tiny batch', 'fallback'], 1.0)
+    """
+    check_flag("signposts", signposts)
+    steps = whole("steps", steps)
+    warm_up = whole("warm_up", warm_up, 0)
+    batch_size = whole_or_none("batch_size", batch_size)
+    file = checked_trace(trace)
+    capture = None if metal_capture is None else profilers.capture_name(metal_capture)
+    with SESSION.told_after(progress):
+        subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
+        profilers.check_no_profiler()
+        if signposts:
+            profilers.check_signposts(place)
+        if capture is not None:
+            profilers.check_metal_capture(place)
+        with put_on_devices(subject, [place]) as benches:
+            return profiled(benches[place].stream(batch_size), place, steps, warm_up, file, signposts, capture)
+
+
+def checked_trace(trace: Any) -> Path | None:
+    """Return where a trace will be written; anything but a file of JSON in a folder that takes files is an error.
+
+    Example:
+        >>> checked_trace("trace.txt")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. Use a name that ends in .json or .json.gz.
+    """
+    if trace is None:
+        return None
+    name = os.fspath(trace) if isinstance(trace, (str, os.PathLike)) else ""
+    if not str(name).endswith((".json", ".json.gz")):
+        shown = describe_file(Path(name)) if name else short_type_name(trace)
+        raise ConfigurationError(f"A trace cannot be written to {shown}.", "Use a name that ends in .json or .json.gz.")
+    file = Path(name)
+    try:  # torch's profiler says nothing if it cannot write.
+        with tempfile.TemporaryFile(dir=file.parent):
+            writable = os.access(file, os.W_OK) if file.exists() else True
+    except OSError:
+        writable = False
+    if file.is_dir() or not writable:
+        what = f"{describe_file(file)} cannot be written there."
+        raise ConfigurationError(what, "Make the folder, or use another one.")
+    return file
+
+
+def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
+    workload: Workload,
+    device: str,
+    steps: int,
+    warm_up: int,
+    trace: Path | None,
+    signposts: bool,
+    capture: str | None,
+) -> Profile:
+    """Return the profile of steps that are ready."""
+    from .profile_watch import CALLS, WATCHED, empty_operators, operators_of, total, watched
+
+    def tell(done: int) -> None:
+        SESSION.tell(Activity("Profiling", workload.name, done, PARTS, "part"))
+
+    tell(0)
+    known = device_of(device)
+    empty = empty_operators(device)
+    with workload.begun() as batches:
+        batch = next(batches)
+        for _ in range(warm_up):
+            workload.seconds_of_steps(batches)
+        workload.settle(batches)
+        tell(1)
+        seconds = series(lambda: workload.seconds_of_steps(batches), steps)
+        workload.settle(batches)
+        tell(2)
+        split = workload.split(batches, steps)
+        workload.drop_ready(batches)
+        tell(3)
+        data = series(lambda: next_batch(batches)[1], steps)
+        turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
+        tell(4)
+        with profilers.signposts() if signposts else contextlib.nullcontext():
+            operators = operators_of(workload, batches, steps, trace, None if known.is_accelerator else empty)
+        if capture is not None:
+            with profilers.metal_capture(capture):
+                workload.run(batch)
+        tell(5)
+        per_step, waits, fell = watched(workload, batches)
+    tell(PARTS)
+    compute, started = zip(*turns, strict=True)
+    starting = total(operators, "starting_seconds")
+    if known.is_accelerator and not known.profiler_times_kernels:
+        starting = per_step * statistics.median(started) / CALLS
+    return Profile(
+        **workload.facts,
+        device=device,
+        rows=workload.usual_rows,
+        steps=steps,
+        warm_up=warm_up,
+        seconds=statistics.median(seconds),
+        split=split,
+        data_only=workload.typical(data),
+        compute_only=statistics.median(compute),
+        operators=operators[:MOST_OPERATORS],
+        operators_per_step=per_step,
+        device_seconds=total(operators, "device_seconds", with_data=True),
+        synchronisations=waits,
+        fallbacks=fell,
+        watched=WATCHED,
+        batch_tokens=workload.batch_tokens,
+        operator_seconds=None if known.is_accelerator else (total(operators, "seconds") or 0.0),
+        starting_seconds=starting,
+        written=utc(),
+    )
