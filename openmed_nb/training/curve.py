@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, combinations, pairwise, takewhile
+from itertools import accumulate, combinations, pairwise
 from statistics import median
 from typing import Any
 
 from .._render.display import MARK, OK, UNITS, WARNING, Plain, Report, Shown, Table, counted, in_bytes
 from .._render.drawing import Axes, Line, Mark, Picture, ticks
+from ..devices.device import AllocatorMemory
 from ..devices.machine import Footprint, import_psutil, mps_is_simulated, read_footprint, run_command
 from ..devices.registry import device_of
 from ..devices.request import kind_of
 from ..errors import ConfigurationError
-from .holders import Holder, living_bytes
+from .holders import Holder, living_bytes, table_of
 
 # The levels of macOS (kern.memorystatus_vm_pressure_level); 3 does not exist.
 PRESSURE = {"1": "normal", "2": "warning", "4": "critical"}
@@ -63,16 +65,16 @@ class MemorySample(Shown):
         names = ("allocated", "reserved", "recommended", "peak", "resident", "swap")
         rows = tuple((name, in_bytes(getattr(self, name))) for name in names if getattr(self, name) is not None)
         where = "after epoch" if self.boundary else "in training, epochs done:"
-        pressure = (f"Memory pressure: {self.pressure}.",) if self.pressure else ()
-        sentences = (f"Step {self.step}, {self.seconds:.1f} s.", *pressure)
-        return Report(f"Memory {where} {self.epoch}", sentences, tables=(Table("", ("memory", "size"), rows),))
+        sentences = [f"Step {self.step}, {self.seconds:.1f} s."]
+        if self.pressure:
+            sentences.append(f"Memory pressure: {self.pressure}.")
+        return Report(f"Memory {where} {self.epoch}", tuple(sentences), tables=(Table("", ("memory", "size"), rows),))
 
 
 def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bool = True) -> MemorySample:
     """Look at the memory of a device, and let the peak begin again."""
-    known = device_of(device)
-    memory = known.memory()
-    known.reset_peak()
+    memory = held_memory(device)
+    device_of(device).reset_peak()
     pressure = None
     if sys.platform == "darwin":
         pressure = parse_pressure(run_command(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]))
@@ -81,7 +83,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         step,
         seconds,
         boundary,
-        allocated=living_bytes() if memory.allocated is None else memory.allocated,
+        allocated=memory.allocated,
         reserved=memory.reserved,
         recommended=installed_bytes() if memory.recommended is None else memory.recommended,
         peak=memory.peak,
@@ -90,6 +92,12 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         pressure=pressure,
         simulated=mps_is_simulated(),
     )
+
+
+def held_memory(device: str) -> AllocatorMemory:
+    """Return the memory of a device; on the CPU, ``allocated`` is what the tensors use that Python objects reach."""
+    memory = device_of(device).memory()
+    return replace(memory, allocated=living_bytes()) if memory.allocated is None else memory
 
 
 def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int:
@@ -107,7 +115,10 @@ def parse_pressure(output: str | None) -> str | None:
     return PRESSURE.get((output or "").strip())
 
 
-FLAT, GROWING, SAWTOOTH, TOO_SHORT = "flat", "growing", "sawtooth", "too short to tell"
+FLAT = "flat"
+GROWING = "growing"
+SAWTOOTH = "sawtooth"
+TOO_SHORT = "too short to tell"
 
 # The runbook's gate: more growth than this over ten epochs, with caches emptied at their boundaries, is suspect.
 GROWTH_GATE = 0.26
@@ -171,61 +182,56 @@ def judge(sizes: Sequence[int], gate: float = GROWTH_GATE) -> Trend:
     every = -(-len(sizes) // MOST_SIZES)
     scale = max(sizes[0], SMALLEST_BASELINE)
     shares = [size / scale for size in sizes]
-    thinned, pace = shares[::-every][::-1], gate * every / GATE_EPOCHS
-    envelope = [min(pair) for pair in pairwise(thinned)]  # Without what every second epoch takes and gives back.
-    rises = grows(thinned, pace) or (len(thinned) >= LONG and grows(envelope, pace))
-    backwards = (later > sooner + TOLERANCE for later, sooner in pairwise(reversed(shares)))
-    late = sum(1 for _ in takewhile(bool, backwards))  # How often it has risen at its end, one size after the other.
-    last_rise, growth = shares[-1] - shares[-1 - late], slope(thinned) * GATE_EPOCHS / every
-    lately = last_rise / late if late else 0.0
-    steepest = max(growth, GATE_EPOCHS * (slope(envelope) / every), GATE_EPOCHS * lately)
-    if last_rise <= max(gate / 2, gate * late / GATE_EPOCHS):
-        late = 0  # The gate lets such a last rise pass.
     spread = max(shares) - min(shares)
+    thinned = shares[::-every][::-1]
+    pace = gate * every / GATE_EPOCHS
+    envelope = [min(pair) for pair in pairwise(thinned)]  # Without what every second epoch takes and gives back.
+    growth = slope(thinned) * GATE_EPOCHS / every
+    steepest = max(growth, slope(envelope) * GATE_EPOCHS / every)
+    late = 0  # How often it has risen at its end, one size after the other.
+    while late + 1 < len(shares) and shares[-1 - late] > shares[-2 - late] + TOLERANCE:
+        late += 1
+    last_rise = shares[-1] - shares[-1 - late]
+    if late:
+        steepest = max(steepest, GATE_EPOCHS * last_rise / late)
+    kind = FLAT
     if len(shares) < MINIMUM_STEADY:
         kind = TOO_SHORT
-    elif rises:
+    elif grows(thinned, pace) or (len(thinned) >= LONG and grows(envelope, pace)):
         kind = GROWING
     elif spread > gate and falls_back(shares):
         kind = SAWTOOTH
-    else:
-        kind = GROWING if late >= MINIMUM_STEADY else TOO_SHORT if late else FLAT
+    elif last_rise > max(gate / 2, gate * late / GATE_EPOCHS):  # The gate lets a smaller last rise pass.
+        kind = GROWING if late >= MINIMUM_STEADY else TOO_SHORT
     return Trend(kind, sizes[0], sizes[-1], growth, spread, shares[-1] - shares[0], steepest)
 
 
 def grows(shares: Sequence[float], pace: float) -> bool:
     """Tell whether a series rises by more than a pace for each size, again and again, and still does in its second half."""
-    again, lately = slope(without_largest_rise(shares)), slope(shares[len(shares) // 2 :])
-    steady = again > pace / 2 and (len(shares) < LONG or lately > pace / 2)
-    return slope(shares) > pace and steady and rank_correlation(shares, TOLERANCE) >= TREND
+    rises = [later - sooner for sooner, later in pairwise(shares)]
+    largest = max(rises, default=0.0)
+    if largest > 0:
+        rises[rises.index(largest)] = 0.0
+    still = len(shares) < LONG or slope(shares[len(shares) // 2 :]) > pace / 2
+    again = slope(list(accumulate(rises, initial=0.0))) > pace / 2
+    # Kendall's tau: 1 where each size is above those before it, -1 where it is below.
+    above = sum(later > sooner + TOLERANCE for sooner, later in combinations(shares, 2))
+    below = sum(later < sooner - TOLERANCE for sooner, later in combinations(shares, 2))
+    steady = above - below >= TREND * math.comb(len(shares), 2)
+    return slope(shares) > pace and again and still and steady
 
 
 def slope(sizes: Sequence[float]) -> float:
-    """Return the median slope between all pairs of a series, in bytes for each epoch."""
+    """Return the median slope between all pairs of a series, for each epoch."""
     slopes = [(later - sooner) / (end - start) for (start, sooner), (end, later) in combinations(enumerate(sizes), 2)]
-    return float(median(slopes)) if slopes else 0.0
-
-
-def without_largest_rise(sizes: Sequence[float]) -> list[float]:
-    """Return a series as it would be without its largest rise from one size to the next."""
-    rises = [later - sooner for sooner, later in pairwise(sizes)]
-    largest = max(rises, default=0)
-    start = rises.index(largest) + 1 if largest > 0 else len(sizes)
-    return [*sizes[:start], *(size - largest for size in sizes[start:])]
-
-
-def rank_correlation(sizes: Sequence[float], tolerance: float = 0.0) -> float:
-    """Return how steadily a series rises: 1 where each size is above those before it, -1 where it is below."""
-    signs = [(later > sooner + tolerance) - (later < sooner - tolerance) for sooner, later in combinations(sizes, 2)]
-    return sum(signs) / len(signs) if signs else 0.0
+    return median(slopes) if slopes else 0.0
 
 
 def falls_back(sizes: Sequence[float]) -> bool:
     """Tell whether a series both rises and falls by a quarter of its spread; one that moves to a new level does not."""
-    least = (max(sizes) - min(sizes)) / 4
-    rises = any(size - lowest > least for size, lowest in zip(sizes, accumulate(sizes, min), strict=True))
-    falls = any(highest - size > least for size, highest in zip(sizes, accumulate(sizes, max), strict=True))
-    return rises and falls
+    rise = max(size - lowest for size, lowest in zip(sizes, accumulate(sizes, min), strict=True))
+    fall = max(highest - size for size, highest in zip(sizes, accumulate(sizes, max), strict=True))
+    return min(rise, fall) > (max(sizes) - min(sizes)) / 4
 
 
 # What is judged, the surest sign of retained tensors first.
@@ -423,70 +429,81 @@ class MemoryCurve(Shown):
         Raises:
             ConfigurationError: Where matplotlib is not installed.
         """
-        return needing(".plot").draw(self)
+        suspect = f" ({self.suspect.name})" if self.suspect else ""
+        title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{suspect}"
+        return needing(".plot").draw(title, self.pictures)
 
     @property
-    def limits(self) -> tuple[tuple[str, int], ...]:
-        """What the device should not go beyond, and where torch refuses more: names and bytes."""
+    def limits(self) -> tuple[Mark, ...]:
+        """What the device should not go beyond, and where torch refuses more, in bytes."""
         recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
         device = device_of(self.device)
-        named = [(device.capacity_caption, recommended)]
+        limits = [Mark(recommended, device.capacity_caption)]
         if self.limit:
-            named.append((f"{device.limit_caption} ({self.limit:g})", int(recommended * self.limit)))
-        return tuple(one for one in named if one[1])
+            limits.append(Mark(int(recommended * self.limit), f"{device.limit_caption} ({self.limit:g})"))
+        return tuple(limits) if recommended else ()
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """The memory of the device, with its limits, and that of the process, both over the epochs."""
-        warm = tuple(Mark(first.epoch, "warm-up ends") for first in self.boundaries[:1])
-        device = self._picture("Memory of the device", LINES_OF_DEVICE, 12, self.limits, warm)
-        return device, self._picture("Memory of the process", LINES_OF_PROCESS, 6)
+        return (
+            self._picture("Memory of the device", LINES_OF_DEVICE, 12, self.limits, self.boundaries[:1]),
+            self._picture("Memory of the process", LINES_OF_PROCESS, 6),
+        )
 
     def _picture(
         self,
         caption: str,
-        names: dict[str, str],
+        names: Mapping[str, str],
         height: float,
-        limits: Iterable[tuple[str, int]] = (),
-        marks: tuple[Mark, ...] = (),
+        limits: Iterable[Mark] = (),
+        warm: Iterable[MemorySample] = (),
     ) -> Picture:
         """Return some of the figures over the epochs that there are to be; limits that are far away are left out."""
         series = {name: [getattr(sample, name) for sample in self.samples] for name in names}
         series = {name: sizes for name, sizes in series.items() if sizes and None not in sizes}
         most = max(map(max, series.values()), default=0)
-        exponent, across = memory_exponent(most), tuple(places(self.samples))
+        exponent = memory_exponent(most)
         unit = 1024**exponent
-        lines = (
-            Line(names[name], across, tuple(size / unit for size in sizes), tuple(self._said(names[name], sizes)))
-            for name, sizes in series.items()
-        )
+        across = tuple(places(self.samples))
+        lines = []
+        for name, sizes in series.items():
+            shown = (
+                f"after epoch {sample.epoch}: {names[name]} {in_bytes(size)}" if sample.boundary else ""
+                for sample, size in zip(self.samples, sizes, strict=True)
+            )
+            lines.append(Line(names[name], across, tuple(size / unit for size in sizes), tuple(shown)))
         last = max((self.planned or 0, *(sample.epoch for sample in self.samples)))
         epochs = ticks(last, whole=True)
         epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # None close to the last.
-        named = tuple(Mark(epoch, f"{epoch:g}") for epoch in epochs)
-        near = tuple(Mark(size / unit, name) for name, size in limits if size <= NEAR * most)
-        return Picture(caption, lines=tuple(lines), axes=Axes(UNITS[exponent], "epoch", named, near, marks, height))
-
-    def _said(self, name: str, sizes: Iterable[int]) -> Iterator[str]:
-        """Yield what each sample says of a figure; those inside of an epoch say nothing."""
-        for sample, size in zip(self.samples, sizes, strict=True):
-            yield f"after epoch {sample.epoch}: {name} {in_bytes(size)}" if sample.boundary else ""
+        axes = Axes(
+            UNITS[exponent],
+            "epoch",
+            tuple(Mark(epoch, f"{epoch:g}") for epoch in epochs),
+            tuple(Mark(limit.at / unit, limit.name) for limit in limits if limit.at <= NEAR * most),
+            tuple(Mark(first.epoch, "warm-up ends") for first in warm),
+            height,
+        )
+        return Picture(caption, lines=tuple(lines), axes=axes)
 
     def report(self) -> Report:
         """Return the verdict, why, what to do, and the figures of each epoch."""
-        sentences = tuple(filter(None, (self.reason, self.advice, self.process.sentence)))
         rows: list[tuple[str, ...]] = []
         for sample in self.boundaries:
             sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident, sample.swap)
             note = "" if rows else "warm-up"
             rows.append((str(sample.epoch), str(sample.step), *map(in_bytes, sizes), sample.pressure or "", note))
         columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "swap", "pressure", "")
-        held, caption = tuple(holder.row for holder in self.holders), "What holds more tensors than after the warm-up"
-        grown = Table(caption, ("name", "kind", "tensors", "memory"), held)
-        title = f"Memory on {self.device}{MARK if self.simulated else ''}: {self.verdict}"
-        table = Table("Memory after each epoch", columns, tuple(rows), folded=True)
-        status = STATUS.get(self.verdict, "")
-        return Report(title, sentences, (table, grown), status=status, pictures=self.pictures)
+        return Report(
+            f"Memory on {self.device}{MARK if self.simulated else ''}: {self.verdict}",
+            tuple(filter(None, (self.reason, self.advice, self.process.sentence))),
+            (
+                Table("Memory after each epoch", columns, tuple(rows), folded=True),
+                table_of(self.holders, "What holds more tensors than after the warm-up"),
+            ),
+            status=STATUS.get(self.verdict, ""),
+            pictures=self.pictures,
+        )
 
 
 def known_epochs(planned: float | None) -> int | None:
@@ -503,10 +520,12 @@ def places(samples: Sequence[MemorySample]) -> list[float]:
         ([0.5, 1.0], [1.0])
     """
     inner = Counter(sample.epoch for sample in samples if not sample.boundary)
-    parts, seen, found = max(inner.values(), default=0) + 1, Counter[int](), []
+    parts = max(inner.values(), default=0) + 1
+    seen = 0  # Samples inside of this epoch.
+    found = []
     for sample in samples:
-        seen[sample.epoch] += not sample.boundary
-        found.append(float(sample.epoch) if sample.boundary else sample.epoch + seen[sample.epoch] / parts)
+        seen = 0 if sample.boundary else seen + 1
+        found.append(sample.epoch + seen / parts)
     return found
 
 

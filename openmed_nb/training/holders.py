@@ -188,12 +188,16 @@ class Holder(Plain):
         kind = f" ({self.kind})" if self.kind else ""
         return f"{self.name}{kind} holds {counted(self.tensors, 'tensor')}{graphs}, {in_bytes(self.size)}"
 
-    @property
-    def row(self) -> tuple[str, str, str, str]:
-        """The cells of a table."""
-        which = "all" if self.graphs == self.tensors else self.graphs
-        graphs = f", {which} with graphs" if self.graphs else ""
-        return self.name, self.kind, f"{self.tensors}{graphs}", in_bytes(self.size)
+
+def table_of(holders: Iterable[Holder], caption: str = "") -> Table:
+    """Return a table with a row for each holder."""
+    rows = []
+    for holder in holders:
+        count = str(holder.tensors)
+        if holder.graphs:
+            count += f", {'all' if holder.graphs == holder.tensors else holder.graphs} with graphs"
+        rows.append((holder.name, holder.kind, count, in_bytes(holder.size)))
+    return Table(caption, ("name", "kind", "tensors", "memory"), tuple(rows))
 
 
 @dataclass(frozen=True, repr=False)
@@ -211,9 +215,8 @@ class Holders(Shown, Sequence[Holder]):
 
     def report(self) -> Report:
         """Return the table of what holds tensors."""
-        rows = tuple(holder.row for holder in self.holders)
-        title = f"{counted(len(rows), 'name')} hold{'s' if len(rows) == 1 else ''} tensors"
-        return Report(title, tables=(Table("", ("name", "kind", "tensors", "memory"), rows),))
+        verb = "holds" if len(self) == 1 else "hold"
+        return Report(f"{counted(len(self), 'name')} {verb} tensors", tables=(table_of(self),))
 
 
 def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:

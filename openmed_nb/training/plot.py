@@ -1,4 +1,4 @@
-"""The memory curve as a figure of matplotlib, with the limits of the device in it.
+"""Pictures of lines in axes as a figure of matplotlib.
 
 Importing this file imports matplotlib; so it is imported only through ``curve.needing``.
 """
@@ -6,16 +6,16 @@ Importing this file imports matplotlib; so it is imported only through ``curve.n
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import cycle
 from typing import Any
 
 from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from .._render.drawing import INK, LIMIT, PALETTE, QUIET
-from .curve import MemoryCurve
+from .._render.drawing import INK, LIMIT, PALETTE, QUIET, Picture
 
 # What tells the lines apart without colour: their style and marker.
 STYLES = (("-", "o"), ("--", "s"), (":", "^"))
@@ -44,35 +44,38 @@ class CurveFigure(Figure):
         return written.getvalue()
 
 
-def draw(curve: MemoryCurve) -> CurveFigure:
-    """Return a matplotlib figure of a curve: the memory of the device above, that of the process below."""
+def draw(title: str, pictures: Sequence[Picture]) -> CurveFigure:
+    """Return pictures of lines in axes, which their HTML form shows too, as one matplotlib figure, one below the other."""
     with themed():
-        return _drawn(curve)
-
-
-def _drawn(curve: MemoryCurve) -> CurveFigure:
-    figure = CurveFigure(figsize=(7.0, 4.0), layout="constrained")
-    parts = figure.subplots(2, sharex=True, height_ratios=(2, 1))
-    for part, picture in zip(parts, curve.pictures, strict=True):
-        axes: Any = picture.axes
-        for line, (style, marker) in zip(picture.lines, STYLES, strict=False):
-            ends = [index for index, said in enumerate(line.shown) if said]
-            part.plot(line.across, line.up, style, marker=marker, markevery=ends, label=line.name)
-        for limit, style in zip(axes.limits, ("--", ":"), strict=False):
-            part.axhline(limit.at, linestyle=style, color=LIMIT, linewidth=1, label=limit.name)
-        for first in curve.boundaries[:1]:
-            part.axvspan(first.epoch - 1, first.epoch, alpha=0.12, color="grey", label="warm-up")
-        part.set_ylabel(axes.unit)
-        part.margins(x=0.02)
-        part.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if part.lines:
-            part.set_ylim(0, max(part.get_ylim()[1], part.dataLim.ymax * 1.1))
-        with_legend(part)
-    parts[-1].set_xlabel("epoch")
-    suspect = f" ({curve.suspect.name})" if curve.suspect else ""
-    title = f"{'SIMULATED MPS, ' if curve.simulated else ''}{curve.device}: {curve.verdict}{suspect}"
-    figure.suptitle(title, fontsize="large", fontweight="bold")
+        figure = CurveFigure(figsize=(7.0, 4.0), layout="constrained")
+        heights = [picture.axes.height for picture in pictures if picture.axes]
+        parts = figure.subplots(len(pictures), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for part, picture in zip(parts, pictures, strict=True):
+            _draw_lines(part, picture)
+        figure.suptitle(title, fontsize="large", fontweight="bold")
     return figure
+
+
+def _draw_lines(part: Any, picture: Picture) -> None:
+    """Draw the lines of a picture, with its limits and marks, into axes of matplotlib."""
+    axes: Any = picture.axes
+    for line, (style, marker) in zip(picture.lines, cycle(STYLES), strict=False):
+        dots = [index for index, said in enumerate(line.shown) if said]
+        part.plot(line.across, line.up, style, marker=marker, markevery=dots, label=line.name)
+        if line.spread:
+            part.vlines(line.across, *zip(*line.spread, strict=True), linewidth=1)
+    for limit, style in zip(axes.limits, cycle(("--", ":")), strict=False):
+        part.axhline(limit.at, linestyle=style, color=LIMIT, linewidth=1, label=limit.name)
+    for mark in axes.marks:
+        part.axvline(mark.at, linestyle="--", color=QUIET, linewidth=1.5, label=mark.name)
+    part.set_xticks([tick.at for tick in axes.ticks], [tick.name for tick in axes.ticks])
+    if part.get_subplotspec().is_last_row():
+        part.set_xlabel(axes.below)
+    part.set_ylabel(axes.unit)
+    part.margins(x=0.02)
+    if part.lines:
+        part.set_ylim(0, max(part.get_ylim()[1], part.dataLim.ymax * 1.1))
+    with_legend(part)
 
 
 def with_legend(axes: Any) -> None:

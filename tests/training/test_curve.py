@@ -1,6 +1,5 @@
 """A look at the memory, and the curve of such looks: what a series of sizes means, which figure decides, and what to do."""
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -21,11 +20,8 @@ from openmed_nb.training.curve import (
     TrainingProcess,
     judge,
     parse_pressure,
-    rank_correlation,
     resident_bytes,
-    slope,
     take_sample,
-    without_largest_rise,
 )
 from openmed_nb.training.holders import Holder
 
@@ -447,23 +443,3 @@ def test_one_jump_is_not_growing(level, start, jump):
 
     assert judge(sizes).kind in ({"flat", "too short to tell"} if start == len(level) - 1 else {"flat"})
 
-
-@given(SIZES)
-def test_the_largest_rise_is_taken_out(sizes):
-    """Without its largest rise a series is as long as before, begins as it did, and ends lower by that rise."""
-    rest = without_largest_rise(sizes)
-    largest = max([0, *(later - sooner for sooner, later in itertools.pairwise(sizes))])
-
-    assert len(rest) == len(sizes)
-    assert rest[:1] == sizes[:1]
-    assert rest[-1:] == [size - largest for size in sizes[-1:]]
-
-
-@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=30), st.integers(-1000, 1000))
-def test_slope_and_rank_correlation_of_a_reflected_series(sizes, level):
-    """Turning a series upside down turns its slope and its correlation around; a level adds nothing."""
-    reflected = [level - size for size in sizes]
-
-    assert slope(reflected) == pytest.approx(-slope(sizes))
-    assert rank_correlation(reflected) == pytest.approx(-rank_correlation(sizes))
-    assert -1 <= rank_correlation(sizes) <= 1

@@ -47,9 +47,9 @@ def test_the_limits_are_lines():
     assert [(one.name, one.at) for one in drawn.limits] == limits
     assert curve_of([50, 80], recommended=64 * GIB).pictures[0].axes.limits == ()
 
-    assert labels(device) == ["tensors", "recommended by Metal", "high watermark (1.7)", "warm-up"]
-    assert labels(process) == ["process", "warm-up"]
-    assert labels(curve_of([50, 80], recommended=64 * GIB).plot().axes[0]) == ["tensors", "warm-up"]
+    assert labels(device) == ["tensors", "recommended by Metal", "high watermark (1.7)", "warm-up ends"]
+    assert labels(process) == ["process"]
+    assert labels(curve_of([50, 80], recommended=64 * GIB).plot().axes[0]) == ["tensors", "warm-up ends"]
 
 
 def test_large_memory_is_counted_in_gib():
