@@ -66,14 +66,15 @@ def _draw_lines(part: Any, picture: Picture) -> None:
             part.vlines(line.across, *zip(*line.spread, strict=True), linewidth=1)
     for limit, style in zip(axes.limits, cycle(("--", ":")), strict=False):
         part.axhline(limit.at, linestyle=style, color=LIMIT, linewidth=1, label=limit.name)
-    for mark in axes.marks:
-        part.axvline(mark.at, linestyle="--", color=QUIET, linewidth=1.5, label=mark.name)
+    for name in dict.fromkeys(mark.name for mark in axes.marks):  # Marks of one name have one line in the legend.
+        places = [mark.at for mark in axes.marks if mark.name == name]
+        part.vlines(places, 0, 1, QUIET, "--", label=name, transform=part.get_xaxis_transform())
     part.set_xticks([tick.at for tick in axes.ticks], [tick.name for tick in axes.ticks])
     if part.get_subplotspec().is_last_row():
         part.set_xlabel(axes.below)
     part.set_ylabel(axes.unit)
     part.margins(x=0.02)
-    if part.lines:
+    if any(line.up for line in picture.lines):
         part.set_ylim(0, max(part.get_ylim()[1], part.dataLim.ymax * 1.1))
     with_legend(part)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from ..._events.activity import Activity
 from ..._render.display import UNITS, Plain, Report, Table, counted, in_bytes, plain
-from ..._render.drawing import LIMIT, Axes, Line, Mark, Picture
+from ..._render.drawing import Axes, Line, Mark, Picture
 from ..._utils.clock import now
 from ..._utils.text import describe_value, shorten
 from ..._utils.validation import number, whole_or_none
@@ -358,9 +358,8 @@ class SweepReport(StepReport):
         Raises:
             ConfigurationError: If matplotlib is not installed.
         """
-        plots = needing(".plot")
-        with plots.themed():
-            return _drawn(self, plots)
+        caption = f"{shorten(self.name, 30)}, {self.task} {self.heading}"
+        return needing(".plot").draw(caption, self.pictures)
 
 
 def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -463,7 +462,9 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
         search.points[rows] = measurement.point(rows)
     # The search measured each size at another moment; those near the best are measured again side by side, so that heat and
     # other programs touch all of them alike, and only these are compared.
-    compared = measurement.rounds(close, ROUNDS) if len(close := close_points(search.found)) > 1 else close
+    compared = close_points(search.found)
+    if len(compared) > 1:
+        compared = measurement.rounds(compared, ROUNDS)
     SESSION.tell(Activity("Sweeping", subject.name))
     search.points.update((point.rows, point) for point in compared)
     knee = knee_of(compared, gain)
@@ -692,11 +693,13 @@ def memory_of(device: str, step: Callable[[], object]) -> tuple[int | None, str]
     asked = device_of(device)
     if not asked.has_allocator:
         return peak_seen(step)
-    counts = asked.memory().peak is not None
-    asked.reset_peak() if counts else asked.empty_cache()
+    if asked.memory().peak is None:
+        asked.empty_cache()
+        step()
+        return asked.memory().reserved, DRIVER
+    asked.reset_peak()
     step()
-    memory = asked.memory()
-    return (memory.peak, ALLOCATOR) if counts else (memory.reserved, DRIVER)
+    return asked.memory().peak, ALLOCATOR
 
 
 def peak_seen(step: Callable[[], object]) -> tuple[int | None, str]:
@@ -740,10 +743,10 @@ def given_by_system() -> int:
 
 def in_container(most: Path, held: Path) -> int | None:
     """Return what the processes of a container may still take, ``None`` if they have no limit, or if it is not known."""
-    if not (most.is_file() and held.is_file()):
+    try:
+        return int(most.read_text("ascii")) - int(held.read_text("ascii"))
+    except (OSError, ValueError):
         return None
-    sizes = [file.read_text("ascii").strip() for file in (most, held)]
-    return int(sizes[0]) - int(sizes[1]) if all(size.isdecimal() for size in sizes) else None
 
 
 def expected_memory(points: Sequence[Point], rows: int) -> int | None:
@@ -767,38 +770,3 @@ def expected_memory(points: Sequence[Point], rows: int) -> int | None:
     slopes = [max(0.0, (above[1] - below[1]) / (above[0] - below[0])) for below, above in itertools.pairwise(there)]
     bend = slopes[-1] / slopes[-2] if len(slopes) > 1 and slopes[-2] else 1.0
     return math.ceil(size + slopes[-1] * min(2.0, max(1.0, bend)) * (rows - last))
-
-
-def _drawn(report: SweepReport, plots: Any) -> Any:
-    """Return the pictures of a sweep as a figure of matplotlib."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    figure = plots.CurveFigure(figsize=(7.0, 4.5), layout="constrained")
-    panels = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    for panel, picture in zip(panels, report.pictures, strict=False):
-        axes: Any = picture.axes
-        for line in picture.lines:
-            rows = [2**place for place in line.across]
-            panel.plot(rows, line.up, "-o", label=line.name)
-            if line.spread:
-                panel.vlines(rows, *zip(*line.spread, strict=True), label="quartiles")
-        for limit in axes.limits:
-            panel.axhline(limit.at, linestyle=":", color=LIMIT, linewidth=1.5, label=limit.name)
-        for name in dict.fromkeys(mark.name for mark in axes.marks):
-            rows = [2**mark.at for mark in axes.marks if mark.name == name]
-            color = LIMIT if name == OUT_OF_MEMORY else "seagreen"
-            panel.vlines(rows, 0, 1, color, "--", transform=panel.get_xaxis_transform(), label=name)
-        panel.set_ylabel(axes.unit)
-        panel.set_ylim(bottom=0)
-        plots.with_legend(panel)
-    largest = max(point.rows for point in report.points)
-    below = panels[-1]
-    below.set_xscale("log", base=2)
-    below.set_xlim(0.8, largest * 1.25)
-    below.xaxis.set_major_locator(FixedLocator([1 << power for power in range(largest.bit_length() + 1)]))
-    below.xaxis.set_minor_locator(NullLocator())
-    below.xaxis.set_major_formatter(FuncFormatter(lambda rows, _place: f"{rows:,.0f}"))
-    below.set_xlabel("rows in a batch")
-    caption = f"{shorten(report.name, 30)}, {report.task} {report.heading}"
-    figure.suptitle(caption, fontsize="large", fontweight="bold")
-    return figure

@@ -15,7 +15,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..._render.display import MARK, NOTE, Shown
 from ..._utils.clock import now
@@ -238,19 +238,6 @@ def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
     return batch, now() - begin - float(getattr(batches, "starting", 0.0))
 
 
-class Bench(Protocol):
-    """A model, or a function, on a device, ready to be measured with batches of any size."""
-
-    @property
-    def device(self) -> str: ...
-
-    def bucket(self, rows: int) -> Workload:
-        """Return steps over batches of one shape that lie ready on the host."""
-
-    def stream(self, rows: int | None = None) -> Workload:
-        """Return steps over batches as they come: texts that are read and tokenised, or what a loader gives."""
-
-
 @dataclass(frozen=True)
 class Subject:
     """What a person wants measured, before a device is chosen."""
@@ -267,11 +254,10 @@ def generators_kept(data: Any) -> Iterator[None]:
     """Let the random generators of a loader and of its samplers go on after a block from where they were."""
     import torch
 
-    loader = data if isinstance(data, torch.utils.data.DataLoader) else None
-    batches = getattr(loader, "batch_sampler", None)
-    holders = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
-    found = (getattr(holder, "generator", None) for holder in holders)
-    states = [(one, one.get_state()) for one in found if isinstance(one, torch.Generator)]
+    batches = getattr(data, "batch_sampler", None)
+    holders = (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
+    generators = (getattr(holder, "generator", None) for holder in holders)
+    states = [(one, one.get_state()) for one in generators if isinstance(one, torch.Generator)]
     try:
         yield
     finally:
@@ -518,9 +504,19 @@ class AnnotationBench:
         size = rows or ROWS
 
         def batches() -> Iterator[Filled]:
+            from ...annotation.forward import fill
+            from ...annotation.stream import Chunk
+
             texts = itertools.cycle(self.texts)
             while True:
-                yield filled(annotator, list(itertools.islice(texts, size)))
+                prepared = annotator.prepare(Chunk(0, list(itertools.islice(texts, size))))
+                if prepared is None:
+                    raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
+                for failure in prepared.failures.values():
+                    raise failure
+                batches = annotator.batches(prepared, budget)
+                arrays = [fill(prepared.tokens, prepared.windows, batch, network) for batch in batches]
+                yield Filled(prepared, batches, arrays)
 
         def transfer(filled: Filled) -> Filled:
             return replace(filled, arrays=network.moved(filled.arrays))
@@ -560,21 +556,6 @@ class AnnotationBench:
 def longest_row(annotator: Annotator) -> int:
     """Return how many tokens the model reads at once."""
     return annotator.settings.limit + annotator.network.frame.size
-
-
-def filled(annotator: Annotator, texts: list[Any]) -> Filled:
-    """Return texts tokenised and filled into batches; the first text that cannot be read raises its error."""
-    from ...annotation.forward import fill
-    from ...annotation.stream import Chunk
-
-    prepared = annotator.prepare(Chunk(0, texts))
-    if prepared is None:
-        raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
-    for failure in prepared.failures.values():
-        raise failure
-    batches = annotator.batches(prepared, annotator.budget)
-    arrays = [fill(prepared.tokens, prepared.windows, batch, annotator.network) for batch in batches]
-    return Filled(prepared, batches, arrays)
 
 
 def labelled_rows(pipe: AnnotationPipeline, length: int) -> Example:
@@ -978,3 +959,8 @@ def rows_in(batch: Any) -> int:
         (4, 1)
     """
     return next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.dim()), 1)
+
+
+# A model, or a function, on a device, ready to be measured: in batches of one shape that lie ready on the host (``bucket``), or
+# in batches as they come (``stream``), which are texts that are read and tokenised, or what a loader gives.
+Bench = AnnotationBench | ModuleBench | OwnBench
