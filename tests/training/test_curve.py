@@ -442,4 +442,3 @@ def test_one_jump_is_not_growing(level, start, jump):
     sizes = [level[0] + jump * (epoch >= start) for epoch in range(len(level))]
 
     assert judge(sizes).kind in ({"flat", "too short to tell"} if start == len(level) - 1 else {"flat"})
-

