@@ -26,43 +26,39 @@ def compared(low=2.0, high=3.0, split=EVEN, **others):
     return Comparison("bundled", "annotation", (cpu, gpu), 20, **others)
 
 
-SPEED_UPS = [
-    (1.01, 3.0, "faster than the CPU", OK),
-    (0.2, 0.99, "slower than the CPU", WARNING),
-    (0.99, 1.5, "no difference shown", WARNING),
-    (1.0, 1.5, "no difference shown", WARNING),
-    (0.5, 1.0, "no difference shown", WARNING),
-]
-
-
-def test_words_of_a_speed_up():
+@pytest.mark.parametrize(
+    ("low", "high", "words", "status"),
+    [
+        (1.01, 3.0, "faster than the CPU", OK),
+        (0.2, 0.99, "slower than the CPU", WARNING),
+        *((low, high, "no difference shown", WARNING) for low, high in ((0.99, 1.5), (1.0, 1.5), (0.5, 1.0))),
+    ],
+)
+def test_words_of_a_speed_up(low, high, words, status):
     """An interval that holds 1 shows no difference, whatever its middle is."""
-    for low, high, words, status in SPEED_UPS:
-        comparison = compared(low, high)
+    comparison = compared(low, high)
 
-        assert comparison.of("cuda").speed == words, (low, high)
-        assert comparison.findings[0].to_dict()["status"] == status, (low, high)
-        assert words in str(comparison)
-
-
-DOMINATING = [
-    ({"data": 6, "forward": 4}, "data", WARNING),
-    ({"transfer": 6, "forward": 4}, "transfer", WARNING),
-    ({"decode": 6, "forward": 4}, "decode", WARNING),
-    ({"data": 4, "forward": 6}, "forward", OK),
-    ({"data": 5, "forward": 5}, None, OK),
-    ({"data": 0, "forward": 0}, None, OK),
-]
+    assert comparison.of("cuda").speed == words
+    assert comparison.findings[0].status == status
+    assert words in str(comparison)
 
 
-def test_phase_that_dominates():
+@pytest.mark.parametrize(
+    ("seconds", "dominating", "status"),
+    [
+        *(({name: 6, "forward": 4}, name, WARNING) for name in ("data", "transfer", "decode")),
+        ({"data": 4, "forward": 6}, "forward", OK),
+        ({"data": 5, "forward": 5}, None, OK),
+        ({"data": 0, "forward": 0}, None, OK),
+    ],
+)
+def test_phase_that_dominates(seconds, dominating, status):
     """A phase dominates with more than half of a step; only the model's own work may."""
-    for seconds, dominating, status in DOMINATING:
-        comparison = compared(split=Split(seconds))
+    comparison = compared(split=Split(seconds))
 
-        assert comparison.of("cuda").split.dominating == dominating, seconds
-        assert (comparison.findings[2].name, comparison.findings[2].status) == ("time on cuda:0", status), seconds
-        assert comparison.findings[2].evidence.startswith(dominating or "no phase")
+    assert comparison.of("cuda").split.dominating == dominating
+    assert (comparison.findings[2].name, comparison.findings[2].status) == ("time on cuda:0", status)
+    assert comparison.findings[2].evidence.startswith(dominating or "no phase")
 
 
 def test_shares_are_of_all_steps():
@@ -189,10 +185,5 @@ def test_simulated_device_has_no_speed():
 
 def test_devices_of_a_comparison():
     """The CPU comes first, and each device is there once, however it is spelled."""
-    for names, devices in [
-        ((), ("cpu",)),
-        (("cpu",), ("cpu",)),
-        (("mps",), ("cpu", "mps")),
-        (("cuda", "cpu", "cuda:0", "cuda:1"), ("cpu", "cuda", "cuda:1")),
-    ]:
-        assert devices_to_compare(*names) == devices
+    assert devices_to_compare() == ("cpu",)
+    assert devices_to_compare("cuda", "cpu", "cuda:0", "cuda:1") == ("cpu", "cuda", "cuda:1")

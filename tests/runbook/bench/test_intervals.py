@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from openmed_nb.runbook.bench.timing import Interval, median_interval
 
-RANKS = {6: 1, 8: 1, 9: 2, 11: 2, 12: 3, 15: 4, 20: 6, 25: 8, 30: 10, 40: 14, 50: 18, 100: 40}
+RANKS = {6: 1, 8: 1, 9: 2, 11: 2, 12: 3, 15: 4, 20: 6, 25: 8, 30: 10, 40: 14, 50: 18, 100: 40, 4001: 1939}
 
 
 def test_ranks_of_published_tables():
     """The ranks at 95 percent are those that tables of the sign test give."""
-    assert {count: median_interval(range(1, count + 1)).low for count in RANKS} == RANKS
+    intervals = {count: median_interval(random.sample(range(1, count + 1), count)) for count in RANKS}
+
+    assert {count: interval.low for count, interval in intervals.items()} == RANKS
+    assert all(interval.high == count + 1 - interval.low for count, interval in intervals.items())
 
 
 LEVELS = {6: 0.96875, 8: 0.9921875, 10: 0.978515625, 20: 0.9586105346679688}
@@ -24,26 +27,6 @@ def test_level_is_that_of_the_binomial_distribution():
     assert {count: median_interval(range(count)).level for count in LEVELS} == pytest.approx(LEVELS, abs=1e-12)
     with pytest.raises(ValueError, match="at least 6 are needed"):
         median_interval(range(5))
-
-
-def test_any_number_of_values():
-    """Thousands of values have an interval too, which lies close around their median."""
-    interval = median_interval(range(4001))
-
-    assert (interval.low, interval.middle, interval.high) == (1938, 2000, 2062)
-    assert 0.95 <= interval.level < 0.952
-
-
-def test_interval_of_twenty():
-    """Of twenty values, the sixth from below and the sixth from above enclose the median."""
-    values = [float(value) for value in range(1, 21)]
-    random.Random(1).shuffle(values)
-
-    interval = median_interval(values)
-
-    assert (interval.low, interval.middle, interval.high) == (6.0, 10.5, 15.0)
-    assert interval.level == pytest.approx(0.9586, abs=1e-4)
-    assert interval.to_dict()["low"] == 6.0
 
 
 def test_interval_covers_as_often_as_it_says():

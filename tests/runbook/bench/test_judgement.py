@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.bench.profile import Profile
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.bench.profile import WAIT_REMEDIES, Profile
 from openmed_nb.runbook.bench.timing import CodePlace, OperatorTime, Split, Synchronisation
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.checks.operators.table import ModulePlace
@@ -92,14 +93,11 @@ def test_synchronisation_is_named_with_its_line(device, waits, found, says):
         assert replace(profile, synchronisations=five).findings[1].evidence.endswith("train.py:3 in step, and 2 others")
 
 
-def test_what_to_do_about_a_wait():
-    """Numbers are to be read more rarely, and what a step copies later is to come with its batch or be made on the device."""
-    for first, second, says in (
-        ("read", "copy", "read them once in a while"),
-        ("copy", "read", "Copy it with the batch"),
-    ):
-        waits = (item(OWN, reason=first), item(OWN, reason=second))
-        assert says in replace(HEALTHY, synchronisations=waits).findings[1].remedy
+@pytest.mark.parametrize("reason", WAIT_REMEDIES)
+def test_remedy_of_the_first_wait(reason):
+    waits = (item(OWN, reason=reason), *(item(OWN, reason=other) for other in WAIT_REMEDIES))
+
+    assert replace(HEALTHY, synchronisations=waits).findings[1].remedy == WAIT_REMEDIES[reason]
 
 
 def test_the_headline_names_what_takes_most():
@@ -110,50 +108,35 @@ def test_the_headline_names_what_takes_most():
     assert replace(HEALTHY, split=Split({"data": 0.01, "step": 0.99})).headline == headline
 
 
-STARTING = [
-    ("mps", {"starting_seconds": 0.05}, OK),
-    ("mps", {"starting_seconds": 0.051}, WARNING),
-    ("mps", {"starting_seconds": 0.2}, WARNING),  # Started while the device computes, it takes longer than a step.
-    ("xpu", {"starting_seconds": None}, NOT_APPLICABLE),
-    ("mps", {"operators_per_step": 0.0}, NOT_APPLICABLE),
-    ("mps", {"starting_seconds": 0.09, "simulated": True}, NOT_APPLICABLE),
-    ("cpu", {"operator_seconds": 0.02}, OK),
-    ("cpu", {"operator_seconds": 0.0199}, WARNING),
-    ("cpu", {"operator_seconds": 0.0199, "simulated": True}, WARNING),
-]
-
-
-def test_share_of_starting_operators():
-    """A batch is tiny if more than half of a step goes into starting operators, on the CPU more than half of their own time."""
-    for device, changes, found in STARTING:
-        assert status(replace(HEALTHY, device=device, **changes), "tiny batch") == found, (device, changes)
-
-
-def test_speed_of_the_computer_changes_nothing():
-    """On a computer that is slower in everything a batch is as tiny as before."""
-    for operators in (0.0199, 0.02):
-        quick = replace(HEALTHY, device="cpu", operator_seconds=operators)
-        slow = replace(quick, operator_seconds=3 * operators, starting_seconds=0.03)
-
-        assert status(slow, "tiny batch") == status(quick, "tiny batch")
-
-
-def test_kernels_that_are_seen_tell_more():
-    """Where torch's profiler sees the GPU, a batch is tiny if kernels run for less than half of a step."""
-    for kernels, found in [(0.0, WARNING), (0.049, WARNING), (0.051, OK), (0.1, OK), (0.2, OK)]:
-        for starting in (None, 0.09):
-            profile = replace(HEALTHY, device="cuda", device_seconds=kernels, starting_seconds=starting)
-
-            assert status(profile, "tiny batch") == found, (kernels, starting)
-
-
-def test_tiny_batch_behind_python():
-    """A slow step of one's own may be slow Python: on the CPU operators are judged by their own time, on MPS nobody knows."""
-    python = {"task": "own step", "compute_only": 1.0}
-
-    assert status(replace(HEALTHY, device="cpu", operator_seconds=0.011, **python), "tiny batch") == WARNING
-    assert status(replace(HEALTHY, device="mps", **python), "tiny batch") == NOT_APPLICABLE
-    assert status(replace(HEALTHY, device="mps", **{**python, "compute_only": 0.015}), "tiny batch") == WARNING
+@pytest.mark.parametrize(
+    ("device", "changes", "found"),
+    [
+        ("mps", {"starting_seconds": 0.05}, OK),
+        ("mps", {"starting_seconds": 0.051}, WARNING),
+        ("mps", {"starting_seconds": 0.2}, WARNING),  # Started while the device computes, it takes longer than a step.
+        ("xpu", {"starting_seconds": None}, NOT_APPLICABLE),
+        ("mps", {"operators_per_step": 0.0}, NOT_APPLICABLE),
+        ("mps", {"starting_seconds": 0.09, "simulated": True}, NOT_APPLICABLE),
+        ("cpu", {"operator_seconds": 0.02}, OK),
+        ("cpu", {"operator_seconds": 0.0199}, WARNING),
+        ("cpu", {"operator_seconds": 0.0199, "simulated": True}, WARNING),
+        # On a computer that is slower in everything a batch is as tiny as before.
+        ("cpu", {"operator_seconds": 0.06, "starting_seconds": 0.03}, OK),
+        ("cpu", {"operator_seconds": 0.0597, "starting_seconds": 0.03}, WARNING),
+        # Kernels that are seen tell more.
+        *(("cuda", {"device_seconds": 0.049, "starting_seconds": starting}, WARNING) for starting in (None, 0.09)),
+        *(("cuda", {"device_seconds": 0.051, "starting_seconds": starting}, OK) for starting in (None, 0.09)),
+        ("cuda", {"device_seconds": 0.0}, WARNING),
+        ("cuda", {"device_seconds": 0.2}, OK),
+        # A slow step of one's own may be slow Python, which only the operators of the CPU tell apart.
+        ("cpu", {"task": "own step", "compute_only": 1.0, "operator_seconds": 0.011}, WARNING),
+        ("mps", {"task": "own step", "compute_only": 1.0}, NOT_APPLICABLE),
+        ("mps", {"task": "own step", "compute_only": 0.015}, WARNING),
+    ],
+)
+def test_tiny_batch(device, changes, found):
+    """A batch is tiny if more than half of a step goes into starting operators, or kernels run for less than half of it."""
+    assert status(replace(HEALTHY, device=device, **changes), "tiny batch") == found
 
 
 @pytest.mark.parametrize(
@@ -170,7 +153,9 @@ def test_fallbacks(device, fell, found):
 def test_figures_for_others(tmp_path):
     """What is derived is derived from what was measured, and all of it is saved as JSON with the name of its schema."""
     profile = replace(HEALTHY, synchronisations=(item(OWN),), fallbacks=(FELL,))
-    profile.save(tmp_path / "profile.json")
+    for _ in range(2):  # It is written over as a whole.
+        profile.save(tmp_path / "profile.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
     read = json.loads((tmp_path / "profile.json").read_text("utf-8"))
 
     assert profile.microseconds_per_operator == pytest.approx(1000)
@@ -179,6 +164,8 @@ def test_figures_for_others(tmp_path):
     assert profile.shares == {"data": pytest.approx(0.04), "forward": pytest.approx(0.96)}
     assert read == json.loads(json.dumps(profile.to_dict()))
     assert (read["schema"], read["synchronisations"][0]["line"]) == ("openmed_nb/profile/1", 12)
+    with pytest.raises(ConfigurationError):
+        profile.save(tmp_path / "no_such_folder" / "profile.json")
 
 
 def test_how_a_profile_is_shown():

@@ -1,12 +1,10 @@
 """nb.runbook.profile at work: planted bottlenecks are named, and healthy steps name none."""
 
-import copy
 import gzip
 import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +15,6 @@ from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.devices.profilers import without_notes
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.runbook.bench.profile_watch import CALLS
-from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
@@ -207,44 +204,21 @@ def test_trace_is_one_of_chrome(tmp_path, name):
     assert ".py" not in text
 
 
-def test_what_the_person_has_stays_as_it_is():
-    """Weights, gradients and mode of a model, the session's models and random numbers are untouched."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).train()
-    before, loaded = copy.deepcopy(model.state_dict()), SESSION.inventory().to_dict()
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-
-    profiled(model, torch.ones(4, 8), training=True, device="cpu")
-
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert model[0].weight.grad is None
-    assert SESSION.inventory().to_dict() == loaded
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"steps": 0}, "steps cannot be 0"),
-        ({"steps": 2.5}, "steps cannot be 2.5"),
-        ({"warm_up": -1}, "warm_up cannot be -1. Pass a whole number from 0"),
+        *(({"steps": steps}, f"steps cannot be {steps}") for steps in (0, 2.5)),
+        ({"warm_up": -1}, "warm_up cannot be -1"),
         ({"batch_size": True}, "batch_size cannot be True"),
-        ({"trace": 3}, "A trace cannot be written to int"),
-        ({"trace": "trace.txt"}, "A trace cannot be written to 'trace.txt'"),
-        *(
-            ({"trace": f"{folder}/trace.json"}, "'trace.json' cannot be written there")
-            for folder in ("no_such_folder", "/proc", "/dev/null")  # Whatever the rights of a folder say.
-        ),
-        ({"signposts": True, "device": "cpu"}, "no signposts of cpu: torch writes them for MPS alone"),
-        ({"metal_capture": "step", "device": "cpu"}, "no Metal captures of cpu: torch writes them for MPS alone"),
-        ({"metal_capture": 3}, r"A Metal capture cannot be called 3\. Pass a name without a folder, such as 'step'\."),
-        *(({"metal_capture": name}, "cannot be called") for name in ("", ".gputrace", "folder/step", "step/", ".")),
-        ({"model": 3}, "int cannot be measured"),
-        ({"model": nn.Linear(2, 2)}, "nothing to call Linear with"),
+        *(({"trace": trace}, "A trace cannot be written to") for trace in (3, "trace.txt")),
+        # Whatever the rights of a folder say.
+        *(({"trace": f"{folder}/trace.json"}, "'trace.json'") for folder in ("no_such_folder", "/proc", "/dev/null")),
+        ({"signposts": True, "device": "cpu"}, "no signposts of cpu"),
+        ({"metal_capture": "step", "device": "cpu"}, "no Metal captures of cpu"),
+        *(({"metal_capture": name}, "Metal capture") for name in (3, "", ".gputrace", "folder/step", "step/", ".")),
     ],
 )
-def test_bad_input(asked, says):
-    """What cannot be profiled is a clear error before anything runs."""
+def test_bad_arguments_are_refused(asked, says):
     with pytest.raises(ConfigurationError, match=says):
         nb.runbook.profile(**asked)
 
@@ -285,22 +259,6 @@ def test_errors_of_a_step():
     with pytest.raises(DeviceUnavailable, match="MemoryError") as raised:
         profiled(failing(MemoryError(NOTE)), [torch.ones(4)], device="cpu")
     assert "diabetes" not in str(raised.value)
-    with nb.simulated_mps("96 MiB"), pytest.raises(DeviceUnavailable, match="A batch of 16 rows does not fit"):
-        profiled(nn.Linear(1, 1_000_000), torch.ones(16, 1))
-
-
-def test_profile_is_saved_in_one_step(tmp_path):
-    """A profile is written over a file as a whole, and where it cannot be written that is an error of ours."""
-    profile, file = profiled(wide(), torch.ones(4, 512), device="cpu"), tmp_path / "profile.json"
-    file.write_text("before")
-    profile.save(file)
-
-    assert json.loads(file.read_text("utf-8")) == json.loads(json.dumps(profile.to_dict()))
-    assert list(tmp_path.iterdir()) == [file]
-    with pytest.raises(
-        ConfigurationError, match=r"^'profile.json' cannot be written: [\w ]+\. Use a folder that is there"
-    ):
-        profile.save(tmp_path / "no_such_folder" / "profile.json")
 
 
 def test_only_the_profiler_is_silent(capfd):
@@ -339,11 +297,3 @@ def test_operators_behind_a_pause(clock):
     assert profile.compute_only > 1e6
     assert profile.starting_share == profile.starting_seconds / profile.operator_seconds
     assert finding(profile, "tiny batch").status in {OK, WARNING}
-
-
-def test_whole_numbers_of_numpy():
-    """Numbers of steps and rows may be those of numpy."""
-    profile = profiled(narrow(), torch.ones(1, 4), device="cpu", steps=np.int64(3), batch_size=np.int32(2))
-
-    assert (type(profile.steps), profile.steps, profile.rows) == (int, 3, 2)
-    assert json.dumps(profile.to_dict())

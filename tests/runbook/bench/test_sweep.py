@@ -6,13 +6,12 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.registry import device_of
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import MEMORY, OUT_OF_MEMORY, TIME
 
 pytestmark = pytest.mark.usefixtures("clock", "quick_collection")
@@ -57,16 +56,6 @@ def test_a_loader_gives_the_rows_and_its_workers_are_recorded():
     assert "1 worker in the loader" in str(report)
 
 
-def test_an_error_of_a_step_passes_through():
-    """What a step raises that is no lack of memory is not taken for one."""
-
-    def step(_batch):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        nb.sweep(step, torch.ones, **QUICK)
-
-
 def test_a_failing_size_is_a_point():
     """A batch that does not fit is a point, and the sizes below it are still found."""
 
@@ -102,13 +91,6 @@ def test_bad_arguments_are_refused(given, value):
         nb.sweep(**{"device": "cpu", **given})
 
     assert caught.value.remedy
-
-
-def test_whole_numbers_of_numpy():
-    """Whole numbers of numpy are taken as those of Python."""
-    report = nb.sweep(lambda batch: batch + 1, torch.ones, device="cpu", largest=np.int64(2), smallest=np.int32(2))
-
-    assert [(type(point.rows), point.rows) for point in report.points] == [(int, 2)]
 
 
 MEBIBYTE = 1 << 20
@@ -169,11 +151,9 @@ class TestSmallDevice:
         assert (report.knee, [point.fits for point in report.points]) == (None, [False])
 
     def test_memory_of_models(self):
-        """A model is let go after its sweep; one that is larger than the device is an error of ours, and nothing of it stays."""
+        """A model is let go after its sweep."""
         with nb.simulated_mps("96 MiB") as device:
             nb.sweep(LAYERS, torch.ones(1, 8), training=True, device="mps", **QUICK)
-            with pytest.raises(DeviceUnavailable, match="Linear does not fit in the memory of mps"):
-                nb.sweep(torch.nn.Linear(1, 20_000_000), torch.ones(1, 1), device="mps")
             gc.collect()
 
             assert device.allocator.allocated == 0

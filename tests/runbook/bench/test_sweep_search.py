@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import mps_is_simulated
+from openmed_nb.devices.registry import device_of
 from openmed_nb.runbook.bench.sweep import (
     ALLOCATOR,
     HEADROOM_SHARE,
@@ -18,7 +19,6 @@ from openmed_nb.runbook.bench.sweep import (
     NOT_KNOWN,
     PROFILER,
     THROUGHPUT,
-    TIME,
     Point,
     expected_memory,
     fitting,
@@ -117,13 +117,6 @@ def test_expected_memory_is_approached_and_not_passed(made):
     assert 990 <= max(there.asked) <= 1000
 
 
-def test_time_ends_the_search(made):
-    there = made(float)
-
-    assert there.search(lambda _rows, points: TIME if len(points) >= 3 else "").stopped == TIME
-    assert there.asked == [1, 2, 4]
-
-
 def test_size_that_fails_is_passed_over(made):
     """If a size in the middle fails although larger ones fit, the search goes around it."""
     there = made(level_from(64), full={48, 56})
@@ -219,7 +212,7 @@ def test_peak_on_mps_is_that_of_the_allocator():
 def test_limits_of_devices():
     """On the CPU the limit is what the system can still give; on each GPU the same share stays free."""
     assert 0 < limit_of("cpu", 0.5) == pytest.approx(given_by_system(), rel=0.3)
-    assert HEADROOM["mps"] == HEADROOM["cuda"] == 1 - HEADROOM_SHARE == 0.9
+    assert device_of("mps").headroom == device_of("cuda").headroom == 1 - HEADROOM_SHARE == 0.9
 
 
 @pytest.mark.parametrize(
