@@ -513,22 +513,11 @@ def utilisation_during(
     return Utilisation(idle_mean, busy_mean, len(busy))
 
 
-def answers_during(work: Callable[[], Any], read: Busy, seconds: float, interval: float) -> list[float]:
-    """Return the answers of a reader while work is done again and again."""
-    read()  # The processor's share is counted from one question to the next.
-    with sampling(read, interval) as answers:
-        begin = now()
-        while now() - begin < seconds * (1 if len(answers) >= FEWEST_ANSWERS else EXTENDED):
-            work()
-    return answers
+def answers_during(work: Callable[[], Any], read: Busy, seconds: float, interval: float = ASKED_EVERY) -> list[float]:
+    """Return what a reader answers in another thread while work is done again and again; the thread always ends with the work.
 
-
-@contextlib.contextmanager
-def sampling(read: Busy, interval: float = ASKED_EVERY) -> Iterator[list[float]]:
-    """Ask a reader every ``interval`` seconds in another thread during a block; the thread always ends with the block.
-
-    What cannot be read is left out, and so is what was answered after the block. No reader may work with tensors: two
-    threads on MPS can crash the process (pytorch#197805).
+    It is asked every ``interval`` seconds. What cannot be read is left out, and so is what was answered after the work. No
+    reader may work with tensors: two threads on MPS can crash the process (pytorch#197805).
     """
     answers: list[float] = []
     ended = threading.Event()
@@ -541,10 +530,14 @@ def sampling(read: Busy, interval: float = ASKED_EVERY) -> Iterator[list[float]]
             if answer is not None and not ended.is_set():
                 answers.append(answer)
 
+    read()  # The processor's share is counted from one question to the next.
     thread = threading.Thread(target=ask, name="openmed_nb utilisation", daemon=True)
     thread.start()
     try:
-        yield answers
+        begin = now()
+        while now() - begin < seconds * (1 if len(answers) >= FEWEST_ANSWERS else EXTENDED):
+            work()
     finally:
         ended.set()
         thread.join()
+    return answers
