@@ -449,14 +449,10 @@ def swept(  # noqa: PLR0913, PLR0917 - what a person asked for
     subject: Subject, bench: Bench, seconds: float, begin: float, gain: float, largest: int | None, smallest: int
 ) -> SweepReport:
     """Return what a sweep of a subject finds, so that nothing holds the model when the device's memory is handed back."""
-
-    def tell(what: str, done: int = 0, total: int = 1) -> None:
-        SESSION.tell(Activity("Sweeping", f"{subject.name}, {what}", done, total, "round"))
-
     device = canonical(bench.device)
     clean(device)
     limit = limit_of(device, SESSION.computer.limit(device))
-    measurement = Measurement(bench, seconds, limit, begin, tell=tell)
+    measurement = Measurement(bench, seconds, limit, begin)
     search = Search(measurement.hindrance, measurement.again, gain, largest, smallest)
     for rows in search.sizes():
         search.points[rows] = measurement.point(rows)
@@ -589,8 +585,6 @@ class Measurement:
     limit: int | None = None  # The memory that a step may take, ``None`` if it is not known.
     begin: float = field(default_factory=now)  # When it began.
     method: str = ""  # How memory was measured, in words.
-    # Gets what is measured, in words, the number of a round, and how many there are.
-    tell: Callable[..., None] = lambda *_news: None
     last: Workload | None = None  # The last workload, which tells of length, workers and types.
 
     @property
@@ -600,7 +594,7 @@ class Measurement:
 
     def point(self, rows: int) -> Point:
         """Measure a number of rows."""
-        self.tell(f"batches of {counted(rows, 'row')}")
+        SESSION.tell(Activity("Sweeping", f"{self.bench.name}, batches of {counted(rows, 'row')}"))
         return self._if_it_fits(partial(self._measured, rows)) or Point(rows, fits=False)
 
     def _measured(self, rows: int) -> Point:
@@ -636,7 +630,8 @@ class Measurement:
         for turn in range(most):
             if turn >= FEWEST and self.elapsed > self.seconds_given:
                 break
-            self.tell("sizes near the best in turn", turn, most)
+            name = f"{self.bench.name}, sizes near the best in turn"
+            SESSION.tell(Activity("Sweeping", name, turn, most, "round"))
             for point in points if turn % 2 else points[::-1]:
                 # A size that does not fit this time is left out, which the points know already.
                 seconds[point.rows] += self._if_it_fits(partial(self._visited, point.rows)) or []
