@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
+from openmed_nb._render.display import OK, WARNING
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Utilisation, devices_to_compare, figures_on
 from openmed_nb.runbook.bench.timing import Interval, Split
@@ -162,25 +162,12 @@ def test_device_that_was_not_compared():
         compared().of("mps")
 
 
-def test_cpu_alone():
-    """With the CPU alone there is no speed, and the text says so; work too small to tell is not said to copy too much."""
+def test_small_work_on_the_cpu_alone():
+    """Without another device there is no speed, and work too small to tell is not said to copy too much."""
     small = DeviceFigures("cpu", 0.01, (0.01, 0.01), 2, Split({"transfer": 6, "forward": 4}))
-    for cpu in (*compared().devices[:1], small):
-        alone = Comparison("bundled", "annotation", (cpu,), 20)
-        assert "There is only the CPU here: nothing to compare it with." in str(alone)
-        assert [(one.name, one.status) for one in alone.findings] == [("time on cpu", OK)]
+    alone = Comparison("bundled", "annotation", (small,), 20)
 
-
-def test_simulated_device_has_no_speed():
-    """What was measured under a simulation is marked, and no speed is told of it."""
-    cpu, gpu = compared(0.1, 0.2).devices
-    mps = DeviceFigures("mps", *list(vars(gpu).values())[1:])
-    comparison = Comparison("bundled", "annotation", (cpu, mps), 20, simulated=True)
-
-    assert "SIMULATED MPS: no figure here is one of MPS." in str(comparison)
-    assert comparison.findings[0].name == "speed on mps (SIMULATED)"
-    assert comparison.findings[0].status == NOT_APPLICABLE
-    assert "slower" not in str(comparison)
+    assert [(finding.name, finding.status) for finding in alone.findings] == [("time on cpu", OK)]
 
 
 def test_devices_of_a_comparison():

@@ -139,15 +139,8 @@ def test_tiny_batch(device, changes, found):
     assert status(replace(HEALTHY, device=device, **changes), "tiny batch") == found
 
 
-@pytest.mark.parametrize(
-    ("device", "fell", "found"), [("mps", (FELL,), WARNING), ("mps", (), OK), ("cuda", (), NOT_APPLICABLE)]
-)
-def test_fallbacks(device, fell, found):
-    """An operator that left MPS is named."""
-    profile = replace(HEALTHY, device=device, fallbacks=fell)
-
-    assert status(profile, "fallback") == found
-    assert ("aten::mode" in profile.findings[3].evidence) is bool(fell)
+def test_only_mps_falls_back():
+    assert status(replace(HEALTHY, device="cuda"), "fallback") == NOT_APPLICABLE
 
 
 def test_figures_for_others(tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
-from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
+from openmed_nb._render.display import NOT_APPLICABLE
 from openmed_nb.devices.profilers import without_notes
 from openmed_nb.errors import ConfigurationError, DeviceUnavailable
 from openmed_nb.runbook.bench.profile_watch import CALLS
@@ -282,18 +282,3 @@ def test_ranges_of_the_person_are_not_shown():
 
     assert "diabetes" not in json.dumps(profile.to_dict())
     assert {"aten::add", "a range of yours"} <= {one.operator for one in profile.operators}
-
-
-def test_operators_behind_a_pause(clock):
-    """A step that waits in Python is judged by its operators all the same, which is as much as the CPU can tell."""
-    model = narrow()
-
-    def step(batch):
-        clock.advance(1e6)
-        return model(batch)
-
-    profile = profiled(step, [torch.ones(1, 4)], device="cpu")
-
-    assert profile.compute_only > 1e6
-    assert profile.starting_share == profile.starting_seconds / profile.operator_seconds
-    assert finding(profile, "tiny batch").status in {OK, WARNING}

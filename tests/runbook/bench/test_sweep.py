@@ -47,15 +47,6 @@ def test_every_task_is_swept(home, asked, task, length):
     assert json.dumps(report.to_dict())
 
 
-def test_a_loader_gives_the_rows_and_its_workers_are_recorded():
-    """Of a DataLoader the first batch is repeated to each size, and its workers are told beside the figures."""
-    loader = torch.utils.data.DataLoader([torch.ones(8)] * 6, batch_size=3, num_workers=1)
-    report = nb.sweep(LAYERS, loader, **QUICK)
-
-    assert report.workers == 1
-    assert "1 worker in the loader" in str(report)
-
-
 def test_a_failing_size_is_a_point():
     """A batch that does not fit is a point, and the sizes below it are still found."""
 
