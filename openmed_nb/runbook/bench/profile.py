@@ -482,14 +482,11 @@ class ProfileDiff(Shown):
             remedy = "Profile the same work again, with the same batch on the same device."
             return (Finding(WORK, WARNING, f"other {', '.join(self.differences)}: nothing is compared", remedy),)
         top = {*self._top("before"), *self._top("now")}
-        changed = [
-            one
-            for one in self.operators
-            if one.operator in top and abs(one.now - one.before) > CHANGE * max(one.now, one.before)
-        ]
-        faster = ", ".join(one.operator for one in changed if one.now < one.before)
-        slower = ", ".join(one.operator for one in changed if one.now > one.before)
-        words = [f"{word}: {names}" for word, names in (("faster", faster), ("slower", slower)) if names]
+        changes: dict[str, list[str]] = {"faster": [], "slower": []}
+        for times in self.operators:
+            if times.operator in top and abs(times.now - times.before) > CHANGE * max(times.now, times.before):
+                changes["faster" if times.now < times.before else "slower"].append(times.operator)
+        words = [f"{word}: {', '.join(names)}" for word, names in changes.items() if names]
         return (
             Finding(WORK, OK, "model, batch and device are the same"),
             self._step(),

@@ -318,7 +318,7 @@ class SweepReport(StepReport):
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
-        """Return throughput and memory over the sizes, which stand at their binary logarithms."""
+        """Throughput and memory over the sizes, which stand at their binary logarithms."""
         points = fitting(self.points)
         places = tuple(math.log2(point.rows) for point in points)
         labels = [counted(point.rows, "row") for point in points]

@@ -383,7 +383,7 @@ def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | 
     name = spec.reference.name
 
     def on(device: str) -> AnnotationBench:
-        annotator = whole_texts(pipeline_of_files(spec, device).own_annotator())
+        annotator = whole_texts(pipeline_of_files(spec, device))
         return AnnotationBench(name, annotator, texts or TEXTS, length)
 
     return Subject(name, ANNOTATION, on)
@@ -401,7 +401,7 @@ def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, l
     from ...annotation.pipeline import device_budget
 
     name = type(pipe.model).__name__
-    annotator = whole_texts(pipe.own_annotator())
+    annotator = whole_texts(pipe)
 
     def on(device: str) -> AnnotationBench:
         import torch
@@ -432,8 +432,9 @@ def checked_texts(data: Any) -> Sequence[Any] | None:
     return texts
 
 
-def whole_texts(annotator: Annotator) -> Annotator:
-    """Return an annotator that drops nothing of a long text."""
+def whole_texts(pipe: AnnotationPipeline) -> Annotator:
+    """Return the annotator of a pipeline, which drops nothing of a long text."""
+    annotator = pipe.own_annotator()
     return replace(annotator, settings=replace(annotator.settings, truncation=False))
 
 
@@ -722,7 +723,7 @@ class ModuleBench:
     def bucket(self, rows: int) -> Workload:
         """Return steps over batches like the example, with so many rows."""
         batch = with_rows(self.example, rows)
-        return self._workload(rows, lambda: itertools.repeat(batch))
+        return self._workload(rows, lambda: itertools.repeat(batch), Counter())
 
     def stream(self, rows: int | None = None) -> Workload:
         """Return steps over the batches of the loader, or over the example if there is none."""
@@ -764,7 +765,7 @@ class ModuleBench:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _workload(self, rows: int, batches: Any, sizes: Counter[int] | None = None) -> Workload:
+    def _workload(self, rows: int, batches: Any, sizes: Counter[int]) -> Workload:
         phases: list[Phase] = [(TRANSFER, self.transfer), (FORWARD, self.forward)]
         if self.training:
             phases += [("backward", lambda loss: loss.backward()), ("optimizer", self.step)]
@@ -778,7 +779,7 @@ class ModuleBench:
             batches,
             tuple(phases),
             dtype=next((dtype_name(one.dtype) for one in self.model.parameters()), None),
-            sizes=Counter() if sizes is None else sizes,
+            sizes=sizes,
             row_shape=row_shape_of(self.example),
             **read_ahead(self.loader),
         )

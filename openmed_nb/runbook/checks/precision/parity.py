@@ -195,7 +195,7 @@ def pair_of_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None
     model = (loaded or load(spec, device)).model
     # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
     pipe = build_pipeline(load(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
-    reference = whole_texts(pipe.own_annotator())
+    reference = whole_texts(pipe)
     budget = replace(device_budget(model.device, model), padding=reference.budget.padding)
     candidate = replace(with_model(reference, model), budget=budget)
     return Pair(spec.reference.name, reference, candidate, spec.dtype)
@@ -212,7 +212,7 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     if dtype not in TOLERANCES:
         what = f"{name} in {dtype} cannot be compared: there is no tolerance for that type."
         raise ConfigurationError(what, "Call .float() on its model.")
-    candidate = whole_texts(pipe.own_annotator())
+    candidate = whole_texts(pipe)
     notes: tuple[str, ...] = ()
     if dtype != "float32":
         rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
