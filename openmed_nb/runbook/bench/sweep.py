@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..._events.activity import Activity
 from ..._render.display import UNITS, Plain, Report, Table, counted, in_bytes, plain
@@ -31,10 +31,8 @@ from ...errors import ConfigurationError
 from ...models.registry import is_named
 from ...session import SESSION
 from ...training.curve import NEAR, memory_exponent, needing
-from .timing import rate
+from .timing import Measured, in_turn, rate, series
 from .workloads import ANNOTATION, Bench, StepReport, Subject, Workload, annotates, put_on_devices, subject_of
-
-Measured = TypeVar("Measured")
 
 SECONDS = 30.0  # About how long a sweep takes.
 MOST_SIZES = 9  # More sizes on an axis are named in part.
@@ -601,11 +599,12 @@ class Measurement:
         workload = self.last = self.bench.bucket(rows)
         batch = next(workload.batches())
         first = workload.seconds(batch)
-        steps_for(workload, batch, WARM_UP, 1)
+        step = partial(workload.seconds, batch)
+        series(step, fewest=1, seconds=WARM_UP)
         memory, self.method = memory_of(self.bench.device, lambda: workload.run(batch))
-        timed = workload.seconds(batch)
+        timed = step()
         fewest = FEWEST if timed > LONG else STEPS
-        times = [timed, *steps_for(workload, batch, SECONDS_OF_A_POINT - timed, fewest - 1)]
+        times = [timed, *series(step, fewest=fewest - 1, seconds=SECONDS_OF_A_POINT - timed)]
         return Point(rows, memory=memory, first_seconds=first).timed(times)
 
     def hindrance(self, rows: int, points: Sequence[Point]) -> str:
@@ -625,24 +624,24 @@ class Measurement:
         return self.rounds(points, FEWEST) if self.elapsed + seconds < self.seconds_given * SHARE else points
 
     def rounds(self, points: Sequence[Point], most: int) -> list[Point]:
-        """Return points measured in turn, in rounds that begin at either end; after a few of them, time may end it."""
-        seconds: dict[int, list[float]] = {point.rows: [] for point in points}
-        for turn in range(most):
-            if turn >= FEWEST and self.elapsed > self.seconds_given:
-                break
-            name = f"{self.bench.name}, sizes near the best in turn"
-            SESSION.tell(Activity("Sweeping", name, turn, most, "round"))
-            for point in points if turn % 2 else points[::-1]:
-                # A size that does not fit this time is left out, which the points know already.
-                seconds[point.rows] += self._if_it_fits(partial(self._visited, point.rows)) or []
-        return [point.timed(seconds[point.rows]) if seconds[point.rows] else point for point in points]
+        """Return points measured in turn, in rounds; after a few of them, time may end it."""
+        name = f"{self.bench.name}, sizes near the best in turn"
+        turns = SESSION.steps("Sweeping", name, range(most), "round")
+        rounds = itertools.takewhile(lambda turn: turn < FEWEST or self.elapsed <= self.seconds_given, turns)
+        visits = {point: partial(self._if_it_fits, partial(self._visited, point.rows)) for point in points}
+        # A size that does not fit this time is left out, which the points know already.
+        seconds = {
+            point: list(itertools.chain(*filter(None, times))) for point, times in in_turn(visits, rounds).items()
+        }
+        return [point.timed(times) if times else point for point, times in seconds.items()]
 
     def _visited(self, rows: int) -> list[float]:
         """Return the times of a few steps."""
         workload = self.bench.bucket(rows)
         batch = next(workload.batches())
-        first = workload.seconds(batch)  # It also warms this shape up; a long one was warm soon enough.
-        return steps_for(workload, batch, VISIT, 1) if first < VISIT else [first]
+        step = partial(workload.seconds, batch)
+        first = step()  # It also warms this shape up; a long one was warm soon enough.
+        return series(step, fewest=1, seconds=VISIT) if first < VISIT else [first]
 
     def _if_it_fits(self, measure: Callable[[], Measured]) -> Measured | None:
         """Return what is measured; ``None`` if the device runs out of memory, of which the caches are then emptied."""
@@ -659,15 +658,6 @@ def clean(device: str) -> None:
     """Let go what a batch held, also in a cycle with an error, and hand cached blocks back."""
     gc.collect()
     empty_cache(device)
-
-
-def steps_for(workload: Workload, batch: Any, seconds: float, fewest: int) -> list[float]:
-    """Return how long each of several steps took, in seconds: ``fewest`` of them, or as many as fit into some seconds."""
-    times: list[float] = []
-    begin = now()
-    while len(times) < fewest or now() - begin < seconds:
-        times.append(workload.seconds(batch))
-    return times
 
 
 # The share of the memory of a GPU that must stay free: the allocator splits blocks, and other batches are larger.

@@ -7,12 +7,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from ..._render.display import OK, WARNING, Finding, Plain, milliseconds
 from ..._utils.clock import now
 
 Name = TypeVar("Name")
+Measured = TypeVar("Measured")
 
 # The names of phases that are looked at; training adds its own.
 DATA = "data"
@@ -239,7 +240,7 @@ def whole_rounds(steps: int, workers: int) -> int:
     return steps + -steps % max(1, workers)
 
 
-def in_turn(measures: Mapping[Name, Callable[[], float]], rounds: Iterable[int]) -> dict[Name, list[float]]:
+def in_turn(measures: Mapping[Name, Callable[[], Measured]], rounds: Iterable[int]) -> dict[Name, list[Measured]]:
     """Return what is measured in rounds, of which each begins with the next one.
 
     Example:
@@ -247,12 +248,12 @@ def in_turn(measures: Mapping[Name, Callable[[], float]], rounds: Iterable[int])
         {'cpu': [2.0, 2.0, 2.0], 'mps': [1.0, 1.0, 1.0]}
     """
     names = list(measures)
-    seconds: dict[Name, list[float]] = {name: [] for name in names}
+    measured: dict[Name, list[Measured]] = {name: [] for name in names}
     for number in rounds:
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            seconds[name].append(measures[name]())
-    return seconds
+            measured[name].append(measures[name]())
+    return measured
 
 
 # A series of slow steps is cut short after LONGEST seconds, once it has FEWEST steps.
@@ -260,11 +261,13 @@ LONGEST = 3.0
 FEWEST = 5
 
 
-def series(measure: Callable[[], Any], steps: int, fewest: int = FEWEST) -> list[Any]:
-    """Return what ``measure`` returns for each of so many steps, or for fewer if they are slow."""
+def series(
+    measure: Callable[[], Measured], most: float = math.inf, fewest: int = FEWEST, seconds: float = LONGEST
+) -> list[Measured]:
+    """Return what ``measure`` returns for each of so many steps at most, or for as many as fit into some seconds."""
     begin = now()
-    measured: list[Any] = []
-    while len(measured) < steps and (len(measured) < fewest or now() - begin <= LONGEST):
+    measured: list[Measured] = []
+    while len(measured) < most and (len(measured) < fewest or now() - begin < seconds):
         measured.append(measure())
     return measured
 

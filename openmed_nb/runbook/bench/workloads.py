@@ -181,13 +181,10 @@ class Workload:
 
     def seconds_of_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
         """Return how long a step takes at full speed, its data included, in seconds: the mean of several in a row."""
-        device_of(self.device).finish()
         total = 0.0
         for _ in range(steps):
             batch, waited = next_batch(batches)
-            begin = now()
-            self.run(batch)
-            total += waited + now() - begin
+            total += waited + self.seconds(batch)
         return total / steps
 
     def seconds_of_phases(self, batches: Iterator[Any]) -> dict[str, float]:
@@ -510,9 +507,7 @@ class AnnotationBench:
 
             texts = itertools.cycle(self.texts)
             while True:
-                prepared = annotator.prepare(Chunk(0, list(itertools.islice(texts, size))))
-                if prepared is None:
-                    raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
+                prepared = annotator.tokenised(Chunk(0, list(itertools.islice(texts, size))))()
                 for failure in prepared.failures.values():
                     raise failure
                 batches = annotator.batches(prepared, budget)
