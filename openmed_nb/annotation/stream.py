@@ -195,6 +195,14 @@ class Annotator:
         theirs = self.settings.has_transformers_boundaries
         return Lexicon(self.tokenizer, theirs) if serves(self.tokenizer, theirs) else None
 
+    def whole_texts(self) -> Annotator:
+        """Return an annotator that drops nothing of a long text."""
+        return replace(self, settings=replace(self.settings, truncation=False))
+
+    def with_model(self, model: Any) -> Annotator:
+        """Return an annotator that does the same with another model."""
+        return replace(self, network=replace(self.network, model=model, compiled=False))
+
     def answers(
         self,
         texts: Iterable[Any],

@@ -380,7 +380,7 @@ def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | 
     name = spec.reference.name
 
     def on(device: str) -> AnnotationBench:
-        annotator = whole_texts(pipeline_of_files(spec, device))
+        annotator = pipeline_of_files(spec, device).own_annotator().whole_texts()
         return AnnotationBench(name, annotator, texts or TEXTS, length)
 
     return Subject(name, ANNOTATION, on)
@@ -398,7 +398,7 @@ def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, l
     from ...annotation.pipeline import device_budget
 
     name = type(pipe.model).__name__
-    annotator = whole_texts(pipe)
+    annotator = pipe.own_annotator().whole_texts()
 
     def on(device: str) -> AnnotationBench:
         import torch
@@ -408,7 +408,7 @@ def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, l
             return AnnotationBench(name, annotator, texts or TEXTS, length)
         if is_quantized(pipe.model):
             raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the model's name.")
-        moved = with_model(annotator, copy_of(pipe.model, device).eval())
+        moved = annotator.with_model(copy_of(pipe.model, device).eval())
         budget = replace(device_budget(place, annotator.network.model), padding=annotator.budget.padding)
         return AnnotationBench(name, replace(moved, budget=budget), texts or TEXTS, length)
 
@@ -427,17 +427,6 @@ def checked_texts(data: Any) -> Sequence[Any] | None:
     if all(isinstance(text, str) and not text.strip() for text in texts):
         raise ConfigurationError("There is no word to measure with in these texts.", "Pass some with words.")
     return texts
-
-
-def whole_texts(pipe: AnnotationPipeline) -> Annotator:
-    """Return the annotator of a pipeline, which drops nothing of a long text."""
-    annotator = pipe.own_annotator()
-    return replace(annotator, settings=replace(annotator.settings, truncation=False))
-
-
-def with_model(annotator: Annotator, model: Any) -> Annotator:
-    """Return an annotator that does the same with another model."""
-    return replace(annotator, network=replace(annotator.network, model=model, compiled=False))
 
 
 def in_same_batches(benches: Mapping[str, Bench]) -> Mapping[str, Bench]:

@@ -28,7 +28,6 @@ from ....models.config import DEFAULT_STRATEGY, STRATEGIES
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
 from ....models.registry import is_named
 from ....session import SESSION
-from ...bench.workloads import whole_texts, with_model
 from .report import (
     TOLERANCES,
     Differences,
@@ -195,9 +194,9 @@ def pair_of_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None
     model = (loaded or load(spec, device)).model
     # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
     pipe = build_pipeline(load(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
-    reference = whole_texts(pipe)
+    reference = pipe.own_annotator().whole_texts()
     budget = replace(device_budget(model.device, model), padding=reference.budget.padding)
-    candidate = replace(with_model(reference, model), budget=budget)
+    candidate = replace(reference.with_model(model), budget=budget)
     return Pair(spec.reference.name, reference, candidate, spec.dtype)
 
 
@@ -212,13 +211,13 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     if dtype not in TOLERANCES:
         what = f"{name} in {dtype} cannot be compared: there is no tolerance for that type."
         raise ConfigurationError(what, "Call .float() on its model.")
-    candidate = whole_texts(pipe)
+    candidate = pipe.own_annotator().whole_texts()
     notes: tuple[str, ...] = ()
     if dtype != "float32":
         rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
         notes = (f"{rounded}; pass the model's name to compare with its files.",)
     with TENSOR_LOCK:
-        reference = with_model(candidate, copy_of(pipe.model, dtype=torch.float32).eval())
+        reference = candidate.with_model(copy_of(pipe.model, dtype=torch.float32).eval())
     return Pair(name, reference, candidate, dtype, notes)
 
 

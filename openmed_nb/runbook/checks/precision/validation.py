@@ -34,7 +34,6 @@ from ....models.loading import LoadSpec, load, model_folder
 from ....models.registry import is_named
 from ....session import SESSION
 from ...bench.timing import in_turn
-from ...bench.workloads import with_model
 from .parity import Pair, check_texts, pair_of_files, parity_of, undisturbed, words_of
 from .report import KINDS, ParityReport, Score
 
@@ -236,7 +235,7 @@ def float32_there(pair: Pair, spec: LoadSpec, device: str) -> Annotator:
     """Return the model in float32 on the device of the candidate, which on a CPU is the reference itself."""
     if not device_of(device).is_accelerator:
         return pair.reference
-    return with_model(pair.candidate, load(spec.in_dtype("float32"), device).model)
+    return pair.candidate.with_model(load(spec.in_dtype("float32"), device).model)
 
 
 def speed_up(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
