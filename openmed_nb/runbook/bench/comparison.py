@@ -202,7 +202,9 @@ class Comparison(StepReport):
         name = self.shown(one.device)
         if one.simulated or one.speed_up is None:
             return f"{name} has no speed of its own: {SIMULATED_SPEED}"
-        low, middle, high = one.speed_up.low, one.speed_up.middle, one.speed_up.high
+        low = one.speed_up.low
+        middle = one.speed_up.middle
+        high = one.speed_up.high
         if one.speed == NO_DIFFERENCE:
             return f"No difference in speed was shown between {name} and the CPU ({low:.2f} to {high:.2f} times)"
         if one.speed == SLOWER:

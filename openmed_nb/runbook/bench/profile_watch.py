@@ -94,7 +94,9 @@ def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tupl
     is what such a call takes: on a busy computer the system stops the process now and then, and a call in which it does takes
     a thousand times as long, so that the sums of ``key_averages`` would tell of other programs.
     """
-    phase, phase_end, step = "", 0.0, 0
+    phase = ""
+    phase_end = 0.0
+    step = 0
     # The seconds of an operator in a phase on the host, by the number of the call in its step.
     seconds = defaultdict[tuple[str, str], defaultdict[int, list[float]]](lambda: defaultdict(list))
     device_seconds = Counter[tuple[str, str]]()

@@ -371,7 +371,8 @@ def subject_of_model(model: Any, data: Any, training: bool, length: int | None, 
     name = None
     if is_named(model):
         spec = SESSION.files(model, given)[0]
-        model, name = pipeline_of_files(spec), spec.reference.name
+        model = pipeline_of_files(spec)
+        name = spec.reference.name
     return subject_of_module(model.model, data, True, lambda: labelled_rows(model, length or LENGTH), name)
 
 
@@ -716,7 +717,8 @@ class ModuleBench:
             return self.bucket(rows or first)
         if rows is not None:
             raise ConfigurationError("A loader has a batch size of its own.", "Leave batch_size out.")
-        loader, sizes = self.loader, Counter[int]()
+        loader = self.loader
+        sizes = Counter[int]()
         return self._workload(first, lambda: Repeated(loader, sizes, example_of), sizes)
 
     def transfer(self, example: Example) -> Example:
@@ -903,7 +905,9 @@ class Repeated(Iterator[Any]):
         # How many seconds of the last batch went into starting the processes of a loader that begins anew. A loader with
         # persistent_workers starts none; and if each pass over the data has one batch, it is a part of the data.
         self.starting = 0.0
-        self._loader, self._sizes, self._form = loader, sizes, form
+        self._loader = loader
+        self._sizes = sizes
+        self._form = form
         self._batches: Iterator[Any] = iter(())
         self._given = 0
         self._starts = getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", False)
