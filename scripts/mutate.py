@@ -85,8 +85,8 @@ ROOMS = {
         ("openmed_nb/models/certificates.py",),
         (
             "tests/models/test_certificates.py",
-            "tests/runbook/precision/test_dtype_choice.py",
-            "tests/runbook/precision/test_validation.py",
+            "tests/runbook/checks/precision/test_dtype_choice.py",
+            "tests/runbook/checks/precision/test_validation.py",
         ),
     ),
 }
