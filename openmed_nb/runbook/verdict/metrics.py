@@ -329,9 +329,7 @@ def _refused_dtype(report: PrecisionVerdict, context: Context) -> str | None:
 
 
 def _training_parts(report: LossParity, _context: Context) -> tuple[str, ...]:
-    if not report.parted:
-        return ()
-    return (str(report.origin) if report.origin else f"from step {report.parted}",)
+    return (f"from step {report.parted}",) if report.parted else ()
 
 
 def _fallen(outcome: str) -> Reader:

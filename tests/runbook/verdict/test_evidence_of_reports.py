@@ -33,7 +33,6 @@ from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import evidence_of
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 from openmed_nb.training.loader import LoaderCheck
-from openmed_nb.training.nonfinite import Origin
 
 FIGURES = Path(__file__).with_name("figures.json")
 MIB = 1 << 20
@@ -132,8 +131,8 @@ def peaks(limit=None):
     return MemoryCurve("mps", samples, limit=limit)
 
 
-def losses(candidate, origin=None):
-    return LossParity("bundled", "mps", "float32", (1.0, 1.0), (1.0, 1.0), candidate, origin)
+def losses(candidate):
+    return LossParity("bundled", "mps", "float32", (1.0, 1.0), (1.0, 1.0), candidate)
 
 
 def fallen(**seconds):
@@ -236,10 +235,6 @@ MODE = ("aten::mode",)
         # Losses that part.
         ([losses((1.0, 1.0))], {"task": "training", "device": "mps", "training_parts": ()}),
         ([losses((1.0, 2.0))], {"training_parts": ("from step 2",)}),
-        (
-            [losses((1.0, 2.0), Origin("output", "fc"))],
-            {"training_parts": ("it first appears in what fc computes",)},
-        ),
         # A memory curve.
         ([curve(*[100] * 8)], {"memory_verdict": "flat", "task": "training", "device": "mps", "memory_growth": 0.0}),
         ([curve(*[100, 180] * 4)], {"memory_verdict": "sawtooth"}),
