@@ -27,8 +27,8 @@ from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
 from .models.config import OpenMedConfig, with_arguments
 
 if TYPE_CHECKING:
-    from .models.certificates import DtypeChoice
     from .models.loading import LoadedModel, LoadSpec
+    from .models.records import DtypeChoice
     from .models.store import Inventory, ModelKey, ModelStore
     from .simulation.device import SimulatedMps
 
@@ -78,12 +78,12 @@ class Session:
 
             def arriving(key: ModelKey, device: str) -> None:
                 if key.spec.dtype != "float32":
-                    from .models.certificates import warn_unless_validated
+                    from .models.records import warn_unless_validated
 
                     warn_unless_validated(key, device, self.computer, self.environ)
 
             def learned(spec: LoadSpec) -> dict[str, int]:
-                from .models.certificates import learned_of
+                from .models.records import learned_of
 
                 return learned_of(spec, self.computer, self.environ)
 
@@ -187,7 +187,7 @@ class Session:
 
     def learn(self, spec: LoadSpec, device: str, batch_tokens: int | None, by: str = "") -> None:
         """Let a model take a batch on a device, now and in later sessions on this computer; ``None`` forgets it."""
-        from .models.certificates import remember
+        from .models.records import remember
 
         remember(spec, device, self.computer, self.environ, batch_tokens, by)
         self.models.learn(spec, kind_of(device), batch_tokens)
@@ -393,7 +393,7 @@ class Session:
         spec, precision = LoadSpec.of(name, config, remote_code), None
         check_int8(spec.dtype, choice.device)
         if spec.dtype != "float32":
-            from .models.certificates import in_chosen_dtype
+            from .models.records import in_chosen_dtype
 
             spec = replace(spec, folder=self.models.folder(spec))
             spec, precision = in_chosen_dtype(spec, choice.device, self.computer, self.environ)

@@ -81,10 +81,10 @@ ROOMS = {
         ("openmed_nb/runbook/verdict/*.py",),
         ("tests/runbook/verdict/test_*.py",),
     ),
-    "certificates": Room(
-        ("openmed_nb/models/certificates.py",),
+    "records": Room(
+        ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/precision/policy.py"),
         (
-            "tests/models/test_certificates.py",
+            "tests/models/test_records.py",
             "tests/runbook/checks/precision/test_dtype_choice.py",
             "tests/runbook/checks/precision/test_validation.py",
         ),

@@ -72,7 +72,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     Attributes:
         compilation: What came of ``compile``; ``None`` if it was not asked for.
-        precision: Why its model has the type that it has (:class:`openmed_nb.models.certificates.DtypeChoice`); ``None`` if
+        precision: Why its model has the type that it has (:class:`openmed_nb.models.records.DtypeChoice`); ``None`` if
             nothing but float32 was asked for.
         learned: How many tokens run best at once, by kind of device, where that was measured on this computer.
 

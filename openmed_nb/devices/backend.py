@@ -18,7 +18,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -284,6 +284,17 @@ def random_numbers_from(states: States) -> Iterator[None]:
         yield
     finally:
         set_random_states(before)
+
+
+@contextmanager
+def without_autocast(device: str) -> Iterator[None]:
+    """Compute without the caller's autocast, which would round, on the CPU and on a device."""
+    torch = import_torch()
+    with ExitStack() as stack:
+        for kind in {"cpu", kind_of(device)}:
+            if torch.amp.is_autocast_available(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextmanager

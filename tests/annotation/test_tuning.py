@@ -12,7 +12,6 @@ from openmed_nb._utils.clock import timed_by
 from openmed_nb.annotation.tuning import LADDER, Calibration, compare
 from openmed_nb.devices.machine import shown_device
 from openmed_nb.errors import OpenMedWarning
-from openmed_nb.models.certificates import LEARNED
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.session import SESSION
 
@@ -138,7 +137,7 @@ class TestLearned:
         (file,) = data.iterdir()
         kept = json.loads(file.read_text("utf-8"))
         file.write_text(json.dumps({**kept, "identity": {**kept["identity"], name: "other"}}), "utf-8")
-        (data / f"damaged{LEARNED}").write_text("{", "utf-8")
+        (data / "damaged.learned").write_text("{", "utf-8")
 
         assert self.fresh(keyword_model, home).batch_tokens == usual
 

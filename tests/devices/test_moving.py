@@ -186,7 +186,11 @@ CIRCLE = {"ids": [ONES]}
 CIRCLE["self"] = [CIRCLE]
 
 
-@pytest.mark.parametrize("refused", [[LAYER], Frozen(LAYER, 3), OPTIMIZER, {"optimizer": OPTIMIZER}, CIRCLE], ids=id)
+@pytest.mark.parametrize(
+    "refused",
+    [[LAYER], Frozen(LAYER, 3), OPTIMIZER, {"optimizer": OPTIMIZER}, CIRCLE],
+    ids=["module", "record", "optimizer", "inside", "circle"],
+)
 def test_value_that_cannot_be_moved(refused):
     """A module inside of something else, an optimizer, and a value that holds itself are refused, not left unmoved."""
     with pytest.raises(ConfigurationError):

@@ -18,7 +18,6 @@ from ..._utils.text import describe_value
 from ..._utils.validation import number
 from ...devices.registry import device_of
 from ...errors import ConfigurationError
-from ...models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE, MemoryCurve
 from ..bench.comparison import Comparison, DeviceFigures
 from ..bench.profile import SYNCHRONISATION, TINY_BATCH, Profile
@@ -29,7 +28,8 @@ from ..checks.doctor.checks import COMPUTATION, NECESSARY, SILENT_ERRORS
 from ..checks.doctor.report import DoctorReport
 from ..checks.operators.fallbacks import FELL_BACK, REFUSED, FallbackLedger
 from ..checks.operators.forecast import Forecast
-from ..checks.precision.report import TOLERANCES, ParityReport
+from ..checks.precision.policy import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from ..checks.precision.report import ParityReport
 from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
 from ..records.signals import CONDITIONS, Signals
@@ -324,7 +324,7 @@ def _agreement_reduced(report: PrecisionVerdict, context: Context) -> float | No
 
 
 def _refused_dtype(report: PrecisionVerdict, context: Context) -> str | None:
-    compared = report.parity.spans.all or any(refusal.against for refusal in report.refusals)
+    compared = report.parity.spans.all or report.refuted
     return report.parity.dtype if compared and not _keeps_entities(report, context) else None
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...devices.registry import device_of
-from ...models.certificates import ROUNDING
 from ...training.curve import GROWING, TOO_SHORT
 from ..bench.workloads import ANNOTATION, TOKENISE_MORE
-from ..checks.precision.report import TOLERANCES
+from ..checks.precision.policy import ROUNDING, TOLERANCES
 from .metrics import GATES, GENERATION, INFERENCE, METRICS, NAMES, TIMES, TRAINING, Area, Evidence, Unit, in_unit
 
 STAY = "stay on this device"
@@ -114,7 +113,7 @@ class Case:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains how far logits are apart, as in ``precision.report``.
+        """Whether rounding explains how far logits are apart, as in ``precision.policy``.
 
         A larger model adds up more roundings, so up to what 16 bits round the entities decide.
         """

@@ -11,10 +11,10 @@ from ..._render.drawing import Lamp, Picture
 from ..._utils.text import describe_value, short_type_name
 from ...devices.request import canonical
 from ...errors import ConfigurationError, UnknownModel
-from ...models.certificates import Gate
 from ...models.registry import BUNDLED, find_model
 from ..bench.comparison import Comparison
 from ..bench.workloads import ANNOTATION, FORWARD_PASS, OWN_STEP, TRAINING_STEP
+from ..checks.precision.policy import Gate
 from ..checks.precision.report import ParityReport
 from ..checks.precision.validation import PrecisionVerdict
 from ..records.logbook.sections import ReportFigures, numbers

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.models.certificates import Gate, GateRefusal
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Utilisation
 from openmed_nb.runbook.bench.profile import Profile
@@ -23,6 +22,7 @@ from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.checks.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.checks.operators.table import FALLS_BACK, ModulePlace
+from openmed_nb.runbook.checks.precision.policy import Gate, GateRefusal
 from openmed_nb.runbook.checks.precision.report import Differences, GradientDifference, ParityReport, Score, Spans
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict

@@ -6,10 +6,9 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.models.certificates import RECALL_LOSS, SPAN_AGREEMENT
 from openmed_nb.runbook.bench.sweep import HEADROOM_SHARE
 from openmed_nb.runbook.bench.timing import DATA_SHARE
-from openmed_nb.runbook.checks.precision.report import TOLERANCES
+from openmed_nb.runbook.checks.precision.policy import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
 from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
 from openmed_nb.training.curve import GROWTH_GATE
 

@@ -27,9 +27,9 @@ from ....devices.moving import module_in, unwrapped
 from ....devices.registry import device_of
 from ....devices.request import canonical
 from ....errors import OpenMedError
-from ....models.certificates import REDUCED, Validation
 from ....models.config import dtype_name
 from ....models.loading import INT8, is_quantized
+from ....models.records import REDUCED, Validation
 from ....training.batch_checks import head_width, token_count
 from ...records.signals import Signals
 

@@ -33,8 +33,8 @@ from ....devices.choice import DeviceChoice
 from ....devices.moving import module_in, unwrapped
 from ....devices.registry import device_of
 from ....errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable
-from ....models.certificates import validation_of
 from ....models.config import OpenMedConfig
+from ....models.records import validation_of
 from ....models.registry import is_named
 from ....session import SESSION, Session
 from ...records.signals import read_signals

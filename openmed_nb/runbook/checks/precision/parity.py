@@ -7,18 +7,18 @@ dropout off and against the labels that the reference itself gives: a seed gives
 
 from __future__ import annotations
 
-import contextlib
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...._events.activity import Activity
 from ...._render.display import counted
 from ...._utils.text import cause, describe_value
 from ...._utils.validation import check_flag
-from ....devices.backend import TENSOR_LOCK
+from ....devices.backend import TENSOR_LOCK, without_autocast
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache, is_out_of_memory
 from ....devices.moving import copy_of, to_array
@@ -28,8 +28,8 @@ from ....models.config import DEFAULT_STRATEGY, STRATEGIES
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
 from ....models.registry import is_named
 from ....session import SESSION
+from .policy import TOLERANCES
 from .report import (
-    TOLERANCES,
     Differences,
     GradientDifference,
     ParityReport,
@@ -130,10 +130,10 @@ def check_texts(texts: Any) -> None:
     if texts is not None:
         check_series(texts)
     if texts is None or (isinstance(texts, Sized) and not len(texts)):
-        raise no_text()
+        raise _no_text()
 
 
-def no_text() -> ConfigurationError:
+def _no_text() -> ConfigurationError:
     what = "Pass the model first and then the texts; None is the bundled model."
     return ConfigurationError("There is no text to compare on.", what)
 
@@ -143,15 +143,16 @@ def words_of(text: Any) -> Any:
     return " ".join(LETTERS.findall(text)).casefold() if isinstance(text, str) else text
 
 
-def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], ...]:
+def _checked_gold(gold: Any, texts: Any, candidate: Annotator) -> tuple[tuple[Span, ...], ...]:
     """Return gold entities, checked before anything runs."""
     spans = gold_spans(gold)
     if isinstance(texts, Sized) and len(texts) != len(spans):
-        raise other_number(len(spans), len(texts))
-    tables = pair.candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
-    of_tokens = pair.candidate.settings.aggregation_strategy == "none"
-    kept = (tables.names, tables.label_kept) if of_tokens else (tables.groups, tables.group_kept)
-    known = {label for label, is_kept in zip(*kept, strict=True) if is_kept}
+        raise _other_number(len(spans), len(texts))
+    tables = candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
+    kept = zip(tables.groups, tables.group_kept, strict=True)
+    if candidate.settings.aggregation_strategy == "none":
+        kept = zip(tables.names, tables.label_kept, strict=True)
+    known = {label for label, is_kept in kept if is_kept}
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in known for label in labels)
     if unknown:  # They are not named: they could be words of a text.
@@ -160,7 +161,7 @@ def checked_gold(gold: Any, texts: Any, pair: Pair) -> tuple[tuple[Span, ...], .
     return spans
 
 
-def other_number(gold: int, texts: int) -> ConfigurationError:
+def _other_number(gold: int, texts: int) -> ConfigurationError:
     what = f"The gold is of {counted(gold, 'text')}, and there are {texts:,}."
     return ConfigurationError(what, "Pass the gold of the same texts.")
 
@@ -179,9 +180,8 @@ class Pair:
 
     def in_every_strategy(self) -> Pair:
         """Return the pair with its entities compared as each strategy makes them of the same probabilities."""
-        sides = (self.reference, self.candidate)
-        reference, candidate = (replace(one, network=replace(one.network, whole=True)) for one in sides)
-        return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
+        whole = [replace(side, network=replace(side.network, whole=True)) for side in (self.reference, self.candidate)]
+        return replace(self, reference=whole[0], candidate=whole[1], strategies=STRATEGIES)
 
 
 def pair_of_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> Pair:
@@ -204,7 +204,8 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     """Return a pipeline as it is, and with a float32 copy of its model on the CPU."""
     import torch
 
-    dtype, name = dtype_of(pipe.model), type(pipe.model).__name__
+    dtype = dtype_of(pipe.model)
+    name = type(pipe.model).__name__
     if is_quantized(pipe.model):
         what = f"The float32 weights of this {name} in int8 are gone."
         raise ConfigurationError(what, f"Pass the model's name and dtype={INT8!r}.")
@@ -221,18 +222,7 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     return Pair(name, reference, candidate, dtype, notes)
 
 
-@contextlib.contextmanager
-def undisturbed(pair: Pair) -> Iterator[None]:
-    """Compute without the caller's autocast, which would round the reference as it rounds the candidate."""
-    import torch
-
-    with contextlib.ExitStack() as stack:
-        for kind in filter(torch.amp.is_autocast_available, {"cpu", pair.candidate.network.model.device.type}):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
+def _gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
     """Return how far the gradients of one batch are apart; ``None`` if no parameter has one."""
     import torch
 
@@ -243,21 +233,32 @@ def gradient_difference(reference: Annotator, candidate: Annotator, prepared: Pr
     with TENSOR_LOCK, torch.no_grad():
         labels: np.ndarray = reference.network.logits(inputs).argmax(-1).cpu().numpy()  # (rows, length) int64
     try:
-        ours, theirs = (gradients_of(side.network, inputs, labels) for side in (reference, candidate))
+        expected = _gradients_of(reference.network, inputs, labels)
+        computed = _gradients_of(candidate.network, inputs, labels)
     except RuntimeError as error:
         what = f"A step could not be computed on {shown_device(str(candidate.network.device))}: {cause(error)}."
         raise DeviceUnavailable(what, "Leave gradients=True out, or use another device or type.") from error
-    return largest_difference(ours, theirs) if ours else None
+    if not expected:
+        return None
+    lengths = {name: float(gradient.norm()) for name, gradient in expected.items()}
+    least = SMALLEST * max(lengths.values()) or 1.0
+    apart = {}
+    for name, gradient in expected.items():
+        # One that is missing counts as zero, and one that is no number is infinitely far.
+        far = float((computed[name] - gradient).norm()) if name in computed else lengths[name]
+        apart[name] = math.inf if math.isnan(far) else far / max(lengths[name], least)
+    worst = max(apart, key=apart.__getitem__)
+    return GradientDifference(apart[worst], worst, len(apart))
 
 
-def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
+def _gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
     """Return the gradient of each parameter on the host in float32; the parameters themselves keep theirs."""
     import torch
 
     from ....annotation.forward import evaluation_mode
 
     model = getattr(network.model, "_orig_mod", network.model)
-    learning = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not learning:
         return {}
     device = model.device
@@ -268,62 +269,40 @@ def gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[s
         loss = torch.nn.functional.cross_entropy(logits.float()[inside], torch.from_numpy(labels).to(device)[inside])
         gradients = torch.autograd.grad(SCALE * loss, list(learning.values()), allow_unused=True)
         device_of(device).finish()
-        found = zip(learning, gradients, strict=True)
-        return {name: one.detach().cpu().float() / SCALE for name, one in found if one is not None}
-
-
-def largest_difference(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> GradientDifference:
-    """Return the largest relative difference of two sets of gradients by parameter; one that is missing counts as zero."""
-    lengths = {name: float(one.norm()) for name, one in reference.items()}
-    least = SMALLEST * max(lengths.values()) or 1.0
-    apart = {
-        name: float((candidate[name] - one).norm() if name in candidate else one.norm()) / max(lengths[name], least)
-        for name, one in reference.items()
-    }
-    apart = {name: float("inf") if one != one else one for name, one in apart.items()}  # noqa: PLR0124 - NaN is unlike itself
-    worst = max(apart, key=apart.__getitem__)
-    return GradientDifference(apart[worst], worst, len(apart))
+        computed = zip(learning, gradients, strict=True)
+        return {name: gradient.detach().cpu().float() / SCALE for name, gradient in computed if gradient is not None}
 
 
 def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
     """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
     from ...._annotate import known_length
     from ....annotation.references import stream_of
-
-    tally, total = Tally(pair, None if gold is None else checked_gold(gold, texts, pair)), known_length(texts)
-
-    def tell() -> None:
-        SESSION.tell(Activity("Comparing", pair.name, len(tally.texts), total, "text"))
-
-    if gradients and pair.dtype == INT8:
-        raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
-    step: GradientDifference | None = None
-    tell()
-    with undisturbed(pair):
-        for prepared in prepared_chunks(pair.candidate, stream_of(texts)):
-            if gradients and step is None and len(prepared.tokens):
-                step = gradient_difference(pair.reference, pair.candidate, prepared)
-            tally.add(prepared)
-            tell()
-    return tally.report(step)
-
-
-def prepared_chunks(annotator: Annotator, texts: Iterable[Any]) -> Iterator[Prepared]:
-    """Yield texts ready for both ways, some hundred at a time; an unreadable text, or a stream that fails, raises."""
     from ....annotation.stream import chunk_characters, in_chunks
 
-    for chunk in in_chunks(texts, chunk_characters(annotator.budget)):
-        prepared = annotator.prepare(chunk)
-        if chunk.error:
-            raise chunk.error
-        if prepared:
+    tally = _Tally(pair, None if gold is None else _checked_gold(gold, texts, pair.candidate))
+    total = known_length(texts)
+    if gradients and pair.dtype == INT8:
+        raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
+    difference: GradientDifference | None = None
+    SESSION.tell(Activity("Comparing", pair.name, 0, total, "text"))
+    with without_autocast(pair.candidate.network.model.device.type):
+        for chunk in in_chunks(stream_of(texts), chunk_characters(pair.candidate.budget)):
+            prepared = pair.candidate.prepare(chunk)
+            if chunk.error:
+                raise chunk.error
+            if prepared is None:
+                continue
             for failure in prepared.failures.values():
                 raise failure
-            yield prepared
+            if gradients and difference is None and len(prepared.tokens):
+                difference = _gradient_difference(pair.reference, pair.candidate, prepared)
+            tally.add(prepared)
+            SESSION.tell(Activity("Comparing", pair.name, len(tally.texts), total, "text"))
+    return tally.report(difference)
 
 
 @dataclass
-class Tally:
+class _Tally:
     """What is counted while two ways run, for each strategy; the report is of the one that lost most."""
 
     pair: Pair  # The model in two ways.
@@ -348,44 +327,46 @@ class Tally:
         from ....annotation.forward import ForwardRun, settled
         from ....annotation.references import fingerprint_of
 
-        sides = (self.pair.reference, self.pair.candidate)
+        reference = self.pair.reference
+        candidate = self.pair.candidate
         outputs: tuple[list[Any], list[Any]] = ([], [])
-        for batch in sides[1].batches(prepared, sides[1].budget):
-            for part, ways in run_both(sides[0].network, sides[1].network, prepared, batch):
-                self.count_logits(prepared, part, *(logits for logits, _answers in ways))
-                for kept, (_logits, answers) in zip(outputs, ways, strict=True):
-                    kept.append((part, answers))
+        for batch in candidate.batches(prepared, candidate.budget):
+            for outcome in _run_both(reference.network, candidate.network, prepared, batch):
+                self._count_logits(prepared, outcome)
+                outputs[0].append((outcome.batch, outcome.reference[1]))
+                outputs[1].append((outcome.batch, outcome.candidate[1]))
         run = ForwardRun(prepared.tokens, prepared.windows)
-        of_tokens = [settled(run, side.network, kept) for side, kept in zip(sides, outputs, strict=True)]
+        expected = settled(run, reference.network, outputs[0])
+        computed = settled(run, candidate.network, outputs[1])
         for strategy in dict.fromkeys((self.own, *self.pair.strategies)):  # Of equal ones the report is of its own.
             first, second = (
-                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, found)
-                for side, found in zip(sides, of_tokens, strict=True)
+                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, predictions)
+                for side, predictions in ((reference, expected), (candidate, computed))
             )
-            self.count_entities(strategy, prepared, first, second)
+            self._count_entities(strategy, prepared, first, second)
         self.texts += [fingerprint_of(text) for text in prepared.texts]
         self.tokens += len(prepared.tokens)
         self.windows += len(prepared.windows.firsts)
 
-    def count_logits(self, prepared: Prepared, batch: Batch, reference: np.ndarray, candidate: np.ndarray) -> None:
+    def _count_logits(self, prepared: Prepared, outcome: _Outcome) -> None:
         """Count how far apart the logits of a batch are, each token in the window that owns it."""
         import numpy as np
 
         from ....annotation.forward import owned_places
 
-        owned = owned_places(prepared.windows, batch, self.pair.candidate.network.frame)[1]
-        ours, theirs = (
-            logits.reshape(batch.height * batch.length, logits.shape[-1])[owned] for logits in (reference, candidate)
+        owned = owned_places(prepared.windows, outcome.batch, self.pair.candidate.network.frame)[1]
+        expected, computed = (
+            logits.reshape(-1, logits.shape[-1])[owned] for logits, _ in (outcome.reference, outcome.candidate)
         )
-        if not np.isfinite(ours).all():
+        if not np.isfinite(expected).all():
             what = f"The model {describe_value(self.pair.name)} computes no numbers (NaN) on the CPU in float32."
             raise ModelUnusable(what, "Use another model: there is nothing to compare with.")
-        numbers = np.isfinite(theirs).all(-1)
+        numbers = np.isfinite(computed).all(-1)
         self.not_numbers += int((~numbers).sum())
-        self.other_labels += int(((ours.argmax(-1) != theirs.argmax(-1)) | ~numbers).sum())
-        self.differences.append(np.abs(ours[numbers] - theirs[numbers]).max(-1, initial=0.0))
+        self.other_labels += int(((expected.argmax(-1) != computed.argmax(-1)) | ~numbers).sum())
+        self.differences.append(np.abs(expected[numbers] - computed[numbers]).max(-1, initial=0.0))
 
-    def count_entities(
+    def _count_entities(
         self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
     ) -> None:
         """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
@@ -393,18 +374,21 @@ class Tally:
         from ....annotation.results import span_of
 
         for place, answers in enumerate(zip(reference, candidate, strict=True)):
-            number, text = prepared.first + place, prepared.texts[place]
-            ours, theirs = ([] if isinstance(one, OpenMedError) else list(map(span_of, one)) for one in answers)
-            self.spans[strategy] += compare_spans(ours, theirs, number)
+            number = prepared.first + place
+            text = prepared.texts[place]
+            expected, computed = (
+                [] if isinstance(answer, OpenMedError) else list(map(span_of, answer)) for answer in answers
+            )
+            self.spans[strategy] += compare_spans(expected, computed, number)
             if strategy == self.own:
-                words = (f"{label} {words_of(text[start:end])}" for start, end, label in ours)
+                words = (f"{label} {words_of(text[start:end])}" for start, end, label in expected)
                 self.distinct.update(map(fingerprint_of, words))
             if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
-                gold = self.gold_of(number, len(text))
+                gold = self._gold_of(number, len(text))
                 before = self.scores[strategy]
-                self.scores[strategy] = before[0] + score(gold, ours), before[1] + score(gold, theirs)
+                self.scores[strategy] = before[0] + score(gold, expected), before[1] + score(gold, computed)
 
-    def gold_of(self, number: int, length: int) -> tuple[Span, ...]:
+    def _gold_of(self, number: int, length: int) -> tuple[Span, ...]:
         """Return the gold entities of a text."""
         remedy = "Pass the gold of the same texts, in the same order."
         if self.gold is None or number >= len(self.gold):
@@ -421,14 +405,16 @@ class Tally:
         from ....annotation.references import fingerprint_of
 
         if not self.texts:
-            raise no_text()
+            raise _no_text()
         if self.gold is not None and len(self.gold) != len(self.texts):
-            raise other_number(len(self.gold), len(self.texts))
+            raise _other_number(len(self.gold), len(self.texts))
         together = np.concatenate([np.zeros(0, np.float32), *self.differences])
-        differences = Differences()
+        logits = Differences()
         if len(together):
-            differences = Differences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
-        scores = sorted(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
+            logits = Differences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
+        gold = None
+        if self.gold is not None:
+            gold = min(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
         return ParityReport(
             model=self.pair.name,
             device=shown_device(str(self.pair.candidate.network.device)),
@@ -437,46 +423,47 @@ class Tally:
             texts_fingerprint=f"{fingerprint_of(' '.join(map(str, self.texts))):016x}",
             tokens=self.tokens,
             windows=self.windows,
-            logits=differences,
+            logits=logits,
             other_labels=self.other_labels,
             not_numbers=self.not_numbers,
             spans=min(self.spans.values(), key=lambda spans: spans.agreement),
-            gold=None if self.gold is None else scores[0],
+            gold=gold,
             gradients=gradients,
             distinct=len(self.distinct),
             notes=self.pair.notes,
         )
 
 
-# What one way gives for a batch, on the host: (rows, length, labels) float32, and what Network.answers makes of that.
-Outcome = tuple["np.ndarray", "list[np.ndarray]"]
+class _Outcome(NamedTuple):
+    """What both ways give for a batch, on the host: logits (rows, length, labels) float32, and what the network answers."""
+
+    batch: Batch
+    reference: tuple[np.ndarray, list[np.ndarray]]
+    candidate: tuple[np.ndarray, list[np.ndarray]]
 
 
-def run_both(
-    reference: Network, candidate: Network, prepared: Prepared, batch: Batch
-) -> Iterator[tuple[Batch, tuple[Outcome, Outcome]]]:
+def _run_both(reference: Network, candidate: Network, prepared: Prepared, batch: Batch) -> Iterator[_Outcome]:
     """Run a batch both ways; if memory is short, its halves."""
     from ....annotation.forward import fill
 
     inputs = fill(prepared.tokens, prepared.windows, batch, candidate)
+    halves: list[Batch] = []
     try:
-        outcomes = outcome(reference, inputs), outcome(candidate, inputs)
+        yield _Outcome(batch, _run(reference, inputs), _run(candidate, inputs))
     except OpenMedError:
         raise
     except (RuntimeError, MemoryError, TypeError) as error:
         empty_cache(str(candidate.model.device))
-        halves = batch.halves(prepared.windows.lengths + candidate.frame.size) if is_out_of_memory(error) else []
+        if is_out_of_memory(error):
+            halves = batch.halves(prepared.windows.lengths + candidate.frame.size)
         if not halves:
             what = f"The model could not be compared on {shown_device(str(candidate.model.device))}: {cause(error)}."
             raise DeviceUnavailable(what, "Use another device or another type.") from error
-    else:
-        yield batch, outcomes
-        return
     for half in halves:
-        yield from run_both(reference, candidate, prepared, half)
+        yield from _run_both(reference, candidate, prepared, half)
 
 
-def outcome(network: Network, inputs: Inputs) -> Outcome:
+def _run(network: Network, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
     """Run a batch one way, to its end."""
     import torch
 

@@ -1,4 +1,4 @@
-"""Comparing with the CPU in float32: the entities of one text in two lists, gold entities, the report, and what it means.
+"""Comparing with the CPU in float32: the entities of one text in two lists, gold entities, and the report.
 
 ``parity`` runs the model in both ways and makes the report.
 """
@@ -28,7 +28,17 @@ from ...._utils.text import short_type_name
 from ...._utils.validation import whole_number
 from ....devices.machine import shows_simulated
 from ....errors import ConfigurationError
-from ....models.certificates import FLOAT32_INSTEAD, OTHER_NUMBERS, RECALL_LOSS, ROUNDING, SPAN_AGREEMENT, EntityCounts
+from .policy import (
+    ENTITIES_DECIDE,
+    FLOAT32_INSTEAD,
+    LOAD_AGAIN,
+    OTHER_NUMBERS,
+    RECALL_LOSS,
+    ROUNDING,
+    SPAN_AGREEMENT,
+    TOLERANCES,
+    Tolerance,
+)
 
 Span = tuple[int, int, str]  # Where an entity begins and ends, in characters, and its label.
 
@@ -55,7 +65,7 @@ class Change(Plain):
 
 
 @dataclass(frozen=True)
-class Spans(EntityCounts, Plain):
+class Spans(Plain):
     """What became of all entities; each of the reference is one of the first four.
 
     Attributes:
@@ -76,8 +86,28 @@ class Spans(EntityCounts, Plain):
 
     ALSO = ("reference", "agreement")
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many entities there are of each kind."""
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+    @property
+    def reference(self) -> int:
+        """How many entities the reference found."""
+        return self.all - self.extra
+
+    @property
+    def all(self) -> int:
+        """How many entities either found, those that both found counted once."""
+        return sum(self.counts.values())
+
+    @property
+    def agreement(self) -> float:
+        """The share of all entities that are exact; 1 where there is none."""
+        return self.exact / self.all if self.all else 1.0
+
     def __add__(self, other: Spans) -> Spans:
-        counts: dict[str, Any] = {kind: getattr(self, kind) + getattr(other, kind) for kind in KINDS}
+        counts = Counter(self.counts) + Counter(other.counts)
         return Spans(**counts, changes=(self.changes + other.changes)[:SHOWN_CHANGES])
 
 
@@ -87,22 +117,33 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     As many as can be are paired: first those that are equal, then those with equal borders, then those with equal labels
     that overlap. What is left over is missing or extra, so that the two sides may change places.
     """
-    ours, theirs = Counter(reference), Counter(candidate)
-    left, right = list((ours - theirs).elements()), list((theirs - ours).elements())
-    relabelled, left, right = _paired(left, right, lambda one, other: one[:2] == other[:2])
-    moved, missing, extra = _paired(left, right, lambda one, other: one[2] == other[2] and other[0] < one[1])
+    ours = Counter(reference)
+    theirs = Counter(candidate)
+    left = list((ours - theirs).elements())
+    right = list((theirs - ours).elements())
+    relabelled, left, right = _paired(left, right, _have_equal_borders)
+    moved, missing, extra = _paired(left, right, _overlap_with_equal_labels)
     changes = (
-        *(Change(text, "moved", one, other) for one, other in moved),
-        *(Change(text, "relabelled", one, other) for one, other in relabelled),
-        *(Change(text, "missing", one, None) for one in missing),
-        *(Change(text, "extra", None, other) for other in extra),
+        *(Change(text, "moved", before, after) for before, after in moved),
+        *(Change(text, "relabelled", before, after) for before, after in relabelled),
+        *(Change(text, "missing", span, None) for span in missing),
+        *(Change(text, "extra", None, span) for span in extra),
     )
     exact = (ours & theirs).total()
     return Spans(exact, len(moved), len(relabelled), len(missing), len(extra), changes[:SHOWN_CHANGES])
 
 
+def _have_equal_borders(span: Span, other: Span) -> bool:
+    return span[:2] == other[:2]
+
+
+def _overlap_with_equal_labels(span: Span, other: Span) -> bool:
+    """Tell whether two spans with one label overlap, of which the first does not end later."""
+    return span[2] == other[2] and other[0] < span[1]
+
+
 def _paired(
-    left: Iterable[Span], right: Iterable[Span], fits: Callable[[Span, Span], bool]
+    left: list[Span], right: list[Span], fits: Callable[[Span, Span], bool]
 ) -> tuple[list[tuple[Span, Span]], list[Span], list[Span]]:
     """Pair as many spans as can be, each once; return the pairs, and what is left over on both sides.
 
@@ -110,20 +151,25 @@ def _paired(
     that overlap, those that begin before it ends. All that overlap it reach over its end, so the one that ends first has the
     fewest others to pair with, and no other choice leaves more pairs: greedy pairing finds as many as there can be.
     """
-    ours, theirs = (sorted(side, key=lambda one: (one[1], one)) for side in (left, right))
+    ours = sorted(left, key=_end)
+    theirs = sorted(right, key=_end)
     pairs: list[tuple[Span, Span]] = []
-    alone: tuple[list[Span], list[Span]] = ([], [])
     while ours and theirs:
         turned = theirs[0][1] < ours[0][1]
         ahead, others = (theirs, ours) if turned else (ours, theirs)
-        one = ahead.pop(0)
-        other = next((each for each in others if fits(one, each)), None)
-        if other is None:
-            alone[turned].append(one)
-        else:
+        span = ahead.pop(0)
+        other = next((each for each in others if fits(span, each)), None)
+        if other is not None:
             others.remove(other)
-            pairs.append((other, one) if turned else (one, other))
-    return sorted(pairs, key=lambda pair: pair[1]), sorted(alone[0] + ours), sorted(alone[1] + theirs)
+            pairs.append((other, span) if turned else (span, other))
+    pairs.sort(key=lambda pair: pair[1])
+    alone = Counter(left) - Counter(before for before, _ in pairs)
+    others_alone = Counter(right) - Counter(after for _, after in pairs)
+    return pairs, sorted(alone.elements()), sorted(others_alone.elements())
+
+
+def _end(span: Span) -> tuple[int, Span]:
+    return span[1], span
 
 
 @dataclass(frozen=True)
@@ -160,7 +206,8 @@ class Score(Plain):
     @property
     def in_words(self) -> str:
         """The counts as a sentence."""
-        of, others = counted(self.gold, "gold entity", "gold entities"), counted(self.found - self.right, "other")
+        of = counted(self.gold, "gold entity", "gold entities")
+        others = counted(self.found - self.right, "other")
         return f"It finds {self.right:,} of {of} (recall {100 * self.recall:.0f} %), and {others}."
 
     def __add__(self, other: Score) -> Score:
@@ -169,7 +216,8 @@ class Score(Plain):
 
 def score(gold: Iterable[Span], found: Iterable[Span]) -> Score:
     """Return the score of the entities found in one text."""
-    wanted, there = Counter(gold), Counter(found)
+    wanted = Counter(gold)
+    there = Counter(found)
     return Score(wanted.total(), there.total(), (wanted & there).total())
 
 
@@ -201,10 +249,11 @@ def _gold_span(entity: Any) -> Span | None:
         entity = (entity.get("start"), entity.get("end"), label)
     if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
         return None
-    first, last, label = whole_number(entity[0]), whole_number(entity[1]), entity[2]
-    if first is None or last is None or not isinstance(label, str):
+    first = whole_number(entity[0])
+    last = whole_number(entity[1])
+    if first is None or last is None or not isinstance(entity[2], str) or not 0 <= first < last:
         return None
-    return (first, last, label) if 0 <= first < last else None
+    return first, last, entity[2]
 
 
 def _is_series(thing: Any) -> bool:
@@ -214,38 +263,8 @@ def _is_series(thing: Any) -> bool:
 REFERENCE = "cpu in float32"
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """How far a type may be from float32 on the CPU before the report says so.
-
-    Attributes:
-        logits: The largest absolute difference of a logit; ``None`` if logits tell nothing.
-        gradients: The largest relative difference of the gradient of a parameter; ``None`` if there are none.
-    """
-
-    logits: float | None
-    gradients: float | None
-
-
-# For each type, some times the largest difference seen with the two bundled models in 5,524 texts of 203,905 tokens
-# whose logits go up to 11. On an NVIDIA H200 (torch 2.11): logits 2.0e-05 in float32, 0.012 in float16 and 0.16 in
-# bfloat16, gradients 9.2e-06, 0.0067 and 0.031; at least 0.9998 of the entities were the same in float16 and 0.9974 in
-# bfloat16. On a CPU: logits 0.017 in float16 and 0.13 in bfloat16, which is about three times the rounding of one such
-# number (2**-11 and 2**-8 of it), gradients 0.024 and 0.17. int8 rounds the inputs of a layer by their largest, and a
-# few tokens were off by up to 3.0: its logits tell nothing, and the entities decide. ``benchmarks/parity.py`` prints
-# the figures.
-TOLERANCES = {
-    "float32": Tolerance(1e-4, 1e-3),
-    "float16": Tolerance(5e-2, 1e-1),
-    "bfloat16": Tolerance(5e-1, 5e-1),
-    "int8": Tolerance(None, None),
-}
-
 # What becomes of the answers, by the worst of the findings.
 WORDS = {OK: "answers as on", WARNING: "answers nearly as on", FAILED: "gives other answers than on"}
-
-LOAD_AGAIN = "Load the model again."
-ENTITIES_DECIDE = "Look at the entities: they decide."
 
 
 @dataclass(frozen=True)
@@ -333,7 +352,7 @@ class ParityReport(Shown):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the counts mean, line by line."""
-        return tuple(judged(self))
+        return tuple(_judged(self))
 
     @property
     def status(self) -> str:
@@ -348,100 +367,106 @@ class ParityReport(Shown):
     @property
     def differs(self) -> bool:
         """Whether anything is not as in the reference, within the tolerances."""
-        bad = {one.name for one in self.findings if one.status in {WARNING, FAILED}}
+        bad = {finding.name for finding in self.findings if finding.status in {WARNING, FAILED}}
         return bool(bad - {"entities"}) or self.spans.exact != self.spans.all
-
-    @property
-    def way_out(self) -> str:
-        """What to do if a type or a device gives wrong answers: leave the type, else the device."""
-        if self.dtype != "float32":
-            return FLOAT32_INSTEAD
-        return LOAD_AGAIN if self.is_reference else "Use the CPU for this model."
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain mappings, lists, strings and numbers, ready for JSON; no word of a text."""
-        gold, gradients = self.gold, self.gradients
-        return {
-            **super().to_dict(),
-            "reference": REFERENCE,
-            "logits": {**self.logits.to_dict(), "tolerance": self.tolerance.logits},
-            "gold": gold and {"reference": gold[0].to_dict(), "candidate": gold[1].to_dict()},
-            "gradients": gradients and {**gradients.to_dict(), "tolerance": self.tolerance.gradients},
-        }
+        stored = super().to_dict() | {"reference": REFERENCE}
+        stored["logits"]["tolerance"] = self.tolerance.logits
+        if self.gold:
+            stored["gold"] = dict(zip(("reference", "candidate"), stored["gold"], strict=True))
+        if self.gradients:
+            stored["gradients"]["tolerance"] = self.tolerance.gradients
+        return stored
 
     def report(self) -> Report:
         """Return the judgement, where entities differ, and the figures."""
-        title = f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}"
         read = f"{counted(self.texts, 'text')} with {counted(self.tokens, 'token')}"
-        sentences = [f"{read} in {counted(self.windows, 'window')}."]
+        said = [f"{read} in {counted(self.windows, 'window')}."]
         if self.is_reference and self.differs:
-            sentences.append("The candidate is computed as the reference is: the difference is a fault.")
-        listed = self.spans.changes
-        changes = tuple((f"text {one.text}", one.kind, place(one.reference), place(one.candidate)) for one in listed)
+            said.append("The candidate is computed as the reference is: the difference is a fault.")
+        said += self.notes
+        changes = tuple(
+            (f"text {change.text}", change.kind, _place(change.reference), _place(change.candidate))
+            for change in self.spans.changes
+        )
         count = self.spans.all - self.spans.exact
         first = f" (the first {len(changes)} of {count})" if count > len(changes) else ""
         differing = Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), changes)
-        tables = (findings_table("", self.findings), differing)
-        figures = Table("Figures", ("figure", "value"), tuple(self._figures()), folded=True)
-        said = (*sentences, *self.notes)
         gold = (self.gold[1].in_words,) if self.gold else ()
-        spoken = (f"{self.model} on {self.device} in {self.dtype} {WORDS[self.status]} {REFERENCE}", *gold, *said)
-        return Report(title, said, tables, figures=(figures,), spoken=spoken, status=self.status)
-
-    def _figures(self) -> Iterator[tuple[str, str]]:
-        logits, same = self.logits, self.tokens - self.other_labels
-        yield from (
-            ("largest difference of a logit", f"{logits.maximum:.3g}"),
-            ("0.99 quantile", f"{logits.ninety_nine:.3g}"),
-            ("0.9 quantile", f"{logits.ninety:.3g}"),
-            ("median", f"{logits.median:.3g}"),
-            ("tokens with the same label", f"{100 * same / self.tokens if self.tokens else 100:.2f} %"),
-            ("entities that are the same", f"{100 * self.spans.agreement:.2f} %"),
+        return Report(
+            f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
+            tuple(said),
+            (findings_table("", self.findings), differing),
+            figures=(Table("Figures", ("figure", "value"), tuple(self._figures().items()), folded=True),),
+            spoken=(f"{self.model} on {self.device} in {self.dtype} {WORDS[self.status]} {REFERENCE}", *gold, *said),
+            status=self.status,
         )
-        for name, one in zip(("reference", "candidate"), self.gold or (), strict=False):
-            yield f"gold, {name}", f"recall {one.recall:.4f}, precision {one.precision:.4f}, F1 {one.f1:.4f}"
-        if self.gradients:
-            yield (
-                "largest relative difference of a gradient",
-                f"{self.gradients.largest:.3g} at {self.gradients.parameter}",
+
+    def _figures(self) -> dict[str, str]:
+        same = 1 - self.other_labels / self.tokens if self.tokens else 1
+        figures = {
+            "largest difference of a logit": f"{self.logits.maximum:.3g}",
+            "0.99 quantile": f"{self.logits.ninety_nine:.3g}",
+            "0.9 quantile": f"{self.logits.ninety:.3g}",
+            "median": f"{self.logits.median:.3g}",
+            "tokens with the same label": f"{100 * same:.2f} %",
+            "entities that are the same": f"{100 * self.spans.agreement:.2f} %",
+        }
+        for name, score_of in zip(("reference", "candidate"), self.gold or (), strict=False):
+            figures[f"gold, {name}"] = (
+                f"recall {score_of.recall:.4f}, precision {score_of.precision:.4f}, F1 {score_of.f1:.4f}"
             )
+        if self.gradients:
+            where = f"{self.gradients.largest:.3g} at {self.gradients.parameter}"
+            figures["largest relative difference of a gradient"] = where
+        return figures
 
 
-def place(span: Span | None) -> str:
+def _place(span: Span | None) -> str:
     return f"characters {span[0]} to {span[1]}, {span[2]}" if span else ""
 
 
-def judged(report: ParityReport) -> Iterator[Finding]:
+def _judged(report: ParityReport) -> Iterator[Finding]:
     """Yield what the counts of a comparison mean."""
+    way_out = "Use the CPU for this model."
+    if report.dtype != "float32":
+        way_out = FLOAT32_INSTEAD
+    elif report.is_reference:
+        way_out = LOAD_AGAIN
     if report.not_numbers:
         what = f"NaN or infinity in {counted(report.not_numbers, 'token')}"
-        yield Finding("numbers", FAILED, what, OTHER_NUMBERS.get(report.dtype, report.way_out))
+        yield Finding("numbers", FAILED, what, OTHER_NUMBERS.get(report.dtype, way_out))
     else:
         yield Finding("numbers", OK, "every logit is a number")
-    yield of_logits(report)
+    yield _judged_logits(report, way_out)
     if report.other_labels:  # A near tie may fall to either side.
         what = f"{report.other_labels:,} of {counted(report.tokens, 'token')} have another label"
         yield Finding("labels", WARNING, what, ENTITIES_DECIDE)
     else:
         yield Finding("labels", OK, "every token has the same label")
-    yield of_entities(report)
+    yield _judged_entities(report, way_out)
     if report.gold:
         reference, candidate = report.gold
         what = f"{candidate.right:,} of {candidate.gold:,} found, the reference {reference.right:,}"
         lost = reference.recall - candidate.recall
-        status = OK if lost <= 0 else WARNING if lost <= RECALL_LOSS + ROUNDING else FAILED
-        yield Finding("gold entities", status, what, "" if status == OK else report.way_out)
+        if lost <= 0:
+            yield Finding("gold entities", OK, what)
+        else:
+            yield Finding("gold entities", WARNING if lost <= RECALL_LOSS + ROUNDING else FAILED, what, way_out)
     if report.gradients:
-        yield of_gradients(report, report.gradients)
+        yield _judged_gradients(report, report.gradients)
 
 
-def of_logits(report: ParityReport) -> Finding:
+def _judged_logits(report: ParityReport, way_out: str) -> Finding:
     """Judge how far logits are apart.
 
     In a reduced type the entities decide. In float32 they do as long as no logit is further off than float16 may be: a larger
     model adds up more roundings; what is further off is no rounding.
     """
-    tolerance, largest = report.tolerance.logits, report.logits.maximum
+    tolerance = report.tolerance.logits
+    largest = report.logits.maximum
     if tolerance is None:
         return Finding("logits", NOT_APPLICABLE, f"those of {report.dtype} tell nothing; the entities decide")
     if largest <= tolerance:
@@ -449,30 +474,35 @@ def of_logits(report: ParityReport) -> Finding:
     what = f"more than {tolerance:g} off the reference"
     only_rounded = largest <= (TOLERANCES["float16"].logits or 0.0)
     if report.dtype == "float32" and not (only_rounded and report.spans.exact == report.spans.all):
-        return Finding("logits", FAILED, what, report.way_out)
+        return Finding("logits", FAILED, what, way_out)
     return Finding("logits", WARNING, what, ENTITIES_DECIDE)
 
 
-def of_entities(report: ParityReport) -> Finding:
+def _judged_entities(report: ParityReport, way_out: str) -> Finding:
     """Judge the entities, by the share that is the same."""
     spans = report.spans
     if not spans.all:
         remedy = "Compare on texts in which it finds some."
         return Finding("entities", WARNING, "no entity was found in either: nothing can be told", remedy)
-    counts = {name: getattr(spans, name) for name in KINDS[1:]}
-    others = "".join(f", {count:,} {name}" for name, count in counts.items() if count)
+    others = "".join(f", {count:,} {kind}" for kind, count in spans.counts.items() if count and kind != "exact")
     what = f"{spans.exact:,} of {spans.reference:,} exact{others}"
     if spans.exact == spans.all:
         return Finding("entities", OK, what)
-    status = WARNING if spans.agreement >= SPAN_AGREEMENT else FAILED
-    return Finding("entities", status, what, report.way_out if status == FAILED else "Look at the places below.")
+    if spans.agreement >= SPAN_AGREEMENT:
+        return Finding("entities", WARNING, what, "Look at the places below.")
+    return Finding("entities", FAILED, what, way_out)
 
 
-def of_gradients(report: ParityReport, gradients: GradientDifference) -> Finding:
+def _judged_gradients(report: ParityReport, gradients: GradientDifference) -> Finding:
     """Judge the gradients of one step."""
-    where, tolerance = f"of {counted(gradients.parameters, 'parameter')}", report.tolerance.gradients or 0.0
+    where = f"of {counted(gradients.parameters, 'parameter')}"
+    tolerance = report.tolerance.gradients or 0.0
     if gradients.largest <= tolerance:
         return Finding("gradients", OK, f"the gradients {where} are within {tolerance:g} of the reference")
     what = f"the gradient of {gradients.parameter}, one {where}, is more than {tolerance:g} off the reference"
-    elsewhere = "Train on the CPU." if report.dtype == "float32" else "Train in float32."
-    return Finding("gradients", FAILED, what, LOAD_AGAIN if report.is_reference else elsewhere)
+    remedy = "Train on the CPU."
+    if report.is_reference:
+        remedy = LOAD_AGAIN
+    elif report.dtype != "float32":
+        remedy = "Train in float32."
+    return Finding("gradients", FAILED, what, remedy)

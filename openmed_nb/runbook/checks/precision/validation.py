@@ -1,41 +1,40 @@
-"""``nb.runbook.validate_precision``: whether a model may be used in a reduced type, by what becomes of its entities on your texts."""
+"""``nb.runbook.validate_precision``: parity of a model in a reduced type on your texts, whose result is stored if it passes."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import Activity
 from ...._render.display import FAILED, OK, WARNING, Report, Shown, counted
 from ...._utils.clock import seconds_of
+from ...._utils.plain import utc
 from ...._utils.text import describe_value, model_label, short_type_name
+from ....devices.backend import without_autocast
 from ....devices.registry import device_of
 from ....errors import ConfigurationError, ModelUnusable
-from ....models.certificates import (
+from ....models.config import dtype_name
+from ....models.files import content_of
+from ....models.loading import LoadSpec, load, model_folder
+from ....models.records import (
     REDUCED,
     WORTH,
     Certificate,
     CertificateEvidence,
-    CertificateStore,
-    Gate,
-    GateRefusal,
     Identity,
-    certificate_store,
+    RecordStore,
     identity_of,
-    refusals,
+    record_store,
 )
-from ....models.config import dtype_name
-from ....models.files import content_of
-from ....models.loading import LoadSpec, load, model_folder
 from ....models.registry import is_named
 from ....session import SESSION
 from ...bench.timing import in_turn
-from .parity import Pair, check_texts, pair_of_files, parity_of, undisturbed, words_of
-from .report import KINDS, ParityReport, Score
+from .parity import Pair, check_texts, pair_of_files, parity_of, words_of
+from .policy import FLOAT32_INSTEAD, OTHER_NUMBERS, ROUNDING, Gate, GateRefusal
+from .report import ParityReport
 
 if TYPE_CHECKING:
     from ....annotation.stream import Annotator
@@ -76,26 +75,41 @@ class PrecisionVerdict(Shown):
         return not self.refusals
 
     @property
+    def refuted(self) -> bool:
+        """Whether something speaks against the type, which too few texts do not."""
+        return any(refusal.against for refusal in self.refusals)
+
+    @property
     def simulated(self) -> bool:
         """Whether the device is a simulated one."""
         return self.parity.simulated
 
     def report(self) -> Report:
         """Return the verdict with its reasons, and what was measured."""
-        parity, measured = self.parity, self.parity.report()
+        parity = self.parity
+        measured = parity.report()
         verdict = "Accepted" if self.accepted else "Refused"
-        title = f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}"
-        asked = f"Asked for: {100 * self.gate.span_agreement:.0f} % of the entities the same, in every strategy."
-        status = FAILED if any(one.against for one in self.refusals) else OK if self.accepted else WARNING
-        reasons, figures = [f"{one.reason} {one.remedy}" for one in self.refusals], measured.figures
+        status = FAILED if self.refuted else WARNING
+        reasons = [f"{refusal.reason} {refusal.remedy}" for refusal in self.refusals]
+        figures = measured.figures
+        if self.accepted:
+            status = OK
         if self.certificate:
-            faster, simulated = "where it is faster than float32", "under the simulation, where no speed is measured"
-            where = simulated if self.simulated else faster
+            where = "where it is faster than float32"
+            if self.simulated:
+                where = "under the simulation, where no speed is measured"
             reasons = [self.certificate.summary, f"dtype='auto' takes it from now on {where}."]
-            figures = (*(replace(one, folded=True) for one in self.certificate.report().figures), *figures)
+            figures = (*(replace(table, folded=True) for table in self.certificate.report().figures), *figures)
+        asked = f"Asked for: {100 * self.gate.span_agreement:.0f} % of the entities the same, in every strategy."
         said = (*reasons, asked, *measured.sentences)
-        spoken = (HEADLINES[status].format(parity.model, parity.dtype, parity.device), *said)
-        return Report(title, said, measured.tables, figures=figures, spoken=spoken, status=status)
+        return Report(
+            f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
+            said,
+            measured.tables,
+            figures=figures,
+            spoken=(HEADLINES[status].format(parity.model, parity.dtype, parity.device), *said),
+            status=status,
+        )
 
 
 def validate_precision(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -115,9 +129,9 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
     different, in 50 texts of different words. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
     names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
     ``dtype="auto"`` takes the type from then on if nearly every reading was faster than float32, and loading the model in
-    this type warns no more. It counts for these very files on this device with this torch and transformers, as long as its
-    counts are enough for what is asked for. If something speaks against the type, which too few texts do not, an older
-    certificate of the same is removed. A text whose words come again, with other numbers or spaces, does not count.
+    this type warns no more. It counts for these very files on this device with this torch and transformers. If something
+    speaks against the type, which too few texts do not, an older certificate of the same is removed. A text whose words come
+    again, with other numbers or spaces, does not count.
 
     Args:
         model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
@@ -143,53 +157,46 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
     """
     from ....annotation.references import stream_of
 
-    given = {**arguments, **({} if device is None else {"device": device})}
     with SESSION.told_after(progress):
         if not is_named(model):
             what = f"A certificate is of the files of a model, and {short_type_name(model)} names none."
             raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
         check_texts(texts)
-        read, name = list(stream_of(texts)), dtype_name(dtype)
+        read = list(stream_of(texts))
+        name = dtype_name(dtype)
         if name not in REDUCED:
-            raise ConfigurationError(
-                f"{describe_value(name)} is not a reduced type.", f"Use one of {', '.join(REDUCED)}."
-            )
-        spec, on = SESSION.files(model, {**given, "dtype": name})
-        identity = identity_of(spec, spec.dtype, on, SESSION.computer)
+            what = f"{describe_value(name)} is not a reduced type."
+            raise ConfigurationError(what, f"Use one of {', '.join(REDUCED)}.")
+        if device is not None:
+            arguments["device"] = device
+        spec, place = SESSION.files(model, {**arguments, "dtype": name})
+        identity = identity_of(spec, spec.dtype, place, SESSION.computer)
         SESSION.tell(Activity("Validating", model_label(spec.reference.name)))
-        verdict = measured(spec, on, read, gold, identity)
+        pair = pair_of_files(spec, place)
+        different, gold = _distinct(read, gold)
+        report = parity_of(pair.in_every_strategy(), different, gold)
+        if len(different) < len(read):
+            repeated = f"{counted(len(read) - len(different), 'text')} with the words of another one did not count."
+            report = replace(report, notes=(*report.notes, repeated))
+        verdict = judge(report, identity)
+        if verdict.accepted and not identity.simulated:
+            with without_autocast(place):
+                gain = speed_up(float32_there(pair, spec, place), pair.candidate, different)
+            verdict = judge(report, identity, gain)
         if replace(identity, **asdict(content_of(model_folder(spec)))) != identity:
             what = f"The files of {identity.model!r} changed while it was measured."
             raise ModelUnusable(what, "Repeat it when they are complete.")
-        settle(verdict, identity, certificate_store(SESSION.environ))
+        settle(verdict, identity, record_store(SESSION.environ))
         return verdict
 
 
-def measured(spec: LoadSpec, device: str, texts: list[Any], gold: Any, identity: Identity) -> PrecisionVerdict:
-    """Measure a model in a reduced type, and judge it; its speed only if it is accepted."""
-    pair = pair_of_files(spec, device)
-    given, (texts, gold) = len(texts), distinct(texts, gold)
-    report = parity_of(pair.in_every_strategy(), texts, gold)
-    if len(texts) < given:
-        repeated = f"{counted(given - len(texts), 'text')} with the words of another one did not count."
-        report = replace(report, notes=(*report.notes, repeated))
-    verdict = judge(report, identity)
-    if not verdict.accepted:
-        return verdict
-    gain = None
-    if not identity.simulated:
-        with undisturbed(pair):
-            gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts)
-    return judge(report, identity, gain, datetime.now(timezone.utc).date().isoformat())
-
-
-def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
+def _distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
     """Return texts without those whose words were there before, each with its gold: the same note twice tells nothing new.
 
     Gold of another number of texts is left as it is, for ``parity_of`` to refuse.
 
     Example:
-        >>> distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
+        >>> _distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
     from ....annotation.references import fingerprint_of
@@ -205,29 +212,55 @@ def distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
 
 def judge(report: ParityReport, identity: Identity, gain: float | None = None, date: str = "") -> PrecisionVerdict:
     """Return whether a model may be used in a reduced type; ``gain``, if measured, is how many times faster it is."""
-    recalls = [one.recall if one.gold else None for one in report.gold or (Score(), Score())]
+    gate = Gate()
+    refused = tuple(_refusals(report, gate))
+    if refused:
+        return PrecisionVerdict(report, gate, refused)
+    gold = report.gold if report.gold and report.gold[0].gold else None
     evidence = CertificateEvidence(  # Counts, and no place of an entity.
         texts=report.texts,
         texts_fingerprint=report.texts_fingerprint,
         tokens=report.tokens,
         not_numbers=report.not_numbers,
-        **{kind: getattr(report.spans, kind) for kind in KINDS},
+        **report.spans.counts,
         distinct=report.distinct,
-        recall_reference=recalls[0],
-        recall=recalls[1],
+        recall_reference=gold and gold[0].recall,
+        recall=gold and gold[1].recall,
         speed_up=gain and round(gain, 3),
     )
-    gate = Gate()
-    found = tuple(refusals(evidence, report.dtype, gate))
-    certificate = None if found else Certificate(identity, evidence, date, asdict(gate))
-    return PrecisionVerdict(report, gate, found, certificate)
+    return PrecisionVerdict(report, gate, (), Certificate(identity, evidence, date or utc()[:10], asdict(gate)))
 
 
-def settle(verdict: PrecisionVerdict, identity: Identity, store: CertificateStore) -> None:
+def _refusals(report: ParityReport, gate: Gate) -> Iterator[GateRefusal]:
+    """Yield why a type is refused, by what was measured."""
+    spans = report.spans
+    if report.not_numbers:
+        what = f"{counted(report.not_numbers, 'token')} became NaN or infinity."
+        yield GateRefusal(what, OTHER_NUMBERS.get(report.dtype, FLOAT32_INSTEAD))
+    if spans.agreement < gate.span_agreement:
+        what = f"Only {spans.exact:,} of {counted(spans.all, 'entity', 'entities')} are the same."
+        yield GateRefusal(what, FLOAT32_INSTEAD)
+    if report.gold:
+        reference, candidate = report.gold
+        if reference.recall - candidate.recall > gate.recall_loss + ROUNDING:
+            recalls = f"{candidate.recall:.1%} of the gold entities, float32 {reference.recall:.1%}"
+            yield GateRefusal(f"It finds {recalls}.".replace("%", " %"), FLOAT32_INSTEAD)
+    required = (
+        ("entities", spans.reference, gate.minimum_entities),
+        ("different entities", report.distinct, gate.minimum_distinct),
+        ("different texts", report.texts, gate.minimum_texts),
+    )
+    few = [f"{count:,} of the {least} {what}" for what, count, least in required if count < least]
+    if few:
+        what = f"Too little to tell: {', '.join(few)} that are needed."
+        yield GateRefusal(what, "Repeat it with more texts, each different.", against=False)
+
+
+def settle(verdict: PrecisionVerdict, identity: Identity, store: RecordStore) -> None:
     """Store the certificate of a verdict, or remove an older one if something speaks against the type."""
     if verdict.certificate:
         store.store(verdict.certificate)
-    elif any(one.against for one in verdict.refusals):
+    elif verdict.refuted:
         store.remove(identity)
 
 

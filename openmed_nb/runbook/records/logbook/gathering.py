@@ -35,8 +35,8 @@ from ....devices.moving import module_in
 from ....devices.registry import device_of
 from ....devices.request import DeviceRequest, canonical
 from ....errors import ConfigurationError
-from ....models.certificates import validation_of
 from ....models.loading import dtype_of, model_folder
+from ....models.records import validation_of
 from ....models.registry import is_named
 from ....session import SESSION
 from ....training.activations import ActivationCheckpointing

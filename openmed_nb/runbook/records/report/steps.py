@@ -218,7 +218,7 @@ def _of_difference(difference: float) -> Finding:
         >>> _of_difference(1e-6).status, _of_difference(0.5).status, _of_difference(float("nan")).status
         ('ok', 'failed', 'failed')
     """
-    from ...checks.precision.report import TOLERANCES
+    from ...checks.precision.policy import TOLERANCES
 
     tolerance = TOLERANCES["float32"].logits or 0.0
     name = "rows alone and together"

@@ -12,15 +12,9 @@ import torch
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
-from openmed_nb.models.certificates import (
-    Certificate,
-    CertificateEvidence,
-    certificate_store,
-    identity_of,
-    validating_command,
-)
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.records import Certificate, CertificateEvidence, identity_of, record_store, validating_command
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
@@ -37,7 +31,7 @@ def certify(session, keyword_model, data):
         spec = LoadSpec.of(str(folder), OpenMedConfig())
         identity = identity_of(spec, dtype, device, session.computer)
         certificate = Certificate(identity, replace(EVIDENCE, speed_up=speed), "2026-03-01", {})
-        certificate_store({"OPENMED_NB_DATA": str(data)}).store(certificate)
+        record_store({"OPENMED_NB_DATA": str(data)}).store(certificate)
 
     return certify
 

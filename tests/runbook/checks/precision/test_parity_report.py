@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 from openmed_nb.models.config import DTYPES
+from openmed_nb.runbook.checks.precision.policy import TOLERANCES
 from openmed_nb.runbook.checks.precision.report import (
-    TOLERANCES,
     Change,
     Differences,
     GradientDifference,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.models.certificates import WORTH
+from openmed_nb.models.records import WORTH
 from openmed_nb.runbook.checks.precision.validation import PAIRS, gain_of
 
 SECONDS = st.floats(1e-3, 1e3)

@@ -14,9 +14,9 @@ from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
 from openmed_nb.devices.machine import Machine
 from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
-from openmed_nb.models.certificates import Identity, certificate_store, identity_of
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.records import Identity, identity_of, record_store
 from openmed_nb.runbook.checks.precision.report import Differences, ParityReport, Score, Spans
 from openmed_nb.runbook.checks.precision.validation import judge, settle
 from openmed_nb.session import SESSION
@@ -162,7 +162,7 @@ def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
     verdict = nb.runbook.validate_precision(str(keyword_model), SURE, dtype, device="cpu")
 
     assert verdict.accepted, verdict
-    assert verdict.certificate.evidence.reference == 60
+    assert verdict.parity.spans.reference == 60
     assert verdict.certificate.evidence.speed_up >= 1.0
     pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [one["word"] for one in pipe(SURE[1])] == ["asthma mellitus"]
@@ -267,7 +267,7 @@ class TestExpiry:
 
     def test_transformers(self, session, accepted, data):
         """Another transformers expires it."""
-        store = certificate_store({"OPENMED_NB_DATA": str(data)})
+        store = record_store({"OPENMED_NB_DATA": str(data)})
         identity = identity_of(LoadSpec.of(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer)
         older = store.find(identity)
         store.remove(identity)
@@ -285,7 +285,7 @@ class TestExpiry:
     def test_refusal_removes_it(self, session, accepted, data):
         """Where the same is refused later, because entities are lost, the older certificate is gone."""
         refuted = replace(REPORT, spans=Spans(exact=50, missing=50))
-        store = certificate_store({"OPENMED_NB_DATA": str(data)})
+        store = record_store({"OPENMED_NB_DATA": str(data)})
         identity = identity_of(LoadSpec.of(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer)
         settle(judge(refuted, identity), identity, store)
         assert list((data / "certificates").iterdir()) == []
