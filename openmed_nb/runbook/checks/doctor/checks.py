@@ -6,10 +6,12 @@ it, those that make it meaningless, and what it shows if all is well.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -84,78 +86,70 @@ OF_MACOS = (mps.OLD_MACOS, mps.NEW_TORCH)
 
 @dataclass(frozen=True)
 class RuleCheck:
-    """One thing about the computer that rules can fail."""
+    """One thing about the computer that causes can fail."""
 
     name: str  # What it is.
-    device: str  # The device that the rules are asked about.
-    before: tuple[str, ...]  # Names of causes that make it meaningless; the first that applies says why.
-    fails: tuple[str, ...]  # Those of causes that fail it.
-    evidence: Callable[[DoctorFacts], str]  # What it shows if nothing is wrong.
+    device: str  # The device whose causes are asked.
+    fails: tuple[str, ...]  # The names of causes that fail it.
+    before: tuple[str, ...] = ()  # Those that make it meaningless; the first that applies says why.
     warns: tuple[str, ...] = ()  # Those of what the person may have wanted, asked before those that fail.
-
-    def finding(self, facts: DoctorFacts) -> Finding:
-        here = Surroundings(facts.machine, facts.torch, facts.environ)
-        applying = {cause.name: cause for cause in device_of(self.device).causes(here)}
-        if not facts.torch.loaded:
-            applying[NOT_LOADED] = Cause(NOT_LOADED, "torch cannot be used")
-        if facts.machine.macos is None:
-            applying[UNKNOWN_MACOS] = Cause(UNKNOWN_MACOS, "its version could not be read")
-        for status, names in ((NOT_APPLICABLE, self.before), (WARNING, self.warns), (FAILED, self.fails)):
-            cause = next((applying[name] for name in names if name in applying), None)
-            if cause is not None:
-                return Finding(self.name, status, cause.reason, "" if status == NOT_APPLICABLE else cause.remedy)
-        return Finding(self.name, OK, self.evidence(facts))
-
-
-def _torch_build(facts: DoctorFacts) -> str:
-    build = facts.torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
-    return ", ".join(part for part in (facts.torch.shown, build) if part)
 
 
 COMPUTER = (
-    RuleCheck(
-        "Python", "mps", (), (mps.ROSETTA,), lambda facts: f"{facts.python}, built for {facts.machine.architecture}"
-    ),
-    RuleCheck(
-        "macOS",
-        "mps",
-        (mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS),
-        OF_MACOS,
-        lambda facts: ".".join(map(str, facts.machine.macos or ())),
-    ),
-    RuleCheck("torch", "cpu", (), IN_TORCH, _torch_build),
-    RuleCheck(
-        "MPS in torch",
-        "mps",
-        (*NO_APPLE_GPU, NOT_LOADED, *IN_TORCH),
-        (mps.NOT_BUILT,),
-        lambda _facts: "torch was built with MPS",
-    ),
+    RuleCheck("Python", "mps", (mps.ROSETTA,)),
+    RuleCheck("macOS", "mps", OF_MACOS, before=(mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS)),
+    RuleCheck("torch", "cpu", IN_TORCH),
+    RuleCheck("MPS in torch", "mps", (mps.NOT_BUILT,), before=(*NO_APPLE_GPU, NOT_LOADED, *IN_TORCH)),
     RuleCheck(
         "MPS",
         "mps",
-        (*NO_APPLE_GPU, *OF_MACOS, NOT_LOADED, *IN_TORCH, mps.NOT_BUILT),
         (mps.NO_METAL, mps.BAD_WATERMARKS, causes.FAILED_PROBE),
-        lambda facts: f"torch finds the Metal device{facts.torch.metal and f': {facts.torch.metal}'}",
+        before=(*NO_APPLE_GPU, *OF_MACOS, NOT_LOADED, *IN_TORCH, mps.NOT_BUILT),
     ),
     RuleCheck(
         "CUDA",
         "cuda",
-        (cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *IN_TORCH),
         (cuda.NO_GPU, causes.FAILED_PROBE),
-        lambda facts: ", ".join(facts.torch.cuda_names or ()),
+        before=(cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *IN_TORCH),
         warns=(cuda.CPU_BUILD, cuda.HIDDEN_GPUS),
     ),
 )
 
 
+def _computer(facts: DoctorFacts) -> Iterator[Finding]:
+    """Judge each thing about the computer by its causes; what it shows if nothing is wrong stands here."""
+    torch = facts.torch
+    here = Surroundings(facts.machine, torch, facts.environ)
+    build = torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
+    evidence = {
+        "Python": f"{facts.python}, built for {facts.machine.architecture}",
+        "macOS": ".".join(map(str, facts.machine.macos or ())),
+        "torch": ", ".join(filter(None, (torch.shown, build))),
+        "MPS in torch": "torch was built with MPS",
+        "MPS": f"torch finds the Metal device{torch.metal and f': {torch.metal}'}",
+        "CUDA": ", ".join(torch.cuda_names or ()),
+    }
+    for check in COMPUTER:
+        finding = Finding(check.name, OK, evidence[check.name])
+        applying = {cause.name: cause for cause in device_of(check.device).causes(here)}
+        if not torch.loaded:
+            applying[NOT_LOADED] = Cause(NOT_LOADED, "torch cannot be used")
+        if facts.machine.macos is None:
+            applying[UNKNOWN_MACOS] = Cause(UNKNOWN_MACOS, "its version could not be read")
+        for status, names in ((NOT_APPLICABLE, check.before), (WARNING, check.warns), (FAILED, check.fails)):
+            cause = next((applying[name] for name in names if name in applying), None)
+            if cause is not None:
+                remedy = "" if status == NOT_APPLICABLE else cause.remedy
+                finding = Finding(check.name, status, cause.reason, remedy)
+                break
+        if check.name == "torch" and facts.torch_error:
+            finding = Finding("torch", FAILED, facts.torch_error.what, facts.torch_error.remedy)
+        yield finding
+
+
 def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
     """Yield every finding, in the order in which a person would look."""
-    for one in COMPUTER:
-        if one.name == "torch" and facts.torch_error is not None:
-            yield Finding("torch", FAILED, facts.torch_error.what, facts.torch_error.remedy)
-        else:
-            yield one.finding(facts)
+    yield from _computer(facts)
     yield _device_in_force(facts)
     yield _computation(facts)
     yield from _variables(facts.environment)
@@ -180,7 +174,8 @@ def _idle(name: str, facts: DoctorFacts) -> Finding:
 
 
 def _device_in_force(facts: DoctorFacts) -> Finding:
-    name, choice = "device in force", facts.choice
+    name = "device in force"
+    choice = facts.choice
     if facts.torch_error is not None:
         return _idle(name, facts)
     if isinstance(choice, OpenMedError):
@@ -189,25 +184,27 @@ def _device_in_force(facts: DoctorFacts) -> Finding:
 
 
 def _computation(facts: DoctorFacts) -> Finding:
-    name, done = COMPUTATION, facts.computed
-    if done is None:
-        return _idle(name, facts)
-    device, place = shown_device(done.device), shown_device(done.place)
+    computed = facts.computed
+    if computed is None:
+        return _idle(COMPUTATION, facts)
+    device = shown_device(computed.device)
+    place = shown_device(computed.place)
     restart = "Restart the kernel; if it fails again, use 'cpu'."
-    if done.failure:
-        return Finding(name, FAILED, f"{device} fails: {done.failure}", restart)
-    if canonical(done.place) != canonical(done.device):
-        return Finding(name, FAILED, f"asked of {device}, the result is on {place}", restart)
-    return Finding(name, OK, f"right, and its result is on {place}")
+    if computed.failure:
+        return Finding(COMPUTATION, FAILED, f"{device} fails: {computed.failure}", restart)
+    if canonical(computed.place) != canonical(computed.device):
+        return Finding(COMPUTATION, FAILED, f"asked of {device}, the result is on {place}", restart)
+    return Finding(COMPUTATION, OK, f"right, and its result is on {place}")
 
 
 def _variables(plan: EnvPlan) -> Iterator[Finding]:
     """Judge each MPS variable: in force, too late, in conflict with another, not for this device, or none that torch reads."""
-    for one in plan.settings:
-        status = FAILED if one.effect == CONFLICT else WARNING if one.remedy else OK
-        value = "not set" if one.value is None else f"{one.shown}, set by {SET_BY[one.origin]}"
-        evidence = "; ".join(part for part in (f"{value}: {one.effect}", one.note) if part)
-        yield Finding(one.name, NOT_APPLICABLE if one.effect == IDLE else status, evidence, one.remedy)
+    for setting in plan.settings:
+        status = WARNING if setting.remedy else OK
+        status = {CONFLICT: FAILED, IDLE: NOT_APPLICABLE}.get(setting.effect, status)
+        value = "not set" if setting.value is None else f"{setting.shown}, set by {SET_BY[setting.origin]}"
+        evidence = "; ".join(filter(None, (f"{value}: {setting.effect}", setting.note)))
+        yield Finding(setting.name, status, evidence, setting.remedy)
 
 
 NECESSARY = ("float32", "int64")  # Without these nothing runs; without one of the others a device is only slower.
@@ -217,7 +214,9 @@ def _types_of_numbers(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.computed is None or not facts.computed.dtypes:
         yield _idle("types of numbers", facts)
         return
-    device, refused, computed = facts.computed.device, "", []
+    device = facts.computed.device
+    refused = ""
+    computed = []
     for name, failure in facts.computed.dtypes.items():
         if not failure:
             computed.append(name)
@@ -242,10 +241,9 @@ class ExaminedModel:
     # What is known of it in a reduced type; None if it was not loaded by its name.
     validation: Validation | None = None
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield parameters and buffers with their names."""
-        yield from self.model.named_parameters()
-        yield from self.model.named_buffers()
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Return parameters and buffers with their names."""
+        return [*self.model.named_parameters(), *self.model.named_buffers()]
 
     def dtypes(self) -> list[str]:
         """Return the types of a model's numbers; a quantized model is int8 whatever else is in it."""
@@ -264,7 +262,7 @@ def model_findings(
     with TENSOR_LOCK:
         wrong = tuple(finding for check in MODEL_CHECKS for finding in check(examined))
     if wrong:
-        return tuple(Finding(f"{name}: {one.name}", one.status, one.evidence, one.remedy) for one in wrong)
+        return tuple(replace(finding, name=f"{name}: {finding.name}") for finding in wrong)
     places = sorted({shown_device(str(tensor.device)) for _, tensor in examined.tensors()})
     summary = " and ".join(examined.dtypes()) or "no weights"
     summary += f" on {' and '.join(places)}" if places else ""
@@ -273,7 +271,7 @@ def model_findings(
 
 def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
     """Find numbers of 64 bits, which MPS does not have."""
-    tensors = list(examined.tensors())
+    tensors = examined.tensors()
     names = [name for name, tensor in tensors if dtype_name(tensor.dtype) in mps.Mps.narrower]
     if names:
         share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
@@ -285,14 +283,13 @@ def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
 
 def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
     """Find weights in a reduced type that is not validated: answers can differ."""
-    types = [one for one in examined.dtypes() if one in REDUCED]
-    known = examined.validation if examined.validation and [examined.validation.dtype] == types else None
-    if not types or (known and not known.reason):
-        return
+    types = [dtype for dtype in examined.dtypes() if dtype in REDUCED]
+    known = examined.validation
     evidence = f"weights are {' and '.join(types)}, with which entities can move or be lost"
-    if known:
-        yield Finding("precision", WARNING, f"{evidence}; {known.reason}", f"Validate it: {known.command}.")
-    else:
+    if known and [known.dtype] == types:
+        if known.reason:
+            yield Finding("precision", WARNING, f"{evidence}; {known.reason}", f"Validate it: {known.command}.")
+    elif types:
         remedy = f"Load it by its name, then nb.runbook.validate_precision('name', texts, dtype={types[0]!r})."
         yield Finding("precision", WARNING, evidence, remedy)
 
@@ -358,8 +355,17 @@ def _first(names: list[str], shown: int = 3) -> str:
 
 # The packages whose requirements are looked at.
 CHECKED = (
-    *("openmed-nb", "torch", "torchvision", "torchaudio", "transformers", "accelerate", "tokenizers", "safetensors"),
-    *("huggingface-hub", "ipywidgets", "jupyterlab-widgets"),
+    "openmed-nb",
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "transformers",
+    "accelerate",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "ipywidgets",
+    "jupyterlab-widgets",
 )
 
 # The extras that are in use: every torch user has the "torch" extra of transformers, however it was installed.
@@ -380,8 +386,8 @@ def package_findings(
     can be without MPS on this Mac.
     """
     found = [_unreadable(name, torch) for name, version in installed.items() if not version]
-    unmet = (_unmet(package, text, installed, torch) for package, texts in requirements.items() for text in texts)
-    found += [finding for finding in unmet if finding]
+    for package, texts in requirements.items():
+        found += filter(None, (_unmet(package, text, installed, torch) for text in texts))
     for name, here in loaded.items():
         there = installed.get(name)
         if there and here.partition("+")[0] != there.partition("+")[0]:
@@ -392,20 +398,29 @@ def package_findings(
 
 def _unmet(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
     """Return what is wrong with one requirement of a package; ``None`` if it is met or does not count."""
-    required = _parsed(text)
-    if required is None:
+    try:
+        required = Requirement(text)
+    except InvalidRequirement:
         return _unreadable(package, torch)
+    marker = required.marker
     # A requirement counts on this system, in this Python, with the extras in use.
-    if required.marker and not any(required.marker.evaluate({"extra": extra}) for extra in EXTRAS):
+    if marker and not any(marker.evaluate({"extra": extra}) for extra in EXTRAS):
         return None
-    name, wanted = canonicalize_name(required.name), f"{required.name}{required.specifier}"
+    name = canonicalize_name(required.name)
     version = installed.get(name)
-    if version is None and not (required.marker and "extra" in str(required.marker)):
+    wanted = f"{required.name}{required.specifier}"
+    if version is None:
+        if "extra" in str(marker):
+            return None
         problem = "which is not installed"
-    elif version and not _meets(required, version):
-        problem = f"and {name} {version} is installed"
     else:
-        return None
+        try:
+            met = required.specifier.contains(Version(version), prereleases=True)
+        except InvalidVersion:  # Whoever built it under such a version knows better than its number.
+            met = True
+        if met:
+            return None
+        problem = f"and {name} {version} is installed"
     pinned = torch.partition("==")[2]
     needed = torch if name == "torch" and pinned and required.specifier.contains(pinned) else wanted
     names = f'{torch if package == "torch" else package} "{needed}"'
@@ -414,48 +429,39 @@ def _unmet(package: str, text: str, installed: Versions, torch: str) -> Finding 
     return Finding(f"{package} and {name}", FAILED, evidence, remedy)
 
 
-def _meets(required: Requirement, version: str) -> bool:
-    try:
-        return required.specifier.contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return True  # Whoever built it under such a version knows better than its number.
-
-
 def _unreadable(package: str, torch: str) -> Finding:
     remedy = f"Reinstall it: python -m pip install --force-reinstall {torch if package == 'torch' else package}."
     return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
-
-
-def _parsed(text: str) -> Requirement | None:
-    """Return a requirement; ``None`` if it cannot be read."""
-    try:
-        return Requirement(text)
-    except InvalidRequirement:
-        return None
 
 
 def read_packages(
     find: Callable[[str], Any] = distribution_of,
 ) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
     """Return the installed versions, what the installed packages of ``CHECKED`` require, and the loaded versions."""
-    found = {name: one for name in CHECKED if (one := find(name)) is not None}
-    requirements = {name: _requirements(one) for name, one in found.items()}
-    named = {canonicalize_name(one.name) for texts in requirements.values() for one in map(_parsed, texts) if one}
-    others = {name: one for name in sorted(named - found.keys()) if (one := find(name)) is not None}
-    installed = {name: _version(one) for name, one in (found | others).items()}
-    versions = {name: getattr(sys.modules.get(name.replace("-", "_")), "__version__", None) for name in found}
-    return installed, requirements, {name: str(version) for name, version in versions.items() if version}
+    installed: dict[str, str] = {}
+    requirements: dict[str, Sequence[str]] = {}
+    loaded: dict[str, str] = {}
+    for name in CHECKED:
+        distribution = find(name)
+        if distribution is None:
+            continue
+        installed[name] = _version(distribution)
+        requirements[name] = ()
+        with contextlib.suppress(*UNREADABLE):
+            requirements[name] = tuple(distribution.requires or ())
+        version = getattr(sys.modules.get(name.replace("-", "_")), "__version__", None)
+        if version:
+            loaded[name] = str(version)
+    for text in itertools.chain.from_iterable(requirements.values()):
+        with contextlib.suppress(InvalidRequirement):
+            name = canonicalize_name(Requirement(text).name)
+            if name not in installed and (distribution := find(name)) is not None:
+                installed[name] = _version(distribution)
+    return installed, requirements, loaded
 
 
-def _version(found: Any) -> str:
+def _version(distribution: Any) -> str:
     try:
-        return str(found.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
+        return str(distribution.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
     except UNREADABLE:
         return ""
-
-
-def _requirements(found: Any) -> tuple[str, ...]:
-    try:
-        return tuple(found.requires or ())
-    except UNREADABLE:
-        return ()

@@ -16,7 +16,6 @@ from ...._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
-    SEVERITY,
     WARNING,
     Finding,
     Report,
@@ -90,20 +89,21 @@ class DoctorReport(Shown):
     @property
     def headline(self) -> str:
         """How many findings there are of each kind, in one sentence."""
-        count = Counter(one.status for one in self.findings)
+        count = Counter(finding.status for finding in self.findings)
         return f"{count[OK]} ok, {counted(count[WARNING], 'warning')}, {count[FAILED]} failed."
 
     @property
     def bad(self) -> tuple[Finding, ...]:
         """What failed, and then what may go wrong."""
-        wrong = (one for one in self.findings if one.status in (WARNING, FAILED))
-        return tuple(sorted(wrong, key=lambda one: -SEVERITY.index(one.status)))
+        return tuple(finding for status in (FAILED, WARNING) for finding in self.findings if finding.status == status)
 
     def report(self) -> Report:
         """Return what there is to show: the count, what to do, and everything that was looked at."""
         bad = self.bad
-        said = {one: one.details or "see above" for one in bad}
-        rows = tuple((one.name, one.status, said.get(one, one.evidence)) for one in self.findings)
+        rows = tuple(
+            (finding.name, finding.status, (finding.details or "see above") if finding in bad else finding.evidence)
+            for finding in self.findings
+        )
         table = Table("Everything that was looked at", ("check", "result", "evidence"), rows, folded=bool(bad))
         spoken = (f"Doctor: {WORDS[self.status]}", self.headline)
         return Report("Doctor", (self.headline,), (table,), spoken=spoken, status=self.status, wrong=bad)
@@ -167,22 +167,31 @@ def compute_on(device: str) -> Computation:
 def _failure_in(device: str, dtype: str) -> str:
     """Return why a device does not compute with a type of numbers; empty if it does."""
     torch = backend.import_torch()
-    numbers, whole = torch.arange(8, device="cpu").reshape(2, 4), dtype.startswith("int")
+    numbers = torch.arange(8, device="cpu").reshape(2, 4)
+    compute = _triple if dtype.startswith("int") else _squares
     try:
         with backend.TENSOR_LOCK:
-            moved = numbers.to(device, getattr(torch, dtype))
-            found = (moved * 2 + moved if whole else moved @ moved.T).cpu()
+            found = compute(numbers.to(device, getattr(torch, dtype))).cpu()
     except (RuntimeError, TypeError) as error:
         return cause(error)
-    expected = numbers * 3 if whole else numbers @ numbers.T
-    return "" if torch.equal(found.long(), expected) else "it gave other numbers than the CPU"
+    return "" if torch.equal(found.long(), compute(numbers)) else backend.OTHER_NUMBERS
+
+
+def _triple(numbers: Any) -> Any:
+    return numbers * 2 + numbers
+
+
+def _squares(numbers: Any) -> Any:
+    return numbers @ numbers.T
 
 
 def examine(session: Session, model: Any = None, compute: Callable[[str], Computation] = compute_on) -> DoctorFacts:
     """Gather the facts about a session's computer; another ``compute`` stands in for a device that is not here."""
     with session.unchanged_on_error():
-        models, computer = _models(session, model), session.computer
-        choice, torch_error = session.choice_or_error(confirm=True), None
+        models = _models(session, model)
+        computer = session.computer
+        choice = session.choice_or_error(confirm=True)
+        torch_error = None
         try:
             computer.load_torch()
         except TorchUnusable as error:
@@ -208,7 +217,9 @@ def examine(session: Session, model: Any = None, compute: Callable[[str], Comput
             packages=package_findings(*read_packages(), torch_for(computer.machine)),
             launching=() if torch_error else accelerate_findings(shell, computer.machine, computer.torch),
             signals=read_signals(computer.machine, device or "cpu", uuid=device_of(device or "cpu").uuid()),
-            models=tuple(finding for one in models for finding in _look_at(*one, device or "cpu", session)),
+            models=tuple(
+                finding for name, found in models for finding in _look_at(name, found, device or "cpu", session)
+            ),
         )
 
 
@@ -218,7 +229,7 @@ def _models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
         return ((type(module_in(model)).__name__, model),)
     loaded = session.models.named(None if model is None else str(model))
     if model is None or loaded:
-        return tuple((one.name, one) for one in loaded)
+        return tuple((loaded_model.name, loaded_model) for loaded_model in loaded)
     try:
         return ((str(model), session.load_model(str(model), OpenMedConfig())),)
     except (ModelUnusable, DeviceError) as error:
@@ -230,5 +241,5 @@ def _look_at(name: str, model: Any, device: str, session: Session) -> tuple[Find
         return (Finding(model_label(name), FAILED, model.what, model.remedy),)
     inner = unwrapped(module_in(model))
     key = session.models.key_of(inner)
-    known = None if key is None else validation_of(key, str(inner.device), session.computer, session.environ)
+    known = validation_of(key, str(inner.device), session.computer, session.environ) if key else None
     return model_findings(name, model, device=device, validation=known)

@@ -10,11 +10,10 @@ This file imports torch; it is itself imported once something was computed on a 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from torch.nn import functional
 
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, Finding
 from ...._utils.text import cause, short_type_name
-from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_states
+from ....devices.backend import TENSOR_LOCK, random_numbers_from, random_states, without_autocast
 from ....devices.causes import MAC_TORCH
 from ....devices.machine import shown_device
 from ....devices.memory import empty_cache
@@ -94,64 +93,70 @@ def numbers(*shape: int) -> torch.Tensor:
     return ((place * 7919 + place // 3) % 5 - 2).to(torch.float32).reshape(shape)
 
 
+def moved(device: str, *shape: int) -> torch.Tensor:
+    """Return such numbers on a device."""
+    return numbers(*shape).to(device)
+
+
 @silent
 def long_product(device: str) -> torch.Tensor:
-    rows = numbers(LONG, WIDE).to(device)  # As the gradient of a weight does with many tokens.
+    rows = moved(device, LONG, WIDE)  # As the gradient of a weight does with many tokens.
     return rows.T @ rows
 
 
 @silent
 def long_weight_gradient(device: str) -> torch.Tensor:
-    tokens, weight = numbers(LONG, WIDE).to(device), numbers(WIDE, WIDE).to(device).requires_grad_()
+    tokens = moved(device, LONG, WIDE)
+    weight = moved(device, WIDE, WIDE).requires_grad_()
     made = functional.linear(tokens, weight)
     return torch.autograd.grad(made, weight, numbers(WIDE, LONG).T.contiguous().to(device))[0]
 
 
 @silent
 def long_batched_product(device: str) -> torch.Tensor:
-    rows = numbers(1, LONG, WIDE).to(device)
+    rows = moved(device, 1, LONG, WIDE)
     return rows.transpose(1, 2) @ rows
 
 
 @silent
 def token_without_embedding(device: str) -> torch.Tensor:
-    return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(device), numbers(3, 4).to(device))
+    return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(device), moved(device, 3, 4))
 
 
 @silent
 def label_without_logit(device: str) -> torch.Tensor:
-    return functional.cross_entropy(numbers(2, 3).to(device), torch.tensor([7, 7], device="cpu").to(device))
+    return functional.cross_entropy(moved(device, 2, 3), torch.tensor([7, 7], device="cpu").to(device))
 
 
 @silent
 def transposed_weight(device: str) -> torch.Tensor:
-    return functional.linear(numbers(4, 8).to(device), numbers(8, 6).to(device).T)
+    return functional.linear(moved(device, 4, 8), moved(device, 8, 6).T)
 
 
 @silent
 def biased_rows(device: str) -> torch.Tensor:
-    return functional.linear(numbers(2, 64, 128).to(device), numbers(384, 128).to(device), numbers(384).to(device))
+    return functional.linear(moved(device, 2, 64, 128), moved(device, 384, 128), moved(device, 384))
 
 
 @silent
 def biased_row(device: str) -> torch.Tensor:
-    return functional.linear(numbers(80, 1, 2).to(device), numbers(192, 2).to(device), numbers(192).to(device))
+    return functional.linear(moved(device, 80, 1, 2), moved(device, 192, 2), moved(device, 192))
 
 
 @silent
 def gradient_beyond_a_page(device: str) -> torch.Tensor:
-    rows = numbers(3840, 33).to(device).requires_grad_()
-    return torch.autograd.grad(functional.linear(rows, numbers(1, 33).to(device)).sum(), rows)[0]
+    rows = moved(device, 3840, 33).requires_grad_()
+    return torch.autograd.grad(functional.linear(rows, moved(device, 1, 33)).sum(), rows)[0]
 
 
 @silent
 def many_rows(device: str) -> torch.Tensor:
-    return functional.linear(numbers(MANY_ROWS, 1, 4).to(device), numbers(3, 4).to(device), numbers(3).to(device))
+    return functional.linear(moved(device, MANY_ROWS, 1, 4), moved(device, 3, 4), moved(device, 3))
 
 
 def attention(device: str, query: tuple[int, ...], key: tuple[int, ...], mask: torch.Tensor) -> torch.Tensor:
     """Attend without gradients, for which MPS has a kernel of its own."""
-    asked, found, given = (numbers(*shape).to(device) / 2 for shape in (query, key, key))
+    asked, found, given = (moved(device, *shape) / 2 for shape in (query, key, key))
     with torch.no_grad():
         return functional.scaled_dot_product_attention(asked, found, given + 1, attn_mask=mask.to(device))
 
@@ -185,7 +190,8 @@ def rows_of_a_bert(device: str) -> torch.Tensor:
     rows, tokens, width, heads = 2, 7, 768, 12  # The issue's text in a batch of two, and BERT base.
     weight = numbers(width, width) / 32
     query, key, value, out = (weight.roll(place, 0).to(device) for place in range(4))
-    read, bias = (numbers(rows, tokens, width) / 2).to(device), numbers(width).to(device)
+    read = (numbers(rows, tokens, width) / 2).to(device)
+    bias = moved(device, width)
 
     def attended(read: torch.Tensor) -> torch.Tensor:
         """Return what the first layer makes of rows of tokens, without the wide layers in its middle."""
@@ -207,9 +213,10 @@ def later_tokens(device: str) -> torch.Tensor:
 
 @silent
 def into_transposed(device: str) -> torch.Tensor:
-    one, other = (numbers(3, 2).to(device) for _ in range(2))
-    product, quotient = (numbers(2, 3).to(device).T for _ in range(2))
-    return torch.stack((product.addcmul_(one + 3, other + 3), quotient.addcdiv_(one + 3, other + 4)))
+    values = moved(device, 3, 2)
+    product = moved(device, 2, 3).T.addcmul_(values + 3, values + 3)
+    quotient = moved(device, 2, 3).T.addcdiv_(values + 3, values + 4)
+    return torch.stack((product, quotient))
 
 
 @silent
@@ -226,29 +233,30 @@ def recurrent_dropout(device: str) -> torch.Tensor:
     with torch.no_grad():
         for weight in network.parameters():
             weight.copy_(numbers(*weight.shape) / 8)
-    read = numbers(3, 2, 4).to(device).requires_grad_()
+    read = moved(device, 3, 2, 4).requires_grad_()
     made = network.to(device).train()(read)[0]
     return torch.cat([made.detach().flatten(), torch.autograd.grad(made.sum(), read)[0].flatten()])
 
 
 @silent
 def normalized_channels(device: str) -> torch.Tensor:
-    read = numbers(4, 3, 8, 8).to(device).contiguous(memory_format=torch.channels_last).requires_grad_()
-    weight, bias = (numbers(3).to(device).requires_grad_() for _ in range(2))
+    read = moved(device, 4, 3, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = moved(device, 3).requires_grad_()
+    bias = moved(device, 3).requires_grad_()
     made = functional.batch_norm(read, None, None, weight, bias, training=True)
-    gradients = torch.autograd.grad(made, (read, weight, bias), numbers(4, 3, 8, 8).to(device))
+    gradients = torch.autograd.grad(made, (read, weight, bias), moved(device, 4, 3, 8, 8))
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 @silent
 def sliced_kernel(device: str) -> torch.Tensor:
-    return functional.conv2d(numbers(2, 8, 16, 16).to(device), numbers(3, 8, 3, 3, 3).to(device)[:, :, 1])
+    return functional.conv2d(moved(device, 2, 8, 16, 16), moved(device, 3, 8, 3, 3, 3)[:, :, 1])
 
 
 @silent
 def number_of_the_cpu(device: str) -> torch.Tensor:
     factors = torch.tensor([9.0, 2.0, 7.0], device="cpu", dtype=torch.float32)
-    return numbers(6).to(device) * factors[1] + factors[2]
+    return moved(device, 6) * factors[1] + factors[2]
 
 
 @silent
@@ -260,21 +268,21 @@ def filled_slice(device: str) -> torch.Tensor:
 
 @silent
 def masked_slice(device: str) -> torch.Tensor:
-    values = numbers(4, 6).to(device)
+    values = moved(device, 4, 6)
     values[:, 2:5].masked_fill_((numbers(4, 3) > 0).to(device), 7.0)
     return values
 
 
 @silent
 def added_to_slice(device: str) -> torch.Tensor:
-    values = numbers(2, 4).to(device)
-    values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(device), numbers(2).to(device))
+    values = moved(device, 2, 4)
+    values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(device), moved(device, 2))
     return values
 
 
 @silent
 def largest_places(device: str) -> torch.Tensor:
-    rows = numbers(5, 7).to(device)
+    rows = moved(device, 5, 7)
     return torch.cat([rows.argmax(1), rows.to(torch.int64).argmax(1)])
 
 
@@ -294,25 +302,32 @@ class ProbeOutcome:
     @property
     def wrong(self) -> str:
         """What was wrong, and in which of the two runs if not in both; empty if nothing was."""
-        if self.clean and self.dirty:
-            return self.clean
-        when = "after other work on the device" if self.dirty else "with an empty cache"
-        return f"{self.clean or self.dirty}, only {when}" if self.clean or self.dirty else ""
+        if self.clean:
+            return self.clean if self.dirty else f"{self.clean}, only with an empty cache"
+        return self.dirty and f"{self.dirty}, only after other work on the device"
 
 
 def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
     """Run the probes of a device, each twice, and compare them with the CPU; the caller's settings and random numbers stay."""
-    bugs, outcomes = bugs_of(device), []
+    outcomes = []
+    bugs = bugs_of(device)
     if not bugs:  # The CPU, or a device whose random numbers may be out of reach.
         return ()
-    with TENSOR_LOCK, undisturbed(device):
-        for bug in SESSION.steps("Probing", shown_device(device), bugs, "probe"):
-            expected = result_of(bug.probe, "cpu")
-            empty_cache(device)
-            clean = fault(expected, result_of(bug.probe, device), bug.tolerance)
-            leave_dirt(device)
-            dirty = fault(expected, result_of(bug.probe, device), bug.tolerance)
-            outcomes.append(ProbeOutcome(bug.issue, clean, dirty))
+    with TENSOR_LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # They are about the probes, such as cuBLAS's of a thread without a context.
+        with (
+            random_numbers_from(random_states(device)),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            without_autocast(device),
+        ):
+            for bug in SESSION.steps("Probing", shown_device(device), bugs, "probe"):
+                expected = result_of(bug.probe, "cpu")
+                empty_cache(device)
+                clean = fault(expected, result_of(bug.probe, device), bug.tolerance)
+                _leave_dirt(device)
+                dirty = fault(expected, result_of(bug.probe, device), bug.tolerance)
+                outcomes.append(ProbeOutcome(bug.issue, clean, dirty))
     return tuple(outcomes)
 
 
@@ -337,7 +352,7 @@ def fault(expected: torch.Tensor | BaseException, found: torch.Tensor | BaseExce
     return "" if near else "gives other numbers than the CPU"
 
 
-def leave_dirt(device: str) -> None:
+def _leave_dirt(device: str) -> None:
     """Leave 16 MiB of large numbers in freed memory, as the work of a notebook does.
 
     A result that takes in what stands behind its operands is right by chance if that memory is new and zero (pytorch#177116).
@@ -347,30 +362,17 @@ def leave_dirt(device: str) -> None:
     del blocks
 
 
-@contextlib.contextmanager
-def undisturbed(device: str) -> Iterator[None]:
-    """Compute without the caller's autocast and inference mode, and give random numbers back."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # They are about the probes, such as cuBLAS's of a thread without a context.
-        stack.enter_context(random_numbers_from(random_states(device)))
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.enable_grad())
-        for kind in dict.fromkeys(("cpu", kind_of(device))):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
 def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tuple[Finding, ...]:
     """Return one finding for each probe that went wrong, and one for all others."""
     if not outcomes:
         return (Finding(name, NOT_APPLICABLE, "the CPU is what devices are compared with"),)
-    by_issue, found = {bug.issue: bug for bug in BUGS}, []
-    for one in outcomes:
-        if one.wrong:
-            bug = by_issue[one.issue]
-            evidence = f"{shown_device(device)} {one.clean or one.dirty}"
-            details = f"it {one.wrong} ({bug.issue}: {bug.what}; seen with {bug.known})"
+    by_issue = {bug.issue: bug for bug in BUGS}
+    found = []
+    for outcome in outcomes:
+        if outcome.wrong:
+            bug = by_issue[outcome.issue]
+            evidence = f"{shown_device(device)} {outcome.clean or outcome.dirty}"
+            details = f"it {outcome.wrong} ({bug.issue}: {bug.what}; seen with {bug.known})"
             found.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
     right = len(outcomes) - len(found)
     if right:
