@@ -266,9 +266,12 @@ class RecordStore:
         # One without changes counts under its own name: this file was renamed.
         expired = [(other, changes) for other, changes in others if changes and not changes & OF_THE_DEVICE]
         if expired:
-            before, changes = min(expired, key=lambda one: len(one[1]))
-            words = [CHANGES[name].format(before=before, now=identity) for name in CHANGES if name in changes]
-            return f"its certificate expired: {_in_one_sentence(words)}"
+            before, changes = min(expired, key=lambda pair: len(pair[1]))  # The nearest.
+            *first, last = (
+                said.format(before=before, now=identity) for name, said in CHANGES.items() if name in changes
+            )
+            words = f"{', '.join(first)}, and {last}" if first else last
+            return f"its certificate expired: {words}"
         # Two devices of one kind are told apart by their own names.
         places = {
             other.device_name if other.shown_device == identity.shown_device else other.shown_device
@@ -299,12 +302,6 @@ def _read(file: Path, kind: type[Record]) -> Record | str | None:
     except (OSError, ValueError, RecursionError) as error:
         return cause(error)
     return record
-
-
-def _in_one_sentence(reasons: list[str]) -> str:
-    """Return "one, two, and three"."""
-    *first, last = reasons
-    return f"{', '.join(first)}, and {last}" if first else last
 
 
 def record_store(environ: Mapping[str, str]) -> RecordStore:
@@ -366,7 +363,8 @@ class ReducedType(Plain):
     certificate: Certificate | None
     reason: str
 
-    ALSO, HIDDEN = ("faster", "said"), ("certificate", "reason")
+    ALSO = ("faster", "said")
+    HIDDEN = ("certificate", "reason")
 
     @property
     def faster(self) -> bool | None:

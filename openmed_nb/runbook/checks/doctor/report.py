@@ -168,21 +168,16 @@ def _failure_in(device: str, dtype: str) -> str:
     """Return why a device does not compute with a type of numbers; empty if it does."""
     torch = backend.import_torch()
     numbers = torch.arange(8, device="cpu").reshape(2, 4)
-    compute = _triple if dtype.startswith("int") else _squares
+
+    def compute(values: Any) -> Any:
+        return values * 2 + values if dtype.startswith("int") else values @ values.T
+
     try:
         with backend.TENSOR_LOCK:
             found = compute(numbers.to(device, getattr(torch, dtype))).cpu()
     except (RuntimeError, TypeError) as error:
         return cause(error)
     return "" if torch.equal(found.long(), compute(numbers)) else backend.OTHER_NUMBERS
-
-
-def _triple(numbers: Any) -> Any:
-    return numbers * 2 + numbers
-
-
-def _squares(numbers: Any) -> Any:
-    return numbers @ numbers.T
 
 
 def examine(session: Session, model: Any = None, compute: Callable[[str], Computation] = compute_on) -> DoctorFacts:

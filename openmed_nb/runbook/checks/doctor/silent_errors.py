@@ -187,7 +187,11 @@ def finite_mask(device: str) -> torch.Tensor:
 
 @silent
 def rows_of_a_bert(device: str) -> torch.Tensor:
-    rows, tokens, width, heads = 2, 7, 768, 12  # The text in a batch of two, and BERT base.
+    # The text in a batch of two, and BERT base.
+    rows = 2
+    tokens = 7
+    width = 768
+    heads = 12
     weight = numbers(width, width) / 32
     query, key, value, out = (weight.roll(place, 0).to(device) for place in range(4))
     read = (numbers(rows, tokens, width) / 2).to(device)

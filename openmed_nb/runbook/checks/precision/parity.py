@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -313,8 +312,8 @@ class _Tally:
     differences: list[np.ndarray] = field(default_factory=list)
     other_labels: int = 0
     not_numbers: int = 0
-    spans: dict[str, Spans] = field(default_factory=lambda: defaultdict(Spans))
-    scores: dict[str, tuple[Score, Score]] = field(default_factory=lambda: defaultdict(lambda: (Score(), Score())))
+    spans: dict[str, Spans] = field(default_factory=dict)
+    scores: dict[str, tuple[Score, Score]] = field(default_factory=dict)
     distinct: set[int] = field(default_factory=set)
 
     @property
@@ -379,13 +378,13 @@ class _Tally:
             expected, computed = (
                 [] if isinstance(answer, OpenMedError) else list(map(span_of, answer)) for answer in answers
             )
-            self.spans[strategy] += compare_spans(expected, computed, number)
+            self.spans[strategy] = self.spans.get(strategy, Spans()) + compare_spans(expected, computed, number)
             if strategy == self.own:
                 words = (f"{label} {words_of(text[start:end])}" for start, end, label in expected)
                 self.distinct.update(map(fingerprint_of, words))
             if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
                 gold = self._gold_of(number, len(text))
-                before = self.scores[strategy]
+                before = self.scores.get(strategy, (Score(), Score()))
                 self.scores[strategy] = before[0] + score(gold, expected), before[1] + score(gold, computed)
 
     def _gold_of(self, number: int, length: int) -> tuple[Span, ...]:

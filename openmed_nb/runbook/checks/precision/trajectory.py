@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 STEPS = 200
 RATE = 5e-5  # As transformers' Trainer trains by default (TrainingArguments.learning_rate).
-SYNTHETIC, LENGTH = 8, 32  # How many synthetic batches there are, and the tokens of a row, where nobody passes batches.
+SYNTHETIC = 8  # How many synthetic batches there are, where nobody passes batches.
+LENGTH = 32  # The tokens of a row of them.
 
 # How many times as far as other roundings of the CPU a device may come. Over 60 steps of the smaller bundled model, kernels
 # without oneDNN came 0.8 times as far as RoundedOnce, matrix products in 2, 3 and 7 parts up to 0.4 times, the rows of batches
