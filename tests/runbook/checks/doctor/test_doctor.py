@@ -12,7 +12,7 @@ from openmed_nb.devices.choice import DeviceChoice, resolve
 from openmed_nb.devices.environment import FALLBACK, HIGH, LOW, Moment, plan
 from openmed_nb.devices.machine import Machine
 from openmed_nb.devices.request import DeviceRequest
-from openmed_nb.errors import DeviceUnavailable, TorchUnusable
+from openmed_nb.errors import DeviceUnavailable
 from openmed_nb.runbook.checks.doctor.checks import Computation, DoctorFacts
 from openmed_nb.runbook.checks.doctor.report import DoctorReport, diagnose
 from openmed_nb.runbook.checks.doctor.silent_errors import BUGS, ProbeOutcome, bugs_of
@@ -29,7 +29,6 @@ PLAIN_TORCH = TorchFacts("2.13.0+cpu", True, "", False, False, ())
 
 TYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 NO_FLOAT64 = "Cannot convert a MPS Tensor to float64 dtype"
-READ_IN_TIME = Moment(torch_loaded=True, allocator_started=True, seen={FALLBACK: frozenset("1")})
 SEEN = {FALLBACK: frozenset({"1"}), HIGH: frozenset({"1.0"}), LOW: frozenset({"0.9"})}
 
 
@@ -78,11 +77,8 @@ def on_cpu(machine, torch, **changes):
 ROSETTA = Machine("Darwin", "x86_64", apple_silicon=True, translated=True, chip="Apple M2", macos=(15, 5))
 NO_MPS = replace(MAC_TORCH, mps_built=False, mps_available=False, probes=())
 NO_METAL = replace(MAC_TORCH, mps_available=False, probes=())
-BROKEN = replace(MAC_TORCH, probes=(("mps", "kernel not found"),))
 BAD_RATIO = replace(MAC_TORCH, probes=(("mps", "invalid low watermark ratio 1.4"),))
 NO_CHOICE = DeviceUnavailable("mps cannot be used here: no Mac.", "Use 'auto'.")
-NO_TORCH = TorchUnusable("torch cannot be imported: libc10.so is missing.", "Reinstall it.")
-TOO_LATE = {**SEEN, FALLBACK: frozenset({None})}
 MANY = Finding("torchvision and torch", FAILED, "torchvision needs torch==2.12.0", "Install versions that fit.")
 
 PLANTED = [
@@ -100,14 +96,8 @@ PLANTED = [
     ),
     ("torch is missing", on_cpu(PLAIN, TorchFacts(None), computed=None), {"torch": FAILED}),
     ("torch is too old", on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.5.1")), {"torch": FAILED}),
-    (
-        "torch cannot be imported",
-        on_cpu(PLAIN, TorchFacts(None), torch_error=NO_TORCH, computed=None, choice=NO_TORCH),
-        {"torch": FAILED},
-    ),
     ("torch without MPS", on_cpu(MAC, NO_MPS), {"MPS in torch": FAILED}),
     ("no Metal device", on_cpu(MAC, NO_METAL), {"MPS": FAILED}),
-    ("available but unusable", on_cpu(MAC, BROKEN), {"MPS": FAILED}),
     ("watermarks that torch refused", on_cpu(MAC, BAD_RATIO), {"MPS": FAILED}),
     ("CPU build beside a GPU", on_cpu(BOX, PLAIN_TORCH), {"CUDA": WARNING}),
     (
@@ -117,21 +107,14 @@ PLANTED = [
     ),
     ("driver too old", on_cpu(BOX, replace(BOX_TORCH, cuda_names=())), {"CUDA": FAILED}),
     ("GPU that fails", on_cpu(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
-    (
-        "wish that cannot be had",
-        on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None),
-        {"device in force": FAILED},
-    ),
     ("computation fails", on_mac(computed=replace(ON_MPS, failure="it gave other numbers")), {"computation": FAILED}),
     ("result elsewhere", on_mac(computed=replace(ON_MPS, place="cpu")), {"computation": FAILED}),
-    ("fallback too late", on_mac(seen=TOO_LATE), {FALLBACK: WARNING}),
     (
         "odd fallback",
         on_mac(environment={FALLBACK: "true"}, seen={**SEEN, FALLBACK: frozenset({"true"})}),
         {FALLBACK: WARNING},
     ),
     ("variable that torch does not have", on_mac(environment={UNKNOWN: "debug"}), {UNKNOWN: WARNING}),
-    ("watermark conflict", on_mac(environment={HIGH: "0.7", LOW: "1.2"}), {HIGH: FAILED, LOW: FAILED}),
     (
         "no float32",
         on_mac(computed=replace(ON_MPS, dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
@@ -194,22 +177,64 @@ def test_healthy():
         assert all(one.evidence for one in report.findings), name
 
 
-def test_order():
-    """The findings come in the order in which a person would look."""
-    names = [one.name for one in diagnose(on_mac()).findings]
+MAC_TEXT = """\
+Doctor
+  18 ok, 0 warnings, 0 failed.
+Everything that was looked at
+  check                             result          evidence
+  Python                            ok              3.12, built for arm64
+  macOS                             ok              15.5
+  torch                             ok              2.13.0
+  MPS in torch                      ok              torch was built with MPS
+  MPS                               ok              torch finds the Metal device
+  CUDA                              not applicable  this computer runs macOS, which has no CUDA
+  device in force                   ok              mps: No device was asked for, and mps comes first; the chip is Apple M2.
+  computation                       ok              right, and its result is on mps
+  PYTORCH_ENABLE_MPS_FALLBACK       ok              1, set by openmed_nb: in force
+  PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok              1.0, set by openmed_nb: in force
+  PYTORCH_MPS_LOW_WATERMARK_RATIO   ok              0.9, set by openmed_nb: in force
+  types of numbers                  ok              mps computes with float32, float16, bfloat16, int64; float64 is refused, as MPS has none
+  known silent errors               ok              {probes} probes agree with the CPU, run twice: with an empty cache and with dirty memory
+  packages                          ok              9 packages fit together
+  memory pressure                   ok              normal
+  power                             ok              adapter
+  power mode                        ok              automatic
+  heat                              ok              nominal
+  bundled                           ok              float32 on mps"""
+PLAIN_TEXT = """\
+Doctor
+  6 ok, 0 warnings, 0 failed.
+Everything that was looked at
+  check                             result          evidence
+  Python                            ok              3.12, built for x86_64
+  macOS                             not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
+  torch                             ok              2.13.0+cpu, for the CPU only
+  MPS in torch                      not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
+  MPS                               not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
+  CUDA                              not applicable  no NVIDIA driver is loaded
+  device in force                   ok              cpu: mps and cuda cannot be used here.
+  computation                       ok              right, and its result is on cpu
+  PYTORCH_ENABLE_MPS_FALLBACK       not applicable  not set: not for this device
+  PYTORCH_MPS_HIGH_WATERMARK_RATIO  not applicable  not set: not for this device
+  PYTORCH_MPS_LOW_WATERMARK_RATIO   not applicable  not set: not for this device
+  types of numbers                  ok              cpu computes with float32, float16, bfloat16, int64, float64
+  known silent errors               not applicable  the CPU is what devices are compared with
+  packages                          ok              9 packages fit together
+  memory pressure                   not applicable  not known
+  power                             not applicable  not known
+  power mode                        not applicable  not known
+  heat                              not applicable  not known
+  models                            not applicable  no model is loaded"""
 
-    assert names == [
-        *("Python", "macOS", "torch", "MPS in torch", "MPS", "CUDA", "device in force", "computation"),
-        *(FALLBACK, HIGH, LOW, "types of numbers", "known silent errors", "packages"),
-        *("memory pressure", "power", "power mode", "heat", "bundled"),
-    ]
+
+@pytest.mark.real_computer
+def test_text_of_a_healthy_computer():
+    """The findings come in the order in which a person would look, in a few words that are the same in every run."""
+    assert str(diagnose(on_mac())) == MAC_TEXT.format(probes=len(bugs_of("mps")))
+    assert str(diagnose(on_cpu(PLAIN, PLAIN_TORCH))) == PLAIN_TEXT
 
 
 EVIDENCE = [
-    (on_mac(), "Python", "3.12, built for arm64"),
-    (on_mac(), "macOS", "15.5"),
-    (on_mac(), "torch", "2.13.0"),
-    (on_cpu(PLAIN, PLAIN_TORCH), "torch", "2.13.0+cpu, for the CPU only"),
     (
         on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.16.0.dev20261101+cpu")),
         "torch",
@@ -228,33 +253,19 @@ EVIDENCE = [
     ),
     (on_cpu(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
     (on_cpu(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
-    (on_cpu(PLAIN, PLAIN_TORCH), "CUDA", "no NVIDIA driver is loaded"),
-    (on_mac(), "CUDA", "this computer runs macOS, which has no CUDA"),
-    (on_cpu(PLAIN, PLAIN_TORCH), "MPS", "this computer runs Linux, and MPS is the GPU backend of macOS"),
-    (on_mac(), "MPS", "torch finds the Metal device"),
     (
         on_mac(torch=replace(MAC_TORCH, metal="Apple M2, 10 GPU cores")),
         "MPS",
         "torch finds the Metal device: Apple M2, 10 GPU cores",
     ),
     (on_cpu(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
-    (on_mac(), "computation", "right, and its result is on mps"),
-    (on_mac(), FALLBACK, "1, set by openmed_nb: in force"),
     (
         on_mac(environment={HIGH: "0.0"}, seen={**SEEN, HIGH: frozenset({"0.0"})}),
         HIGH,
         "0.0, set by you: in force; no limit",
     ),
-    (on_cpu(PLAIN, PLAIN_TORCH), LOW, "not set: not for this device"),
-    (
-        on_mac(),
-        "types of numbers",
-        "mps computes with float32, float16, bfloat16, int64; float64 is refused, as MPS has none",
-    ),
-    (on_cpu(PLAIN, PLAIN_TORCH), "known silent errors", "the CPU is what devices are compared with"),
     (on_cpu(PLAIN, TorchFacts(None), computed=None), "computation", "torch cannot be used"),
     (on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None), "types of numbers", "no device is in force"),
-    (on_cpu(PLAIN, PLAIN_TORCH), "models", "no model is loaded"),
 ]
 
 
@@ -291,7 +302,6 @@ def test_text():
         "  four   not applicable  no Mac\n"
         "  five   ok              fine"
     )
-    assert str(diagnose(on_mac())) == str(diagnose(on_mac()))
 
 
 def test_page():
@@ -318,15 +328,3 @@ def test_mapping():
         "remedy": "Look.",
         "details": "",
     }
-
-
-def test_headline():
-    """The headline counts what was found of each kind."""
-    headlines = {
-        (): "0 ok, 0 warnings, 0 failed.",
-        (OK, OK, WARNING): "2 ok, 1 warning, 0 failed.",
-        (WARNING, WARNING, FAILED, NOT_APPLICABLE): "0 ok, 2 warnings, 1 failed.",
-    }
-    reports = {found: DoctorReport(tuple(Finding("x", status, "y") for status in found)) for found in headlines}
-
-    assert {found: report.headline for found, report in reports.items()} == headlines

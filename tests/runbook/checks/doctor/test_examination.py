@@ -62,14 +62,6 @@ class TestComputersThatAreNotHere:
         assert mac.torch.probed == ["mps"]
         assert plain.torch.torch_is_loaded()
 
-    def test_wrong_python_or_torch(self, computers):
-        """A Python that runs under Rosetta, and a torch that was built without MPS, are found."""
-        mac = computers.mac()
-        mac.torch.facts = computers.TorchFacts("2.13.0", True, "", False, False, ())
-
-        assert bad(examined(computers.rosetta())) == {"Python": FAILED}
-        assert bad(examined(mac)) == {"MPS in torch": FAILED}
-
     def test_available_but_unusable(self, computers):
         """An MPS device that is available and cannot compute is found, with what it says."""
         report = examined(computers.mac(failing="Metal compiler failed"))
@@ -87,14 +79,6 @@ class TestComputersThatAreNotHere:
         assert bad(report)[FALLBACK] == WARNING
         assert "too late" in str(report)
         assert "Restart the kernel" in str(report)
-
-    def test_fallback_that_was_set_by_hand_too_late(self, computers):
-        """So is one that a person set after torch was imported with another value."""
-        mac = computers.mac(**{FALLBACK: "0"})
-        mac.session.device()
-        mac.environ[FALLBACK] = "1"
-
-        assert bad(examined(mac))[FALLBACK] == WARNING
 
     def test_watermark_conflict(self, computers):
         """Watermark ratios that torch will refuse are found, whether or not MPS has failed by them yet."""

@@ -71,6 +71,8 @@ def test_judgement():
     """Each count is judged by its tolerance; in float32 a logit may be off a little more where every entity is the same."""
     for report, name, status in JUDGED:
         assert found(report)[name] == status, report
+        for one in report.findings:
+            assert bool(one.remedy) == (one.status in {"warning", "failed"}), report
         assert report.status == max(found(report).values(), key=("not applicable", "ok", "warning", "failed").index)
 
 
@@ -78,12 +80,6 @@ def test_every_type_has_its_tolerance():
     """There is a tolerance for every type that models are loaded in, and none is smaller than that of float32."""
     assert set(TOLERANCES) == {*DTYPES} - {"auto"}
     assert min(one.logits for one in TOLERANCES.values() if one.logits) == TOLERANCES["float32"].logits
-
-
-def test_what_went_wrong_has_a_remedy():
-    """Every finding that is not ok says what to do, and no other does."""
-    assert [bool(one.remedy) for one in BAD.findings] == [True] * 6
-    assert not any(one.remedy for one in GOOD.findings)
 
 
 BAD = replace(
@@ -131,14 +127,6 @@ def test_what_was_found_of_the_gold_stands_on_top():
 
     assert gold.report().spoken[1] == "It finds 9 of 10 gold entities (recall 90 %), and 4 others."
     assert GOOD.report().spoken[1].startswith("20 texts")
-
-
-def test_without_entities_nothing_is_told():
-    """Texts in which neither way finds an entity give a warning, not a good result."""
-    report = replace(GOOD, spans=Spans())
-
-    assert report.status == "warning"
-    assert "no entity was found in either: nothing can be told" in str(report)
 
 
 def test_text_has_no_figure_of_this_computer():
