@@ -10,7 +10,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.state import AcceleratorState
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
-from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK
 from openmed_nb.runbook.checks.doctor.launching import accelerate_findings, launch_findings, settings_file
 from openmed_nb.runbook.checks.doctor.report import diagnose, examine
 
@@ -24,64 +24,75 @@ PLAIN = {
 }
 """What accelerate config writes for one process without a GPU, where it matters here."""
 
-MULTI = {"distributed_type": "MULTI_GPU"}
-KIND = "distributed_type"
-CPU = "use_cpu"
-PROCESSES = "num_processes"
-MACHINES = "num_machines"
-PRECISION = "mixed_precision"
-
 FITTING = [
-    ("mac", {}),
-    ("box", {}),
-    ("plain", {}),
-    ("plain", {"use_cpu": True}),
-    ("plain", {"mixed_precision": None}),
-    ("box", {**MULTI, "num_processes": 2, "mixed_precision": "bf16"}),
-    ("box", {**MULTI, "num_processes": 4, "num_machines": 2, "main_process_ip": "10.0.0.1"}),
-    ("plain", {"distributed_type": "MULTI_CPU", "use_cpu": True, "num_processes": 2, "mpirun_config": {"hosts": 2}}),
-    ("plain", {"distributed_type": False}),
-    ("plain", {"num_processes": "many", "num_machines": None}),
+    ("mac", ""),
+    ("box", ""),
+    ("plain", ""),
+    ("plain", "use_cpu: true"),
+    ("plain", "mixed_precision: null"),
+    ("box", "distributed_type: MULTI_GPU, num_processes: 2, mixed_precision: bf16"),
+    ("box", "distributed_type: MULTI_GPU, num_processes: 4, num_machines: 2, main_process_ip: 10.0.0.1"),
+    ("plain", "distributed_type: MULTI_CPU, use_cpu: true, num_processes: 2, mpirun_config: {hosts: 2}"),
+    ("plain", "distributed_type: NO"),
+    ("plain", "num_processes: many, num_machines: null"),
 ]
 """Computers, and changes to the settings, with which there is nothing to say."""
 
 UNFIT = [
-    ("mac", {**MULTI, "num_processes": 4}, {PROCESSES: FAILED}),
-    ("plain", {**MULTI, "num_processes": 2}, {PROCESSES: FAILED}),
-    ("box", {**MULTI, "num_processes": 2, "use_cpu": True}, {PROCESSES: FAILED, CPU: WARNING}),
-    ("box", {**MULTI, "num_processes": 3}, {PROCESSES: FAILED}),
-    ("box", {**MULTI, "num_processes": 8, "num_machines": 2, "main_process_ip": "a"}, {PROCESSES: FAILED}),
-    ("box", {"num_processes": 2}, {PROCESSES: WARNING}),
-    ("mac", {"num_processes": 2}, {PROCESSES: WARNING}),
-    ("plain", {"distributed_type": "MULTI_CPU", "num_processes": 2}, {PROCESSES: WARNING}),
-    ("mac", {"distributed_type": "MPS"}, {KIND: FAILED}),
-    ("mac", {"distributed_type": "FSDP"}, {KIND: FAILED}),
-    ("mac", {"distributed_type": "DEEPSPEED", "num_processes": 2}, {KIND: FAILED, PROCESSES: FAILED}),
-    ("plain", {"distributed_type": None}, {KIND: FAILED}),
-    ("mac", {"use_cpu": True}, {CPU: WARNING}),
-    ("box", {"use_cpu": True}, {CPU: WARNING}),
-    ("mac", {"num_machines": 2, "main_process_ip": "10.0.0.1"}, {MACHINES: FAILED}),
-    ("plain", {"num_machines": 2}, {MACHINES: FAILED}),
-    ("plain", {"mixed_precision": "fp16"}, {PRECISION: WARNING}),
-    ("plain", {"mixed_precision": "BF16"}, {PRECISION: WARNING}),
-    ("mac", {"mixed_precision": "fp16"}, {PRECISION: WARNING}),
-    ("mac", {"mixed_precision": "bf16"}, {PRECISION: WARNING}),
-    ("mac", {"mixed_precision": "fp16", "use_cpu": True}, {PRECISION: WARNING, CPU: WARNING}),
-    ("mac", {"mixed_precision": "fp8"}, {PRECISION: FAILED}),
-    ("plain", {"mixed_precision": "fp8"}, {PRECISION: FAILED}),
-    *(("box", {"mixed_precision": one}, {PRECISION: FAILED}) for one in (False, True, "bf17", 16, ["bf16"])),
+    ("mac", "distributed_type: MULTI_GPU, num_processes: 4", "num_processes: failed"),
+    ("plain", "distributed_type: MULTI_GPU, num_processes: 2", "num_processes: failed"),
+    (
+        "box",
+        "distributed_type: MULTI_GPU, num_processes: 2, use_cpu: true",
+        "num_processes: failed, use_cpu: warning",
+    ),
+    ("box", "distributed_type: MULTI_GPU, num_processes: 3", "num_processes: failed"),
+    (
+        "box",
+        "distributed_type: MULTI_GPU, num_processes: 8, num_machines: 2, main_process_ip: a",
+        "num_processes: failed",
+    ),
+    ("box", "num_processes: 2", "num_processes: warning"),
+    ("mac", "num_processes: 2", "num_processes: warning"),
+    ("plain", "distributed_type: MULTI_CPU, num_processes: 2", "num_processes: warning"),
+    ("mac", "distributed_type: MPS", "distributed_type: failed"),
+    ("mac", "distributed_type: FSDP", "distributed_type: failed"),
+    ("mac", "distributed_type: DEEPSPEED, num_processes: 2", "distributed_type: failed, num_processes: failed"),
+    ("plain", "distributed_type: null", "distributed_type: failed"),
+    ("mac", "use_cpu: true", "use_cpu: warning"),
+    ("box", "use_cpu: true", "use_cpu: warning"),
+    ("mac", "num_machines: 2, main_process_ip: 10.0.0.1", "num_machines: failed"),
+    ("plain", "num_machines: 2", "num_machines: failed"),
+    ("plain", "mixed_precision: fp16", "mixed_precision: warning"),
+    ("plain", "mixed_precision: BF16", "mixed_precision: warning"),
+    ("mac", "mixed_precision: fp16", "mixed_precision: warning"),
+    ("mac", "mixed_precision: bf16", "mixed_precision: warning"),
+    ("mac", "mixed_precision: fp16, use_cpu: true", "mixed_precision: warning, use_cpu: warning"),
+    ("mac", "mixed_precision: fp8", "mixed_precision: failed"),
+    ("plain", "mixed_precision: fp8", "mixed_precision: failed"),
+    ("box", "mixed_precision: no", "mixed_precision: failed"),
+    ("box", "mixed_precision: true", "mixed_precision: failed"),
+    ("box", "mixed_precision: bf17", "mixed_precision: failed"),
+    ("box", "mixed_precision: 16", "mixed_precision: failed"),
+    ("box", "mixed_precision: [bf16]", "mixed_precision: failed"),
 ]
+"""Computers, changes to the settings, and the status of each setting that does not fit."""
 
 
-def found(computer, settings):
+def settings(changes):
+    """Return the settings with changes in YAML."""
+    return {**PLAIN, **yaml.safe_load(f"{{{changes}}}")}
+
+
+def found(computer, changes):
     """Return what is found of settings on a computer."""
-    return launch_findings(settings, computer.session.computer.machine, computer.torch.facts)
+    return launch_findings(settings(changes), computer.session.computer.machine, computer.torch.facts)
 
 
 @pytest.mark.parametrize(("kind", "changes"), FITTING)
 def test_settings_that_fit(computers, kind, changes):
     """Settings that a computer can do are one finding, and it is good."""
-    (finding,) = found(getattr(computers, kind)(), {**PLAIN, **changes})
+    (finding,) = found(getattr(computers, kind)(), changes)
 
     assert (finding.name, finding.status, finding.remedy) == ("accelerate config", OK, "")
 
@@ -89,10 +100,11 @@ def test_settings_that_fit(computers, kind, changes):
 @pytest.mark.parametrize(("kind", "changes", "expected"), UNFIT)
 def test_settings_that_do_not_fit(computers, kind, changes, expected):
     """Each setting that a computer cannot do, or that has no effect, is one finding, with what to do; no other is."""
-    findings = found(getattr(computers, kind)(), {**PLAIN, **changes})
+    findings = found(getattr(computers, kind)(), changes)
 
-    assert {one.name.removeprefix("accelerate config: "): one.status for one in findings} == expected
-    assert all(one.evidence and one.remedy.endswith(".") and "{" not in one.evidence for one in findings)
+    named = {finding.name.removeprefix("accelerate config: "): finding.status for finding in findings}
+    assert named == yaml.safe_load(f"{{{expected}}}")
+    assert all(finding.evidence and finding.remedy.endswith(".") for finding in findings)
 
 
 OLD = [
@@ -107,14 +119,14 @@ OLD = [
 def test_types_of_16_bits_on_a_mac(computers, macos, version, precision, words):
     """What keeps a Mac from training in 16 bits, or speaks against it, is named: its macOS, its torch, its chip."""
     torch = replace(computers.MAC_TORCH, version=version)
-    (finding,) = launch_findings({**PLAIN, PRECISION: precision}, replace(computers.MAC, macos=macos), torch)
+    (finding,) = launch_findings({**PLAIN, "mixed_precision": precision}, replace(computers.MAC, macos=macos), torch)
 
     assert words in finding.evidence
 
 
 def test_settings_for_another_place(computers):
     """Settings for a service elsewhere are not held against this computer."""
-    (finding,) = found(computers.mac(), {**PLAIN, **MULTI, "compute_environment": "AMAZON_SAGEMAKER"})
+    (finding,) = found(computers.mac(), "distributed_type: MULTI_GPU, compute_environment: AMAZON_SAGEMAKER")
 
     assert (finding.status, "AMAZON_SAGEMAKER" in finding.evidence) == (NOT_APPLICABLE, True)
 
@@ -165,7 +177,7 @@ def test_doctor_reads_the_file(computers, write, tmp_path):
     assert examine(computer.session, compute=lambda _device: None).launching == ()
     (tmp_path / "accelerate").mkdir()
     file = tmp_path / "accelerate" / "default_config.yaml"
-    file.write_text(write({**PLAIN, **MULTI, "num_processes": 4}), "utf-8")
+    file.write_text(write(settings("distributed_type: MULTI_GPU, num_processes: 4")), "utf-8")
     report = diagnose(replace(examine(computer.session, compute=lambda _device: None), packages=()))
     assert (
         "accelerate config: num_processes, failed: asks for 4; without GPUs of CUDA, MULTI_GPU lets each train a model of its "
@@ -174,13 +186,13 @@ def test_doctor_reads_the_file(computers, write, tmp_path):
 
 
 REFUSED = [
-    ({"distributed_type": "MPS"}, ValueError),
-    ({"distributed_type": None}, ValueError),
-    ({"num_machines": 2}, AssertionError),
-    ({"mixed_precision": False}, AttributeError),
-    ({"mixed_precision": "bf17"}, ValueError),
-    ({"mixed_precision": "bf16"}, None),
-    ({"distributed_type": False}, None),
+    ("distributed_type: MPS", ValueError),
+    ("distributed_type: null", ValueError),
+    ("num_machines: 2", AssertionError),
+    ("mixed_precision: no", AttributeError),
+    ("mixed_precision: bf17", ValueError),
+    ("mixed_precision: bf16", None),
+    ("distributed_type: NO", None),
 ]
 
 
@@ -189,8 +201,9 @@ def test_accelerate_itself(changes, error, tmp_path, monkeypatch):
     """What fails here is what accelerate launch itself refuses, with that error; what passes, it takes."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "config.yaml"
-    settings = {name: value for name, value in {**PLAIN, **changes}.items() if value is not None}
-    file.write_text(yaml.safe_dump(settings), "utf-8")
+    file.write_text(
+        yaml.safe_dump({name: value for name, value in settings(changes).items() if value is not None}), "utf-8"
+    )
     given = launch_command_parser().parse_args(["--config_file", str(file), "script.py"])
 
     def launch():
