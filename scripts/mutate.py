@@ -82,10 +82,12 @@ ROOMS = {
         ("tests/runbook/verdict/test_*.py",),
     ),
     "records": Room(
-        ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/precision/policy.py"),
+        ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/precision/report.py"),
         (
             "tests/models/test_records.py",
             "tests/runbook/checks/precision/test_dtype_choice.py",
+            "tests/runbook/checks/precision/test_parity_report.py",
+            "tests/runbook/checks/precision/test_spans.py",
             "tests/runbook/checks/precision/test_validation.py",
         ),
     ),

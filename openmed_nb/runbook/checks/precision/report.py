@@ -1,4 +1,4 @@
-"""Comparing with the CPU in float32: the entities of one text in two lists, gold entities, and the report.
+"""Comparing with the CPU in float32: the entities of one text in two lists, gold entities, the report, and what it means.
 
 ``parity`` runs the model in both ways and makes the report.
 """
@@ -37,6 +37,8 @@ from .policy import (
     ROUNDING,
     SPAN_AGREEMENT,
     TOLERANCES,
+    Gate,
+    GateRefusal,
     Tolerance,
 )
 
@@ -506,3 +508,28 @@ def _judged_gradients(report: ParityReport, gradients: GradientDifference) -> Fi
     elif report.dtype != "float32":
         remedy = "Train in float32."
     return Finding("gradients", FAILED, what, remedy)
+
+
+def refusals(report: ParityReport, gate: Gate) -> Iterator[GateRefusal]:
+    """Yield why a type is refused, by what was measured."""
+    spans = report.spans
+    if report.not_numbers:
+        what = f"{counted(report.not_numbers, 'token')} became NaN or infinity."
+        yield GateRefusal(what, OTHER_NUMBERS.get(report.dtype, FLOAT32_INSTEAD))
+    if spans.agreement < gate.span_agreement:
+        what = f"Only {spans.exact:,} of {counted(spans.all, 'entity', 'entities')} are the same."
+        yield GateRefusal(what, FLOAT32_INSTEAD)
+    if report.gold:
+        reference, candidate = report.gold
+        if reference.recall - candidate.recall > gate.recall_loss + ROUNDING:
+            recalls = f"{candidate.recall:.1%} of the gold entities, float32 {reference.recall:.1%}"
+            yield GateRefusal(f"It finds {recalls}.".replace("%", " %"), FLOAT32_INSTEAD)
+    required = (
+        ("entities", spans.reference, gate.minimum_entities),
+        ("different entities", report.distinct, gate.minimum_distinct),
+        ("different texts", report.texts, gate.minimum_texts),
+    )
+    few = [f"{count:,} of the {least} {what}" for what, count, least in required if count < least]
+    if few:
+        what = f"Too little to tell: {', '.join(few)} that are needed."
+        yield GateRefusal(what, "Repeat it with more texts, each different.", against=False)

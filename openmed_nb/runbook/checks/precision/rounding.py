@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -26,25 +27,26 @@ class RoundedOnce(TorchDispatchMode):  # type: ignore[misc]
         """Call an operator; views, random numbers and what has no number of a narrow type stay as they are."""
         kwargs = kwargs or {}
         draws = torch.Tag.nondeterministic_seeded in operator.tags
-        given = [one for one in operator_tensors([args, kwargs]) if one.dtype in NARROW and one.layout == torch.strided]
-        if not given or draws or operator.is_view or "dtype" in kwargs or operator.name().startswith(LEFT):
+        tensors = operator_tensors([args, kwargs])
+        narrow = [tensor for tensor in tensors if tensor.dtype in NARROW and tensor.layout == torch.strided]
+        if not narrow or draws or operator.is_view or "dtype" in kwargs or operator.name().startswith(LEFT):
             return operator(*args, **kwargs)
-        wide = {id(one): one.double() for one in given}
-        own = {id(copy): one for one, copy in zip(given, (wide[id(one)] for one in given), strict=True)}
-        dtype = given[0].dtype
-        for one in given:
-            dtype = torch.promote_types(dtype, one.dtype)
-        widened = tree_map_only(torch.Tensor, lambda one: wide.get(id(one), one), (args, kwargs))
-        made = operator(*widened[0], **widened[1])
-        schema = operator._schema.arguments  # noqa: SLF001 - torch has no public name for it
-        passed = {**dict(zip((one.name for one in schema), args, strict=False)), **kwargs}
-        for argument in schema:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for one in operator_tensors([passed.get(argument.name)]):
-                    if id(one) in wide:
-                        one.copy_(wide[id(one)])
+        wide = {id(tensor): tensor.double() for tensor in narrow}
+        narrow_of = {id(wide[id(tensor)]): tensor for tensor in narrow}
+        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in narrow))
 
-        def narrowed(one: torch.Tensor) -> torch.Tensor:
-            return own.get(id(one), one.to(dtype) if one.dtype == torch.float64 else one)
+        def widened(tensor: torch.Tensor) -> torch.Tensor:
+            return wide.get(id(tensor), tensor)
 
-        return tree_map_only(torch.Tensor, narrowed, made)
+        def narrowed(tensor: torch.Tensor) -> torch.Tensor:
+            return narrow_of.get(id(tensor), tensor.to(dtype) if tensor.dtype == torch.float64 else tensor)
+
+        wide_args, wide_kwargs = tree_map_only(torch.Tensor, widened, (args, kwargs))
+        result = operator(*wide_args, **wide_kwargs)
+        arguments = operator._schema.arguments  # noqa: SLF001 - torch has no public name for it
+        passed = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+        written = [passed.get(one.name) for one in arguments if one.alias_info is not None and one.alias_info.is_write]
+        for tensor in operator_tensors(written):
+            if id(tensor) in wide:
+                tensor.copy_(wide[id(tensor)])
+        return tree_map_only(torch.Tensor, narrowed, result)

@@ -33,8 +33,8 @@ from ....models.registry import is_named
 from ....session import SESSION
 from ...bench.timing import in_turn
 from .parity import Pair, check_texts, pair_of_files, parity_of, words_of
-from .policy import FLOAT32_INSTEAD, OTHER_NUMBERS, ROUNDING, Gate, GateRefusal
-from .report import ParityReport
+from .policy import Gate, GateRefusal
+from .report import ParityReport, refusals
 
 if TYPE_CHECKING:
     from ....annotation.stream import Annotator
@@ -213,7 +213,7 @@ def _distinct(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
 def judge(report: ParityReport, identity: Identity, gain: float | None = None, date: str = "") -> PrecisionVerdict:
     """Return whether a model may be used in a reduced type; ``gain``, if measured, is how many times faster it is."""
     gate = Gate()
-    refused = tuple(_refusals(report, gate))
+    refused = tuple(refusals(report, gate))
     if refused:
         return PrecisionVerdict(report, gate, refused)
     gold = report.gold if report.gold and report.gold[0].gold else None
@@ -229,31 +229,6 @@ def judge(report: ParityReport, identity: Identity, gain: float | None = None, d
         speed_up=gain and round(gain, 3),
     )
     return PrecisionVerdict(report, gate, (), Certificate(identity, evidence, date or utc()[:10], asdict(gate)))
-
-
-def _refusals(report: ParityReport, gate: Gate) -> Iterator[GateRefusal]:
-    """Yield why a type is refused, by what was measured."""
-    spans = report.spans
-    if report.not_numbers:
-        what = f"{counted(report.not_numbers, 'token')} became NaN or infinity."
-        yield GateRefusal(what, OTHER_NUMBERS.get(report.dtype, FLOAT32_INSTEAD))
-    if spans.agreement < gate.span_agreement:
-        what = f"Only {spans.exact:,} of {counted(spans.all, 'entity', 'entities')} are the same."
-        yield GateRefusal(what, FLOAT32_INSTEAD)
-    if report.gold:
-        reference, candidate = report.gold
-        if reference.recall - candidate.recall > gate.recall_loss + ROUNDING:
-            recalls = f"{candidate.recall:.1%} of the gold entities, float32 {reference.recall:.1%}"
-            yield GateRefusal(f"It finds {recalls}.".replace("%", " %"), FLOAT32_INSTEAD)
-    required = (
-        ("entities", spans.reference, gate.minimum_entities),
-        ("different entities", report.distinct, gate.minimum_distinct),
-        ("different texts", report.texts, gate.minimum_texts),
-    )
-    few = [f"{count:,} of the {least} {what}" for what, count, least in required if count < least]
-    if few:
-        what = f"Too little to tell: {', '.join(few)} that are needed."
-        yield GateRefusal(what, "Repeat it with more texts, each different.", against=False)
 
 
 def settle(verdict: PrecisionVerdict, identity: Identity, store: RecordStore) -> None:
