@@ -7,7 +7,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,30 +73,32 @@ class PassRecorder:
         """Hold the passes of the modules that may be called, by their names in a model; return what ends that."""
         ends = []
         for name in called:
-            module, before = model.get_submodule(name), partial(self.before, name)
-            ends.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            module = model.get_submodule(name)
+            ends.append(module.register_forward_pre_hook(partial(self.before, name), with_kwargs=True).remove)
             ends.append(module.register_forward_hook(self.after, always_call=True).remove)  # After an error, too.
         return ends
 
-    def before(self, name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hold what a pass is given, if it is not a part of another that is held; a forward pre-hook."""
+    def _holds(self, model: torch.nn.Module) -> bool:
+        """Whether this pass is held: one in training with gradients that is no part of another."""
         import torch
 
+        return self.device is not None and not self._depth and model.training and torch.is_grad_enabled()
+
+    def before(self, name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hold what a pass is given; a forward pre-hook."""
+        import torch
+
+        if self._holds(model):
+            kind = kind_of(self.device or "")
+            autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            cut_args, cut_kwargs = with_tensors((args, kwargs), torch.Tensor.detach)
+            self.passes.append(Pass(cut_args, cut_kwargs, random_states(self.device or ""), autocast, kind, name))
         self._depth += 1
-        if self.device is None or self._depth > 1 or not (model.training and torch.is_grad_enabled()):
-            return
-        kind = kind_of(self.device)
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        cut_args, cut_kwargs = (with_tensors(one, torch.Tensor.detach) for one in (args, kwargs))
-        self.passes.append(Pass(cut_args, cut_kwargs, random_states(self.device), autocast, kind, name))
 
     def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """Hold the loss of a pass, without waiting for it; a forward hook."""
-        import torch
-
         self._depth = max(0, self._depth - 1)  # Where a hook before this one failed, its beginning was not seen.
-        loss = None if self.device is None or self._depth else loss_of(output)
-        if loss is not None and model.training and torch.is_grad_enabled():
+        if self._holds(model) and (loss := loss_of(output)) is not None:
             self.losses.append(loss.detach())
 
     def clear(self) -> None:
@@ -125,20 +127,18 @@ def keep_batch(batch: Any, folder: Path, step: int) -> str:
         return "No batch is held."
     try:
         return _saved(batch, folder, step)
-    except OSError as error:
-        return f"The batch could not be saved: {cause(error)}."
     except Exception as error:  # noqa: BLE001 - the error of the training must be shown, whatever fails after it
-        return f"The batch could not be saved: {short_type_name(error)}."
+        why = cause(error) if isinstance(error, OSError) else short_type_name(error)
+        return f"The batch could not be saved: {why}."
 
 
 def _saved(batch: Any, folder: Path, step: int) -> str:
     """Write the tensors of a batch into a new safetensors file, and return where it is and what is not in it."""
-    import torch
     from safetensors.torch import save
 
     kept: dict[str, torch.Tensor] = {}
     left_out: list[str] = []
-    tokens = False
+    clinical = ""
     for place, (name, tensor) in enumerate(named_tensors(batch)):
         try:
             plain = tensor.detach().cpu().contiguous().clone()
@@ -146,28 +146,28 @@ def _saved(batch: Any, folder: Path, step: int) -> str:
         except Exception:  # noqa: BLE001 - each kind of tensor that cannot be kept fails with an error of its own
             left_out.append(shown_key(name, place))
             continue
-        numbered = (name or "batch", *(f"{name or 'batch'} ({number})" for number in range(2, len(kept) + 2)))
-        kept[next(one for one in numbered if one not in kept)] = plain
-        rows = plain.ndim > 1 and plain.dtype in {torch.int32, torch.int64}
-        tokens |= name.endswith("input_ids") or (rows and not name.endswith(NO_TOKENS))
-    total = len(kept) + len(left_out)
-    lost = f" {len(left_out)} of its {total} tensors could not be kept: {', '.join(left_out)}." if left_out else ""
+        key = name or "batch"
+        numbered = (f"{key} ({number})" for number in itertools.count(2))
+        kept[next(new for new in itertools.chain([key], numbered) if new not in kept)] = plain
+        numbers = plain.ndim > 1 and str(plain.dtype) in {"torch.int32", "torch.int64"}
+        if name.endswith("input_ids") or (numbers and not name.endswith(NO_TOKENS)):
+            clinical = "; its token ids are clinical content"
+    lost = ""
+    if left_out:
+        total = len(kept) + len(left_out)
+        lost = f" {len(left_out)} of its {total} tensors could not be kept: {', '.join(left_out)}."
     if not kept:
         return f"The batch could not be kept:{lost or ' it has no tensors.'}"
-    file = _write_new(save(kept), folder, step)
-    return f"The batch is in {str(file)!r}{'; its token ids are clinical content' if tokens else ''}.{lost}"
+    return f"The batch is in {str(_write_new(save(kept), folder, step))!r}{clinical}.{lost}"
 
 
 def _write_new(content: bytes, folder: Path, step: int) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in itertools.count(1):
         file = folder / (f"step_{step}.safetensors" if number == 1 else f"step_{step}_{number}.safetensors")
-        try:
-            with open(file, "xb", opener=partial(os.open, mode=0o600)) as stream:
-                stream.write(content)
-        except FileExistsError:
-            continue
-        break
+        with suppress(FileExistsError), open(file, "xb", opener=partial(os.open, mode=0o600)) as stream:
+            stream.write(content)
+            break
     return file
 
 
@@ -228,16 +228,15 @@ def looks_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tenso
     """
     import torch
 
+    numbers = [loss.reshape(()) for loss in losses]
     if gradients and gradients[0].is_cuda:  # One kernel for many tensors; elsewhere there is none: sums are cheapest.
-        numbers = [torch.nn.utils.get_total_norm(gradients)]
+        numbers.append(torch.nn.utils.get_total_norm(gradients))
     else:
-        full = torch.float32
         real = (torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in gradients)
-        numbers = [one.sum() if one.dtype == full else one.sum(dtype=full) for one in real]
-    numbers += [loss.reshape(()) for loss in losses]
+        numbers += [one.sum(dtype=torch.float32) for one in real]
     if not numbers:
         return True
-    return math.isfinite(float(torch.stack([number.to(numbers[0].device) for number in numbers]).sum()))
+    return math.isfinite(torch.stack([number.to(numbers[-1].device) for number in numbers]).sum())
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
@@ -246,25 +245,24 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 def search(model: torch.nn.Module | None, passes: Iterable[Pass]) -> tuple[Origin, Pass | None]:
     """Return where a step went wrong and in which of its passes; the last one where none goes wrong when repeated."""
-    held = list(passes)
-    if model is None or not held:
+    held = None
+    for held in list(passes):  # Of those below, a repeated pass may be watched too.
+        if model is not None and (origin := find(model, held)) is not None:
+            return origin, held
+    if model is None or held is None:
         return Origin("unknown", "no pass of a watched model is held"), None
-    for one in held:
-        if (found := find(model, one)) is not None:
-            return found, one
-    return from_gradients(model), held[-1]
+    return from_gradients(model), held
 
 
 def find(model: torch.nn.Module, held: Pass) -> Origin | None:
     """Repeat a pass and return where the first number appeared that is not finite; the model stays as it was."""
     try:
-        given: tuple[tuple[Kind, Iterable[tuple[str, Any]]], ...] = (
-            ("input", held.given.items()),
-            ("weight", model.named_parameters()),
-        )
-        for kind, named in given:
-            if wrong := next((name for name, value in named if not is_finite(tensors_in(value))), None):
-                return Origin(kind, wrong)
+        for name, value in held.given.items():
+            if not is_finite(tensors_in(value)):
+                return Origin("input", name)
+        for name, weight in model.named_parameters():
+            if not is_finite(tensors_in(weight)):
+                return Origin("weight", name)
         with held.conditions(model):
             return _repeat(model.get_submodule(held.module), held)
     except Exception as error:  # noqa: BLE001 - whatever the model fails with the second time; its text may be clinical
@@ -306,19 +304,21 @@ def watched_layers(
     def note(kind: Kind, name: str, gradient: torch.Tensor) -> None:
         look(Origin(kind, name), [gradient])
 
+    def watch(kind: Kind, name: str, tensors: Iterable[torch.Tensor]) -> list[Any]:
+        return [tensor.register_hook(partial(note, kind, name)) for tensor in tensors if tensor.requires_grad]
+
     def returned(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensors = list(tensors_in(output))
         if layer is not model:
             look(Origin("output", name), tensors)
-        for tensor in (tensor for tensor in tensors if tensor.requires_grad):
-            tensor.register_hook(partial(note, "output gradient", name))
-        for tensor in (tensor for tensor in tensors_in([args, kwargs]) if tensor.requires_grad):
-            tensor.register_hook(partial(note, "input gradient", name))
+        watch("output gradient", name, tensors)
+        watch("input gradient", name, tensors_in([args, kwargs]))
 
-    layers = list(model.named_modules(prefix=prefix))
-    hooks = [layer.register_forward_hook(partial(returned, name), with_kwargs=True) for name, layer in layers]
-    weights = ((name, weight) for name, weight in model.named_parameters(prefix) if weight.requires_grad)
-    hooks += [weight.register_hook(partial(note, "weight gradient", name)) for name, weight in weights]
+    hooks = []
+    for name, layer in model.named_modules(prefix=prefix):
+        hooks.append(layer.register_forward_hook(partial(returned, name), with_kwargs=True))
+    for name, weight in model.named_parameters(prefix):
+        hooks += watch("weight gradient", name, [weight])
     try:
         yield
     finally:
@@ -329,15 +329,20 @@ def watched_layers(
 def origin_of(arrivals: Arrivals) -> Origin | None:
     """Return where a backward pass made the first number that is not finite."""
     # That is a layer whose output has a finite gradient, and whose input or weight has not.
-    start = next((number for number, (_, finite) in enumerate(arrivals) if not finite), None)
-    if start is None:
-        return None
-    fine = {place.name for place, _ in arrivals[:start] if place.kind == "output gradient"}
-    for place, _ in itertools.takewhile(lambda arrival: not arrival[1], arrivals[start:]):
+    fine = set()
+    first = None
+    for place, finite in arrivals:
+        if finite:
+            if first is not None:
+                break
+            if place.kind == "output gradient":
+                fine.add(place.name)
+            continue
+        first = first or place
         layer = place.name.rpartition(".")[0] if place.kind == "weight gradient" else place.name
         if place.kind != "output gradient" and layer in fine:
             return place
-    return arrivals[start][0]
+    return first
 
 
 def from_gradients(model: torch.nn.Module) -> Origin:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import operator
 import sys
-from collections.abc import Callable, Container, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -21,11 +21,10 @@ from ..devices.memory import OutOfMemory
 from ..devices.registry import device_of
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
-from .curve import resident_bytes
-from .guards import WATCHED, Guards
-from .holders import living_bytes
+from .curve import held_memory, resident_bytes
+from .guards import WATCHED
 
-COLUMNS = "let go", "tensors", "device", "process"
+COLUMNS = ("let go", "tensors", "device", "process")
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,8 +54,8 @@ class MemoryLimit(Shown):
 
     def report(self) -> Report:
         """Return the limit in bytes and what it does to the watermarks."""
-        most = "no limit: macOS may swap and then stop the process" if self.size is None else in_bytes(self.size)
-        sentences, low = [f"{self.fraction:g} of {in_bytes(self.recommended)}."], self.low_watermark
+        low = self.low_watermark
+        sentences = [f"{self.fraction:g} of {in_bytes(self.recommended)}."]
         if low is not None:
             # What torch does below and at the limit (MPSAllocator.mm; the low ratio cannot be set live).
             does = f"; from the low one ({low:g}) on, unused blocks are collected."
@@ -65,15 +64,15 @@ class MemoryLimit(Shown):
             elif self.fraction and low > self.fraction:
                 does = f", below the low one ({low:g}), so unused blocks are collected only when the limit is reached."
             sentences.append(f"The high watermark is {self.fraction:g} now{does}")
-        spoken: tuple[str, ...] = ()
-        if self.size is None:
-            recommended = f"{self.device} recommends {in_bytes(self.recommended)}."
-            spoken = (
-                f"No memory limit on {self.device}: macOS may swap and then stop the process",
-                recommended,
-                *sentences[1:],
-            )
-        return Report(f"Memory limit on {self.device}: {most}", tuple(sentences), spoken=spoken)
+        if self.size is not None:
+            return Report(f"Memory limit on {self.device}: {in_bytes(self.size)}", tuple(sentences))
+        none = "macOS may swap and then stop the process"
+        recommended = f"{self.device} recommends {in_bytes(self.recommended)}."
+        return Report(
+            f"Memory limit on {self.device}: no limit: {none}",
+            tuple(sentences),
+            spoken=(f"No memory limit on {self.device}: {none}", recommended, *sentences[1:]),
+        )
 
 
 def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
@@ -147,23 +146,26 @@ class Release(Shown):
     @property
     def tensors(self) -> int:
         """Bytes of tensors that are gone."""
-        return sum(one.tensors for one in self.freed)
+        return sum(freed.tensors for freed in self.freed)
 
     @property
     def reserved(self) -> int:
         """Bytes that the device no longer holds for the process."""
-        return sum(one.reserved for one in self.freed)
+        return sum(freed.reserved for freed in self.freed)
 
     def report(self) -> Report:
         """Return the causes that gave tensors back, and folded below them everything that was let go."""
-        rows = [(one.cause, *map(in_bytes, (one.tensors, one.reserved, one.resident))) for one in self.freed]
-        back = [row[:3] for row, one in zip(rows, self.freed, strict=True) if one.tensors or one.reserved]
+        rows = tuple(
+            (freed.cause, in_bytes(freed.tensors), in_bytes(freed.reserved), in_bytes(freed.resident))
+            for freed in self.freed
+        )
+        back = tuple(row[:3] for row, freed in zip(rows, self.freed, strict=True) if freed.tensors or freed.reserved)
         reserved = f", {in_bytes(self.reserved)} of the device" if self.reserved else ""
         return Report(
             f"Released {in_bytes(self.tensors)} of tensors{reserved}",
             self.notes,
-            tables=(Table("", COLUMNS[:3], tuple(back)),),
-            figures=(Table("Everything that was let go", COLUMNS, tuple(rows), folded=True),),
+            tables=(Table("", COLUMNS[:3], back),),
+            figures=(Table("Everything that was let go", COLUMNS, rows, folded=True),),
         )
 
 
@@ -201,77 +203,107 @@ def release(
     for flag, value in {"models": models, "history": history, "traceback": traceback}.items():
         check_flag(flag, value)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    variables = namespace
-    if variables is None:
-        variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
-    if not isinstance(variables, MutableMapping):
-        raise ConfigurationError(
-            f"The namespace must be a mapping, got {short_type_name(variables)}.", "Pass globals(), or nothing."
-        )
-    _check_names(names, variables, () if shell is None else shell.user_ns_hidden)
-    causes: dict[str, Callable[[], Any]] = {"unused blocks of the device": lambda: True}
-    if names:
-        causes["variables"] = lambda: [operator.delitem(variables, name) for name in dict.fromkeys(names)]
-    if history and shell is not None and shell.displayhook.do_full_cache:
-        causes["history of outputs"] = lambda: _flush(shell)
+    variables = _checked_variables(names, namespace, shell)
     last = getattr(sys, "last_value", None)
+    # What lets go of each cause; it returns whether there was something that has not been collected yet.
+    causes: dict[str, Callable[[], bool]] = {"unused blocks of the device": _collect_first}
+    if names:
+        causes["variables"] = partial(_delete_variables, names, variables)
+    if history and shell is not None and shell.displayhook.do_full_cache:
+        causes["history of outputs"] = partial(_flush, shell)
     if traceback:
-        shown = getattr(getattr(shell, "InteractiveTB", None), "tb", None)
-        causes["frames of the last error"] = lambda: drop_frames(shown)
-    causes["batches of guards"] = lambda: list(map(Guards.forget, tuple(WATCHED.values())))
+        causes["frames of the last error"] = partial(
+            drop_frames, getattr(getattr(shell, "InteractiveTB", None), "tb", None)
+        )
+    causes["batches of guards"] = _forget_batches
     if models:
-        causes["loaded models"] = _unload
+        causes["loaded models"] = _unload_models
     with SESSION.told_after(progress):
         SESSION.tell(Activity(RELEASING, "memory"))
+        notes = []
         try:
-            device, notes = SESSION.device().device, []
+            device = SESSION.device().device
         except DeviceError as error:  # Memory is released all the same.
-            device, notes = "cpu", [f"No device's cache was emptied: {error}"]
+            device = "cpu"
+            notes.append(f"No device's cache was emptied: {error}")
         if traceback and last is not None:
-            short = OutOfMemory.parse(last)
-            notes += ["%debug and %tb have no frames of the last error now."]
-            notes += [f"The last error was {short}."] if short else []
+            notes.append("%debug and %tb have no frames of the last error now.")
+            if short := OutOfMemory.parse(last):
+                notes.append(f"The last error was {short}.")
         return Release(device, tuple(_freed(device, causes)), tuple(notes), mps_is_simulated())
 
 
-def _freed(device: str, causes: dict[str, Callable[[], Any]]) -> list[Freed]:
+def _freed(device: str, causes: dict[str, Callable[[], bool]]) -> list[Freed]:
     """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own.
 
     A collection stops everything else for some tenths of a second where torch is loaded. So there is one at the beginning, for
     the garbage that is no cause's own, and then one after each cause that has let go of something, and says so, because it has
     not collected by itself.
     """
-    freed, held = [], _held(device)
+    freed = []
+    before = _held(device)
     for cause, let_go in SESSION.steps(RELEASING, "memory", causes.items(), "cause"):
         if let_go():
             gc.collect()
         device_of(device).empty_cache()
-        before, held = held, _held(device)
-        freed.append(Freed(cause, *(one - other for one, other in zip(before, held, strict=True))))
+        after = _held(device)
+        freed.append(Freed(cause, *(former - left for former, left in zip(before, after, strict=True))))
+        before = after
     return freed
 
 
 def _held(device: str) -> tuple[int, int, int]:
     """Return the bytes that are held now by tensors, by the device for the process, and by the process."""
-    memory = device_of(device).memory() if torch_is_loaded() else AllocatorMemory(0, 0)
-    tensors = living_bytes() if memory.allocated is None else memory.allocated
-    return tensors, memory.reserved or 0, resident_bytes()
+    memory = held_memory(device) if torch_is_loaded() else AllocatorMemory()
+    return memory.allocated or 0, memory.reserved or 0, resident_bytes()
 
 
-def _check_names(names: tuple[Any, ...], namespace: MutableMapping[str, Any], needed: Container[str]) -> None:
-    """Refuse names that are not variables, and those that the notebook itself needs."""
-    unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
+def _collect_first() -> bool:
+    return True
+
+
+def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any]) -> bool:
+    for name in set(names):
+        del variables[name]
+    return True
+
+
+def _forget_batches() -> bool:
+    guards = tuple(WATCHED.values())
+    for watching in guards:
+        watching.forget()
+    return bool(guards)
+
+
+def _unload_models() -> bool:
+    """Forget the loaded models, which collects by itself."""
+    SESSION.unload()
+    return False
+
+
+def _checked_variables(names: tuple[Any, ...], namespace: Any, shell: Any) -> MutableMapping[str, Any]:
+    """Return the variables; refuse names that are none of them, and those that the notebook itself needs."""
+    variables = namespace
+    if namespace is None:
+        variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
+    if not isinstance(variables, MutableMapping):
+        raise ConfigurationError(
+            f"The namespace must be a mapping, got {short_type_name(variables)}.", "Pass globals(), or nothing."
+        )
+    unknown = [name for name in names if not isinstance(name, str) or name not in variables]
     if unknown:
         shown = describe_names(name if isinstance(name, str) else short_type_name(name) for name in unknown)
         # No other name is offered: the line that is repeated with it deletes what it names.
         remedy = "Name variables that are there; %whos lists them in a notebook."
         raise ConfigurationError(f"No variable is called {shown}, and nothing was released.", remedy)
+    needed = () if shell is None else shell.user_ns_hidden
     own = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]
     if own:
         raise ConfigurationError(f"The notebook itself needs {', '.join(own)}.", "Pass names of your own variables.")
+    return variables
 
 
-def _flush(shell: Any) -> None:
+def _flush(shell: Any) -> bool:
     """Clear Out, _ and the rest, also what IPython's own flush leaves: hidden _, __ and ___, and the last result."""
     if getattr(shell, "last_execution_result", None) is not None:
         shell.last_execution_result.result = None
@@ -279,10 +311,7 @@ def _flush(shell: Any) -> None:
     # What the flush makes of the visible ones.
     hidden.update({name: "" for name in ("_", "__", "___") if name in hidden})
     shell.displayhook.flush()  # It collects by itself, so this comes last.
-
-
-def _unload() -> None:
-    SESSION.unload()  # It collects by itself where there was a model.
+    return False
 
 
 def drop_frames(shown: TracebackType | None = None) -> bool:
@@ -292,21 +321,24 @@ def drop_frames(shown: TracebackType | None = None) -> bool:
     """
     # Deleting sys.last_value would not free them: IPython's last result and its traceback machinery refer to the error
     # too (ipython#11572, pytorch#27600). IPython shows no frames of errors of this package, but keeps those before.
-    errors = [getattr(sys, "last_value", None), getattr(sys, "last_exc", None)]
-    held = (getattr(error, "__traceback__", None) for error in errors)
-    tracebacks = [one for one in (getattr(sys, "last_traceback", None), shown, *held) if one is not None]
-    for traceback in tracebacks:
+    errors = [
+        error for error in (getattr(sys, "last_value", None), getattr(sys, "last_exc", None)) if error is not None
+    ]
+    tracebacks = [
+        getattr(sys, "last_traceback", None),
+        shown,
+        *(getattr(error, "__traceback__", None) for error in errors),
+    ]
+    for traceback in filter(None, tracebacks):
         traceback.tb_next = None
-    for error in errors:  # The errors that led to it hold frames too.
-        seen: set[int] = set()
-        waiting = [error]
-        while waiting:
-            one = waiting.pop()
-            if one is None or id(one) in seen:
-                continue
-            seen.add(id(one))
-            grouped = getattr(one, "exceptions", ())  # of a group of errors, which Python 3.10 has not
-            waiting += [one.__cause__, one.__context__, *(grouped if isinstance(grouped, tuple) else ())]
-            if one is not error:
-                one.__traceback__ = None
-    return any(one is not None for one in (*tracebacks, *errors))
+    seen = set(map(id, errors))
+    waiting = list(errors)
+    while waiting:  # The errors that led to an error hold frames too.
+        error = waiting.pop()
+        grouped = getattr(error, "exceptions", ())  # of a group of errors, which Python 3.10 has not
+        for cause in (error.__cause__, error.__context__, *(grouped if isinstance(grouped, tuple) else ())):
+            if cause is not None and id(cause) not in seen:
+                seen.add(id(cause))
+                waiting.append(cause)
+                cause.__traceback__ = None
+    return bool(errors) or any(tracebacks)

@@ -109,7 +109,8 @@ def precision(requested: str | None = None, device: Any = None) -> Precision:
         >>> precision(device="cpu").dtype
         'float32'
     """
-    name, computer = SESSION.device(device).device, SESSION.computer
+    name = SESSION.device(device).device
+    computer = SESSION.computer
     return autocast_policy(name, computer.torch.release, computer.machine, requested, device_of(name).capability())
 
 
@@ -123,18 +124,20 @@ def autocast_policy(
     """Decide in which numbers a model is trained; nothing but float32 is chosen without a request."""
     spelling = "float32" if requested is None else str(requested).strip().lower().removeprefix("torch.")
     if spelling not in SPELLINGS:
-        accepted = ", ".join(repr(one) for one in SPELLINGS)
+        accepted = ", ".join(map(repr, SPELLINGS))
         raise ConfigurationError(f"The precision cannot be {describe_value(requested)}.", f"Use one of {accepted}.")
-    known, dtype, why = device_of(device), SPELLINGS[spelling], "was asked for"
-    default = f"float32 is the default: {known.float32_reason}."
-    if dtype == "auto":
-        why = "is the best of the 16-bit types here"
-        if not known.is_accelerator:  # None is faster there than float32.
-            return Precision(device, "float32", default)
-        # bfloat16 has the range of float32 and needs no scaler.
+    known = device_of(device)
+    dtype = SPELLINGS[spelling]
+    reason = "float32 was asked for."
+    why = "was asked for"
+    if requested is None or (dtype == "auto" and not known.is_accelerator):  # No 16-bit type is faster on the CPU.
+        dtype = "float32"
+        reason = f"float32 is the default: {known.float32_reason}."
+    elif dtype == "auto":  # bfloat16 has the range of float32 and needs no scaler.
         dtype = "float16" if known.half_precision_obstacle("bfloat16", torch_release, capability) else "bfloat16"
+        why = "is the best of the 16-bit types here"
     if dtype == "float32":
-        return Precision(device, dtype, default if requested is None else "float32 was asked for.")
+        return Precision(device, dtype, reason)
     if obstacle := known.half_precision_obstacle(dtype, torch_release, capability):
         raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", obstacle.remedy)
     reason = f"bfloat16 {why}; it has the range of float32 and needs no GradScaler."
@@ -221,8 +224,16 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
           torch has it on cpu for float64, float32, float16, bfloat16, and there are parameters in complex64.
     """
     check_flag("scaled", scaled)
-    tensors = {(str(one.device), str(one.dtype).removeprefix("torch.")) for one in _tensors(parameters)}
-    return fused_support(tensors, release_of(import_torch().__version__), options, scaled=scaled)
+    torch = import_torch()
+    kinds = set()
+    for group in _listed(parameters):
+        for entry in group["params"] if isinstance(group, dict) else [group]:
+            tensor = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry  # noqa: PLR2004 - name and tensor
+            if not isinstance(tensor, torch.Tensor):
+                what = f"A parameter must be a tensor, and one is of type {short_type_name(tensor)}."
+                raise ConfigurationError(what, AS_TORCH)
+            kinds.add((tensor.device.type, str(tensor.dtype).removeprefix("torch.")))
+    return fused_support(kinds, release_of(torch.__version__), options, scaled=scaled)
 
 
 adamw.explain = explain_fused  # type: ignore[attr-defined]  # nb.training.adamw.explain
@@ -243,55 +254,39 @@ def fused_support(
     if chosen:
         named = ", ".join(f"{name}={describe_value(options[name])}" for name in chosen)
         return FusedSupport(bool(options.get("fused")), f"{named} was set, and is left as it is.")
-    kinds = sorted({(device_of(device).type, dtype) for device, dtype in tensors})
-    if not kinds:
-        return FusedSupport(fused=False, reason="There are no parameters.")
-    for kind, dtype in kinds:
+    support = []
+    for kind, dtype in sorted({(device_of(device).type, dtype) for device, dtype in tensors}):
         known = device_of(kind)
-        missing = f"{IGNORES_SCALER}." if scaled and known.ignores_scaler(torch_release) else ""
+        types = known.fused_adamw_types
         if not known.fused_adamw_since:
-            missing = f"torch is not known to have it on {kind}."
-        elif dtype not in known.fused_adamw_types:
-            types = ", ".join(known.fused_adamw_types)
-            missing = f"torch has it on {kind} for {types}, and there are parameters in {dtype}."
-        if missing:
+            return FusedSupport(fused=False, reason=f"torch is not known to have it on {kind}.")
+        if dtype not in types:
+            missing = f"torch has it on {kind} for {', '.join(types)}, and there are parameters in {dtype}."
             return FusedSupport(fused=False, reason=missing)
-    where = ", ".join(f"{dtype} on {kind} since {device_of(kind).fused_adamw_since}" for kind, dtype in kinds)
-    return FusedSupport(fused=True, reason=f"torch has it for {where}.")
+        if scaled and known.ignores_scaler(torch_release):
+            return FusedSupport(fused=False, reason=f"{IGNORES_SCALER}.")
+        support.append(f"{dtype} on {kind} since {known.fused_adamw_since}")
+    if not support:
+        return FusedSupport(fused=False, reason="There are no parameters.")
+    return FusedSupport(fused=True, reason=f"torch has it for {', '.join(support)}.")
 
 
-def _listed(parameters: Iterable[Any]) -> list[Any]:
+def _listed(parameters: Any) -> list[Any]:
     """Return what an optimizer takes as a list, with a list in each group; what a group held can be read only once."""
-    kept = [parameters] if isinstance(parameters, dict) else _list(parameters)
+    tensor = import_torch().Tensor
+    if isinstance(parameters, tensor) or not isinstance(parameters, Iterable):
+        what = f"The parameters must be several tensors, and they are of type {short_type_name(parameters)}."
+        raise ConfigurationError(what, AS_TORCH)
+    kept = [parameters] if isinstance(parameters, dict) else list(parameters)
     for group in kept:
         if isinstance(group, dict):
             held = group.get("params")
-            group["params"] = [held] if isinstance(held, import_torch().Tensor) else _list(held)
+            group["params"] = [held] if isinstance(held, tensor) else _listed(held)
     return kept
 
 
-def _list(parameters: Any) -> list[Any]:
-    several = isinstance(parameters, Iterable) and not isinstance(parameters, (str, bytes, import_torch().Tensor))
-    if not several:
-        what = f"The parameters must be several tensors, and they are of type {short_type_name(parameters)}."
-        raise ConfigurationError(what, AS_TORCH)
-    return list(parameters)
-
-
-def _tensors(parameters: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in what an optimizer takes."""
-    for one in _listed(parameters):
-        if isinstance(one, dict):
-            yield from _tensors(one["params"])
-            continue
-        tensor = one[1] if isinstance(one, tuple) and len(one) == 2 else one  # noqa: PLR2004 - name and tensor
-        if not isinstance(tensor, import_torch().Tensor):
-            what = f"A parameter must be a tensor, and one is of type {short_type_name(tensor)}."
-            raise ConfigurationError(what, AS_TORCH)
-        yield tensor
-
-
 Weight = Callable[[Any], float]
+WEIGH = "Pass weight=, a function that returns over how many items the batch's mean loss is."
 
 LEFT_OUT = (
     "backward() failed, so that the gradients of this group of batches are forgotten and the rest of it is left out. "
@@ -314,7 +309,7 @@ def accumulation_groups(batches: Iterable[Any], steps: int, weight: Weight) -> I
     while group := list(itertools.islice(remaining, steps)):
         weights = [float(weight(batch)) for batch in group]
         for own in weights:
-            if not math.isfinite(own) or own < 0:
+            if not 0 <= own < math.inf:
                 raise ConfigurationError(f"A batch cannot weigh {own}.", "Let weight= return a count, 0 or more.")
         total = sum(weights) or 1.0
         for own in weights:  # A batch that was handed out is not held any longer.
@@ -329,7 +324,7 @@ def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool 
     """
     labels = labels_of(batch)
     if not isinstance(labels, import_torch().Tensor):
-        raise _weightless(batch, "labels")
+        raise ConfigurationError(f"A batch of type {short_type_name(batch)} has no labels to weigh it by.", WEIGH)
     if labels.is_floating_point():
         return int(labels.numel())
     return int((labels[..., 1:] if shifted else labels).ne(ignore_index).sum())
@@ -337,30 +332,24 @@ def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool 
 
 def count_examples(batch: Any) -> int:
     """Return how many rows a batch has: the length of its first tensor."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else (batch,)
-    for value in values:
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    for value in values if isinstance(values, Iterable) and not hasattr(values, "shape") else (values,):
         if getattr(value, "shape", ()):
             return int(value.shape[0])
-    raise _weightless(batch, "tensor with rows")
-
-
-def _weightless(batch: Any, missing: str) -> ConfigurationError:
-    what = f"A batch of type {short_type_name(batch)} has no {missing} to weigh it by."
-    remedy = "Pass weight=, a function that returns over how many items the batch's mean loss is."
-    return ConfigurationError(what, remedy)
+    missing = "tensor with rows"
+    raise ConfigurationError(f"A batch of type {short_type_name(batch)} has no {missing} to weigh it by.", WEIGH)
 
 
 def check_fused(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, torch_release: tuple[int, ...]
 ) -> None:
     """Refuse another value than an optimizer, and a fused one that ignores its scaler and would step with infinite gradients."""
-    import torch
-
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(optimizer, import_torch().optim.Optimizer):
         raise wrong_type("The optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
-    fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
-    ignored = any(device_of(one.device).ignores_scaler(torch_release) for one in fused)
-    if scaler is not None and scaler.is_enabled() and ignored:
+    if scaler is None or not scaler.is_enabled():
+        return
+    fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
+    if any(device_of(weight.device).ignores_scaler(torch_release) for weight in fused):
         remedy = "Make the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 
@@ -421,24 +410,25 @@ class GradientAccumulation:
         Raises:
             ConfigurationError: Where the loss of a batch was not handed over: the shares of its group would be wrong.
         """
-        self._forget()
+        self._begin_group()
         micro = None
         try:
             for micro in accumulation_groups(batches, self.steps, self.weight):
-                self._current, broken_before = micro, self._broken
+                self._current = micro
+                broken_before = self._broken
                 yield micro.batch
-                self._check_handed_over()
+                if self._current is micro:
+                    remedy = (
+                        "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
+                    )
+                    raise ConfigurationError("The loss of a batch was not handed to backward().", remedy)
                 if self._broken and not broken_before:
                     warn(LEFT_OUT)
-                self._broken = self._broken and not micro.last
+                if micro.last:
+                    self._broken = False
         finally:
             if self._current is micro:  # After a break there is no batch for backward().
                 self._current = None
-
-    def _check_handed_over(self) -> None:
-        if self._current is not None:
-            remedy = "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
-            raise ConfigurationError("The loss of a batch was not handed to backward().", remedy)
 
     def backward(self, loss: torch.Tensor) -> bool:
         """Add the gradient of a batch's mean loss; with the last batch of a group, let the optimizer step.
@@ -455,48 +445,46 @@ class GradientAccumulation:
         Raises:
             ConfigurationError: Where no batch was taken since the last call.
         """
-        micro, self._current = self._current, None
+        micro = self._current
+        self._current = None
         if micro is None:
             remedy = "Loop over accumulation.batches(loader), one call for each."
             raise ConfigurationError("backward() was called without a batch.", remedy)
         if self._broken:
             return False
-        self._broken = True
         try:
             if micro.share:
                 scaled = loss * micro.share
                 (self.scaler.scale(scaled) if self.scaler else scaled).backward()
                 self._weighed = True
-            stepped = micro.last and self._step()
-            self._broken = False
-        finally:
-            if self._broken:  # Perhaps a part of a gradient was added, or a part of a step done.
-                self._forget()
-                self._broken = True
+            stepped = micro.last and self._weighed
+            if stepped:
+                self._step()
+        except BaseException:  # Perhaps a part of a gradient was added, or a part of a step done.
+            self._begin_group()
+            self._broken = True
+            raise
+        if micro.last:
+            self._begin_group()
         return stepped
 
-    def _forget(self) -> None:
+    def _begin_group(self) -> None:
         """Begin a group without gradients."""
-        self._weighed = self._broken = False
+        self._weighed = False
+        self._broken = False
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _step(self) -> bool:
-        """Let the optimizer step and forget the gradients; not where no batch of the group had weight."""
-        weighed = self._weighed
-        if weighed:
-            import torch
-
-            if self.scaler and (self.clip is not None or self.before_step):
-                self.scaler.unscale_(self.optimizer)
-            if self.before_step:
-                self.before_step()
-            if self.clip is not None:
-                groups = self.optimizer.param_groups
-                torch.nn.utils.clip_grad_norm_([one for group in groups for one in group["params"]], self.clip)
-            if self.scaler:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()
-        self._forget()
-        return weighed
+    def _step(self) -> None:
+        """Let the optimizer step."""
+        if self.scaler and (self.clip is not None or self.before_step):
+            self.scaler.unscale_(self.optimizer)
+        if self.before_step:
+            self.before_step()
+        if self.clip is not None:
+            weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+            import_torch().nn.utils.clip_grad_norm_(weights, self.clip)
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()

@@ -13,15 +13,15 @@ from openmed_nb.training.steps import fused_support
 DECISIONS = [
     # tensors, torch, more -> fused, a word of the reason
     ({("mps", "float32")}, (2, 13), {}, True, "float32 on mps since 2.5"),
-    ({("mps:0", "bfloat16"), ("mps:0", "float32")}, (2, 6), {}, True, "bfloat16 on mps"),
+    ({("mps", "bfloat16"), ("mps", "float32")}, (2, 6), {}, True, "bfloat16 on mps"),
     ({("mps", "float32")}, (2, 12, 1), {"scaled": True}, False, "pytorch#186360"),
     ({("mps", "float32")}, (2, 13), {"scaled": True}, True, "float32 on mps since 2.5"),
     ({("mps", "complex64")}, (2, 13), {}, False, "parameters in complex64"),
-    ({("cuda:1", "float64")}, (2, 6), {"scaled": True}, True, "float64 on cuda"),
+    ({("cuda", "float64")}, (2, 6), {"scaled": True}, True, "float64 on cuda"),
     ({("cpu", "float64")}, (2, 6), {}, True, "since 2.4"),
     ({("cpu", "bfloat16"), ("cpu", "float16")}, (2, 6), {}, True, "float16 on cpu since 2.4"),
     ({("cpu", "float32"), ("mps", "float32")}, (2, 6), {}, True, "float32 on cpu since 2.4, float32 on mps"),
-    ({("xla:0", "float32")}, (2, 13), {}, False, "not known to have it on xla"),
+    ({("xla", "float32")}, (2, 13), {}, False, "not known to have it on xla"),
     ({("mps", "float32")}, (2, 13), {"options": {"fused": False}}, False, "fused=False was set"),
     ({("mps", "float32")}, (2, 13), {"options": {"fused": True}, "scaled": True}, True, "fused=True was set"),
     ({("mps", "float32")}, (2, 13), {"options": {"fused": None}}, True, "since 2.5"),
