@@ -1,12 +1,10 @@
 """Who holds tensors, by a name that can be found in the program; they are counted without waking or changing anything."""
 
-import gc
 import json
 import subprocess
 import sys
 import weakref
-from collections import OrderedDict, deque
-from dataclasses import dataclass
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import openmed_nb as nb
-from openmed_nb.devices.machine import mps_is_simulated
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import holders
-from openmed_nb.training.holders import UNNAMED, Holder, grown_holders, living_bytes, storage_sizes, who_holds
+from openmed_nb.training.holders import living_bytes, storage_sizes, who_holds
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 
@@ -31,13 +28,6 @@ def thousand():
 def found(**variables):
     """Return the names, kinds and numbers of tensors that hold something, the most memory first."""
     return [(one.name, one.kind, one.tensors) for one in who_holds(variables)]
-
-
-@dataclass
-class Record:
-    """What a person keeps of a step."""
-
-    loss: torch.Tensor
 
 
 class Kept(torch.nn.Module):
@@ -94,17 +84,10 @@ class Endless(list):
 
 NAMED = {
     "a variable": ({"loss": thousand()}, [("loss", "variable", 1)]),
-    "a list": ({"losses": [thousand(), thousand()]}, [("losses", "list", 2)]),
-    "a tuple": ({"pair": (thousand(), 1)}, [("pair", "tuple", 1)]),
-    "a set": ({"kept": {thousand()}}, [("kept", "set", 1)]),
-    "a deque": ({"recent": deque([thousand()], 5)}, [("recent", "deque", 1)]),
     "a dict": ({"logs": {"loss": thousand()}}, [("logs", "dict", 1)]),
-    "a mapping of another class": ({"logs": OrderedDict(loss=thousand())}, [("logs", "OrderedDict", 1)]),
     "a list of records": ({"logs": [{"loss": thousand()}]}, [("logs[...]", "dict", 1)]),
-    "an attribute": ({"run": SimpleNamespace(loss=thousand())}, [("run.loss", "attribute", 1)]),
     "a list in an attribute": ({"run": SimpleNamespace(losses=[thousand()])}, [("run.losses", "list", 1)]),
-    "a dataclass in a list": ({"logs": [Record(thousand())]}, [("logs[...].loss", "attribute", 1)]),
-    "a class is no holder": ({"Record": Record, "torch": torch}, []),
+    "a class is no holder": ({"Kept": Kept, "torch": torch}, []),
     "a mapping on demand": ({"table": LoadedOnDemand(a=thousand())}, [("table", "LoadedOnDemand", 1)]),
     "the most first": ({"few": [thousand()], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
     "nothing": ({"numbers": [1, 2.5, "text", None, b"", True]}, []),
@@ -152,22 +135,6 @@ def test_an_optimizer_is_named():
 
     assert ("model", "Linear", 2) in names
     assert any(name.startswith("optimizer.state") for name, _kind, _count in names)
-
-
-def test_what_a_hook_keeps_is_named():
-    """A list that only a forward hook knows is found through the hook's function."""
-    layer = torch.nn.Linear(2, 2)
-
-    def keeping(kept):
-        def hook(_module, _given, result):
-            kept.append(result)
-
-        return hook
-
-    layer.register_forward_hook(keeping([]))
-    layer(torch.ones(1, 2))
-
-    assert [name for name, kind, _count in found(layer=layer) if kind == "list"] == ["layer._forward_hooks[...].kept"]
 
 
 def test_what_a_bound_method_keeps_is_named():
@@ -252,17 +219,6 @@ def test_what_lies_too_deep_is_left_out():
     assert found(deep=[deep]) == []
 
 
-def test_variables_of_running_functions_are_found():
-    """A list that only a running function knows is found by its name there."""
-
-    def train():
-        my_losses = [thousand(), thousand()]
-        return [one for one in who_holds() if one.name == "my_losses"], my_losses
-
-    ((holder,), _) = train()
-    assert (holder.kind, holder.tensors) == ("list", 2)
-
-
 def test_a_look_keeps_nothing_alive():
     """What a running function held when it was looked at dies when the function lets go of it."""
 
@@ -330,43 +286,10 @@ def test_a_script(tmp_path):
     ]
 
 
-def test_holders_are_a_sequence():
-    """Holders can be counted, indexed and looped over, and written as JSON."""
-    held = who_holds({"losses": [thousand()]})
-
-    assert (len(held), list(held)) == (1, [held[0]])
-    assert json.loads(json.dumps(held.to_dict())) == {
-        "holders": [{"name": "losses", "kind": "list", "tensors": 1, "size": 4000, "graphs": 0}],
-        "simulated": mps_is_simulated(),
-    }
-
-
-def test_growth_is_told_by_name():
-    """Of two looks, what holds more bytes than before is returned, the largest growth first."""
-    before = [Holder("model", "Linear", 2, 100), Holder("losses", "list", 1, 10), Holder("old", "list", 5, 50)]
-    after = [Holder("model", "Linear", 2, 100), Holder("losses", "list", 9, 90), Holder("new", "list", 1, 500)]
-
-    assert grown_holders(before, after) == (after[2], after[1])
-    assert grown_holders(after, after) == ()
-
-
-def test_what_no_name_reaches_is_counted(monkeypatch):
-    """Tensors that only an installed package holds have no name, and are counted in a row of their own."""
-    before = sum(one.size for one in who_holds() if one.name == UNNAMED)
-    monkeypatch.setattr(torch, "kept_by_a_test", torch.zeros(1 << 16), raising=False)
-    unnamed = next(one for one in who_holds() if one.name == UNNAMED)
-
-    assert unnamed.size - before == 4 << 16
-
-
 def test_a_namespace_is_a_mapping():
     """What is no mapping of names is refused with its type."""
     with pytest.raises(ConfigurationError, match="must be a mapping, got int"):
         who_holds(5)
-
-
-THOUSAND = 4 * 1000
-"""Bytes of a thousand numbers."""
 
 
 def size_of(*tensors):
@@ -377,21 +300,6 @@ def size_of(*tensors):
 def leaf():
     """Return a thousand numbers that want a gradient."""
     return torch.ones(1000, requires_grad=True)
-
-
-class Square(torch.autograd.Function):
-    """A function written in Python, which keeps a tensor of its own."""
-
-    @staticmethod
-    def forward(context, numbers):
-        """Keep twice the numbers."""
-        context.save_for_backward(numbers * 2)
-        return numbers * numbers
-
-    @staticmethod
-    def backward(context, gradient):
-        """Use what was kept."""
-        return gradient * context.saved_tensors[0]
 
 
 class Watched(torch.Tensor):
@@ -410,19 +318,9 @@ def test_each_storage_counts_once():
     """A view, its base and a view of the view are one storage; storages of their own are added."""
     whole = torch.zeros(1000)
 
-    assert size_of(whole, whole[10:], whole.view(10, 100).t(), whole.detach()) == THOUSAND
-    assert size_of(whole[:1]) == THOUSAND
-    assert size_of(whole, whole.clone()) == 2 * THOUSAND
-
-
-@pytest.mark.parametrize("function", [torch.exp, Square.apply], ids=["of torch", "of Python"])
-def test_what_a_graph_keeps_is_counted_until_the_backward_pass(function):
-    """A loss counts with what its graph keeps; after the backward pass only the loss itself is left."""
-    loss = function(leaf()).sum()
-
-    assert size_of(loss) == THOUSAND + 4
-    loss.backward()
-    assert size_of(loss) == 4
+    assert size_of(whole, whole[10:], whole.view(10, 100).t(), whole.detach()) == 4000
+    assert size_of(whole[:1]) == 4000
+    assert size_of(whole, whole.clone()) == 8000
 
 
 def test_parameters_are_no_part_of_a_graph():
@@ -430,7 +328,7 @@ def test_parameters_are_no_part_of_a_graph():
     layer = torch.nn.Linear(1000, 2)
     loss = layer(torch.ones(3, 1000)).sum()
 
-    assert size_of(loss) < THOUSAND * 4
+    assert size_of(loss) < 16_000
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -450,17 +348,6 @@ def test_a_checkpoint_is_not_computed_again(reentrant):
     assert len(runs) == 2
 
 
-def test_looking_leaves_the_backward_pass_as_it_was():
-    """Gradients are the same after a look at the graph."""
-    numbers = leaf()
-    loss = (numbers.exp() * numbers).sum()
-    size_of(loss)
-    living_bytes()
-    loss.backward()
-
-    torch.testing.assert_close(numbers.grad, torch.full((1000,), 2 * torch.e))
-
-
 def test_views_whose_graph_became_invalid_are_counted():
     """One of several views whose base was changed in place has no graph that torch tells; it is counted all the same."""
     base = torch.ones(4, 250, requires_grad=True) * 1
@@ -469,7 +356,7 @@ def test_views_whose_graph_became_invalid_are_counted():
 
     with pytest.raises(RuntimeError, match="modified inplace"):
         _ = views[0].grad_fn
-    assert size_of(views[0]) >= THOUSAND
+    assert size_of(views[0]) >= 4000
 
 
 def test_lazy_parameters_are_not_woken():
@@ -486,8 +373,8 @@ def test_tensor_classes_of_others_are_not_asked():
     tensor = torch.zeros(1000).as_subclass(Watched)
     Watched.asked = 0
 
-    assert sum(storage_sizes([tensor]).values()) == THOUSAND
-    assert living_bytes() >= THOUSAND
+    assert sum(storage_sizes([tensor]).values()) == 4000
+    assert living_bytes() >= 4000
     assert Watched.asked == 0
 
 
@@ -512,27 +399,14 @@ def test_a_look_inside_of_a_transformation_works():
     assert all(size >= kept.nbytes for size in sizes)
 
 
-def test_living_tensors_come_and_go():
-    """A tensor is among the living until its last reference goes."""
-    gc.collect()
-    before = living_bytes()
-    tensor = torch.zeros(1 << 20)
-    gone = weakref.ref(tensor)
-
-    assert living_bytes() - before == 4 << 20
-    del tensor
-    gc.collect()
-    assert gone() is None
-    assert living_bytes() == before
-
-
 def test_gradients_are_those_of_leaves():
     """A leaf has its gradient, what was computed has none, and torch does not warn."""
     numbers = leaf()
     result = numbers * 2
     result.sum().backward()
-    held = {
-        one.name: (one.tensors, one.graphs) for one in nb.training.who_holds({"numbers": numbers, "result": result})
-    }
 
-    assert held == {"numbers": (1, 0), "numbers.grad": (1, 0), "result": (1, 1)}
+    assert {name for name, _kind, _count in found(numbers=numbers, result=result)} == {
+        "numbers",
+        "numbers.grad",
+        "result",
+    }
