@@ -33,7 +33,6 @@ def ids(*numbers, dtype=torch.long):
 JAGGED = torch.nested.nested_tensor([ids(0, 3)[0], ids(1)[0]], layout=torch.jagged)
 WRONG = {
     "label": ({"labels": ids(0, 3)}, LIMITS, "1 of 2 labels is not between 0 and 2 (3; -100 is left out)."),
-    "two labels": ({"labels": ids(-1, 9, -100)}, LIMITS, "2 of 3 labels are not between 0 and 2 (from -1 to 9;"),
     "one label a row": ({"label": torch.tensor([2, 3])}, LIMITS, "1 of 2 labels"),
     "array": ({"labels": np.array([[0, 3]])}, LIMITS, "1 of 2 labels"),
     "pair": ((torch.zeros(2, 3), torch.tensor([0, 3])), LIMITS, "1 of 2 labels"),
@@ -41,7 +40,6 @@ WRONG = {
     "tokens by name and labels": (({"input_ids": ids(1, 24)}, ids(0, 1)), LIMITS, "1 of 2 token ids"),
     "list of rows": ([{"labels": ids(0)}, {"labels": ids(0, 3)}], LIMITS, "1 of 2 labels"),
     "uint16": ({"labels": ids(0, 3, dtype=torch.uint16)}, LIMITS, "1 of 2 labels"),
-    "uint32": ({"labels": ids(0, 3, dtype=torch.uint32)}, LIMITS, "1 of 2 labels"),
     "uint64": ({"labels": torch.tensor(np.array([2**64 - 1, 0], np.uint64))}, LIMITS, "1 of 2 labels"),
     "sparse": ({"labels": ids(0, 3).to_sparse()}, LIMITS, "1 of 2 labels"),
     "nested": ({"labels": JAGGED}, LIMITS, "1 of 4 labels"),
@@ -49,7 +47,6 @@ WRONG = {
     "small integers": ({"labels": ids(0, 255, dtype=torch.uint8)}, LIMITS, "255"),
     "other ignored label": ({"labels": ids(0, -100)}, {"labels": 3, "ignore_index": -1}, "-100; -1 is left"),
     "token": ({"input_ids": ids(1, 24)}, LIMITS, "1 of 2 token ids is not between 0 and 23 (24)."),
-    "negative token": ({"input_ids": ids(-100, 4)}, LIMITS, "-100)."),
     "encoding": (BatchEncoding({"input_ids": ids(1, 24)}), LIMITS, "1 of 2 token ids"),
     "token type": ({"token_type_ids": ids(0, 2)}, LIMITS, "1 of 2 token types"),
     "position": ({"position_ids": ids(0, 16)}, LIMITS, "1 of 2 positions is not between 0 and 15"),
@@ -136,7 +133,6 @@ class TestLargeBatch:
         [
             (64, 512, "64 x 512 = 32,768 tokens", "at most 63 rows at this length (63 x 512 = 32,256)"),
             (7, 4681, "7 x 4,681 = 32,767 tokens", "at most 6 rows at this length (6 x 4,681 = 28,086)"),
-            (2, 20_000, "2 x 20,000 = 40,000 tokens", "at most 1 row at this length (1 x 20,000 = 20,000)"),
             (1, 32_767, "1 x 32,767 = 32,767 tokens", "Cut the rows to less than 32,767 tokens."),
         ],
     )
@@ -172,22 +168,15 @@ class TestLargeBatch:
         [
             ("mps", "Apple M1", (2, 13, 0), (64, 512), True),
             ("mps:0", "Apple M2 Ultra", (2, 6, 0), (64, 512), True),
-            ("mps", "Apple M1 (Virtual)", (2, 13, 1), (64, 512), True),
             ("mps", "Apple M1", (2, 13, 0), (151, 217), True),
-            ("mps", "Apple M1", (2, 13, 0), (40,), False),
             ("mps", "Apple M1", (2, 13, 0), (), False),
             ("mps", "Apple M1", (2, 14, 0), (64, 512), False),
             ("mps", "Apple M1", (2, 14, 1), (2, 20_000), False),
-            ("mps", "Apple M1", (2, 14, 1), (32_766,), False),
             ("mps", "Apple M1", (2, 14, 1), (151, 217), True),
             ("mps", "Apple M2", (2, 15, 0), (1, 32_767), True),
-            ("mps", "Apple M1", (3, 0), (64, 512), False),
             ("mps", "Apple M3", (2, 13, 0), (64, 512), False),
-            ("mps", "Apple M3", (2, 14, 1), (151, 217), False),
-            ("mps", "Apple M12", (2, 13, 0), (64, 512), False),
             ("mps", None, (2, 13, 0), (64, 512), False),
             ("cpu", "Apple M1", (2, 13, 0), (64, 512), False),
-            ("cuda", None, (2, 13, 0), (64, 512), False),
         ],
     )
     def test_where_it_is_suspected(self, device, chip, release, shape, suspected, refusal):  # noqa: PLR0913, PLR0917 - a row

@@ -28,9 +28,9 @@ def hooks_of(model):
     return {name: {hook: dict(getattr(layer, hook)) for hook in names} for name, layer in model.named_modules()}
 
 
-def lstm(layers=2, dropout=0.2, **settings):
+def lstm(layers=2, dropout=0.2):
     """Return a tagger with an LSTM inside."""
-    return torch.nn.ModuleDict({"encoder": torch.nn.LSTM(4, 4, num_layers=layers, dropout=dropout, **settings)})
+    return torch.nn.ModuleDict({"encoder": torch.nn.LSTM(4, 4, num_layers=layers, dropout=dropout)})
 
 
 class Around(torch.nn.Module):
@@ -96,15 +96,10 @@ class TestNames:
         for told, said in (
             ({"off": "label"}, "There is no guard 'label'. Did you mean 'labels'?"),
             ({"off": ("nonfinit",)}, "Did you mean 'nonfinite'?"),
-            ({"off": ("labels", "large_batch")}, "Did you mean 'large_batch_gradients'?"),
             ({"off": ("xyz",)}, "There is no guard 'xyz'. Known are labels, token_ids,"),
-            ({"off": (5,)}, "There is no guard '5'."),
             ({"off": True}, "There is no guard 'True'. Known are labels,"),
-            ({"off": None}, "There is no guard 'None'."),
             ({"labels": "3"}, "The limit labels cannot be '3'. Pass a whole number from 1."),
             ({"labels": -1}, "The limit labels cannot be -1. Pass a whole number from 1."),
-            ({"tokens": 0}, "The limit tokens cannot be 0."),
-            ({"positions": 2.5}, "The limit positions cannot be 2.5."),
             ({"labels": True}, "The limit labels cannot be True."),
             ({"padding": -1}, "The limit padding cannot be -1. Pass a whole number from 0."),
             ({"ignore_index": "x"}, "The limit ignore_index cannot be 'x'. Pass a whole number, such as -100."),
@@ -157,15 +152,6 @@ class TestNonFinite:
         assert "tensor(" not in str(stopped.value)
         assert str(batch["input_ids"].tolist()[0][:2])[1:-1] not in str(stopped.value)
         assert all(map(torch.equal, tagger.parameters(), before))
-
-    def test_backward(self, guards, tagger, batch_of):
-        """A gradient that goes wrong while the loss is fine is seen before the weights are."""
-        guards.watch(tagger, "cpu")
-        hook = tagger.classifier.weight.register_hook(lambda gradient: gradient * float("nan"))
-        said = r"Step 1: a gradient is NaN or infinite; .* the gradient of classifier.weight"
-        with pytest.raises(NonFinite, match=said):
-            train(tagger, [batch_of()], guards)
-        hook.remove()
 
     def test_loss_outside_of_the_model(self, guards):
         """Where the loss is computed outside, it is told that the model itself is fine."""
@@ -288,8 +274,8 @@ class TestDropout:
                 warnings.simplefilter("error")
                 tagger(**batch_of())
 
-    @pytest.mark.parametrize("device", ["mps", "mps:0", "cpu", "cuda:1"])
-    @pytest.mark.parametrize(("attention", "dropout"), [("sdpa", 0.1), ("sdpa", 0.0), ("eager", 0.1), ("eager", 0.0)])
+    @pytest.mark.parametrize("device", ["mps:0", "cpu"])
+    @pytest.mark.parametrize(("attention", "dropout"), [("sdpa", 0.1), ("sdpa", 0.0), ("eager", 0.1)])
     def test_attention_that_raises(self, tagger, batch_of, device, attention, dropout):
         """On MPS with torch's attention the warning says that it raises, and how to load the model instead."""
         raises = device.startswith("mps") and (attention, dropout) == ("sdpa", 0.1)
@@ -330,13 +316,9 @@ class TestDropout:
         ("model", "device", "release", "found"),
         [
             (lstm(), "mps", (2, 13, 0), "encoder"),
-            (lstm(), "mps:0", (2, 6, 0), "encoder"),
-            (lstm(3, bidirectional=True), "mps", (2, 13, 0), "encoder"),
             (lstm()["encoder"], "mps", (2, 13, 0), "the model"),
             (lstm(), "mps", (2, 14, 0), None),
             (lstm(), "cpu", (2, 13, 0), None),
-            (lstm(), "cuda", (2, 13, 0), None),
-            (lstm(1, 0.0), "mps", (2, 13, 0), None),
             (lstm(2, 0.0), "mps", (2, 13, 0), None),
             (torch.nn.GRU(4, 4, num_layers=2, dropout=0.2), "mps", (2, 13, 0), None),
         ],

@@ -111,13 +111,6 @@ def test_told_limits_come_first(tagger):
     assert limits_of(tagger, labels=9, tokens=None).tokens == limits_of(tagger).tokens
 
 
-SMALL_DECODER = {
-    "vocab_size": 30,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-}
 SMALL_PAIR = {
     "vocab_size": 30,
     "d_model": 16,
@@ -126,19 +119,17 @@ SMALL_PAIR = {
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
     "pad_token_id": 1,
 }
-SMALL_PARTS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-
 # By family: how many tokens of a row fit, and the settings.
 OTHER_FAMILIES = {
     "bart": (32, {**SMALL_PAIR, "max_position_embeddings": 32}),
     "clip": (  # It has a table for pictures too, and does not tell which embeddings are those of tokens.
         None,
         {
-            "text_config": {**SMALL_PARTS, "vocab_size": 30, "max_position_embeddings": 24},
-            "vision_config": {**SMALL_PARTS, "image_size": 8, "patch_size": 4},
+            "text_config": {**SMALL, "max_position_embeddings": 24},
+            "vision_config": {**SMALL, "image_size": 8, "patch_size": 4},
         },
     ),
-    "clip_text_model": (24, {**SMALL_DECODER, "max_position_embeddings": 24}),
+    "clip_text_model": (24, {**SMALL, "max_position_embeddings": 24}),
     "codegen": (None, {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 32, "rotary_dim": 4}),
     "fsmt": (
         None,
@@ -159,10 +150,10 @@ OTHER_FAMILIES = {
             "max_decoder_position_embeddings": 16,
         },
     ),
-    "llama": (None, {**SMALL_DECODER, "max_position_embeddings": 32}),
+    "llama": (None, {**SMALL, "max_position_embeddings": 32}),
     "m2m_100": (None, {**SMALL_PAIR, "max_position_embeddings": 32}),
     "openai-gpt": (32, {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}),
-    "opt": (32, {**SMALL_DECODER, "ffn_dim": 8, "word_embed_proj_dim": 16, "max_position_embeddings": 32}),
+    "opt": (32, {**SMALL, "ffn_dim": 8, "word_embed_proj_dim": 16, "max_position_embeddings": 32}),
     "pegasus": (32, {**SMALL_PAIR, "max_position_embeddings": 32}),
     "t5": (
         None,

@@ -87,26 +87,21 @@ def test_a_plain_loop(device, leaking, tagger, batch_of):
 
 
 @FLAT_AND_LEAKING
-@pytest.mark.parametrize(
-    "through_accelerate", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "accelerate"]
-)
-def test_the_network_of_the_tutorials(through_accelerate, leaking, pictures):
-    """The small network of the tutorials is flat, as a plain loop and through Accelerate, and a leak in it is named."""
+def test_the_network_of_the_tutorials(leaking, pictures):
+    """The small network of the tutorials is flat through Accelerate, and a leak in it is named."""
     from accelerate import Accelerator
 
     torch.manual_seed(0)
-    losses, model, measure = [], Network(), torch.nn.CrossEntropyLoss()
-    optimizer = torch.optim.Adam(model.parameters())
-    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
+    losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
-    if through_accelerate:
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    loop = nb.epochs(EPOCHS, accelerator if through_accelerate else "cpu")
+    network, loader = Network(), torch.utils.data.DataLoader(pictures, batch_size=8)
+    model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), loader)
+    loop = nb.epochs(EPOCHS, accelerator)
     for _ in loop:
         for given, classes in loader:
             optimizer.zero_grad()
-            loss = measure(model(given), classes)
-            (accelerator.backward if through_accelerate else torch.Tensor.backward)(loss, retain_graph=leaking)
+            loss = torch.nn.functional.cross_entropy(model(given), classes)
+            accelerator.backward(loss, retain_graph=leaking)
             optimizer.step()
             losses.append(loss if leaking else loss.item())
 
@@ -162,24 +157,16 @@ def leaking_trainer():
     return LeakingTrainer
 
 
+@FLAT_AND_LEAKING
 @FIRST_ON_THE_CPU
-def test_trainer_is_flat(device, train):
-    """Ten epochs of Trainer with the callback are flat, and nothing is warned of."""
+def test_trainer(device, leaking, train):
+    """Ten epochs of Trainer with the callback are flat; one whose class keeps losses grows, and its list is named."""
     with on(device):
-        curve = train(device)
+        curve = train(device, **({"kind": leaking_trainer()} if leaking else {}))
 
-    check(curve, leaking=False, simulated=device == "mps")
+    check(curve, leaking, simulated=device == "mps")
     assert [sample.epoch for sample in curve.boundaries] == list(range(1, EPOCHS + 1))
     assert curve.boundaries[-1].step == 2 * EPOCHS
-
-
-@FIRST_ON_THE_CPU
-def test_a_trainer_that_keeps_losses(device, train):
-    """A Trainer whose class keeps losses grows, and its list is named by the class that it is in."""
-    with on(device):
-        curve = train(device, kind=leaking_trainer())
-
-    check(curve, leaking=True, simulated=device == "mps")
 
 
 def test_the_same_callback_for_two_trainings(train):
@@ -233,40 +220,9 @@ def test_trainer_on_a_dataset_without_a_length(batch_of, trainer_of):
     assert max(mark.at for mark in axes.ticks) == 3
 
 
-@pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
-def test_lightning_without_a_number_of_epochs(settings, pictures, tmp_path):
-    """A training of Lightning that ends by steps has no number of epochs."""
-    lightning = pytest.importorskip("pytorch_lightning")
-
-    class Module(lightning.LightningModule):
-        """The small network."""
-
-        def __init__(self):
-            super().__init__()
-            self.network = Network()
-
-        def training_step(self, batch, _index):
-            """Return the loss."""
-            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            """SGD."""
-            return torch.optim.SGD(self.parameters())
-
-    callback = nb.training.callback("lightning", "cpu")
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = lightning.Trainer(
-        accelerator="cpu", callbacks=[callback], default_root_dir=str(tmp_path), **quiet, **settings
-    )
-    trainer.fit(Module(), torch.utils.data.DataLoader(pictures, batch_size=8))
-
-    assert callback.curve.planned == (None if "max_steps" in settings else 3)
-    assert len(callback.curve.boundaries) == 3
-
-
-@FLAT_AND_LEAKING
-def test_lightning(leaking, pictures, fit):
-    """Ten epochs of Lightning with the callback are flat, and a module that keeps its losses grows and is named."""
+@pytest.fixture
+def train_by_lightning(pictures, tmp_path):
+    """A function that trains the small network with Lightning, which may keep its losses, and returns the curve."""
     lightning = pytest.importorskip("pytorch_lightning")
 
     class Module(lightning.LightningModule):
@@ -278,7 +234,7 @@ def test_lightning(leaking, pictures, fit):
 
         def training_step(self, batch, _index):
             """Return the loss, and keep a second one with its graph."""
-            if leaking:
+            if self.losses is not None:
                 self.losses.append(torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
             return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
 
@@ -286,8 +242,32 @@ def test_lightning(leaking, pictures, fit):
             """Adam, as in the tutorials."""
             return torch.optim.Adam(self.parameters())
 
-    callback = nb.training.callback("lightning", "cpu")
-    fit(Module(), torch.utils.data.DataLoader(pictures, batch_size=8), callback, EPOCHS)
+    def train(leaking=False, **settings):
+        module, callback = Module(), nb.training.callback("lightning", "cpu")
+        if not leaking:
+            module.losses = None
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        options = {"accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet, **settings}
+        trainer = lightning.Trainer(callbacks=[callback], **options)
+        trainer.fit(module, torch.utils.data.DataLoader(pictures, batch_size=8))
+        return callback.curve
 
-    check(callback.curve, leaking)
-    assert callback.curve.boundaries[-1].step == 2 * EPOCHS
+    return train
+
+
+@pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
+def test_lightning_without_a_number_of_epochs(settings, train_by_lightning):
+    """A training of Lightning that ends by steps has no number of epochs."""
+    curve = train_by_lightning(**settings)
+
+    assert curve.planned == (None if "max_steps" in settings else 3)
+    assert len(curve.boundaries) == 3
+
+
+@FLAT_AND_LEAKING
+def test_lightning(leaking, train_by_lightning):
+    """Ten epochs of Lightning with the callback are flat, and a module that keeps its losses grows and is named."""
+    curve = train_by_lightning(leaking, max_epochs=EPOCHS)
+
+    check(curve, leaking)
+    assert curve.boundaries[-1].step == 2 * EPOCHS

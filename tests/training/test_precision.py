@@ -19,7 +19,6 @@ T26, T27, T28, T213 = (2, 6), (2, 7, 1), (2, 8), (2, 13, 0)
 CHOICES = [
     # (device, torch, machine, requested, capability) -> type, scaler, a word of a note
     (("mps", T213, M3, None, None), "float32", False, ""),
-    (("mps", T213, M3, "fp32", None), "float32", False, ""),
     (("mps", T213, M3, "bf16", None), "bfloat16", False, ""),
     (("mps", T213, M1, "bf16", None), "bfloat16", False, "no speed gained"),
     (("mps", T213, UNKNOWN, "bf16", None), "bfloat16", False, "not known"),
@@ -27,16 +26,12 @@ CHOICES = [
     (("mps", T28, M3, "fp16", None), "float16", True, "184286"),
     (("mps", (2, 12, 1), M1, "fp16", None), "float16", True, "186360"),
     (("mps", T213, M1, "fp16", None), "float16", True, ""),
-    (("mps", T26, replace(M3, macos=None), "bf16", None), "bfloat16", False, ""),
-    (("mps", T28, M1, "float16", None), "float16", True, "186360"),
     (("mps", T213, M3, "auto", None), "bfloat16", False, ""),
     (("mps", T213, M1, "auto", None), "bfloat16", False, "no speed gained"),
-    (("cuda", T213, LINUX, None, (9, 0)), "float32", False, ""),
     (("cuda:1", T213, LINUX, "auto", (9, 0)), "bfloat16", False, ""),
     (("cuda", T213, LINUX, "auto", (8, 0)), "bfloat16", False, ""),
     (("cuda", T213, LINUX, "auto", (7, 5)), "float16", True, ""),
     (("cuda", T213, LINUX, "auto", None), "float16", True, ""),
-    (("cuda", T213, LINUX, "fp16", (9, 0)), "float16", True, ""),
     (("cpu", T213, LINUX, None, None), "float32", False, ""),
     (("cpu", T213, LINUX, "auto", None), "float32", False, ""),
     (("cpu", T213, LINUX, "bf16", None), "bfloat16", False, "more slowly"),
@@ -148,14 +143,3 @@ def test_kinds_of_layers_that_autocast_decides(operators, devices):
             if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device}")
         }
         assert found == set(devices), operator
-
-
-def test_layers_in_16_bits_on_the_cpu():
-    """On the CPU a convolution and what follows it are in 16 bits, and a loss is in float32."""
-    with nb.training.precision("bf16", "cpu").autocast():
-        images = torch.nn.Conv2d(3, 4, 3)(torch.ones(2, 3, 8, 8))
-        found = (images, torch.nn.BatchNorm2d(4)(images), torch.nn.LayerNorm(6)(images), images.softmax(-1))
-        loss = torch.nn.functional.mse_loss(images, torch.zeros_like(images))
-
-    assert {one.dtype for one in found} == {torch.bfloat16}
-    assert loss.dtype == torch.float32
