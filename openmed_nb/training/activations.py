@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 # What is set on a module while its activations are not kept: here, and by transformers.
 SWITCHES = (
-    *("forward", "gradient_checkpointing", "_gradient_checkpointing_func"),
-    *("_require_grads_hook", "_require_grads_hooks"),
+    "forward",
+    "gradient_checkpointing",
+    "_gradient_checkpointing_func",
+    "_require_grads_hook",
+    "_require_grads_hooks",
 )
 # Under this name a module that is on holds what it had of these: plain values, so that it can be copied and saved.
 FORMER = "_before_checkpointing"
@@ -115,10 +118,12 @@ def _transformers(model: Any) -> ActivationCheckpointing:
     # The new name came within 5, where the old one then warns.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-    on = {name: one for name, one in model.named_modules() if getattr(one, "gradient_checkpointing", False)}
-    for module in on.values():
-        module._gradient_checkpointing_func = functools.partial(recomputed, model)  # noqa: SLF001
-    return ActivationCheckpointing(tuple(on), changed)
+    names = []
+    for name, module in model.named_modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module._gradient_checkpointing_func = functools.partial(recomputed, model)  # noqa: SLF001
+            names.append(name)
+    return ActivationCheckpointing(tuple(names), changed)
 
 
 def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
@@ -137,19 +142,20 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
     if not chosen:
         raise ConfigurationError("No module was named.", f"Name some, such as {some}.")
     for name, module in chosen.items():
-        if any(isinstance(one, _NormBase) and one.track_running_stats for one in module.modules()):
+        if any(isinstance(part, _NormBase) and part.track_running_stats for part in module.modules()):
             what = f"Module {name!r} has batch normalisation, whose running mean would be updated twice in each step."
             raise ConfigurationError(what, "Name modules without it, or use torch.nn.GroupNorm.")
-    on = {
-        name
-        for name, module in known.items()
-        if FORMER in vars(module) and ("forward" in vars(module) or getattr(module, "gradient_checkpointing", False))
-    }
+    on = {name for name, module in known.items() if FORMER in vars(module) and _is_on(module)}
     for inner, outer in itertools.permutations(sorted({*chosen, *on}), 2):
         if inner.startswith(f"{outer}."):
             what = f"Module {inner!r} is a part of {outer!r}, and would be computed a third time."
             raise ConfigurationError(what, "Name one of them, and switch the other off where it is on.")
     return chosen
+
+
+def _is_on(module: torch.nn.Module) -> bool:
+    """Tell whether a module computes its activations again."""
+    return "forward" in vars(module) or getattr(module, "gradient_checkpointing", False)
 
 
 def _remember(modules: tuple[Any, ...]) -> None:
@@ -182,10 +188,15 @@ def recomputed(model: torch.nn.Module, function: Callable[..., Any], *args: Any,
 
     again = functools.partial(checkpoint, function, *args, use_reentrant=False, **kwargs)
     # A module without weights, such as dropout, computes where its inputs are.
-    some = (*itertools.islice(model.parameters(), 1), *args, *kwargs.values())
-    if any(getattr(getattr(one, "device", None), "type", None) == "mps" for one in some):
-        return again(context_fn=lambda: (contextlib.nullcontext(), SameNumbers("mps")))
+    values = (*itertools.islice(model.parameters(), 1), *args, *kwargs.values())
+    if any(getattr(getattr(value, "device", None), "type", None) == "mps" for value in values):
+        return again(context_fn=_contexts_of_mps)
     return again()
+
+
+def _contexts_of_mps() -> tuple[contextlib.AbstractContextManager[Any], ...]:
+    """Return the contexts of the first pass and of its repetition."""
+    return contextlib.nullcontext(), SameNumbers("mps")
 
 
 def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -197,17 +208,13 @@ def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: An
     return forward(*args, **kwargs)
 
 
-class SameNumbers(contextlib.AbstractContextManager[None]):
+class SameNumbers(contextlib.ExitStack):
     """A context in which random numbers are those that follow now; entered again for every backward pass of a graph."""
 
     def __init__(self, device: str) -> None:
+        super().__init__()
         self._states = random_states(device)
-        self._entered: list[contextlib.AbstractContextManager[None]] = []
 
-    def __enter__(self) -> None:
-        numbers = random_numbers_from(self._states)
-        numbers.__enter__()
-        self._entered.append(numbers)
-
-    def __exit__(self, *error: object) -> None:
-        self._entered.pop().__exit__(*error)  # type: ignore[arg-type]
+    def __enter__(self) -> SameNumbers:  # noqa: PYI034 - Python 3.10 has no Self
+        self.enter_context(random_numbers_from(self._states))
+        return self

@@ -82,19 +82,20 @@ def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
 
 def checked_limits(given: Mapping[str, Any]) -> dict[str, int]:
     """Return the limits that a person gives, each with a known name and a value that can be one."""
-    known, found = tuple(field.name for field in fields(ModelLimits)), {}
+    known = tuple(field.name for field in fields(ModelLimits))
+    checked = {}
     for name, value in given.items():
         if name not in known:
             raise ConfigurationError(f"Guards take no limit {describe_value(name)}.", offered(name, known))
         if value is None:
             continue
+        limit = whole_number(value)
         if name in LEAST:
-            found[name] = whole(f"The limit {name}", value, LEAST[name])
-        elif (number := whole_number(value)) is not None:
-            found[name] = number
-        else:
+            limit = whole(f"The limit {name}", value, LEAST[name])
+        if limit is None:
             raise cannot_be(f"The limit {name}", value, f"Pass a whole number, such as {IGNORE_INDEX}.")
-    return found
+        checked[name] = limit
+    return checked
 
 
 def inner_model(model: torch.nn.Module) -> tuple[str, ...]:
@@ -196,7 +197,10 @@ class BatchChecks:
         for part in batch if several else [batch]:
             named = named_fields(part, where)
             for name in self.names:
-                CHECKS[name](named, self.limits, where)
+                for field in CHECKS[name]:
+                    check_range(field, named, self.limits, where)
+            if "token_ids" in self.names:
+                check_positions(named, self.limits, where)
             if self.wrong is not None:
                 check_size(named, self.wrong, where)
 
@@ -244,49 +248,41 @@ def labels_of(batch: Any) -> Any:
     return batch[1] if isinstance(batch, (list, tuple)) and len(batch) == 2 else None  # noqa: PLR2004 - a pair
 
 
-def check_labels(fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
-    """Refuse labels that the model does not have."""
-    for name in LABELS:
-        check_range(name, fields, limits, where)
-
-
-def check_token_ids(fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
-    """Refuse tokens, token types, positions and rows for which the model has no embedding."""
-    for name in ("input_ids", "token_type_ids", "position_ids"):
-        check_range(name, fields, limits, where)
-    if "input_ids" in fields and limits.positions is not None and "position_ids" not in fields:
-        tokens, allowed = fields["input_ids"], limits.positions - limits.first_position
-        longest = tokens.shape[-1]
-        if longest > allowed and limits.padding is not None:
-            longest = int((tokens != limits.padding).sum(-1).max())
-        if longest > allowed:
-            what = f"{where}The longest row has {longest:,} tokens, and the model has {allowed:,} positions."
-            raise BatchRefused(what, f"Shorten the rows: truncation=True, max_length={allowed}.")
+def check_positions(fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
+    """Refuse rows with more tokens than the model has positions."""
+    if "input_ids" not in fields or "position_ids" in fields or limits.positions is None:
+        return
+    tokens = fields["input_ids"]
+    allowed = limits.positions - limits.first_position
+    longest = tokens.shape[-1]
+    if longest > allowed and limits.padding is not None:
+        longest = int((tokens != limits.padding).sum(-1).max())
+    if longest > allowed:
+        what = f"{where}The longest row has {longest:,} tokens, and the model has {allowed:,} positions."
+        raise BatchRefused(what, f"Shorten the rows: truncation=True, max_length={allowed}.")
 
 
 def check_size(fields: Mapping[str, torch.Tensor], wrong: WrongSteps, where: str) -> None:
     """Refuse a batch with so many tokens, or embeddings of tokens, that gradients can be wrong on this device."""
     shape: tuple[int, ...] = ()
     if "input_ids" in fields:
-        shape = tuple(fields["input_ids"].shape)
+        shape = fields["input_ids"].shape
     elif EMBEDDED in fields:
-        shape = tuple(fields[EMBEDDED].shape[:-1])
-    rows, length = math.prod(shape[:-1]), shape[-1] if shape else 0
-    if rows * length not in wrong.tokens:
+        shape = fields[EMBEDDED].shape[:-1]
+    tokens = math.prod(shape) if shape else 0
+    if tokens not in wrong.tokens:
         return
-    what = f"{where}{rows:,} x {length:,} = {rows * length:,} tokens in one step: {wrong.what}."
+    length = shape[-1]
+    what = f"{where}{tokens // length:,} x {length:,} = {tokens:,} tokens in one step: {wrong.what}."
     fitting = (REDUCTION - 1) // length
     if not fitting:
         raise BatchRefused(what, f"Cut the rows to less than {REDUCTION:,} tokens.")
-    some = f"{counted(fitting, 'row')} at this length ({fitting:,} x {length:,} = {fitting * length:,})"
-    raise BatchRefused(what, f"Use batches of at most {some} and accumulate gradients.")
+    rows = f"{counted(fitting, 'row')} at this length ({fitting:,} x {length:,} = {fitting * length:,})"
+    raise BatchRefused(what, f"Use batches of at most {rows} and accumulate gradients.")
 
 
-# The guards that look at a batch; that of its size, ``large_batch_gradients``, is :func:`check_size`.
-CHECKS: dict[str, Callable[[Mapping[str, torch.Tensor], ModelLimits, str], None]] = {
-    "labels": check_labels,
-    "token_ids": check_token_ids,
-}
+# The guards that look at the numbers of a batch, each with its fields; ``large_batch_gradients`` is :func:`check_size`.
+CHECKS = {"labels": LABELS, "token_ids": ("input_ids", "token_type_ids", "position_ids")}
 
 
 def check_range(name: str, fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
@@ -294,23 +290,23 @@ def check_range(name: str, fields: Mapping[str, torch.Tensor], limits: ModelLimi
     import torch
 
     limit, called, remedy = RANGES[name]
-    count, left_out = getattr(limits, limit), ""
+    count = getattr(limits, limit)
     if name not in fields or count is None:
         return
     seen = fields[name]
+    left_out = ""
     if name in LABELS:
-        seen, left_out = torch.where(seen == limits.ignore_index, 0, seen), f"; {limits.ignore_index} is left out"
-    low, high = (int(extreme) for extreme in seen.aminmax())
+        seen = torch.where(seen == limits.ignore_index, 0, seen)
+        left_out = f"; {limits.ignore_index} is left out"
+    low, high = seen.aminmax()
     if low >= 0 and high < count:
         return
     bad = seen[(seen < 0) | (seen >= count)]
-    low, high = (int(extreme) for extreme in bad.aminmax())
+    low, high = map(int, bad.aminmax())
     verb = "is" if bad.numel() == 1 else "are"
     extremes = f"{low:,}" if low == high else f"from {low:,} to {high:,}"
-    what = (
-        f"{bad.numel():,} of {seen.numel():,} {called} {verb} not between 0 and {count - 1:,} ({extremes}{left_out})."
-    )
-    raise BatchRefused(where + what, remedy)
+    numbers = f"{bad.numel():,} of {seen.numel():,} {called}"
+    raise BatchRefused(f"{where}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{left_out}).", remedy)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -91,10 +92,14 @@ class EpochHooks:
         gate: float = GROWTH_GATE,
     ) -> None:
         check_flag("live", live)
-        self.guards, process = None if guards is None else checked_guards(guards), this_process()
-        name = own_device(SESSION.device().device, process) if device is None else SESSION.device(device).device
+        self.guards = None if guards is None else checked_guards(guards)
+        process = this_process()
+        name = SESSION.device(device).device
+        if device is None:
+            name = own_device(name, process)
         self.every = whole_or_none("every", every)
-        self.before, self.after = _checked_hooks(before), _checked_hooks(after)
+        self.before = _checked_hooks(before)
+        self.after = _checked_hooks(after)
         self.gate = number("gate", gate, such_as="0.26, which is 26 %")
         self.limit = SESSION.computer.limit(name)
         self.begin(name)
@@ -122,11 +127,13 @@ class EpochHooks:
         if process.count > 1 and not device_of(device).joins_processes:
             what = f"MPS cannot train in {process.count} processes: gloo and nccl, over which they would talk, do not work with it"
             raise DeviceUnavailable(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
-        known = known_epochs(planned)
-        self.curve = MemoryCurve(device, gate=self.gate, limit=self.limit, process=process, planned=known)
+        self.curve = MemoryCurve(
+            device, gate=self.gate, limit=self.limit, process=process, planned=known_epochs(planned)
+        )
         self.failures: tuple[HookFailure, ...] = ()
         self._start = now()
-        self._epochs, self._steps = epoch, step
+        self._epochs = epoch
+        self._steps = step
         self._steady: Holders | None = None
         device_of(device).reset_peak()
 
@@ -149,7 +156,8 @@ class EpochHooks:
     def boundary(self) -> MemorySample:
         """End an epoch: hand memory back and return the new sample."""
         self._epochs += 1
-        known, grew = len(self.failures), self.verdict == GROWING
+        known = len(self.failures)
+        grew = self.verdict == GROWING
         self._run(self.before)
         sample = self._look(boundary=True)
         self._compare_holders()
@@ -172,18 +180,14 @@ class EpochHooks:
         count = whole_number(epochs)
         if count is not None and 0 <= count <= sys.maxsize:
             epochs = range(count)
+        if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
+            raise cannot_be("epochs", epochs, "Pass how many there are, such as 10.")
         if isinstance(epochs, Sized):
-            try:
-                planned = self._epochs + len(epochs)
-            except (
-                TypeError,
-                OverflowError,
-            ):  # A loader whose data has no length, or a range that has no end to speak of.
-                planned = None
-            self.curve = replace(self.curve, planned=known_epochs(planned))
-        if isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes)):
-            return Epochs(self, epochs)
-        raise cannot_be("epochs", epochs, "Pass how many there are, such as 10.")
+            planned = None
+            with suppress(TypeError, OverflowError):  # Data of a loader without a length, or a range without an end.
+                planned = known_epochs(self._epochs + len(epochs))
+            self.curve = replace(self.curve, planned=planned)
+        return Epochs(self, epochs)
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Return a function that trains an epoch, with the boundary after it; one that raises has not ended an epoch.
@@ -226,19 +230,18 @@ class EpochHooks:
 
     def _compare_holders(self) -> None:
         """Remember what holds tensors after the warm-up, and where tensors use more memory now, find what holds more."""
-        first, last = self.curve.boundaries[0], self.curve.boundaries[-1]
+        first = self.curve.boundaries[0]
+        last = self.curve.boundaries[-1]
         if self._steady is None:
             self._steady = who_holds()
         growing = replace(self.curve, filling=0).verdict == GROWING
-        grown: tuple[Holder, ...] = ()
+        grown: dict[Holder, int] = {}
         if growing or (last.allocated or 0) > (first.allocated or 0):
             grown = grown_holders(self._steady, who_holds() if growing else named_holders())
-        before = {holder.name: holder.size for holder in self._steady}
-        filling = sum(holder.size - before.get(holder.name, 0) for holder in grown if holder.kind == HISTORY)
-        others = [holder for holder in grown if holder.kind != HISTORY]
+        filling = sum(size for holder, size in grown.items() if holder.kind == HISTORY)
         # Graphs whose tensors a backward pass has freed are small, and still a mistake.
-        holders = tuple(holder for holder in others if growing or holder.graphs > 1)
-        self.curve = replace(self.curve, holders=holders, filling=filling)
+        holders = (holder for holder in grown if holder.kind != HISTORY and (growing or holder.graphs > 1))
+        self.curve = replace(self.curve, holders=tuple(holders), filling=filling)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:
@@ -308,12 +311,13 @@ def last_curve() -> MemoryCurve | None:
 
 def this_process() -> TrainingProcess:
     """Return which process of a training this is, from torch where it knows, else from what the launcher has set."""
-    given = [os.environ.get(name) or "" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    rank, count, local_rank = (int(value) if value.isdecimal() else None for value in given)
     distributed = sys.modules.get("torch.distributed")  # torch is not loaded for that.
+    given = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, count, local_rank = (int(value) if value.isdecimal() else 0 for value in given)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        rank, count = distributed.get_rank(), distributed.get_world_size()
-    return TrainingProcess(rank or 0, count or 1, local_rank or 0)
+        rank = distributed.get_rank()
+        count = distributed.get_world_size()
+    return TrainingProcess(rank, count or 1, local_rank)
 
 
 def own_device(device: str, process: TrainingProcess) -> str:
@@ -328,11 +332,11 @@ def named(function: Callable[..., Any]) -> str:
 
 
 def _checked_hooks(hooks: Any) -> list[Hook]:
-    found = list(hooks) if isinstance(hooks, Iterable) else None
-    if found is None or not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in found):
+    checked: list[Any] = list(hooks) if isinstance(hooks, Iterable) else [None]
+    if not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in checked):
         what = f"Hooks must be functions in a list, got {describe_value(hooks)}."
         raise ConfigurationError(what, "Pass functions that take the curve, in a list.")
-    return found
+    return checked
 
 
 # The boundary and the guards as callbacks of Trainer and of Lightning. Their base classes are those of transformers and of
@@ -391,8 +395,9 @@ class GuardedTraining:
     """The boundary and the guards of one training, behind the callback of a library."""
 
     def __init__(self, guards: Guards, device: Any, options: dict[str, Any]) -> None:
-        self.guards, self.hooks = guards, EpochHooks(device, guards=guards, **options)
-        self.machine, self._chosen = SESSION.computer.machine, self.hooks.device
+        self.guards = guards
+        self.hooks = EpochHooks(device, guards=guards, **options)
+        self._chosen = self.hooks.device
 
     @property
     def curve(self) -> MemoryCurve:
@@ -412,10 +417,9 @@ class GuardedTraining:
 def warn_of_another_device(library: str, device: str, chosen: str, remedy: str) -> None:
     """Warn where a library computes on another device than chosen; the first GPU stands for all of them."""
     kind, _, index = canonical(chosen).partition(":")
-    same_kind = kind == device_of(device).type
-    if same_kind and (index in {"", "0"} or canonical(device) == chosen):
-        return
-    if same_kind:
+    if kind == device_of(device).type:
+        if index in {"", "0"} or canonical(device) == chosen:
+            return
         remedy = f"Set CUDA_VISIBLE_DEVICES={index} before torch is loaded, and choose 'cuda'."
     warn(f"{library} computes on {device}, but {chosen} was chosen. {remedy}")
 
@@ -429,9 +433,9 @@ def _trainer_class() -> Any:
 
         def on_train_begin(self, args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
             remedy = 'Pass **nb.training.arguments("trainer") to TrainingArguments.'
-            done, planned = int(state.epoch or 0), state.num_train_epochs
-            device = self.begin("Trainer", args.device, done, state.global_step, planned, remedy)
-            self.guards.watch(kwargs["model"], device, self.machine, scaled=args.fp16)
+            done = int(state.epoch or 0)
+            device = self.begin("Trainer", args.device, done, state.global_step, state.num_train_epochs, remedy)
+            self.guards.watch(kwargs["model"], device, SESSION.computer.machine, scaled=args.fp16)
             self.guards.watch_loader(kwargs["train_dataloader"])
 
         def on_pre_optimizer_step(self, _args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
@@ -462,9 +466,9 @@ def _lightning_class() -> Any:
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             remedy = f"Pass accelerator={device_of(self._chosen).type!r} to its Trainer."
-            done, planned = trainer.current_epoch, trainer.max_epochs
-            device = self.begin("Lightning", pl_module.device, done, trainer.global_step, planned, remedy)
-            self.guards.watch(pl_module, device, self.machine, scaled=trainer.precision == "16-mixed")
+            done = trainer.current_epoch
+            device = self.begin("Lightning", pl_module.device, done, trainer.global_step, trainer.max_epochs, remedy)
+            self.guards.watch(pl_module, device, SESSION.computer.machine, scaled=trainer.precision == "16-mixed")
             prepare = pl_module.on_before_batch_transfer
 
             def checked(batch: Any, dataloader_idx: int) -> Any:

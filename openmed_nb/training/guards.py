@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,14 +63,14 @@ class DropoutWatch:
         if self.device is None or not module.training or torch.is_grad_enabled():
             return
         config = getattr(unwrapped(module), "config", None)
-        in_attention = max((float(getattr(config, name, None) or 0) for name in ATTENTION_DROPOUT), default=0.0)
-        layers = (one for one in module.modules() if isinstance(one, _DropoutNd) and one.training)
-        if not in_attention and not any(layer.p > 0 for layer in layers):
+        in_attention = any(getattr(config, name, None) for name in ATTENTION_DROPOUT)
+        in_layers = (layer.p > 0 for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.training)
+        if not in_attention and not any(in_layers):
             return
         what = "A forward pass ran in train mode with dropout and without gradients: its results are random."
         meant = "use Guards(off=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
-        if device_of(self.device).attention_lacks_dropout and sdpa and in_attention:
+        if in_attention and sdpa and device_of(self.device).attention_lacks_dropout:
             what += " On MPS attention raises here: scaled_dot_product_attention for MPS does not support dropout."
             meant = "load the model with attn_implementation='eager'"
         self.device = None
@@ -130,25 +131,28 @@ Give the model as many labels as the data has (num_labels), or number the labels
     ALSO = ("on",)
 
     def __init__(self, off: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
-        names = (off,) if isinstance(off, str) else tuple(off) if isinstance(off, Iterable) else (repr(off),)
-        for name in names:
+        names = off if isinstance(off, Iterable) and not isinstance(off, str) else (off,)
+        off = tuple(map(str, names))
+        for name in off:
             if name not in NAMES:
-                raise ConfigurationError(f"There is no guard {describe_value(str(name))}.", offered(str(name), NAMES))
-        self.on = tuple(name for name in NAMES if name not in names)
+                raise ConfigurationError(f"There is no guard {describe_value(name)}.", offered(name, NAMES))
+        self.on = tuple(name for name in NAMES if name not in off)
         self.folder = given_path(folder, "folder")
         self._given = checked_limits(limits)
         self._checks = self._batch_checks(ModelLimits(**self._given))
         self._recorder: PassRecorder | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
-        self._scaled, self._skipped = False, 0
-        self._batches, self._steps = 0, 0
+        self._scaled = False
+        self._skipped = 0
+        self._batches = 0
+        self._steps = 0
 
     def report(self) -> Report:
         """Return the names of the guards that are on, each with what it does and where that is from."""
         rows = tuple((name, *ABOUT[name]) for name in self.on)
-        off = tuple(name for name in NAMES if name not in self.on)
-        sentences = (f"Off: {', '.join(off)}.",) if off else ()
+        off = ", ".join(name for name in NAMES if name not in self.on)
+        sentences = (f"Off: {off}.",) if off else ()
         table = Table("", ("guard", "what it does", "issue"), rows)
         spoken = (f"{len(rows)} of {len(NAMES)} guards are on", *sentences)
         return Report(f"Guards: {len(rows)} on", sentences, (table,), spoken=spoken)
@@ -185,23 +189,18 @@ Give the model as many labels as the data has (num_labels), or number the labels
             WATCHED[model].unwatch()
         WATCHED[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
-        on_mps, repaired = (
-            device_of(device).type == "mps",
-            (torch_release or release_of(torch.__version__))[:2] >= REPAIRED,
-        )
-        # A chip that is not known is not suspected.
-        suspected = on_mps and apple_generation(machine or read_machine()) in (1, 2)
-        steps = (SINCE_2_14 if repaired else BEFORE_2_14) if suspected else None
+        steps = None
+        if device_of(device).type == "mps":
+            repaired = (torch_release or release_of(torch.__version__))[:2] >= REPAIRED
+            # A chip that is not known is not suspected.
+            if apple_generation(machine or read_machine()) in (1, 2):
+                steps = SINCE_2_14 if repaired else BEFORE_2_14
+            if not repaired and "lstm_dropout" in self.on:
+                warn_of_lstm(model)
         self._checks = self._batch_checks(limits_of(model, **self._given), steps)
         self._watched = weakref.ref(model)
-        self._scaled, self._skipped = scaled, 0
-        layers = model.named_modules() if on_mps and not repaired and "lstm_dropout" in self.on else ()
-        for name, layer in layers:
-            if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0:
-                lstm = name or "the model"
-                what = f"The gradients of an LSTM with dropout ({lstm}) will be wrong: MPS forgets it on the way back"
-                warn(f"{what} (pytorch#190056). {LSTM_REMEDY}")
-                break
+        self._scaled = scaled
+        self._skipped = 0
         called = ("", *inner_model(model))  # A model inside of another may be called by itself.
         if "dropout_without_gradients" in self.on:
             watch = DropoutWatch(device)
@@ -255,10 +254,9 @@ Give the model as many labels as the data has (num_labels), or number the labels
         Raises:
             NonFinite: For a loss that is not finite.
         """
-        try:
+        number = None
+        with suppress(TypeError, ValueError, RuntimeError):
             number = float(loss.detach() if hasattr(loss, "detach") else loss)
-        except (TypeError, ValueError, RuntimeError):
-            number = None
         if number is None:  # Outside of the handler: Python's error quotes the value.
             raise wrong_type("loss", loss, "Pass a number, or a tensor with one.")
         if "nonfinite" in self.on and not math.isfinite(number):
@@ -286,11 +284,12 @@ Give the model as many labels as the data has (num_labels), or number the labels
         with TENSOR_LOCK:
             if looks_finite(gradients, losses) or (is_finite(losses) and is_finite(gradients)):
                 self._skipped = 0
-            elif is_finite(losses) and self._scaled and self._skipped < SKIPPED:
-                self._skipped += 1
+            elif not is_finite(losses):
+                raise self._stopped("the loss is NaN or infinite", step, self._steps)
+            elif not self._scaled or self._skipped == SKIPPED:
+                raise self._stopped("a gradient is NaN or infinite", step, self._steps)
             else:
-                what = "a gradient" if is_finite(losses) else "the loss"
-                raise self._stopped(f"{what} is NaN or infinite", step, self._steps)
+                self._skipped += 1
         self.forget()
 
     def forget(self) -> None:
@@ -323,11 +322,24 @@ Give the model as many labels as the data has (num_labels), or number the labels
 
     def _stopped(self, what: str, step: int | None, counted: int, batch: Any = None) -> NonFinite:
         """Return the error for a step that went wrong, and let go of its batches."""
-        step = step if step is not None else self._batches or counted
+        if step is None:
+            step = self._batches or counted
         where, guilty = search(self._model, self._recorder.passes if self._recorder else ())
         kept = keep_batch(guilty.given if batch is None and guilty else batch, self.folder, step)
         self.forget()
         return NonFinite(f"Step {step:,}: {what}; {where}. {kept}", where.remedy)
+
+
+def warn_of_lstm(model: torch.nn.Module) -> None:
+    """Warn of the first LSTM with dropout between its layers."""
+    import torch
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0:
+            where = name or "the model"
+            what = f"The gradients of an LSTM with dropout ({where}) will be wrong: MPS forgets it on the way back"
+            warn(f"{what} (pytorch#190056). {LSTM_REMEDY}")
+            return
 
 
 def checked_guards(guards: Guards | None) -> Guards:

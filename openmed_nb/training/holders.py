@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from types import (
     AsyncGeneratorType,
@@ -259,11 +260,12 @@ def named_holders() -> tuple[Holder, ...]:
     return _search(_roots())[1]
 
 
-def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Return the holders of ``after`` that hold more bytes than they did ``before``, the largest growth first."""
+def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> dict[Holder, int]:
+    """Return the holders of ``after`` that hold more bytes than they did ``before``, the largest growth first, with it."""
     known = {holder.name: holder.size for holder in before}
     grown = {holder: holder.size - known.get(holder.name, 0) for holder in after}
-    return tuple(sorted((holder for holder in grown if grown[holder] > 0), key=lambda holder: -grown[holder]))
+    order = sorted(grown, key=grown.__getitem__, reverse=True)
+    return {holder: grown[holder] for holder in order if grown[holder] > 0}
 
 
 def _search(roots: Iterable[tuple[str, Any]]) -> tuple[dict[tuple[str, str], list[Any]], tuple[Holder, ...]]:
@@ -276,7 +278,7 @@ def _search(roots: Iterable[tuple[str, Any]]) -> tuple[dict[tuple[str, str], lis
         Holder(name, kind, len(held), sum(storage_sizes(held).values()), sum(graph_of(one) is not None for one in held))
         for (name, kind), held in found.items()
     ]
-    return found, tuple(sorted(holders, key=lambda holder: -holder.size))
+    return found, tuple(sorted(holders, key=attrgetter("size"), reverse=True))
 
 
 def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._events.activity import Activity
 from .._render.display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
 from .._utils.clock import now
-from .._utils.text import cause, describe_value, short_type_name
-from .._utils.validation import whole, whole_or_none, wrong_type
+from .._utils.text import cause, short_type_name
+from .._utils.validation import cannot_be, choice, whole, whole_or_none, wrong_type
 from ..devices import moving
 from ..devices.machine import Machine, import_psutil
 from ..devices.registry import device_of
@@ -96,16 +96,16 @@ class LoaderSettings(Shown):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments: ``DataLoader(dataset, batch_size=8, **settings.arguments)``."""
-        return {one.name: one.value for one in self.settings}
+        return {setting.name: setting.value for setting in self.settings}
 
     @property
     def reasons(self) -> dict[str, str]:
         """The reason of each argument."""
-        return {one.name: one.reason for one in self.settings}
+        return {setting.name: setting.reason for setting in self.settings}
 
     def report(self) -> Report:
         """Return a table of the arguments with their reasons."""
-        rows = tuple((one.name, str(one.value), one.reason) for one in self.settings)
+        rows = tuple((setting.name, str(setting.value), setting.reason) for setting in self.settings)
         note = "Move batches with nb.training.to_device, which waits: non_blocking=True corrupts them (pytorch#189690)."
         table = Table("Arguments", ("argument", "value", "why"), rows)
         return Report(
@@ -139,7 +139,8 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
 def settings_for(
     device: str, dataset: Any, machine: Machine, *, in_notebook: bool | None = None, start_method: str | None = None
 ) -> LoaderSettings:
-    known, method = device_of(device), start_method or usual_start_method(machine)
+    known = device_of(device)
+    method = start_method or usual_start_method(machine.system)
     workers = worker_count(dataset, machine, method, in_a_notebook() if in_notebook is None else in_notebook)
     settings = [LoaderArgument("pin_memory", known.pins_memory, known.pin_reason), workers]
     if workers.value:
@@ -153,8 +154,8 @@ def settings_for(
 
 def worker_count(dataset: Any, machine: Machine, start_method: str, in_notebook: bool) -> LoaderArgument:
     """Return how many worker processes read a dataset, and why."""
-    cores = machine.cores or os.cpu_count() or 1
-    count, cells = 0, sorted(set(defined_in_main(dataset)))
+    count = 0
+    cells = sorted(set(defined_in_main(dataset)))
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         why = "each worker would deliver the whole stream, unless the dataset divides it"
     elif type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset":
@@ -163,6 +164,7 @@ def worker_count(dataset: Any, machine: Machine, start_method: str, in_notebook:
         named = ", ".join(cells)
         why = f"workers begin empty here ({start_method}) and cannot import {named} from a cell; {CELL_REMEDY}"
     else:
+        cores = machine.cores or os.cpu_count() or 1
         count = min(MOST_WORKERS, cores // 2)
         why = f"half of {cores} cores, {MOST_WORKERS} at most; measure with nb.training.loader.ladder"
     return LoaderArgument("num_workers", count, why)
@@ -188,13 +190,10 @@ def defined_in_main(thing: Any, depth: int = 4) -> Iterator[str]:
         yield from defined_in_main(one, depth - 1)
 
 
-def usual_start_method(machine: Machine) -> str:
-    """Return how worker processes begin here; on a Mac never by ``fork``, in whose children MPS hangs or crashes."""
-    return "spawn" if machine.system == "Darwin" else pythons_start_method()
-
-
-def pythons_start_method() -> str:
-    """Return how worker processes begin where nobody says."""
+def usual_start_method(system: str = "") -> str:
+    """Return how worker processes begin where nobody says; on a Mac never by ``fork``, in whose children MPS hangs or crashes."""
+    if system == "Darwin":
+        return "spawn"
     # Without allow_none the question would fix the method.
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
@@ -313,7 +312,8 @@ class WorkerLadder(Shown):
         """The smallest number of workers that no larger one beats by more than a tenth."""
         best = self.rungs[0]
         for rung in self.rungs[1:]:
-            best = rung if best.seconds > CLOSE * rung.seconds else best
+            if best.seconds > CLOSE * rung.seconds:
+                best = rung
         return best.workers
 
     def report(self) -> Report:
@@ -322,11 +322,12 @@ class WorkerLadder(Shown):
         for rung in self.rungs:
             memory = in_bytes(round(mean(rung.worker_bytes))) if rung.worker_bytes else ""
             rows.append((str(rung.workers), milliseconds(rung.seconds), milliseconds(rung.start_seconds), memory))
+        sentences = []
+        if any(rung.workers and not rung.worker_bytes for rung in self.rungs):
+            sentences.append("The memory of some workers could not be read.")
         columns = ("workers", "per batch", "first batch", "memory of each")
-        unread = any(rung.workers and not rung.worker_bytes for rung in self.rungs)
-        sentences = ("The memory of some workers could not be read.",) if unread else ()
         table = Table(f"Batches of {self.batch_size}", columns, tuple(rows))
-        return Report(f"{self.workers} workers", sentences, (table,))
+        return Report(f"{self.workers} workers", tuple(sentences), (table,))
 
 
 def check(
@@ -417,15 +418,11 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
     """
     import torch
 
-    known = multiprocessing.get_all_start_methods()
-    method = pythons_start_method() if start_method is None else start_method
-    if method not in known:
-        what = f"No worker starts by {describe_value(start_method)}."
-        raise ConfigurationError(what, f"Use one of {', '.join(known)}.")
-    counts = list(workers) if isinstance(workers, Iterable) else []
-    if not counts or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in counts):
-        what = f"{describe_value(workers)} workers cannot be tried."
-        raise ConfigurationError(what, "Pass numbers from 0 up, such as workers=(0, 1, 2).")
+    method = usual_start_method() if start_method is None else start_method
+    choice("start_method", method, multiprocessing.get_all_start_methods())
+    counts = [whole("workers", count, 0) for count in workers] if isinstance(workers, Iterable) else []
+    if not counts:
+        raise cannot_be("workers", workers, "Pass numbers from 0 up, such as workers=(0, 1, 2).")
     whole("batches", batches, most=sys.maxsize)
     for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
         if name in arguments:
@@ -481,19 +478,24 @@ def time_batches(loader: Iterable[Any], batches: int) -> tuple[Rung, int, tuple[
     Workers deliver in bursts, so the mean counts. What they read ahead while they start comes at once and says nothing of
     their speed, so it is left out. They are gone at the end.
     """
+    psutil = import_psutil()
     workers = int(getattr(loader, "num_workers", 0))
     ahead = max(WARM_UP, workers * int(getattr(loader, "prefetch_factor", None) or 0))
     others = {process.pid for process in multiprocessing.active_children()}
-    begin, iterator = now(), iter(loader)
+    first = last = None
+    total = 0
+    sizes = []
+    begin = now()
+    iterator = iter(loader)
     try:
-        first = last = next(iterator, None)
-        start_seconds = now() - begin
-        skipped = sum(1 for _ in itertools.islice(iterator, ahead - 1))
-        begin, count = now(), 0
-        for batch in itertools.islice(iterator, batches):
-            last, count = batch, count + 1
+        for last in itertools.islice(iterator, ahead + batches):
+            total += 1
+            if total == 1:
+                first = last
+                start_seconds = now() - begin
+            if total == ahead:
+                begin = now()
         seconds = now() - begin
-        psutil, sizes = import_psutil(), []
         for process in multiprocessing.active_children() if workers else ():
             if process.pid is not None and process.pid not in others:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -504,9 +506,9 @@ def time_batches(loader: Iterable[Any], batches: int) -> tuple[Rung, int, tuple[
             shut_down()
         del iterator
         gc.collect(0)
-    if not count:
-        had = 0 if first is None else 1 + skipped
-        what = f"The loader has {had} batches, and {ahead} are left out as warm-up."
+    count = total - ahead
+    if count <= 0:
+        what = f"The loader has {total} batches, and {ahead} are left out as warm-up."
         raise ConfigurationError(what, "Pass more items or smaller batches.")
     return Rung(workers, seconds / count, start_seconds, tuple(sizes)), count, (first, last)
 
@@ -518,14 +520,18 @@ def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.dev
     """
     import torch
 
-    def forward(batch: Any) -> Any:
-        if isinstance(batch, Mapping):
-            return step(**batch)
-        return step(batch[0] if isinstance(batch, (list, tuple)) else batch)  # Inputs and labels, or inputs.
+    def run(batch: Any) -> None:
+        if not isinstance(step, torch.nn.Module):
+            step(batch)
+        elif isinstance(batch, Mapping):
+            step(**batch)
+        else:
+            step(batch[0] if isinstance(batch, (list, tuple)) else batch)  # Inputs and labels, or inputs.
 
-    times, run, modes = [], step, []
+    times = []
+    modes = {}
     if isinstance(step, torch.nn.Module):
-        run, modes = forward, [(part, part.training) for part in step.modules()]
+        modes = {part: part.training for part in step.modules()}
         step.eval()
     try:
         with torch.no_grad() if modes else contextlib.nullcontext():
@@ -536,6 +542,6 @@ def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.dev
                 device_of(device).finish()
                 times.append(now() - begin)
     finally:
-        for part, training in modes:
+        for part, training in modes.items():
             part.training = training
     return times[WARM_UP:]

@@ -114,8 +114,8 @@ def test_what_a_cell_defines_is_found(items):
 def test_start_methods():
     """A Mac spawns; elsewhere it is Python's own way, which the question does not fix."""
     before = multiprocessing.get_start_method(allow_none=True)
-    assert usual_start_method(MAC) == "spawn"
-    assert usual_start_method(LINUX) in multiprocessing.get_all_start_methods()
+    assert usual_start_method("Darwin") == "spawn"
+    assert usual_start_method("Linux") in multiprocessing.get_all_start_methods()
     assert multiprocessing.get_start_method(allow_none=True) == before
 
 
@@ -279,7 +279,7 @@ def test_numbers_of_workers_that_are_none(items, refusal):
     """What is no series of numbers from zero up is refused, before anything is read."""
     for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,)):
         refused = refusal(partial(nb.training.loader.ladder, items.Items(), 2, workers=workers))
-        assert "cannot be tried" in str(refused), workers
+        assert isinstance(refused, ConfigurationError), workers
 
 
 @pytest.mark.parametrize(("name", "other"), [("num_workers", "workers"), ("multiprocessing_context", "start_method")])
