@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -143,6 +143,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
 UNNAMED = "(reached by no name)"
 # Folders of installed packages: of this environment, of the user, and of another one that this one lies over.
 INSTALLED = {"site-packages", "dist-packages"}
+PACKAGE = __name__.partition(".")[0]
 # How many containers and attributes lie between a name and a tensor at most.
 DEEPEST = 6
 # After so many containers and tensors the search ends.
@@ -297,31 +298,28 @@ def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]
             with suppress(RuntimeError):  # As in graph_of. torch warns where others than leaves are asked.
                 waiting.append((f"{holder}.grad", "gradients", name, thing.grad if thing.is_leaf else None, depth))
         elif depth < DEEPEST:
-            parts = [step for step in _steps_of(thing)(name, thing) if not issubclass(type(step[-1]), LEAVES)]
+            parts = [step for step in _parts(name, thing) if not issubclass(type(step[-1]), LEAVES)]
             held = [step for step in parts if issubclass(type(step[-1]), torch.Tensor)]
             others = [step for step in parts if not issubclass(type(step[-1]), torch.Tensor)]
             waiting.extend((*step, depth + 1) for step in (*held, *others[-MOST_PARTS:]))
 
 
-def _steps_of(thing: Any) -> Callable[[str, Any], Iterator[tuple[str, str, str, Any]]]:
-    """Return what yields the parts of an object."""
-    torch = import_torch()
-    if issubclass(type(thing), torch.nn.Module):
-        return _parts_of_module
-    if issubclass(type(thing), torch.optim.Optimizer):
-        return _parts_of_optimizer
-    return _parts
-
-
 def _parts(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
     """Yield (holder, kind, name, part) for each part of a container or an object."""
-    kind, inside = type(thing).__name__, f"{name}[...]"
+    torch = import_torch()
+    kind = type(thing).__name__
+    inside = f"{name}[...]"
+    if issubclass(type(thing), torch.nn.Module):
+        yield from _parts_of_module(name, thing)
+        return
     if issubclass(type(thing), dict):
         yield from ((name, kind, inside, part) for part in list(dict.values(thing)))
         return
     if base := next((base for base in CONTAINERS if issubclass(type(thing), base)), None):
         yield from ((name, kind, inside, part) for part in list(base.__iter__(thing)))
         return
+    if issubclass(type(thing), torch.optim.Optimizer):
+        yield from _history_of_optimizer(f"{name}.state", thing)
     for variable, part in _waiting_variables(thing):
         yield f"{name}: {variable}", "variable", f"{name}: {variable}", part
     for attribute, part in list(_attributes(thing).items()):
@@ -375,15 +373,13 @@ def _parts_of_module(name: str, module: Any) -> Iterator[tuple[str, str, str, An
                 yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", value
 
 
-def _parts_of_optimizer(name: str, optimizer: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield the attributes of an optimizer; the state of one with a history, as LBFGS, is one holder."""
-    state = f"{name}.state"
+def _history_of_optimizer(state: str, optimizer: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield what an optimizer with a history, as LBFGS, keeps of its last steps, as one holder."""
     if "history_size" in getattr(optimizer, "defaults", ()):
         for kept in optimizer.state.values():
             for value in kept.values():
                 several = value if isinstance(value, (list, tuple, deque)) else [value]
                 yield from ((state, HISTORY, state, part) for part in several)
-    yield from _parts(name, optimizer)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -413,11 +409,15 @@ def _attributes(thing: Any) -> dict[str, Any]:
 def _roots() -> Iterator[tuple[str, Any]]:
     """Yield the variables of ``__main__``, those that a person named first, of other modules, and of running functions."""
     main = vars(sys.modules["__main__"])
-    named = sorted(main.items(), key=lambda item: str(item[0]).startswith("_") or item[0] in {"In", "Out"})
-    yield from _with_classes("__main__", named)
-    for module in _own_modules():
-        own = [(name, thing) for name, thing in vars(module).copy().items() if not name.startswith("__")]
-        yield from ((f"{module.__name__}.{name}", thing) for name, thing in _with_classes(module.__name__, own))
+    hidden = {name for name in main if str(name).startswith("_") or name in {"In", "Out"}}
+    yield from _with_classes("__main__", sorted(main.items(), key=lambda item: item[0] in hidden))
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if type(module) is ModuleType else None
+        ours = name.partition(".")[0] == PACKAGE or module is sys.modules["__main__"]
+        if ours or not isinstance(file, str) or not _is_own(file):
+            continue
+        own = [(variable, value) for variable, value in vars(module).copy().items() if not variable.startswith("__")]
+        yield from ((f"{module.__name__}.{variable}", value) for variable, value in _with_classes(module.__name__, own))
     for frame in reversed(list(_frames())):
         if frame.f_globals is not main or frame.f_code.co_name != "<module>":
             yield from _variables(frame)
@@ -430,18 +430,6 @@ def _roots() -> Iterator[tuple[str, Any]]:
             if of_the_person and caller.f_code.co_flags & CO_OPTIMIZED:
                 yield from ((f"(another thread) {name}", thing) for name, thing in _variables(caller))
             caller = caller.f_back
-
-
-def _own_modules() -> list[ModuleType]:
-    """Return the modules of the person: neither Python's, nor of an installed package, nor of this one."""
-    main = sys.modules["__main__"]
-    found = []
-    for name, module in list(sys.modules.items()):
-        file = vars(module).get("__file__") if type(module) is ModuleType else None
-        known = module is main or name.partition(".")[0] == __name__.partition(".")[0]
-        if isinstance(file, str) and not known and _is_own(file):
-            found.append(module)
-    return found
 
 
 @functools.cache
@@ -480,4 +468,4 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _is_of_this_package(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith(__name__.partition(".")[0] + ".")
+    return str(frame.f_globals.get("__name__", "")).startswith(f"{PACKAGE}.")
