@@ -112,19 +112,17 @@ def test_wrong_batch(guards, trained, refusal, workers, field):
 @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.0}, {"gradient_accumulation_steps": 2}])
 def test_loss_of_nan(guards, trained, tagger, tmp_path, settings):
     """A loss of NaN, which a Trainer's log leaves out, stops the training before the weights are spoilt."""
-    tagger.bert.encoder.layer[0].output.dense.register_forward_hook(
-        lambda layer, _args, output: output * float("nan") if layer.spoilt else None
-    )
     passes = []
 
-    def spoil_the_third(model, _args, given):
-        ids = given["input_ids"]
-        passes.append(ids)
-        model.bert.encoder.layer[0].output.dense.spoilt = (
-            len(passes) > 2 and ids is not None and torch.equal(ids, passes[2])
-        )
+    def remember(_model, _args, given):
+        passes.append(given["input_ids"])
 
-    tagger.register_forward_pre_hook(spoil_the_third, with_kwargs=True)
+    def spoil(_layer, _args, output):
+        spoilt = len(passes) > 2 and passes[-1] is not None and torch.equal(passes[-1], passes[2])
+        return output * float("nan") if spoilt else None
+
+    tagger.register_forward_pre_hook(remember, with_kwargs=True)
+    tagger.bert.encoder.layer[0].output.dense.register_forward_hook(spoil)
     with pytest.raises(NonFinite) as stopped:
         trained(guards, **settings)
     step = 2 if "gradient_accumulation_steps" in settings else 3

@@ -234,15 +234,13 @@ def test_gradients_tell_where_passes_do_not():
     assert "what comes after it" in str(from_gradients(model))
 
 
-@pytest.mark.parametrize("number", [complex(0, NAN), complex(NAN, 0), complex(0, float("inf"))])
+@pytest.mark.parametrize("number", [complex(0, NAN), complex(NAN, 0), complex(0, INFINITY)])
 def test_complex_numbers(number):
     """NaN and infinity are seen in both parts of a complex number, of gradients and of inputs."""
     gradient = torch.tensor([1 + 1j, number])
-    assert not looks_finite([gradient, torch.ones(2)])
-    assert not looks_finite([gradient.conj()])
+    assert not looks_finite([gradient.conj(), torch.ones(2)])
     assert looks_finite([gradient[:1], torch.ones(2)])
-    assert find(Network(), held_pass(Network().train(), inputs())) is None
-    assert [tensor.isfinite().all().item() for tensor in tensors_in({"numbers": gradient})] == [False]
+    assert not is_finite(tensors_in({"numbers": gradient}))
 
 
 @pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, and it says so.
@@ -335,12 +333,3 @@ def test_batch_of_transformers():
     model = TakesAnEncoding()
     for number, origin in ((NAN, Origin("input", "argument 0")), (-1.0, Origin("output", "layer"))):
         assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin
-
-
-def test_held_batch_of_transformers():
-    """What is held of a BatchEncoding is cut off from the graph that made its numbers."""
-    numbers = torch.ones(2, requires_grad=True) * 2
-    (held,) = held_pass(TakesAnEncoding(), BatchEncoding({"numbers": numbers})).args
-    assert type(held) is BatchEncoding
-    assert not held["numbers"].requires_grad
-    assert numbers.requires_grad

@@ -102,26 +102,21 @@ def test_shown():
 @pytest.mark.parametrize(
     ("requested", "dtype"), [(None, torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-@pytest.mark.real_computer  # It begins its own simulation.
-def test_a_step(device, requested, dtype):
+def test_a_step(requested, dtype):
     """A step with its context and its scaler computes in the type, and the weights stay float32 and change."""
-    with nb.simulated_mps():
-        precision = autocast_policy(device, T213, M3, requested)
-        model = torch.nn.Linear(4, 4).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        before, scaler = model.weight.detach().clone(), precision.scaler()
-        with precision.autocast():
-            output = model(torch.ones(2, 4).to(device))
-            loss = output.float().square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    precision = nb.training.precision(requested, "cpu")
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before, scaler = model.weight.detach().clone(), precision.scaler()
+    with precision.autocast():
+        output = model(torch.ones(2, 4))
+        loss = output.float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
 
-        assert output.dtype == (dtype if device == "cpu" else torch.float32)  # The simulation computes as the CPU.
-        assert scaler.is_enabled() == (requested == "fp16")
-        assert model.weight.dtype == torch.float32
-        assert not torch.equal(model.weight.detach().cpu(), before.cpu())
+    assert (output.dtype, model.weight.dtype) == (dtype, torch.float32)
+    assert scaler.is_enabled() == (requested == "fp16")
+    assert not torch.equal(model.weight, before)
 
 
 # Kinds of layer, and where autocast chooses the type itself: docs/training.md has the same table.

@@ -1,6 +1,5 @@
 """A training in several processes: each has its boundary, the first shows its curve, and MPS is refused."""
 
-import collections
 import json
 import os
 import re
@@ -104,21 +103,18 @@ def test_mps_is_refused():
 
 
 @pytest.mark.real_computer
-@pytest.mark.usefixtures("by_itself")
+@pytest.mark.usefixtures("by_itself", "second_of_two")
 @pytest.mark.parametrize(("rank", "said"), [("1", 1), ("0", 0)])
 def test_growing_process_warns(rank, said, monkeypatch):
     """A process that shows no curve warns once that its memory grows; the first, whose curve is shown, does not."""
-    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}.items():
-        monkeypatch.setenv(name, value)
-    hooks, losses = nb.training.EpochHooks("cpu"), []
-    trained = hooks(lambda: losses.append(torch.ones(1 << 18)))
+    monkeypatch.setenv("RANK", rank)
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        collections.deque((trained() for _epoch in range(6)), maxlen=0)
-    words = [str(one.message) for one in warned if issubclass(one.category, nb.OpenMedWarning)]
+        warnings.simplefilter("always", nb.OpenMedWarning)
+        losses = [torch.ones(1 << 18) for _epoch in nb.epochs(6, "cpu")]
+    words = [str(warning.message) for warning in warned if issubclass(warning.category, nb.OpenMedWarning)]
 
-    assert len(words) == said
-    assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*suspect", one) for one in words)
+    assert (len(losses), len(words)) == (6, said)
+    assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*suspect", word) for word in words)
 
 
 def test_cpu_of_accelerate():
