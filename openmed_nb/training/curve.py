@@ -187,13 +187,11 @@ def judge(sizes: Sequence[int], gate: float = GROWTH_GATE) -> Trend:
     pace = gate * every / GATE_EPOCHS
     envelope = [min(pair) for pair in pairwise(thinned)]  # Without what every second epoch takes and gives back.
     growth = slope(thinned) * GATE_EPOCHS / every
-    steepest = max(growth, slope(envelope) * GATE_EPOCHS / every)
     late = 0  # How often it has risen at its end, one size after the other.
     while late + 1 < len(shares) and shares[-1 - late] > shares[-2 - late] + TOLERANCE:
         late += 1
     last_rise = shares[-1] - shares[-1 - late]
-    if late:
-        steepest = max(steepest, GATE_EPOCHS * last_rise / late)
+    steepest = max(growth, slope(envelope) * GATE_EPOCHS / every, last_rise * GATE_EPOCHS / max(late, 1))
     kind = FLAT
     if len(shares) < MINIMUM_STEADY:
         kind = TOO_SHORT
