@@ -54,13 +54,32 @@ def guards(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., None]:
-    """A function that trains a module of Lightning on the CPU with one callback, and shows and writes nothing."""
+    """A function that trains a model inside of a module of Lightning on the CPU, and shows and writes nothing."""
     lightning = pytest.importorskip("pytorch_lightning")
 
-    def fit(module: Any, loader: Any, callback: Any, epochs: int = 1) -> None:
+    class Module(lightning.LightningModule):
+        """What most people write: forward is never called."""
+
+        def __init__(self, model: Any, loss: Callable[..., torch.Tensor]) -> None:
+            super().__init__()
+            self.model, self.loss = model, loss
+
+        def training_step(self, batch: Any, _index: int) -> torch.Tensor:
+            """Return the loss of a batch."""
+            return self.loss(self.model, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            """Adam, as in the tutorials."""
+            return torch.optim.Adam(self.parameters())
+
+    def fit(model: Any, loss: Callable[..., torch.Tensor], loader: Any, callback: Any, **settings: Any) -> None:
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        options = {"accelerator": "cpu", "max_epochs": epochs, "default_root_dir": str(tmp_path), **quiet}
-        lightning.Trainer(callbacks=[callback], **options).fit(module, loader)
+        options = {"accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet, **settings}
+        module = Module(model, loss)
+        try:
+            lightning.Trainer(callbacks=[callback], **options).fit(module, loader)
+        finally:
+            assert not any(part._forward_hooks or part._forward_pre_hooks for part in (module, model))
 
     return fit
 

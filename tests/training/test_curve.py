@@ -363,6 +363,7 @@ def test_any_series_has_a_verdict(sizes, gate):
     trend = judge(sizes, gate)
 
     assert trend.kind in {"flat", "growing", "sawtooth", "too short to tell"}
+    assert trend.steepest >= max(0, trend.growth)
     if len(sizes) < 3:
         assert trend.kind == "too short to tell"
     elif trend.kind == "too short to tell":

@@ -220,54 +220,34 @@ def test_trainer_on_a_dataset_without_a_length(batch_of, trainer_of):
     assert max(mark.at for mark in axes.ticks) == 3
 
 
-@pytest.fixture
-def train_by_lightning(pictures, tmp_path):
-    """A function that trains the small network with Lightning, which may keep its losses, and returns the curve."""
-    lightning = pytest.importorskip("pytorch_lightning")
-
-    class Module(lightning.LightningModule):
-        """The small network, with or without a leak."""
-
-        def __init__(self):
-            super().__init__()
-            self.network, self.losses = Network(), []
-
-        def training_step(self, batch, _index):
-            """Return the loss, and keep a second one with its graph."""
-            if self.losses is not None:
-                self.losses.append(torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
-            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            """Adam, as in the tutorials."""
-            return torch.optim.Adam(self.parameters())
-
-    def train(leaking=False, **settings):
-        module, callback = Module(), nb.training.callback("lightning", "cpu")
-        if not leaking:
-            module.losses = None
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        options = {"accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet, **settings}
-        trainer = lightning.Trainer(callbacks=[callback], **options)
-        trainer.fit(module, torch.utils.data.DataLoader(pictures, batch_size=8))
-        return callback.curve
-
-    return train
+def loss_of(network, batch):
+    """Return the loss of a batch of pictures."""
+    return torch.nn.functional.cross_entropy(network(batch[0]), batch[1])
 
 
 @pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
-def test_lightning_without_a_number_of_epochs(settings, train_by_lightning):
+def test_lightning_without_a_number_of_epochs(settings, pictures, fit):
     """A training of Lightning that ends by steps has no number of epochs."""
-    curve = train_by_lightning(**settings)
+    callback = nb.training.callback("lightning", "cpu")
+    fit(Network(), loss_of, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
 
-    assert curve.planned == (None if "max_steps" in settings else 3)
-    assert len(curve.boundaries) == 3
+    assert callback.curve.planned == (None if "max_steps" in settings else 3)
+    assert len(callback.curve.boundaries) == 3
 
 
 @FLAT_AND_LEAKING
-def test_lightning(leaking, train_by_lightning):
-    """Ten epochs of Lightning with the callback are flat, and a module that keeps its losses grows and is named."""
-    curve = train_by_lightning(leaking, max_epochs=EPOCHS)
+def test_lightning(leaking, pictures, fit):
+    """Ten epochs of Lightning with the callback are flat, and a list that keeps losses grows and is named."""
+    losses = []
 
-    check(curve, leaking)
-    assert curve.boundaries[-1].step == 2 * EPOCHS
+    def keeping(network, batch):
+        """Return the loss, and keep a second one with its graph."""
+        losses.append(loss_of(network, batch))
+        return loss_of(network, batch)
+
+    callback = nb.training.callback("lightning", "cpu")
+    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
+    fit(Network(), keeping if leaking else loss_of, loader, callback, max_epochs=EPOCHS)
+
+    check(callback.curve, leaking)
+    assert callback.curve.boundaries[-1].step == 2 * EPOCHS
