@@ -190,3 +190,13 @@ def test_an_error_with_odd_parts_is_no_group(last_error):
     last_error(Odd())
 
     assert nb.release(namespace={}, models=False).freed[1].cause == "frames of the last error"
+
+
+def test_batches_that_guards_hold_are_released():
+    """The batch of a step that nobody has looked at goes with a release."""
+    model = torch.nn.Linear(KIB, 1)
+    with nb.Guards().watch(model, "cpu"):
+        model(torch.zeros(1, KIB))
+        report = nb.release(namespace={}, models=False)
+
+    assert {freed.cause: freed.tensors for freed in report.freed}["batches of guards"] >= 4 * KIB
