@@ -145,17 +145,16 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
         if any(isinstance(part, _NormBase) and part.track_running_stats for part in module.modules()):
             what = f"Module {name!r} has batch normalisation, whose running mean would be updated twice in each step."
             raise ConfigurationError(what, "Name modules without it, or use torch.nn.GroupNorm.")
-    on = {name for name, module in known.items() if FORMER in vars(module) and _is_on(module)}
+    on = {
+        name
+        for name, module in known.items()
+        if FORMER in vars(module) and ("forward" in vars(module) or getattr(module, "gradient_checkpointing", False))
+    }
     for inner, outer in itertools.permutations(sorted({*chosen, *on}), 2):
         if inner.startswith(f"{outer}."):
             what = f"Module {inner!r} is a part of {outer!r}, and would be computed a third time."
             raise ConfigurationError(what, "Name one of them, and switch the other off where it is on.")
     return chosen
-
-
-def _is_on(module: torch.nn.Module) -> bool:
-    """Tell whether a module computes its activations again."""
-    return "forward" in vars(module) or getattr(module, "gradient_checkpointing", False)
 
 
 def _remember(modules: tuple[Any, ...]) -> None:

@@ -1,7 +1,7 @@
 """Stop a training at what gives wrong numbers without an error.
 
-Where a new guard goes: its name, what it does and its source into ``ABOUT``. Then, if it looks at a batch, a function into
-``CHECKS`` (``batch_checks.py``), whose fields ``FIELDS`` there lists; if it looks at a model, a line into ``Guards.watch``.
+Where a new guard goes: its name, what it does and its source into ``ABOUT``. Then, if it looks at the numbers of a batch, its
+fields into ``CHECKS`` and ``RANGES`` (``batch_checks.py``); if it looks at a model, a line into ``Guards.watch``.
 """
 
 from __future__ import annotations

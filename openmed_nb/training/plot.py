@@ -66,9 +66,10 @@ def _draw_lines(part: Any, picture: Picture) -> None:
             part.vlines(line.across, *zip(*line.spread, strict=True), linewidth=1)
     for limit, style in zip(axes.limits, cycle(("--", ":")), strict=False):
         part.axhline(limit.at, linestyle=style, color=LIMIT, linewidth=1, label=limit.name)
-    for name in dict.fromkeys(mark.name for mark in axes.marks):  # Marks of one name have one line in the legend.
+    names = dict.fromkeys(mark.name for mark in axes.marks)
+    for name, style in zip(names, cycle(("--", ":")), strict=False):  # Marks of one name have one line in the legend.
         places = [mark.at for mark in axes.marks if mark.name == name]
-        part.vlines(places, 0, 1, QUIET, "--", label=name, transform=part.get_xaxis_transform())
+        part.vlines(places, 0, 1, QUIET, style, label=name, transform=part.get_xaxis_transform())
     part.set_xticks([tick.at for tick in axes.ticks], [tick.name for tick in axes.ticks])
     if part.get_subplotspec().is_last_row():
         part.set_xlabel(axes.below)
