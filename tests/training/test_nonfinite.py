@@ -282,6 +282,17 @@ class TestRecorder:
         assert [held.module for held in recorder.passes] == ["", "", "layers"]
         assert len(recorder.losses) == 1
 
+    def test_pass_that_a_hook_stops(self):
+        """A pass that another hook stops before it begins is not counted as its end."""
+        model, recorder = Network().train(), PassRecorder("cpu")
+        stopping = model.register_forward_pre_hook(lambda *_given: 1 / 0)
+        recorder.watch(model)
+        with contextlib.suppress(ZeroDivisionError):
+            model(inputs())
+        stopping.remove()
+        model(inputs())
+        assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
+
     def test_bounded(self):
         """However often a model runs, only so many passes are held."""
         model, recorder = Network().train(), PassRecorder("cpu")
