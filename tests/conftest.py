@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run every test on a simulated Mac, but for those of the real computer",
     )
     parser.addoption("--screenshots", metavar="FOLDER", help="keep the pictures that the browser tests take")
-    parser.addoption("--record", action="store_true", help="write what pages look like now into tests/recorded")
+    parser.addoption("--record", action="store_true", help="write snapshots into tests/recorded anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
