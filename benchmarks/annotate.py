@@ -42,14 +42,14 @@ import torch
 import transformers
 from transformers import DistilBertConfig, DistilBertForTokenClassification, TokenClassificationPipeline
 
-from openmed_nb.annotation.forward import fill
+from openmed_nb.annotation.forward import pad_batch
 from openmed_nb.annotation.pipeline import AnnotationPipeline
-from openmed_nb.annotation.stream import chunk_characters, in_chunks
+from openmed_nb.annotation.stream import chunk_characters, iter_chunks
 from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
-from openmed_nb.annotation.tuning import LADDER
-from openmed_nb.devices.linear import attention_without_plans, fast_linear, onednn_gain
+from openmed_nb.annotation.tuning import CALIBRATION_TOKENS
+from openmed_nb.devices.linear import cudnn_attention_disabled, fast_linear, measure_onednn_speedup
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, load
+from openmed_nb.models.loading import LoadSpec, load_from_spec
 
 STRIDE = 2 * CONTEXT
 """The overlap of transformers' windows that reads as much text twice as the windows here."""
@@ -104,7 +104,7 @@ def sample(texts: list[str], amount: int) -> list[str]:
 
 def bundled(device: str) -> tuple[Any, Any]:
     """Return the bundled model and its tokenizer."""
-    loaded = load(LoadSpec.of("bundled", OpenMedConfig()), device)
+    loaded = load_from_spec(LoadSpec.from_name("bundled", OpenMedConfig()), device)
     return loaded.model, loaded.tokenizer
 
 
@@ -150,13 +150,13 @@ def seconds(function: Callable[[], Any], device: str) -> float:
 
 def batches(pipe: AnnotationPipeline, texts: list[str]) -> list[dict[str, torch.Tensor]]:
     """Return the batches that a pipeline makes of texts, ready on its device."""
-    annotator = pipe.own_annotator()
+    annotator = pipe.default_annotator()
     ready = []
-    for chunk in in_chunks(texts, chunk_characters(annotator.budget)):
-        made = annotator.prepare(chunk)
+    for chunk in iter_chunks(texts, chunk_characters(annotator.budget)):
+        made = annotator.tokenize(chunk)
         assert made is not None  # noqa: S101 - a chunk of texts
-        plan = annotator.batches(made, annotator.budget)
-        inputs = (fill(made.tokens, made.windows, batch, annotator.network) for batch in plan)
+        plan = annotator.plan_batches(made, annotator.budget)
+        inputs = (pad_batch(made.tokens, made.windows, batch, annotator.network) for batch in plan)
         ready += [{name: torch.from_numpy(array).to(pipe.device) for name, array in one.items()} for one in inputs]
     return ready
 
@@ -167,7 +167,7 @@ def bare(model: Any, ready: list[dict[str, torch.Tensor]]) -> None:
         for inputs in ready:
             with (
                 fast_linear(model.device, inputs["input_ids"].numel()),
-                attention_without_plans(model.device, model.dtype),
+                cudnn_attention_disabled(model.device, model.dtype),
             ):
                 model(**inputs)
 
@@ -249,7 +249,7 @@ def sweep(model: Any, tokenizer: Any, texts: list[str], device: str) -> dict[str
     pipe(texts)
     return {
         str(tokens): round(seconds(lambda tokens=tokens: pipe(texts, batch_tokens=tokens), device), 3)
-        for tokens in LADDER
+        for tokens in CALIBRATION_TOKENS
     }
 
 
@@ -337,7 +337,11 @@ def main() -> None:
     if asked.passes:
         print(json.dumps(passes(asked.corpora, *asked.passes)))
         return
-    gpu = f", {torch.cuda.get_device_name()}" if asked.device == "cuda" else f", oneDNN gain {onednn_gain():.2f}"
+    gpu = (
+        f", {torch.cuda.get_device_name()}"
+        if asked.device == "cuda"
+        else f", oneDNN gain {measure_onednn_speedup():.2f}"
+    )
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads{gpu}")
     figures = {}
     for name, measured in measurements(asked):

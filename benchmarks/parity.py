@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.runbook.checks.precision.parity import pair_of_files, parity_of
-from openmed_nb.runbook.checks.precision.validation import float32_there, speed_up
+from openmed_nb.runbook.checks.precision.parity import pair_from_files, run_parity
+from openmed_nb.runbook.checks.precision.validation import float32_on_device, measure_speedup
 
 SENTENCES = ("ncbi-disease/devel.tsv", "bc5cdr/disease/devel.tsv")
 NOTES = "clinical-notes/aci_valid.csv"
@@ -74,15 +74,15 @@ def main() -> None:
 
 def measure(model: str, dtype: str, device: str, texts: Texts) -> None:
     """Print the figures of one model in one type on one kind of text."""
-    spec = LoadSpec.of(model, OpenMedConfig(dtype=dtype))
-    pair = pair_of_files(spec, device)
-    report = parity_of(pair, texts.texts, texts.gold, gradients=dtype != "int8")
-    gain = speed_up(float32_there(pair, spec, device), pair.candidate, texts.texts)
+    spec = LoadSpec.from_name(model, OpenMedConfig(dtype=dtype))
+    pair = pair_from_files(spec, device)
+    report = run_parity(pair, texts.texts, texts.gold, gradients=dtype != "int8")
+    gain = measure_speedup(float32_on_device(pair, spec, device), pair.candidate, texts.texts)
     logits, spans = report.logits, report.spans
     print(
         f"{model:13} {dtype:8} {texts.name:14} {report.texts:4} texts {report.tokens:6,} tokens",
-        f"logits max {logits.maximum:.2g} 0.99 {logits.ninety_nine:.2g} median {logits.median:.2g}",
-        f"other labels {report.other_labels}",
+        f"logits max {logits.maximum:.2g} 0.99 {logits.p99:.2g} median {logits.median:.2g}",
+        f"other labels {report.label_mismatches}",
         f"entities {spans.reference} exact {spans.exact} moved {spans.moved} missing {spans.missing} extra {spans.extra}",
         f"agreement {spans.agreement:.4f}",
         f"recall {report.gold[0].recall:.4f} -> {report.gold[1].recall:.4f}" if report.gold else "no gold",

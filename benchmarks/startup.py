@@ -57,14 +57,14 @@ assert nb.annotate(["She has asthma."], device="cpu")[0]
 STAGES = {
     "import openmed_nb": """
 import openmed_nb as nb
-from openmed_nb.devices.backend import collector_at_rest, import_torch
+from openmed_nb.devices.backend import gc_disabled, import_torch
 from openmed_nb.models.loading import import_transformers
 nb.annotate, nb.load_pipeline
 """,
     "import torch": "import_torch()",
     "import transformers": "import_transformers()",
     "import the model's code": f"""
-with collector_at_rest():
+with gc_disabled():
     from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoConfig
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(AutoConfig.from_pretrained({str(BUNDLED["bundled"])!r}))]
 """,

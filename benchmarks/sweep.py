@@ -23,8 +23,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
-from openmed_nb.runbook.bench.sweep import Measurement, Point, SweepReport, best_of, clean, fitting, limit_of, sweep
-from openmed_nb.runbook.bench.workloads import subject_of
+from openmed_nb.runbook.bench.sweep import (
+    Measurement,
+    Point,
+    SweepReport,
+    best_of,
+    fitting,
+    memory_limit,
+    release_memory,
+    sweep,
+)
+from openmed_nb.runbook.bench.workloads import make_target
 from openmed_nb.session import SESSION
 
 ALLOWED = 0.95
@@ -52,7 +61,7 @@ def exhaustive(measurement: Measurement, largest: int) -> list[Point]:
     """Return every size that fits, up to the largest; the clock of the search is not looked at."""
     points: list[Point] = []
     for rows in sizes():
-        if rows > largest or (points and measurement.hindrance(rows, points)):
+        if rows > largest or (points and measurement.stop_reason(rows, points)):
             break
         point = measurement.point(rows)
         if not point.fits:
@@ -72,20 +81,20 @@ def again(measurement: Measurement, points: list[Point], knee: int) -> dict[int,
 def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict[str, Any]:
     """Return a sweep beside an exhaustive one."""
     begin = time.perf_counter()
-    report = sweep(**asked, largest=largest, seconds=seconds)
+    report = sweep(**asked, max_batch_size=largest, seconds=seconds)
     seconds = time.perf_counter() - begin
-    subject, device = subject_of(**{"model": None, **asked}, arguments={})
-    bench = subject.on(device)
-    measurement = Measurement(bench, 1e9, limit_of(bench.device, SESSION.computer.limit(device)))
+    subject, device = make_target(**{"model": None, **asked}, arguments={})
+    bench = subject.build(device)
+    measurement = Measurement(bench, 1e9, memory_limit(bench.device, SESSION.device_manager.memory_fraction(device)))
     assert report.knee is not None  # noqa: S101 - one row fits
     largest = BEYOND * fitting(report.points)[-1].rows if largest is None else largest
     points = exhaustive(measurement, largest)
-    knee = report.at_knee
+    knee = report.knee_point
     assert knee is not None  # noqa: S101
     turned = again(
         measurement, sorted({point.rows: point for point in [*points, knee]}.values(), key=rows_of), knee.rows
     )
-    clean(device)
+    release_memory(device)
     best = best_of(turned.values())
     assert best is not None  # noqa: S101
     return {
@@ -112,7 +121,7 @@ def show(name: str, found: dict[str, Any]) -> None:
         f" ratio {found['ratio']:.3f} ({passed}, {ALLOWED} wanted);"
         f" the sweep took {found['seconds']:.1f} s, the exhaustive one {found['exhaustive_seconds']:.1f} s"
     )
-    print(f"  {report.why} {report.end}")
+    print(f"  {report.knee_reason} {report.stop_reason}")
 
 
 def main() -> None:
@@ -126,12 +135,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     other = DistilBertForTokenClassification(DistilBertConfig(num_labels=3))
-    labelled = {**EXAMPLE, "labels": torch.zeros(1, 128, dtype=torch.long)}
+    labeled = {**EXAMPLE, "labels": torch.zeros(1, 128, dtype=torch.long)}
     wanted = {
         "bundled, annotating": {"device": arguments.device},
         "bundled, training": {"training": True, "device": arguments.device},
         "DistilBERT, forward": {"model": other, "data": EXAMPLE, "device": arguments.device},
-        "DistilBERT, training": {"model": other, "data": labelled, "training": True, "device": arguments.device},
+        "DistilBERT, training": {"model": other, "data": labeled, "training": True, "device": arguments.device},
     }
     print(f"torch {torch.__version__}, {SESSION.device(arguments.device).device}")
     reports = {}

@@ -91,7 +91,7 @@ def empty_pass(device: str) -> float:
     def passes() -> None:
         for _ in range(100):
             model(batch)
-            guards.forget()
+            guards.clear()
 
     bare = timed(passes, device)
     with guards.watch(model, device):
@@ -110,7 +110,7 @@ def measure(device: str, steps: int) -> dict[str, float]:
             for times, one in zip((guarded, step, checks), run.guarded(hooks, guards), strict=True):
                 times.append(one)
         guards.unwatch()
-    boundaries = [timed(hooks.boundary, device) for _ in range(5)]
+    boundaries = [timed(hooks.end_epoch, device) for _ in range(5)]
     names = ("bare", "guarded", "hooks", "guards", "boundary")
     times = dict(zip(names, map(median, (bare, guarded, step, checks, boundaries)), strict=True))
     return {**times, "guards": times["guards"] + empty_pass(device)}

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._utils.lazy import face
+from ._utils.lazy import attach_stub
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

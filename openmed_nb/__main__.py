@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from ._annotate import annotate_text
-from ._events.activity import Activity
+from ._events.activity import ProgressEvent
 from ._render.display import Json
-from ._utils.text import cause, parser_problem, short_type_name
-from .annotation.references import FileText, read, unless_failed
+from ._utils.text import describe_error, parser_problem, short_type_name
+from .annotation.references import FileReference, raise_if_error, read_text
 from .annotation.tables import reader_by_name
-from .errors import ConfigurationError, Interrupted, OpenMedError
+from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
@@ -29,12 +29,12 @@ from .session import SESSION
 DOCTOR, REPORT, LADDER = "doctor", "report", "ladder"
 
 # The exit status after Ctrl-C, as a shell gives it for a program that SIGINT ended.
-INTERRUPTED = 130
+EXIT_SIGINT = 130
 
 # The exit status if the reader of the answer is gone, as a shell gives it for a program that SIGPIPE ended.
-PIPE_CLOSED = 141
+EXIT_SIGPIPE = 141
 
-NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
+EXAMPLE_NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,26 +47,26 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and print its answer; return the exit status, 2 for one of our errors."""
     words = sys.argv[1:] if arguments is None else arguments
-    commands = {DOCTOR: examine, REPORT: measure, LADDER: climb}
+    commands = {DOCTOR: run_doctor, REPORT: run_report, LADDER: run_bring_up}
     run, rest = (commands[words[0]], words[1:]) if words and words[0] in commands else (annotate, words)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
     SESSION.start()
     with contextlib.ExitStack() as stack:
-        if run in {measure, climb}:  # They take minutes.
-            stack.callback(SESSION.listen(show_progress))
+        if run in {run_report, run_bring_up}:  # They take minutes.
+            stack.callback(SESSION.subscribe(print_progress))
         try:
             answer, status = run(rest)
-            return status if printed(answer) else PIPE_CLOSED
+            return status if print_text(answer) else EXIT_SIGPIPE
         except OpenMedError as error:
             print(f"{short_type_name(error)}: {error}", file=sys.stderr)
             return 2
-        except Interrupted as stopped:
+        except RunInterrupted as stopped:
             print(f"\n{stopped}", file=sys.stderr)
-            return INTERRUPTED
+            return EXIT_SIGINT
 
 
-def printed(text: str) -> bool:
+def print_text(text: str) -> bool:
     """Print a text, and tell whether it could be: a reader such as ``head`` may have closed the pipe.
 
     Python would then complain again when it ends, so its output goes nowhere (Python's ``signal``, "Note on SIGPIPE").
@@ -80,7 +80,9 @@ def printed(text: str) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return False
-        raise ConfigurationError(f"The answer cannot be written: {cause(error)}.", "Make room for it.") from error
+        raise ConfigurationError(
+            f"The answer cannot be written: {describe_error(error)}.", "Make room for it."
+        ) from error
     return True
 
 
@@ -91,7 +93,9 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
         description="Find diseases in a note, offline.",
         epilog="'python -m openmed_nb doctor' looks at the computer instead, 'report' measures it, 'ladder' brings a model up; see 'report --help'.",
     )
-    command.add_argument("note", nargs="?", type=Path, default=NOTE, help="a text file; a synthetic note if left out")
+    command.add_argument(
+        "note", nargs="?", type=Path, default=EXAMPLE_NOTE, help="a text file; a synthetic note if left out"
+    )
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--model", help="an alias, a hub id or a folder; the bundled disease model if left out")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -105,7 +109,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     return f"{choice}\n\n{found}".replace("\ufeff", ""), 0
 
 
-def examine(arguments: list[str]) -> tuple[str, int]:
+def run_doctor(arguments: list[str]) -> tuple[str, int]:
     """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
     command = _Parser("python -m openmed_nb doctor", description="Say what is wrong, and what to do.")
     models = command.add_mutually_exclusive_group()
@@ -122,9 +126,9 @@ def examine(arguments: list[str]) -> tuple[str, int]:
     return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
 
 
-def measure(arguments: list[str]) -> tuple[str, int]:
+def run_report(arguments: list[str]) -> tuple[str, int]:
     """Measure this computer; return what the report says, and the exit status: 1 where a step has no answer."""
-    from .runbook.records.report.report import FOLDER, LOOK_FIRST, report
+    from .runbook.records.report.report import FOLDER, REVIEW_NOTICE, report
 
     command = _Parser(
         "python -m openmed_nb report",
@@ -138,12 +142,12 @@ def measure(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
     asked = command.parse_args(arguments)
     found = report(asked.folder, quick=asked.quick, training=asked.training)
-    return f"{found}\n\n{LOOK_FIRST.format(folder=asked.folder)}", found.exit_code
+    return f"{found}\n\n{REVIEW_NOTICE.format(folder=asked.folder)}", found.exit_code
 
 
-def climb(arguments: list[str]) -> tuple[str, int]:
+def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     """Bring a model up; return how far it came, and the exit status: 1 where a stage is not passed."""
-    from .runbook.records.bring_up import FOLDER, SECONDS, ladder
+    from .runbook.records.bring_up import FOLDER, SECONDS, bring_up
 
     command = _Parser(
         "python -m openmed_nb ladder",
@@ -156,11 +160,11 @@ def climb(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
     about = f"about how long the sweep, and the comparison, may each take; {SECONDS:g} if left out"
     command.add_argument("--seconds", type=float, default=SECONDS, help=about)
-    found = ladder(**vars(command.parse_args(arguments)))
+    found = bring_up(**vars(command.parse_args(arguments)))
     return str(found), found.exit_code
 
 
-def show_progress(activity: Activity | None) -> None:
+def print_progress(activity: ProgressEvent | None) -> None:
     if activity is not None and not sys.stderr.isatty():  # A terminal has the line of ``progress``.
         print(activity, file=sys.stderr, flush=True)
 
@@ -170,11 +174,11 @@ def read_note(path: Path) -> str:
 
     Raises:
         ConfigurationError: If it is a table.
-        UnreadableText: If it cannot be read as UTF-8 text.
+        InvalidTextError: If it cannot be read as UTF-8 text.
     """
     if reader := reader_by_name(str(path)):
         raise ConfigurationError("The note is a table.", f"Pass its column of texts to annotate(): {reader}.")
-    text: str = unless_failed(read(FileText.at(str(path)), 0))
+    text: str = raise_if_error(read_text(FileReference.from_path(str(path)), 0))
     return text
 
 

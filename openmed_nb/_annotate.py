@@ -13,33 +13,33 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from ._events.activity import Activity
+from ._events.activity import ProgressEvent
 from ._utils.text import model_label, short_type_name
-from ._utils.validation import check_flag, choice, whole_or_none, wrong_type
+from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
 from .annotation.loading import create_pipeline
-from .annotation.masking import SHOWN_TEXTS
+from .annotation.masking import MAX_DISPLAYED_TEXTS
 from .annotation.references import (
     BLANK,
     MISSING,
-    Reference,
-    check_series,
-    fingerprint_of,
+    TextReference,
+    check_iterable,
+    effective_length,
     index_of,
-    stream_of,
+    iter_texts,
+    text_fingerprint,
     warn_if_file_name,
-    weight,
 )
-from .annotation.results import AnnotatedText, Annotations, Answered, Answers
-from .annotation.resume import ResultsFile, answers_in, differences, settings_of
-from .devices.machine import shown_device
-from .errors import ConfigurationError, Interrupted
+from .annotation.results import AnnotatedText, Annotations, FingerprintedResult, ResultStore
+from .annotation.resume import ResultsFile, changed_settings, count_results, run_settings
+from .devices.machine import format_device
+from .errors import ConfigurationError, RunInterrupted
 from .models.config import OpenMedConfig
-from .models.registry import is_named
+from .models.registry import is_model_name
 from .session import SESSION, Session
 
 if TYPE_CHECKING:
     from .annotation.pipeline import AnnotationPipeline
-    from .annotation.stream import Source
+    from .annotation.stream import AnnotationSource
 
 
 @overload
@@ -93,8 +93,8 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         string :class:`AnnotatedText`, the sequence of its entities.
 
     Raises:
-        UnreadableText: For a text that cannot be read, with ``on_error="raise"``.
-        DeviceUnavailable: For a text that does not fit in memory alone, and if the device fails.
+        InvalidTextError: For a text that cannot be read, with ``on_error="raise"``.
+        DeviceUnavailableError: For a text that does not fit in memory alone, and if the device fails.
         ConfigurationError: For what is not a series of texts, an option that does not exist, or a file of another run.
         ClusterError: If workers would give other answers than others, if none is left, and for a text that ends
             every worker that reads it, with ``on_error="raise"``.
@@ -110,26 +110,26 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     """
     # All is checked before a model is loaded.
     is_single = isinstance(texts, str)
-    choice("on_error", on_error, ("raise", "record"))
-    check_flag("show_text", show_text)
-    batch_tokens = whole_or_none("batch_tokens", batch_tokens)
+    check_choice("on_error", on_error, ("raise", "record"))
+    check_bool("show_text", show_text)
+    batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
         what = f"resume cannot be {short_type_name(resume)}."
         raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
     path = resume if isinstance(resume, (str, os.PathLike)) else None
-    earlier = resume if isinstance(resume, Annotations) else Annotations(Answers(), (), "no model", "no device")
+    earlier = resume if isinstance(resume, Annotations) else Annotations(ResultStore(), (), "no model", "no device")
     done = earlier
     collector: _Collector | None = None
-    with SESSION.told_after(progress):
+    with SESSION.operation(progress):
         try:
             texts = [texts] if is_single else texts
             if client is None:
-                name, texts, source = source_here(texts, model, arguments, batch_tokens)
+                name, texts, source = local_source(texts, model, arguments, batch_tokens)
             else:
-                from .distributed.stream import source_on_workers
+                from .distributed.stream import cluster_source
 
-                SESSION.tell(Activity("Asking", "the workers"))
-                name, texts, source = source_on_workers(client, texts, model, arguments, batch_tokens)
+                SESSION.notify(ProgressEvent("Asking", "the workers"))
+                name, texts, source = cluster_source(client, texts, model, arguments, batch_tokens)
             collector = _Collector(_Inputs(texts, source.settings["delimiter"]), source, name)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
                 collector.replay(file or earlier)
@@ -140,9 +140,9 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
             if collector and len(collector.answers) >= len(earlier):  # It may end while earlier answers are taken over.
                 done = collector.annotations(show_text)
             if isinstance(error, KeyboardInterrupt):
-                count = len(done) if path is None else max(len(done), answers_in(path))
+                count = len(done) if path is None else max(len(done), count_results(path))
                 left = replace(done, unfinished=True)
-                raise Interrupted(count, left, "" if path is None else str(path)) from None
+                raise RunInterrupted(count, left, "" if path is None else str(path)) from None
             # A person's own class may refuse new attributes (a frozen dataclass) or have something else of that name, so
             # the value goes past what the class says; ``vars(error)["annotations"]`` always has it.
             vars(error)["annotations"] = replace(done, unfinished=True)
@@ -158,64 +158,68 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
     show_text: bool = True,
 ) -> AnnotatedText:
     """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
-    with session.told_after():
-        from .annotation.stream import check_text, entities_of
+    with session.operation():
+        from .annotation.stream import check_text, unwrap_result
 
         check_text(text)
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         model = name or "bundled"
-        session.tell(Activity("Annotating", model_label(model)))
-        annotator = pipe.own_annotator()
+        session.notify(ProgressEvent("Annotating", model_label(model)))
+        annotator = pipe.default_annotator()
         (answers,) = annotator.answers([text])
         (answer,) = answers.outcomes()
-        entities = tuple(entities_of(answer))
+        entities = tuple(unwrap_result(answer))
         dropped = answers.dropped.get(0, ())
         return AnnotatedText(
             text,
             entities,
             model,
-            shown_device(str(pipe.device)),
+            format_device(str(pipe.device)),
             show_text,
             dropped=dropped,
             known_labels=annotator.decoder.entity_labels,
         )
 
 
-def source_here(
+def local_source(
     texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
-) -> tuple[str, Any, Source]:
+) -> tuple[str, Any, AnnotationSource]:
     """Return the name of a model, the texts to read, and what answers them here."""
-    from .annotation.stream import Source
-    from .distributed.columns import referred
+    from .annotation.stream import AnnotationSource
+    from .distributed.columns import to_references
 
-    found = referred(texts)
-    check_series(found)
-    if is_named(model):
+    found = to_references(texts)
+    check_iterable(found)
+    if is_model_name(model):
         name = "bundled" if model is None else str(model)
         pipe = create_pipeline(SESSION, name, OpenMedConfig(), **arguments)
     else:
-        pipe, name = checked_pipeline(model, arguments), type(model.model).__name__
-    annotator = pipe.own_annotator(batch_tokens)
+        pipe, name = validate_pipeline(model, arguments), type(model.model).__name__
+    annotator = pipe.default_annotator(batch_tokens)
     shapes = annotator.network.shapes if annotator.budget.few_shapes else None
     at_hand = isinstance(found, Sequence)
 
     def answers(
         texts: Iterator[Any], first: int, tell: Callable[[int, float], None] | None = None
-    ) -> Iterator[Answers]:
-        found: Iterator[Answers] = annotator.answers(texts, first, at_hand, tell)
+    ) -> Iterator[ResultStore]:
+        found: Iterator[ResultStore] = annotator.answers(texts, first, at_hand, tell)
         return found
 
     labels = annotator.decoder.entity_labels
-    return name, found, Source(answers, settings_of(pipe, annotator), shown_device(str(pipe.device)), shapes, labels)
+    return (
+        name,
+        found,
+        AnnotationSource(answers, run_settings(pipe, annotator), format_device(str(pipe.device)), shapes, labels),
+    )
 
 
-def checked_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
+def validate_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
     """Return a pipeline that was passed in the place of a model's name."""
     from .annotation.pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
         remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
-        raise wrong_type("model", pipe, remedy)
+        raise invalid_type("model", pipe, remedy)
     if arguments:
         what = f"A pipeline that is built cannot take {', '.join(sorted(arguments))}."
         raise ConfigurationError(what, "Pass it to load_pipeline() instead.")
@@ -236,8 +240,8 @@ class _Inputs(Iterator[Any]):
         self.texts = texts
         self.first_texts: list[str] = []  # to be shown
         self.pending: deque[_Pending] = deque()
-        self.count = known_length(texts)
-        self._stream = stream_of(texts)
+        self.count = length_or_none(texts)
+        self._stream = iter_texts(texts)
         self._delimiter = delimiter
         self._read = 0
         self._has_warned = False
@@ -245,11 +249,11 @@ class _Inputs(Iterator[Any]):
     def __next__(self) -> Any:
         text = next(self._stream)
         self._read += 1
-        fingerprint = fingerprint_of(text)
+        fingerprint = text_fingerprint(text)
         if fingerprint == MISSING:  # A model reads nothing in its place; it is known by its fingerprint.
             text = "" if self._delimiter is None else []
-        self.pending.append(_Pending(fingerprint, weight(text)))
-        if len(self.first_texts) < SHOWN_TEXTS and not isinstance(text, Reference):
+        self.pending.append(_Pending(fingerprint, effective_length(text)))
+        if len(self.first_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
             if isinstance(text, str) and not self._has_warned:
                 self._has_warned = warn_if_file_name(text, len(self.first_texts))
             words = text if isinstance(text, list) else [text]
@@ -267,11 +271,11 @@ class _Inputs(Iterator[Any]):
 class _Collector:
     """The answers to the texts of a run: those of an earlier run, then those that come, then those that are read again."""
 
-    def __init__(self, inputs: _Inputs, source: Source, model: str) -> None:
+    def __init__(self, inputs: _Inputs, source: AnnotationSource, model: str) -> None:
         self.inputs = inputs
         self.source = source
         self.model = model
-        self.answers = Answers("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
+        self.answers = ResultStore("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
         # The fingerprints and texts, by number, of which an earlier run has no result.
         self._again: dict[int, tuple[int, Any]] = {}
         self._size = known_size(inputs.texts)
@@ -282,11 +286,11 @@ class _Collector:
         remedy = "Pass the same texts in the same order, or resume from something else."
         if isinstance(earlier, Annotations):
             # Those that were filtered lack entities, and those that were pickled without texts lack words.
-            other = differences({**self.source.settings, "only": None, "words": None}, earlier.settings)
+            other = changed_settings({**self.source.settings, "only": None, "words": None}, earlier.settings)
             if other and earlier:  # Without a text, it is of no run.
                 what = f"The annotations are of a run with other settings ({other})."
                 raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
-        answered = earlier.answers.items() if isinstance(earlier, Annotations) else earlier.earlier()
+        answered = earlier.results.items() if isinstance(earlier, Annotations) else earlier.completed_results()
         for before, answer, dropped in answered:
             number = len(self.answers)
             text = next(self.inputs, None)
@@ -317,7 +321,7 @@ class _Collector:
             self._tell(size_within=int(share * size))
 
         self._tell()
-        for chunk in self.source.answers(self.inputs, len(self.answers), tell_within):
+        for chunk in self.source.annotate(self.inputs, len(self.answers), tell_within):
             count = _answered_count(chunk, on_error)
             pending = self.inputs.take(count)
             fingerprints = [text.fingerprint for text in pending]
@@ -332,11 +336,11 @@ class _Collector:
 
     def _run_again(self, on_error: str, file: ResultsFile | None) -> None:
         """Annotate the texts of which an earlier run has no result, after all others: they may fail, or end workers, again."""
-        results: dict[int, Answered] = {}
+        results: dict[int, FingerprintedResult] = {}
         try:
             for numbers in _consecutive(self._again):
                 left = deque(numbers)
-                for chunk in self.source.answers([self._again[number][1] for number in numbers], numbers[0]):
+                for chunk in self.source.annotate([self._again[number][1] for number in numbers], numbers[0]):
                     count = _answered_count(chunk, on_error)
                     done = [left.popleft() for _ in range(count)]
                     answered = dict(zip(done, chunk.items([self._again[number][0] for number in done]), strict=True))
@@ -344,7 +348,7 @@ class _Collector:
                     new = {number: result for number, result in answered.items() if not isinstance(result.answer, str)}
                     if file and new:
                         file.append(new.values(), new)
-                    self._size_done += sum(weight(self._again[number][1]) for number in done)
+                    self._size_done += sum(effective_length(self._again[number][1]) for number in done)
                     self._tell(again=len(results))
                     if count < len(chunk):
                         raise chunk.errors[count]
@@ -357,7 +361,7 @@ class _Collector:
         count = len(self.answers) - len(self._again) + again
         name = f"{model_label(self.model)} on {self.source.device}"
         size = self._size_done + size_within
-        SESSION.tell(Activity("Annotating", name, count, self.inputs.count, "text", size, self._size))
+        SESSION.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "text", size, self._size))
 
     def annotations(self, show_text: bool) -> Annotations:
         """Return what was collected so far."""
@@ -377,7 +381,7 @@ class _Collector:
         )
 
 
-def _answered_count(chunk: Answers, on_error: str) -> int:
+def _answered_count(chunk: ResultStore, on_error: str) -> int:
     """Return how many answers of a chunk count: all, or those before the first error that is to be raised."""
     return min(chunk.errors, default=len(chunk)) if on_error == "raise" else len(chunk)
 
@@ -397,10 +401,10 @@ def known_size(texts: Any) -> int | None:
     """Return how many characters texts have, ``None`` where to ask would read them twice."""
     if type(texts) not in {list, tuple} and not type(texts).__module__.startswith("pandas."):
         return None
-    return sum(map(weight, texts))
+    return sum(map(effective_length, texts))
 
 
-def known_length(texts: Any) -> int | None:
+def length_or_none(texts: Any) -> int | None:
     """Return how many texts there are, ``None`` if that is not known before they are read."""
     try:
         return len(texts) if isinstance(texts, Sized) else None

@@ -14,11 +14,17 @@ from typing import Any
 from ._utils.text import short_type_name
 from .annotation.loading import create_pipeline
 from .annotation.masking import refine_spans
-from .devices.environment import DEFAULT_HIGH, DEFAULT_LOW, FALLBACK, HIGH, LOW
+from .devices.environment import (
+    DEFAULT_HIGH,
+    DEFAULT_LOW,
+    FALLBACK_VARIABLE,
+    HIGH_WATERMARK_VARIABLE,
+    LOW_WATERMARK_VARIABLE,
+)
 from .devices.request import DEVICE_VARIABLE as LEGACY_DEVICE_ENV_VAR
 from .devices.request import TORCH_DEVICE_VARIABLE as TORCH_DEVICE_ENV_VAR
 from .errors import ConfigurationError
-from .models.config import OpenMedConfig, meant_here
+from .models.config import OpenMedConfig, drop_ignored_settings
 from .models.registry import BUNDLED, all_aliases
 from .session import SESSION
 
@@ -35,11 +41,13 @@ __all__ = [
 ]
 
 # What the MPS variables are set to where a person has set none of them.
-MPS_ENV_DEFAULTS: Mapping[str, str] = MappingProxyType({FALLBACK: "1", HIGH: str(DEFAULT_HIGH), LOW: str(DEFAULT_LOW)})
+MPS_ENV_DEFAULTS: Mapping[str, str] = MappingProxyType(
+    {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: str(DEFAULT_HIGH), LOW_WATERMARK_VARIABLE: str(DEFAULT_LOW)}
+)
 
 # Arguments of OpenMed's loader that mean nothing here, with their defaults there: tokenizers are always fast ones, torch
 # chooses the attention, and weights are float32 unless ``dtype`` says otherwise.
-_ARGUMENTS_ELSEWHERE = {
+_IGNORED_ARGUMENTS = {
     "use_fast_tokenizer": True,
     "attn_implementation": None,
     "load_in_4bit": False,
@@ -70,7 +78,7 @@ class ModelLoader:
         elif isinstance(config, theirs):
             known = {setting.name for setting in fields(OpenMedConfig)}
             elsewhere = {setting.name: setting.default for setting in fields(config) if setting.name not in known}
-            config = OpenMedConfig(**meant_here(vars(config), elsewhere))
+            config = OpenMedConfig(**drop_ignored_settings(vars(config), elsewhere))
         elif not isinstance(config, OpenMedConfig):
             raise ConfigurationError(f"A loader cannot be made of {short_type_name(config)}.", "Pass an OpenMedConfig.")
         self.config = config
@@ -103,7 +111,7 @@ class ModelLoader:
             ModelError: If the model cannot be found or loaded; its remedy says what to do.
             DeviceError: If the device cannot be used.
         """
-        return SESSION.load_model(model_name, self.config, force_reload, **_arguments_here(arguments)).to_dict()
+        return SESSION.load_model(model_name, self.config, force_reload, **_translate_arguments(arguments)).to_dict()
 
     def create_pipeline(
         self,
@@ -126,7 +134,7 @@ class ModelLoader:
             DeviceError: If the device cannot be used; nothing is loaded then.
             ConfigurationError: For a task, strategy or option that does not exist.
         """
-        options = _arguments_here(arguments)
+        options = _translate_arguments(arguments)
         return create_pipeline(SESSION, model_name, self.config, task, aggregation_strategy, **options)
 
     def unload(self, model_name: str | None = None) -> tuple[str, ...]:
@@ -134,10 +142,10 @@ class ModelLoader:
         return SESSION.unload(model_name)
 
 
-def _arguments_here(arguments: dict[str, Any]) -> dict[str, Any]:
+def _translate_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments of OpenMed's loader under their names here, without those that mean nothing here."""
     named = {("local_only" if name == "local_files_only" else name): value for name, value in arguments.items()}
-    return meant_here(named, _ARGUMENTS_ELSEWHERE)
+    return drop_ignored_settings(named, _IGNORED_ARGUMENTS)
 
 
 def resolve_torch_device(prefer: str | int | None = "auto") -> str:
@@ -148,11 +156,11 @@ def resolve_torch_device(prefer: str | int | None = "auto") -> str:
 
     Returns:
         ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is asked for, here, for the session or in a
-        variable, comes back normalised, whether or not it is there; loading a model checks that. ``"gpu"`` is
+        variable, comes back normalized, whether or not it is there; loading a model checks that. ``"gpu"`` is
         ``"mps"`` on a Mac, where OpenMed says ``"cuda"``.
 
     Raises:
-        UnknownDevice: For a spelling that names no device.
+        UnknownDeviceError: For a spelling that names no device.
 
     Example:
         >>> resolve_torch_device(" CUDA:1 ")

@@ -3,23 +3,23 @@
 OpenMedError
 ├── ConfigurationError      a setting that openmed_nb does not have or cannot use
 ├── DeviceError
-│   ├── UnknownDevice       a spelling that names no device
-│   ├── DeviceUnavailable   a device that this computer cannot use now
-│   ├── NumberTooLarge      a number that no type of the device can hold
-│   └── TorchUnusable       torch is missing or cannot be imported
+│   ├── UnknownDeviceError       a spelling that names no device
+│   ├── DeviceUnavailableError   a device that this computer cannot use now
+│   ├── DtypeOverflowError      a number that no type of the device can hold
+│   └── TorchImportError       torch is missing or cannot be imported
 ├── ModelError
-│   ├── UnknownModel        no alias, hub id or folder of that name
-│   ├── ModelUnreachable    the model hub cannot be reached or refuses access
-│   ├── ModelRefused        loading it would run code that was not allowed by name
-│   └── ModelUnusable       a folder or a file that holds no usable model
+│   ├── UnknownModelError        no alias, hub id or folder of that name
+│   ├── ModelDownloadError    the model hub cannot be reached or refuses access
+│   ├── UntrustedModelError        loading it would run code that was not allowed by name
+│   └── InvalidModelError       a folder or a file that holds no usable model
 ├── TrainingError
-│   ├── BatchRefused        a batch of which a device would make wrong numbers without an error
-│   └── NonFinite           NaN or infinity in the loss or in the gradients
-├── UnreadableText          a text that no tokenizer can read
+│   ├── InvalidBatchError        a batch of which a device would make wrong numbers without an error
+│   └── NonFiniteError           NaN or infinity in the loss or in the gradients
+├── InvalidTextError          a text that no tokenizer can read
 ├── ClusterError
-│   ├── ClusterUnusable     a cluster that does not start, or has no worker left
-│   ├── WorkersDiffer       workers that would give other answers to one text
-│   └── WorkerKilled        a text that ends every worker that reads it
+│   ├── ClusterUnavailableError     a cluster that does not start, or has no worker left
+│   ├── WorkerMismatchError       workers that would give other answers to one text
+│   └── WorkerKilledError        a text that ends every worker that reads it
 └── MagicError              a magic line that cannot be understood
 
 KeyboardInterrupt
@@ -34,7 +34,7 @@ real error: it stops "Run All", and nbval and nbclient see it.
 
 from __future__ import annotations
 
-from ._utils.text import one_line
+from ._utils.text import collapse_whitespace
 
 
 class OpenMedError(Exception):
@@ -54,15 +54,15 @@ class OpenMedError(Exception):
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what, remedy)
-        self.what = one_line(what)
-        self.remedy = one_line(remedy)
+        self.message = collapse_whitespace(what)
+        self.remedy = collapse_whitespace(remedy)
 
     def __str__(self) -> str:
-        return f"{self.what} {self.remedy}"
+        return f"{self.message} {self.remedy}"
 
     def to_dict(self) -> dict[str, str]:
         """Return the error as a mapping of strings, ready for JSON."""
-        return {"error": type(self).__name__, "what": self.what, "remedy": self.remedy}
+        return {"error": type(self).__name__, "what": self.message, "remedy": self.remedy}
 
     def _render_traceback_(self) -> list[str]:
         """Return the one line that IPython prints instead of a traceback.
@@ -81,19 +81,19 @@ class DeviceError(OpenMedError):
     """Something about the device."""
 
 
-class UnknownDevice(DeviceError, ValueError):
+class UnknownDeviceError(DeviceError, ValueError):
     """A spelling that names no device."""
 
 
-class DeviceUnavailable(DeviceError, RuntimeError):
+class DeviceUnavailableError(DeviceError, RuntimeError):
     """A device that this computer cannot use now."""
 
 
-class NumberTooLarge(DeviceError, OverflowError):
+class DtypeOverflowError(DeviceError, OverflowError):
     """A number that no type of the device can hold; it would become infinite on the way."""
 
 
-class TorchUnusable(DeviceError, ImportError):
+class TorchImportError(DeviceError, ImportError):
     """Torch is missing or cannot be imported."""
 
 
@@ -101,19 +101,19 @@ class ModelError(OpenMedError):
     """Something about a model."""
 
 
-class UnknownModel(ModelError, LookupError):
+class UnknownModelError(ModelError, LookupError):
     """No alias, hub id or folder has that name."""
 
 
-class ModelUnreachable(ModelError, OSError):
+class ModelDownloadError(ModelError, OSError):
     """The model hub cannot be reached, or refuses access."""
 
 
-class ModelRefused(ModelError, PermissionError):
+class UntrustedModelError(ModelError, PermissionError):
     """Loading the model would run code that was not allowed by name."""
 
 
-class ModelUnusable(ModelError, RuntimeError):
+class InvalidModelError(ModelError, RuntimeError):
     """A folder or a file that holds no usable model."""
 
 
@@ -121,15 +121,15 @@ class TrainingError(OpenMedError):
     """Something about training."""
 
 
-class BatchRefused(TrainingError, ValueError):
+class InvalidBatchError(TrainingError, ValueError):
     """A batch of which a device would make wrong numbers without an error; the message counts, and shows no text."""
 
 
-class NonFinite(TrainingError, FloatingPointError):
+class NonFiniteError(TrainingError, FloatingPointError):
     """NaN or infinity in the loss or in the gradients."""
 
 
-class UnreadableText(OpenMedError, ValueError):
+class InvalidTextError(OpenMedError, ValueError):
     """A text that no tokenizer can read; its words are never part of the message."""
 
 
@@ -137,15 +137,15 @@ class ClusterError(OpenMedError, RuntimeError):
     """Something about workers on this computer or on others."""
 
 
-class ClusterUnusable(ClusterError):
+class ClusterUnavailableError(ClusterError):
     """A cluster that does not start, or that has no worker left."""
 
 
-class WorkersDiffer(ClusterError):
+class WorkerMismatchError(ClusterError):
     """Workers that would give other answers to one text: other versions, or another model by one name."""
 
 
-class WorkerKilled(ClusterError):
+class WorkerKilledError(ClusterError):
     """A text that ends every worker that reads it; its words are never part of the message."""
 
 
@@ -158,10 +158,10 @@ class OpenMedWarning(UserWarning):
 
 
 # How a run goes on that has no file; Python and IPython keep the last error under that name.
-IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotations"
+RESUME_IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotations"
 
 
-class Interrupted(KeyboardInterrupt):
+class RunInterrupted(KeyboardInterrupt):
     """A long run was stopped; this is not an ``Exception``, so that no ``except Exception`` catches it.
 
     It was over many texts, or over other things, of which ``noun`` and ``again`` say what they are and how to go on.
@@ -169,7 +169,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, done: int, annotations: object, file: str, noun: str = "text", again: str = "") -> None:
         self.done, self.annotations, self.file = done, annotations, file
-        again = again or (f"repeat the call with resume={file!r}" if file else IN_MEMORY)
+        again = again or (f"repeat the call with resume={file!r}" if file else RESUME_IN_MEMORY)
         self.what = f"Interrupted after {done:,} {noun if done == 1 else f'{noun}s'}."
         self.remedy = f"To go on, {again}."
         super().__init__(done, annotations, file)

@@ -12,24 +12,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ._events.activity import IMPORTING, LOADING, Activity, Listeners
-from ._events.progress import Progress
+from ._events.activity import IMPORTING, LOADING, EventDispatcher, ProgressEvent
+from ._events.progress import ProgressBar
 from ._utils.text import describe_names, model_label
-from ._utils.validation import check_flag
+from ._utils.validation import check_bool
 from .devices import backend
-from .devices.backend import TorchSeam
+from .devices.backend import TorchBackend
 from .devices.choice import DeviceChoice, DeviceList, Explanation
-from .devices.computer import Computer
+from .devices.computer import DeviceManager
 from .devices.environment import VARIABLES
-from .devices.machine import DEFAULT_MEMORY, Machine, parse_memory, read_machine
-from .devices.request import DeviceRequest, Wish, decide, kind_of, parse_device_argument, precedence, shown_variables
-from .errors import ConfigurationError, DeviceUnavailable, OpenMedError
-from .models.config import OpenMedConfig, with_arguments
+from .devices.machine import DEFAULT_SIMULATED_MEMORY, MachineInfo, parse_memory, read_machine
+from .devices.request import (
+    DeviceRequest,
+    DeviceSetting,
+    device_type,
+    parse_device_argument,
+    resolution_order,
+    resolve_request,
+    visible_variables,
+)
+from .errors import ConfigurationError, DeviceUnavailableError, OpenMedError
+from .models.config import OpenMedConfig, apply_overrides
 
 if TYPE_CHECKING:
     from .models.loading import LoadedModel, LoadSpec
     from .models.records import DtypeChoice
-    from .models.store import Inventory, ModelKey, ModelStore
+    from .models.store import LoadedModels, ModelKey, ModelStore
     from .simulation.device import SimulatedMps
 
 
@@ -54,20 +62,20 @@ class Session:
     def __init__(
         self,
         environ: MutableMapping[str, str] = os.environ,
-        machine: Callable[[], Machine] = read_machine,
-        seam: TorchSeam = backend,
+        machine: Callable[[], MachineInfo] = read_machine,
+        torch_backend: TorchBackend = backend,
     ) -> None:
-        self.computer = Computer(environ, machine, seam)  # This computer, or a simulated Mac.
+        self.device_manager = DeviceManager(environ, machine, torch_backend)  # This computer, or a simulated Mac.
         self.environ = environ
         self.override: DeviceRequest | None = None  # What was chosen for the session by hand.
-        self.in_force: str | None = None  # The name of the device in force; None before the first.
+        self.active_device: str | None = None  # The name of the device in force; None before the first.
         self._simulation: tuple[int, contextlib.ExitStack] | None = None  # The thread that began it, and what ends it.
         self._models: ModelStore | None = None
         self.lock = threading.RLock()
-        listeners = self._listeners = Listeners(Progress(environ))
-        self.tell, self.steps, self.told_after = listeners.tell, listeners.steps, listeners.told_after
-        self.listen = listeners.add
-        self.computer.importing = lambda: listeners.tell(Activity(IMPORTING, "torch"))
+        listeners = self._listeners = EventDispatcher(ProgressBar(environ))
+        self.notify, self.track, self.operation = listeners.notify, listeners.track, listeners.operation
+        self.subscribe = listeners.subscribe
+        self.device_manager.on_torch_import = lambda: listeners.notify(ProgressEvent(IMPORTING, "torch"))
         self.curve: Any = None  # The last memory curve; its class stands above the session.
 
     @property
@@ -80,14 +88,14 @@ class Session:
                 if key.spec.dtype != "float32":
                     from .models.records import warn_unless_validated
 
-                    warn_unless_validated(key, device, self.computer, self.environ)
+                    warn_unless_validated(key, device, self.device_manager, self.environ)
 
             def learned(spec: LoadSpec) -> dict[str, int]:
-                from .models.records import learned_of
+                from .models.records import load_batch_sizes
 
-                return learned_of(spec, self.computer, self.environ)
+                return load_batch_sizes(spec, self.device_manager, self.environ)
 
-            self._models = ModelStore(self.tell, arriving, learned)
+            self._models = ModelStore(self.notify, arriving, learned)
         return self._models
 
     def device(self, device: Any = None, source: str = "argument") -> DeviceChoice:
@@ -103,20 +111,25 @@ class Session:
             ``learned`` names the loaded models whose batches were measured on that device.
 
         Raises:
-            UnknownDevice: For a bad spelling, here or in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
-            DeviceUnavailable: For a device that was asked for and cannot be used.
+            UnknownDeviceError: For a bad spelling, here or in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
+            DeviceUnavailableError: For a device that was asked for and cannot be used.
             ConfigurationError: For a value that has no device, and for a source that is not a text.
 
         Example:
             >>> device().device in ("mps", "cuda", "cpu")
             True
         """
-        with self.unchanged_on_error():
-            wishes = self.wishes(device, source)
-            choice = self.computer.confirm(decide(wishes))
-            if not wishes[0].asks:
-                self._enter(choice)
-            return replace(choice, learned=self._models.learned(kind_of(choice.device)) if self._models else ())
+        with self.transaction():
+            wishes = self.device_settings(device, source)
+            choice = self.device_manager.confirm(resolve_request(wishes))
+            if not wishes[0].is_explicit:
+                self._activate(choice)
+            return replace(
+                choice,
+                tuned_batch_tokens=self._models.batch_tokens_by_model(device_type(choice.device))
+                if self._models
+                else (),
+            )
 
     def use(self, device: Any, source: str = "use()") -> DeviceChoice:
         """Override the device for this session, and move the models that follow it.
@@ -130,8 +143,8 @@ class Session:
             The choice; its ``moved`` names the models that moved.
 
         Raises:
-            UnknownDevice: For any other spelling.
-            DeviceUnavailable: For a device that cannot be used; the session then keeps its former one.
+            UnknownDeviceError: For any other spelling.
+            DeviceUnavailableError: For a device that cannot be used; the session then keeps its former one.
             ConfigurationError: As for :meth:`device`.
 
         Example:
@@ -140,13 +153,13 @@ class Session:
             >>> reset().requested_by == "use()"
             False
         """
-        with self.unchanged_on_error():
+        with self.transaction():
             request = DeviceRequest.parse(parse_device_argument(device), source)
-            choice = self.computer.confirm(request)
-            moved = self._models.follow(choice.device) if self._models else ()
+            choice = self.device_manager.confirm(request)
+            moved = self._models.move_followers(choice.device) if self._models else ()
             self.override = request
-            self._enter(choice)
-            return replace(choice, moved=moved)
+            self._activate(choice)
+            return replace(choice, moved_models=moved)
 
     def reset(self) -> DeviceChoice:
         """Drop the session's override, so that the variables and the machine decide again.
@@ -155,57 +168,57 @@ class Session:
             The choice that is in force without the override.
 
         Raises:
-            UnknownDevice, DeviceUnavailable: As for :meth:`device`; the override then stays.
+            UnknownDeviceError, DeviceUnavailableError: As for :meth:`device`; the override then stays.
         """
-        with self.unchanged_on_error():
-            choice = self.computer.confirm(decide(precedence(self.computer.shell)))
-            moved = self._models.follow(choice.device) if self._models else ()
+        with self.transaction():
+            choice = self.device_manager.confirm(resolve_request(resolution_order(self.device_manager.user_environ)))
+            moved = self._models.move_followers(choice.device) if self._models else ()
             self.override = None
-            self.computer.unpublish()
-            self._enter(choice)
-            return replace(choice, moved=moved)
+            self.device_manager.restore_device_variable()
+            self._activate(choice)
+            return replace(choice, moved_models=moved)
 
     def resolve(self, prefer: Any = None) -> str:
         """Return the name of the device that is asked for, unchecked, or of the one in force where none is.
 
         Raises:
-            UnknownDevice: For a bad spelling, in the argument or in a variable.
-            DeviceUnavailable: Where nothing is asked for and no device can be used.
+            UnknownDeviceError: For a bad spelling, in the argument or in a variable.
+            DeviceUnavailableError: Where nothing is asked for and no device can be used.
         """
-        value = decide(self.wishes(prefer)).value
-        return self.device().device if value == "auto" else self.computer.machine.gpu if value == "gpu" else value
+        value = resolve_request(self.device_settings(prefer)).value
+        return self.device().device if value == "auto" else self.device_manager.machine.gpu if value == "gpu" else value
 
-    def wishes(self, argument: Any = None, source: str = "argument") -> tuple[Wish, ...]:
+    def device_settings(self, argument: Any = None, source: str = "argument") -> tuple[DeviceSetting, ...]:
         """Return the wishes for a device that count now, the strongest first."""
-        wish = Wish(source, None if argument is None else parse_device_argument(argument))
-        return precedence(self.computer.shell, wish, self.override)
+        wish = DeviceSetting(source, None if argument is None else parse_device_argument(argument))
+        return resolution_order(self.device_manager.user_environ, wish, self.override)
 
-    def _enter(self, choice: DeviceChoice) -> None:
+    def _activate(self, choice: DeviceChoice) -> None:
         """Bring the environment in line with the device that is now in force."""
-        self.computer.enter(choice.device, self.in_force, self.override is not None)
-        self.in_force = choice.device
+        self.device_manager.enter(choice.device, self.active_device, self.override is not None)
+        self.active_device = choice.device
 
-    def learn(self, spec: LoadSpec, device: str, batch_tokens: int | None, by: str = "") -> None:
+    def save_batch_size(self, spec: LoadSpec, device: str, batch_tokens: int | None, by: str = "") -> None:
         """Let a model take a batch on a device, now and in later sessions on this computer; ``None`` forgets it."""
-        from .models.records import remember
+        from .models.records import save_batch_size
 
-        remember(spec, device, self.computer, self.environ, batch_tokens, by)
-        self.models.learn(spec, kind_of(device), batch_tokens)
+        save_batch_size(spec, device, self.device_manager, self.environ, batch_tokens, by)
+        self.models.set_batch_tokens(spec, device_type(device), batch_tokens)
 
     def apply_mps_variables(self) -> dict[str, str]:
         """Set the MPS variables that nobody has set, whatever the device is, and return all three as they stand."""
-        with self.told_after(), self.lock:
-            self.computer.enter_mps()
+        with self.operation(), self.lock:
+            self.device_manager.apply_mps_variables()
             return {name: self.environ[name] for name in VARIABLES if name in self.environ}
 
-    def is_free(self) -> bool:
+    def is_idle(self) -> bool:
         """Tell whether a question would be answered at once: no other thread is inside a verb, such as a long load."""
         free = self.lock.acquire(blocking=False)
         if free:
             self.lock.release()
         return free
 
-    def devices(self, confirm: bool = True) -> DeviceList:
+    def list_devices(self, confirm: bool = True) -> DeviceList:
         """Return every device with whether it can be used, and why not.
 
         Args:
@@ -218,12 +231,12 @@ class Session:
             >>> [one.usable for one in list_devices().candidates if one.device == "cpu"]
             [True]
         """
-        check_flag("confirm", confirm)
-        with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
+        check_bool("confirm", confirm)
+        with self.operation() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
             if isinstance(choice, OpenMedError):
-                return DeviceList(self.computer.candidates())
-            return DeviceList(self.computer.candidates(choice.device), choice)
+                return DeviceList(self.device_manager.list_devices())
+            return DeviceList(self.device_manager.list_devices(choice.device), choice)
 
     def explain(self, confirm: bool = True) -> Explanation:
         """Return the chain of wishes, the choice, what was ruled out, and the environment.
@@ -238,36 +251,39 @@ class Session:
             >>> explain_device().choice.device == device().device
             True
         """
-        check_flag("confirm", confirm)
-        with self.told_after() if confirm else contextlib.nullcontext(), self.lock:
+        check_bool("confirm", confirm)
+        with self.operation() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
-            device = self.in_force if isinstance(choice, OpenMedError) else choice.device
-            environment, torch = self.computer.environment(device or "cpu"), self.computer.torch
-            variables, unreleased = shown_variables(self.computer.shell), torch.shown if torch.unreleased else ""
-            return Explanation(self.wishes(), choice, environment, variables, unreleased)
+            device = self.active_device if isinstance(choice, OpenMedError) else choice.device
+            environment, torch = self.device_manager.mps_environment(device or "cpu"), self.device_manager.torch
+            variables, unreleased = (
+                visible_variables(self.device_manager.user_environ),
+                torch.display_version if torch.prerelease_note else "",
+            )
+            return Explanation(self.device_settings(), choice, environment, variables, unreleased)
 
-    def keep_curve(self, curve: Any) -> None:
+    def set_last_curve(self, curve: Any) -> None:
         """Keep the last memory curve, so that it can be asked for after a loop that named it nowhere."""
-        with self.told_after():
+        with self.operation():
             self.curve = curve
 
     def start(self) -> None:
         """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
-        with self.told_after(), self.lock:
-            if not self.computer.machine.native_apple_silicon:
+        with self.operation(), self.lock:
+            if not self.device_manager.machine.native_apple_silicon:
                 return
             with contextlib.suppress(OpenMedError):  # The same wish is reported when the device is asked for.
-                choice = self.computer.plan(decide(self.wishes()))
-                self.computer.enter(choice.device)
-                self.in_force = choice.device
+                choice = self.device_manager.plan(resolve_request(self.device_settings()))
+                self.device_manager.enter(choice.device)
+                self.active_device = choice.device
 
     def stop(self) -> None:
         """Drop the override and undo what was done to the environment, where it still has our values."""
-        with self.told_after(), self.lock:
+        with self.operation(), self.lock:
             self.end_simulation()
-            self.override = self.in_force = None
-            self.computer.unpublish()
-            self.computer.leave_mps()
+            self.override = self.active_device = None
+            self.device_manager.restore_device_variable()
+            self.device_manager.restore_mps_variables()
 
     def simulate(
         self,
@@ -277,9 +293,9 @@ class Session:
         defects: str | Iterable[str] = (),
     ) -> SimulatedMps:
         """Let the session run on a simulated Mac, as :func:`simulated_mps` does, until :meth:`end_simulation`."""
-        with self.told_after(), self.lock, contextlib.ExitStack() as undo:
+        with self.operation(), self.lock, contextlib.ExitStack() as undo:
             parse_memory(memory)  # Torch, which takes seconds to import, is not needed to refuse it.
-            self.computer.load_torch()
+            self.device_manager.load_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
             self.use("auto" if device.defects else "mps", source)  # A device that fails its probe is not used.
             self._simulation = threading.get_ident(), undo.pop_all()
@@ -289,27 +305,27 @@ class Session:
         """Come back to this computer, where the session runs on a simulated one; models come along.
 
         Raises:
-            DeviceUnavailable: In another thread than the one that began it, in which alone torch's modes count.
+            DeviceUnavailableError: In another thread than the one that began it, in which alone torch's modes count.
         """
-        with self.told_after(), self.lock:
+        with self.operation(), self.lock:
             if self._simulation is None:
                 return
             thread, undo = self._simulation
             if threading.get_ident() != thread:
                 what = "The simulated MPS device belongs to the thread that began it, and this is another one."
-                raise DeviceUnavailable(what, "End it there.")
+                raise DeviceUnavailableError(what, "End it there.")
             undo.close()
 
     @contextlib.contextmanager
-    def unchanged_on_error(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Hold the lock, take back what was applied to the environment if the verb fails, and then tell the listeners."""
-        with self.told_after(), self.lock:
-            computer, applied, in_force = self.computer, self.computer.applied, self.in_force
+        with self.operation(), self.lock:
+            computer, applied, in_force = self.device_manager, self.device_manager.applied_variables, self.active_device
             try:
                 yield
             except BaseException:  # An interrupted import of torch too.
-                computer.leave_mps(applied)
-                self.in_force = in_force
+                computer.restore_mps_variables(applied)
+                self.active_device = in_force
                 raise
 
     @contextlib.contextmanager
@@ -319,39 +335,39 @@ class Session:
         """Let the session run on a simulated Mac, and put its own computer, override and device aside until then."""
         from .simulation.device import simulated_computer
 
-        here = self.computer, self.override, self.in_force
-        had_variables = bool(self.computer.applied)  # They may have been asked for on any device.
-        self._bring_home()
-        self.computer.unpublish()
-        self.computer.leave_mps()
+        here = self.device_manager, self.override, self.active_device
+        had_variables = bool(self.device_manager.applied_variables)  # They may have been asked for on any device.
+        self._restore_models()
+        self.device_manager.restore_device_variable()
+        self.device_manager.restore_mps_variables()
         try:
             with simulated_computer(memory, fallback, self.environ, defects) as (computer, device):
-                self.computer, self.override, self.in_force = computer, None, None
+                self.device_manager, self.override, self.active_device = computer, None, None
                 try:
                     yield device
                 finally:
-                    self.computer, self.override, self.in_force = here
+                    self.device_manager, self.override, self.active_device = here
                     self._simulation = None
-                    self._bring_home()
+                    self._restore_models()
         finally:
             if had_variables:
-                self.computer.enter_mps()
-            if self.in_force is not None and self.override is not None:
-                self.computer.enter(self.in_force, published=True)
-            self._bring_home(self.in_force or "cpu")
+                self.device_manager.apply_mps_variables()
+            if self.active_device is not None and self.override is not None:
+                self.device_manager.enter(self.active_device, published=True)
+            self._restore_models(self.active_device or "cpu")
             if self._models is not None:
-                self._models.announce()
+                self._models.recheck_followers()
 
-    def _bring_home(self, device: str = "cpu") -> None:
+    def _restore_models(self, device: str = "cpu") -> None:
         """Move the models that follow the session, and forget those that were loaded for the MPS of one computer."""
         if self._models is not None:
-            self._models.follow(device, quietly=True)
-            self._models.forget_device("mps")
+            self._models.move_followers(device, skip_checks=True)
+            self._models.unload_device("mps")
 
     def choice_or_error(self, confirm: bool) -> DeviceChoice | OpenMedError:
         """Return the choice, or the error that the list and the explanation help to mend."""
         try:
-            return self.device() if confirm else self.computer.plan(decide(self.wishes()))
+            return self.device() if confirm else self.device_manager.plan(resolve_request(self.device_settings()))
         except OpenMedError as error:
             return error
 
@@ -359,25 +375,25 @@ class Session:
         self, name: str | None, config: OpenMedConfig, /, force_reload: bool = False, **arguments: Any
     ) -> LoadedModel:
         """Return a model on the device that the configuration or the session says."""
-        check_flag("force_reload", force_reload)
-        with self.unchanged_on_error():
+        check_bool("force_reload", force_reload)
+        with self.transaction():
             plan = self.load_plan(name, config, arguments)
             if plan.options:
                 unknown = describe_names(plan.options)
                 raise ConfigurationError(f"load_model() has no option {unknown}.", "Leave it out.")
-            return self.models.model(plan.spec, plan.device, plan.follows, force_reload)
+            return self.models.get(plan.spec, plan.device, plan.follows, force_reload)
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
         """Forget the models of a name, or all, and hand their memory back; return the names."""
-        with self.told_after(), self.lock:
+        with self.operation(), self.lock:
             return self.models.unload(name)
 
-    def inventory(self) -> Inventory:
+    def inventory(self) -> LoadedModels:
         """Return the models that are loaded, with device, type and size."""
-        from .models.store import Inventory
+        from .models.store import LoadedModels
 
         with self.lock:
-            return self._models.inventory() if self._models else Inventory(())
+            return self._models.inventory() if self._models else LoadedModels(())
 
     def load_plan(self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]) -> LoadPlan:
         """Return what to load, where, and in which type."""
@@ -387,27 +403,27 @@ class Session:
         device = arguments.pop("device", None)
         remote_code = bool(arguments.pop("trust_remote_code", False))
         wish = config.device if device is None else parse_device_argument(device)
-        config, options = with_arguments(config, arguments)
+        config, options = apply_overrides(config, arguments)
         source = "argument" if device is not None else "OpenMedConfig"
         choice = self.device(wish, source)
-        spec, precision = LoadSpec.of(name, config, remote_code), None
+        spec, precision = LoadSpec.from_name(name, config, remote_code), None
         check_int8(spec.dtype, choice.device)
         if spec.dtype != "float32":
-            from .models.records import in_chosen_dtype
+            from .models.records import select_dtype
 
-            spec = replace(spec, folder=self.models.folder(spec))
-            spec, precision = in_chosen_dtype(spec, choice.device, self.computer, self.environ)
-        self.computer.load_torch()  # The load would import it too, and say nothing of that.
-        follows = not Wish(source, wish).asks and spec.dtype != INT8
+            spec = replace(spec, folder=self.models.model_folder(spec))
+            spec, precision = select_dtype(spec, choice.device, self.device_manager, self.environ)
+        self.device_manager.load_torch()  # The load would import it too, and say nothing of that.
+        follows = not DeviceSetting(source, wish).is_explicit and spec.dtype != INT8
         return LoadPlan(spec, choice.device, follows, options, precision)
 
-    def files(self, name: Any, arguments: Mapping[str, Any]) -> tuple[LoadSpec, str]:
+    def load_spec(self, name: Any, arguments: Mapping[str, Any]) -> tuple[LoadSpec, str]:
         """Return a model to be loaded beside those of the session, with its files here, and the device for it."""
         from .models.loading import model_folder
 
-        with self.unchanged_on_error():
+        with self.transaction():
             named = "bundled" if name is None else str(name)
-            self.tell(Activity(LOADING, model_label(named)))
+            self.notify(ProgressEvent(LOADING, model_label(named)))
             plan = self.load_plan(named, OpenMedConfig(), dict(arguments))
             if plan.options:
                 raise ConfigurationError(f"There is no option {describe_names(plan.options)}.", "Leave it out.")
@@ -421,7 +437,7 @@ class Session:
 # - which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.OPEN``,
 #   weakly);
 # - which conversions were reported once (``devices.moving.REPORTED``);
-# - whether the one simulated MPS device is on, which torch knows only once (``devices.machine.SIMULATION_ON``);
+# - whether the one simulated MPS device is on, which torch knows only once (``devices.machine.ACTIVE_SIMULATIONS``);
 # - the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
 # - what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``,
 #   ``annotation.forward``, ``models.files``, ``training.epochs``, ``runbook.profile_watch`` and
@@ -431,10 +447,10 @@ class Session:
 SESSION = Session()
 
 device, use, reset = SESSION.device, SESSION.use, SESSION.reset
-list_devices, explain_device = SESSION.devices, SESSION.explain
+list_devices, explain_device = SESSION.list_devices, SESSION.explain
 
 
-class ComingSimulation(contextlib.ContextDecorator):
+class SimulationContext(contextlib.ContextDecorator):
     """A simulated Mac that :func:`simulated_mps` describes, and that begins with ``with``."""
 
     def __init__(self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]) -> None:
@@ -455,8 +471,8 @@ class ComingSimulation(contextlib.ContextDecorator):
 
 
 def simulated_mps(
-    memory: str | int = DEFAULT_MEMORY, fallback: bool | None = None, defects: str | Iterable[str] = ()
-) -> ComingSimulation:
+    memory: str | int = DEFAULT_SIMULATED_MEMORY, fallback: bool | None = None, defects: str | Iterable[str] = ()
+) -> SimulationContext:
     """Let this session run on a simulated Mac: torch, transformers and Accelerate find an MPS device that is not there.
 
     It computes on the CPU, and raises what MPS raises: for float64, for tensors of two devices, for operators that MPS
@@ -479,7 +495,7 @@ def simulated_mps(
     Raises:
         ConfigurationError: For a memory that is none, and for an issue of which no error can be simulated (the message
             lists those that can); nothing is changed then.
-        DeviceUnavailable: Where a simulation is on already.
+        DeviceUnavailableError: Where a simulation is on already.
 
     It counts in the thread that enters it: tensors of other threads stay plain CPU tensors. When it ends, all tensors are.
     The rules and texts are those of torch 2.13 (``MPSAllocator.mm``, ``MPSFallback.mm``, ``EmptyTensor.cpp``).
@@ -496,4 +512,4 @@ float32 instead.
         >>> device().simulated
         False
     """
-    return ComingSimulation(memory, fallback, defects)
+    return SimulationContext(memory, fallback, defects)

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from openmed_nb.runbook.checks.operators.forecast import Forecast, forecast
-from openmed_nb.runbook.checks.operators.recorders import CallRecord, watching
+from openmed_nb.runbook.checks.operators.recorders import CallRecorder, record_calls
 from openmed_nb.runbook.checks.operators.table import DEVICE_SWITCHES, FALLS_BACK, NATIVE, OperatorTable, operator_table
 from openmed_nb.simulation.device import simulated_device
 
@@ -71,7 +71,7 @@ def check_models(table: OperatorTable) -> bool:
         model, example = make()
         told = forecast(model, example, training=True)
         wrong = disagreements(told, table, recorded) if recorded else []
-        good &= not (told.troubles or wrong)
+        good &= not (told.problems or wrong)
         print(f"{name:<14}{counts(told, ('inference',)):>12}{counts(told, TRAINING):>14}  {told.verdict}", *wrong)
     return good
 
@@ -171,14 +171,14 @@ def named(name: str, dtype: torch.dtype, failures: Mapping[str, list[torch.dtype
 
 def reasons(info: Any, dtype: torch.dtype, table: OperatorTable) -> tuple[str, ...]:
     """Return why an OpInfo would fail on MPS; samples that fail on the CPU too tell nothing."""
-    record = CallRecord(table)
+    record = CallRecorder(table)
     for sample in samples(info, dtype):
         try:
-            with torch.inference_mode(), watching(record):
+            with torch.inference_mode(), record_calls(record):
                 info(sample.input, *sample.args, **sample.kwargs)
         except Exception as error:  # noqa: BLE001, PERF203 - samples for one device can fail in any way on another
             print(f"  {info.name}: {type(error).__name__}", file=sys.stderr)
-    falling = {operator for operator, *_ in record.calls if table.verdict(operator) == FALLS_BACK}
+    falling = {operator for operator, *_ in record.calls if table.classify(operator) == FALLS_BACK}
     return tuple(sorted(falling | {f"{refusal.name} in {operator}" for refusal, (operator, *_) in record.refusals}))
 
 

@@ -3,7 +3,7 @@
     python scripts/evaluate_bundled_model.py MODEL DATA --minimum-ncbi 84 --minimum-bc5cdr 79
 
 DATA holds `ncbi-disease/*.tsv` and `bc5cdr/disease/*.tsv`, one "word<TAB>label" per line and an empty line after
-each sentence. The metric is strict IOB2 entity F1, each word labelled as its first sub-token.
+each sentence. The metric is strict IOB2 entity F1, each word labeled as its first sub-token.
 """
 
 import argparse

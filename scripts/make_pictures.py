@@ -28,9 +28,9 @@ TESTS = ROOT / "tests" / "browser"
 HELD = {name: runpy.run_path(str(TESTS / f"{name}.py")) for name in ("conftest", "servers", "fronts")}
 THEMES = ("light", "dark")
 SIZE, MOVING_SIZE = {"width": 960, "height": 7000}, {"width": 900, "height": 620}
-SHARPNESS, COLOURS, MARGIN = 2, 128, 8
+SHARPNESS, COLORS, MARGIN = 2, 128, 8
 STILL = 500
-"""Milliseconds from which a frame of the moving picture stands; its colours are those of all of them."""
+"""Milliseconds from which a frame of the moving picture stands; its colors are those of all of them."""
 
 BORDER = 2
 """How far above an output the frame of its cell ends."""
@@ -157,7 +157,7 @@ def still(server: Any, browser: Browser, wanted: list[str], folder: Path) -> Non
             if name in wanted:
                 shown = front.page.locator(".jp-CodeCell").nth(number).locator(".jp-OutputArea-output").last
                 image = Image.open(io.BytesIO(taken(front.page, shown))).convert("RGB")
-                image = image.quantize(COLOURS, dither=Image.Dither.NONE)
+                image = image.quantize(COLORS, dither=Image.Dither.NONE)
                 image.save(folder / f"{name}_{theme}.png", optimize=True)
 
 
@@ -179,7 +179,7 @@ def moving(server: Any, browser: Browser, theme: str, folder: Path) -> None:
     together = Image.new("RGB", (images[0].width, images[0].height * len(stills)))
     for number, image in enumerate(stills):
         together.paste(image, (0, number * image.height))
-    palette = together.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3)  # Rare colours are marks and code.
+    palette = together.quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3)  # Rare colors are marks and code.
     first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     first.save(folder / f"demo_{theme}.gif", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
 
@@ -202,7 +202,7 @@ def played(front: Any) -> Iterator[tuple[bytes, int]]:
         yield seen.screenshot(), 2000
     front.panel.scroll_into_view_if_needed()
     yield seen.screenshot(), 1500
-    front.device_button("cpu").hover()
+    front.device_button("cpu").tooltip()
     yield seen.screenshot(), 800
     front.device_button("cpu").click()
     front.expect_pressed("cpu")

@@ -44,7 +44,7 @@ WARM = {"torch", "transformers", "tokenizers", "numpy", "_pytest", "hypothesis"}
 
 @dataclass(frozen=True)
 class Room:
-    """Files whose behaviour hangs on nothing but their arguments.
+    """Files whose behavior hangs on nothing but their arguments.
 
     Attributes:
         sources: The files, as a pattern.

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from openmed_nb._utils.plain import Pattern, field_types
 from openmed_nb.runbook.records.logbook import sections as logbook
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
-from openmed_nb.runbook.records.logbook.sections import Sections
+from openmed_nb.runbook.records.logbook.sections import LogbookData
 from openmed_nb.runbook.records.report import record as report
 from openmed_nb.runbook.records.report.record import SCHEMA_FILE as REPORT_FILE
-from openmed_nb.runbook.records.report.record import Record
+from openmed_nb.runbook.records.report.record import ReportData
 
 # The names of plain types in JSON Schema.
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -77,13 +77,13 @@ def published(kind: type, schema: str, title: str, description: str) -> str:
 def logbook_schema() -> str:
     """Return the schema of a logbook."""
     what = "What figures were measured with. No text of a note, no secret and no name of a file is in it."
-    return published(Sections, logbook.SCHEMA, "A logbook of openmed_nb", what)
+    return published(LogbookData, logbook.SCHEMA, "A logbook of openmed_nb", what)
 
 
 def report_schema() -> str:
     """Return the schema of a report."""
     what = "What nb.report() measured on a computer. No text of a note, no name of a person or a computer, and no home is in it."
-    return published(Record, report.SCHEMA, "A report of openmed_nb", what)
+    return published(ReportData, report.SCHEMA, "A report of openmed_nb", what)
 
 
 if __name__ == "__main__":

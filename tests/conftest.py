@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from openmed_nb.devices.machine import mps_is_simulated
+from openmed_nb.devices.machine import is_mps_simulated
 
 FOLDER = Path(__file__).parent
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
@@ -77,7 +77,7 @@ def simulated_mac(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def still_simulated_mac(request: pytest.FixtureRequest) -> None:
     """Begin the simulated Mac again, where the test before ended it."""
-    if request.config.getoption("simulated_mps") and not mps_is_simulated():
+    if request.config.getoption("simulated_mps") and not is_mps_simulated():
         from openmed_nb.session import SESSION
 
         SESSION.simulate("8 GiB")

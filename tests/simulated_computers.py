@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from openmed_nb.devices.backend import TorchFacts
-from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
-from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.backend import TorchInfo
+from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
+from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.session import Session
 
-MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
-BOX = Machine("Linux", "x86_64", gpu_driver=True)
-PLAIN = Machine("Linux", "x86_64", gpu_driver=False)
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
+BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
+PLAIN = MachineInfo("Linux", "x86_64", gpu_driver=False)
 
-MAC_TORCH = TorchFacts("2.13.0", loaded=True, gpu_build="", mps_built=True, mps_available=True, cuda_names=())
-BOX_TORCH = TorchFacts("2.13.0+cu130", True, "CUDA 13.0", False, False, ("NVIDIA A100", "NVIDIA T4"))
-PLAIN_TORCH = TorchFacts("2.13.0+cpu", True, "", False, False, ())
+MAC_TORCH = TorchInfo("2.13.0", is_imported=True, gpu_build="", mps_built=True, mps_available=True, cuda_names=())
+BOX_TORCH = TorchInfo("2.13.0+cu130", True, "CUDA 13.0", False, False, ("NVIDIA A100", "NVIDIA T4"))
+PLAIN_TORCH = TorchInfo("2.13.0+cpu", True, "", False, False, ())
 
 
 class SimulatedTorch:
     """The torch of a computer that is not here: it reads its variables when the real one does, and tells no more."""
 
-    def __init__(self, facts: TorchFacts, environ: dict[str, str], **failures: str) -> None:
+    def __init__(self, facts: TorchInfo, environ: dict[str, str], **failures: str) -> None:
         self.facts = facts
         self.environ = environ
         self.failures = failures
@@ -30,21 +30,21 @@ class SimulatedTorch:
         self.probed: list[str] = []
         self.loading: Callable[[], None] = lambda: None
 
-    def torch_is_loaded(self) -> bool:
+    def is_torch_imported(self) -> bool:
         """Tell whether torch is imported."""
-        return FALLBACK in self.read
+        return FALLBACK_VARIABLE in self.read
 
-    def installed_torch(self) -> TorchFacts:
+    def inspect_installed_torch(self) -> TorchInfo:
         """Return what the files say."""
-        return TorchFacts(self.facts.version, gpu_build=self.facts.gpu_build)
+        return TorchInfo(self.facts.version, gpu_build=self.facts.gpu_build)
 
-    def loaded_torch(self) -> TorchFacts:
+    def inspect_imported_torch(self) -> TorchInfo:
         """Import torch, which reads the switch of the fallback."""
         self.loading()
-        self.read.setdefault(FALLBACK, self.environ.get(FALLBACK))
+        self.read.setdefault(FALLBACK_VARIABLE, self.environ.get(FALLBACK_VARIABLE))
         return self.facts
 
-    def probe(self, device: str) -> str:
+    def probe_device(self, device: str) -> str:
         """Compute on the device, which starts the allocator where it is mps."""
         self.probed.append(device)
         if device == "mps":
@@ -53,18 +53,18 @@ class SimulatedTorch:
 
     def touch(self) -> None:
         """Compute on mps and leave no tensor behind."""
-        for name in (HIGH, LOW):
+        for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE):
             self.read.setdefault(name, self.environ.get(name))
 
-    def mps_allocator_started(self) -> bool | None:
+    def is_mps_allocator_initialized(self) -> bool | None:
         """Tell what can be known: nothing."""
-        return None if self.torch_is_loaded() else False
+        return None if self.is_torch_imported() else False
 
 
 class Computer:
     """A session with the environment and the torch that it sees."""
 
-    def __init__(self, machine: Machine, facts: TorchFacts, environ: dict[str, str], **failures: str) -> None:
+    def __init__(self, machine: MachineInfo, facts: TorchInfo, environ: dict[str, str], **failures: str) -> None:
         self.environ = dict(environ)
         self.torch = SimulatedTorch(facts, self.environ, **failures)
         self.session = Session(self.environ, lambda: machine, self.torch)
@@ -72,7 +72,7 @@ class Computer:
     @property
     def effects(self) -> tuple[str, ...]:
         """What is told of the three MPS variables."""
-        return tuple(one.effect for one in self.session.computer.environment("mps").settings)
+        return tuple(one.effect for one in self.session.device_manager.mps_environment("mps").settings)
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -80,8 +80,8 @@ class Computer:
         return (
             dict(self.environ),
             self.session.override,
-            self.session.in_force,
-            dict(self.session.computer.applied),
+            self.session.active_device,
+            dict(self.session.device_manager.applied_variables),
         )
 
 
@@ -92,7 +92,7 @@ def mac(*, failing: str = "", **environ: str) -> Computer:
 
 def rosetta(**environ: str) -> Computer:
     """Return a Mac whose Python runs under Rosetta."""
-    return Computer(Machine("Darwin", "x86_64", apple_silicon=True, translated=True), MAC_TORCH, environ)
+    return Computer(MachineInfo("Darwin", "x86_64", apple_silicon=True, under_rosetta=True), MAC_TORCH, environ)
 
 
 def box(**environ: str) -> Computer:

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb._events.activity import Activity, Listeners, uninterrupted
+from openmed_nb._events.activity import EventDispatcher, ProgressEvent, defer_interrupts
 from openmed_nb.errors import OpenMedWarning
 
 
 @pytest.fixture
 def listeners():
     """Listeners, of whom there are none yet."""
-    return Listeners()
+    return EventDispatcher()
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_everybody_hears_everything_in_order(listeners, heard):
     """Each listener is told of each activity and of the end, in the order of telling."""
     others = []
     listeners.add(others.append)
-    told = [Activity("Loading", "a"), Activity("Loading", "b"), None]
+    told = [ProgressEvent("Loading", "a"), ProgressEvent("Loading", "b"), None]
     for one in told:
         listeners.tell(one)
 
@@ -38,13 +38,13 @@ def test_everybody_hears_everything_in_order(listeners, heard):
 
 def test_verbs_inside_one_another_tell_once(listeners, heard):
     """Of verbs inside one another only the outermost tells, when all of them are done."""
-    with listeners.told_after():
-        with listeners.told_after(), listeners.told_after():
+    with listeners.operation():
+        with listeners.operation(), listeners.operation():
             assert heard == []
         assert heard == []
     assert heard == [None]
 
-    with listeners.told_after():
+    with listeners.operation():
         pass
     assert heard == [None, None]
 
@@ -52,11 +52,11 @@ def test_verbs_inside_one_another_tell_once(listeners, heard):
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, GeneratorExit])
 def test_a_verb_that_fails_tells_too(listeners, heard, failure):
     """A verb that fails or is interrupted inside of another tells once, and its error goes on."""
-    with pytest.raises(failure), listeners.told_after(), listeners.told_after():
+    with pytest.raises(failure), listeners.operation(), listeners.operation():
         raise failure
 
     assert heard == [None]
-    with listeners.told_after():
+    with listeners.operation():
         pass
     assert heard == [None, None]
 
@@ -81,7 +81,7 @@ def test_an_interrupt_is_shown_in_one_line(module, shown):
 
 def test_an_interrupt_within_verbs_is_shown_with_the_innermost_line(listeners):
     """Of verbs inside one another, the innermost that was interrupted says where; what is shown holds no frames."""
-    with pytest.raises(KeyboardInterrupt) as caught, listeners.told_after(), listeners.told_after():
+    with pytest.raises(KeyboardInterrupt) as caught, listeners.operation(), listeners.operation():
         raise KeyboardInterrupt
 
     assert caught.value._render_traceback_() == ["KeyboardInterrupt: Stopped."]
@@ -90,7 +90,7 @@ def test_an_interrupt_within_verbs_is_shown_with_the_innermost_line(listeners):
 
 def test_each_thread_has_its_own_verbs(listeners, heard):
     """A verb of another thread tells when it is done, though one of this thread is still under way."""
-    with listeners.told_after():
+    with listeners.operation():
         for _ in range(2):
             thread = threading.Thread(target=verb, args=[listeners])
             thread.start()
@@ -103,7 +103,7 @@ def test_each_thread_has_its_own_verbs(listeners, heard):
 
 def verb(listeners):
     """Do nothing, as a verb does it."""
-    with listeners.told_after():
+    with listeners.operation():
         pass
 
 
@@ -116,7 +116,7 @@ def test_a_listener_that_fails_is_a_warning(listeners, heard):
 
     listeners.add(fail)
     listeners.add(later.append)
-    with pytest.warns(OpenMedWarning) as warned, listeners.told_after():
+    with pytest.warn_if(OpenMedWarning) as warned, listeners.operation():
         done = True
 
     assert done
@@ -136,7 +136,7 @@ def test_a_listener_that_is_interrupted_interrupts(listeners):
             raise KeyboardInterrupt
 
     listeners.add(interrupted)
-    with pytest.raises(KeyboardInterrupt), listeners.told_after():
+    with pytest.raises(KeyboardInterrupt), listeners.operation():
         pass
     verb(listeners)
 
@@ -235,7 +235,7 @@ def test_an_interrupt_waits_until_a_block_is_over():
             raise error
 
     for error in (None, ValueError("failed")):
-        with pytest.raises(KeyboardInterrupt), uninterrupted():
+        with pytest.raises(KeyboardInterrupt), defer_interrupts():
             work(error)
         assert done[-1] is error
         assert signal.getsignal(signal.SIGINT) is before

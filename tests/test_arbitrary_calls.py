@@ -133,8 +133,8 @@ def state():
 def check_unchanged(before):
     """Check that a call which failed left all as it was, but for models that it loaded: loading them again takes long."""
     after = state()
-    assert after._replace(loaded=before.loaded) == before
-    assert after.loaded[: len(before.loaded)] == before.loaded
+    assert after._replace(loaded=before.is_imported) == before
+    assert after.is_imported[: len(before.is_imported)] == before.is_imported
 
 
 def refused(name, positional, named):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.devices.backend import import_torch
-from openmed_nb.errors import TorchUnusable
+from openmed_nb.errors import TorchImportError
 
 
 def run(*arguments, **options):
@@ -48,5 +48,5 @@ def test_answer_that_cannot_be_written():
 def test_module_that_stands_in_for_torch(monkeypatch):
     """A module in the place of torch that has no file, as other packages' tests use one, is named without one."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    with pytest.raises(TorchUnusable, match="A module named 'torch' without a file hides the real torch"):
+    with pytest.raises(TorchImportError, match="A module named 'torch' without a file hides the real torch"):
         import_torch()

@@ -11,8 +11,8 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.compat import MPS_ENV_DEFAULTS, ModelLoader, OpenMedConfig
-from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedWarning, UnknownDevice
+from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
+from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, OpenMedWarning, UnknownDeviceError
 from openmed_nb.models.registry import find_model
 from openmed_nb.session import SESSION
 
@@ -69,10 +69,13 @@ def test_resolved_device(of, kind, prefer, environ, device):
 
 TUNED = [
     ({}, {}),
-    ({FALLBACK: "0"}, {FALLBACK: "0"}),
-    ({HIGH: "1.4"}, {HIGH: "1.4"}),
-    ({LOW: "0.5"}, {LOW: "0.5"}),
-    ({HIGH: "0.7"}, {HIGH: "0.7", LOW: "0.63"}),  # With OpenMed's 0.9, torch refuses every call.
+    ({FALLBACK_VARIABLE: "0"}, {FALLBACK_VARIABLE: "0"}),
+    ({HIGH_WATERMARK_VARIABLE: "1.4"}, {HIGH_WATERMARK_VARIABLE: "1.4"}),
+    ({LOW_WATERMARK_VARIABLE: "0.5"}, {LOW_WATERMARK_VARIABLE: "0.5"}),
+    (
+        {HIGH_WATERMARK_VARIABLE: "0.7"},
+        {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "0.63"},
+    ),  # With OpenMed's 0.9, torch refuses every call.
 ]
 
 
@@ -88,9 +91,13 @@ def test_tuned_variables(of, environ, others):
 def test_constants():
     """The constants have the values that they have there; that of the variables cannot be changed."""
     assert (TORCH, LEGACY) == ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE")
-    assert dict(MPS_ENV_DEFAULTS) == {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}
+    assert dict(MPS_ENV_DEFAULTS) == {
+        FALLBACK_VARIABLE: "1",
+        HIGH_WATERMARK_VARIABLE: "1.0",
+        LOW_WATERMARK_VARIABLE: "0.9",
+    }
     with pytest.raises(TypeError):
-        MPS_ENV_DEFAULTS[HIGH] = "1.7"
+        MPS_ENV_DEFAULTS[HIGH_WATERMARK_VARIABLE] = "1.7"
 
 
 @pytest.mark.real_computer
@@ -113,7 +120,7 @@ def test_loader_on_a_mac():
 @pytest.mark.parametrize("spelling", ["metal", "Metal", "apple", "apple silicon", "metal:0"])
 def test_names_of_the_gpu_of_a_mac(spelling):
     """Who asks for Metal, or for Apple's GPU, is pointed to mps."""
-    with pytest.raises(UnknownDevice, match="Use 'mps'; accepted are"):
+    with pytest.raises(UnknownDeviceError, match="Use 'mps'; accepted are"):
         nb.device(spelling)
 
 
@@ -121,18 +128,20 @@ def test_names_of_the_gpu_of_a_mac(spelling):
 def test_numbers_of_devices():
     """A GPU by its number is refused where there is none, and a number that is none, or a flag, is an error."""
     assert nb.device(-1).device == "cpu"
-    with pytest.raises(UnknownDevice, match="'cuda:-2'"):
+    with pytest.raises(UnknownDeviceError, match="'cuda:-2'"):
         nb.device(-2)
     with pytest.raises(ConfigurationError, match="bool has no device"):
         nb.device(True)
-    with pytest.raises(DeviceUnavailable, match="'cuda:9999'"):
+    with pytest.raises(DeviceUnavailableError, match="'cuda:9999'"):
         nb.device(9999)
     assert OpenMedConfig(device=-1) == OpenMedConfig(device="cpu")
 
 
 def test_keywords_of_openmed():
     """Settings of OpenMed's are taken; one warning names those whose values would change something there, at the line."""
-    with pytest.warns(OpenMedWarning, match="^OpenMed's load_in_4bit and timeout have no effect in openmed_nb") as told:
+    with pytest.warn_if(
+        OpenMedWarning, match="^OpenMed's load_in_4bit and timeout have no effect in openmed_nb"
+    ) as told:
         config = OpenMedConfig(device="cpu", timeout=60, load_in_4bit=True, log_level="INFO")
 
     assert config == OpenMedConfig(device="cpu")
@@ -149,7 +158,7 @@ def test_mapping():
 
     assert "hf_secret" not in str(told)
     assert OpenMedConfig.from_dict(told) == replace(config, cache_dir="here", hf_token=None)
-    with pytest.warns(OpenMedWarning, match="OpenMed's timeout has no effect"):
+    with pytest.warn_if(OpenMedWarning, match="OpenMed's timeout has no effect"):
         assert OpenMedConfig.from_dict({"timeout": 60, "device": "cpu", "cjk_width_convention": "cjk"}).device == "cpu"
     with pytest.raises(ConfigurationError, match=r"There is no setting 'devise'\. Did you mean 'device'\?"):
         OpenMedConfig.from_dict({"devise": "cpu"})
@@ -190,7 +199,7 @@ def test_arguments_of_openmed():
         warnings.simplefilter("error")
         pipe = loader.create_pipeline("bundled_small", use_fast_tokenizer=True, local_files_only=True)
         loader.load_model("bundled_small", attn_implementation=None)
-    with pytest.warns(OpenMedWarning, match="OpenMed's attn_implementation and use_fast_tokenizer have") as told:
+    with pytest.warn_if(OpenMedWarning, match="OpenMed's attn_implementation and use_fast_tokenizer have") as told:
         other = loader.create_pipeline("bundled_small", use_fast_tokenizer=False, attn_implementation="sdpa")
 
     assert other is pipe

@@ -38,7 +38,7 @@ LIGHT = {
     "ModelLoader": "nb.compat.ModelLoader(nb.OpenMedConfig(device='cpu'))",
     "resolve_torch_device": "nb.compat.resolve_torch_device('mps')",
     "apply_mps_tuning": "nb.compat.apply_mps_tuning()",
-    "who_holds": "nb.training.who_holds()",
+    "find_tensor_referrers": "nb.training.find_tensor_referrers()",
     "Guards": "nb.Guards('labels')",
     "listening": "from openmed_nb.session import SESSION\nSESSION.listen(print)()\nlen(SESSION.inventory())",
     "every public name": "rooms = (nb, nb.compat, nb.runbook, nb.training)\n"

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.__main__ import NOTE, main, show_progress
-from openmed_nb._events.activity import Activity
+from openmed_nb.__main__ import EXAMPLE_NOTE, main, print_progress
+from openmed_nb._events.activity import ProgressEvent
 
 
 def test_main_job_prints_device_reason_and_entities(capsys):
@@ -27,7 +27,7 @@ def test_main_job_prints_device_reason_and_entities(capsys):
 
 def test_synthetic_note_says_that_it_is_synthetic():
     """The note that is shipped names itself synthetic."""
-    assert "synthetic" in NOTE.read_text("utf-8").splitlines()[0]
+    assert "synthetic" in EXAMPLE_NOTE.read_text("utf-8").splitlines()[0]
 
 
 def test_answer_as_json(capsys):
@@ -42,12 +42,12 @@ def test_answer_as_json(capsys):
 def test_mistakes_are_one_line(capsys):
     """A mistake on the command line prints one line to the error stream and ends with status 2."""
     mistakes = {
-        ("--device", "banana"): "UnknownDevice: 'banana'",
-        ("--model", "disease_detection_tinny"): "UnknownModel: There is no model named 'disease_detection_tinny'",
+        ("--device", "banana"): "UnknownDeviceError: 'banana'",
+        ("--model", "disease_detection_tinny"): "UnknownModelError: There is no model named 'disease_detection_tinny'",
         ("no such note.txt",): "No such file or directory",
-        (str(NOTE.parent),): "Is a directory",
-        (str(NOTE.parent / "disease" / "model.safetensors"),): "UnreadableText: ",
-        ("doctor", "disease_detection_tinny"): "UnknownModel: ",
+        (str(EXAMPLE_NOTE.parent),): "Is a directory",
+        (str(EXAMPLE_NOTE.parent / "disease" / "model.safetensors"),): "InvalidTextError: ",
+        ("doctor", "disease_detection_tinny"): "UnknownModelError: ",
         ("ladder", "--seconds", "0"): "seconds",
     }
     for arguments, said in mistakes.items():
@@ -109,9 +109,9 @@ def test_bytes_that_are_no_note_are_one_line(content, said, tmp_path, capsys):
     assert main([str(note)]) == 2
 
     printed = capsys.readouterr().err
-    with pytest.raises(nb.errors.UnreadableText) as caught:
+    with pytest.raises(nb.errors.InvalidTextError) as caught:
         nb.annotate(note, "bundled_small", progress=False)
-    assert printed == f"UnreadableText: {caught.value}\n"
+    assert printed == f"InvalidTextError: {caught.value}\n"
     assert said in printed
     assert "anna" not in printed.casefold()
 
@@ -151,8 +151,8 @@ def test_a_terminal_is_told_of_a_report_by_its_own_line_alone(terminal, monkeypa
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    show_progress(Activity("Reporting", "doctor", 1, 13))
-    show_progress(None)
+    print_progress(ProgressEvent("Reporting", "doctor", 1, 13))
+    print_progress(None)
 
     assert stream.getvalue() == ("" if terminal else "Reporting: doctor (2 of 13)\n")
 

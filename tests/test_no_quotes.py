@@ -23,7 +23,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.__main__ import main
-from openmed_nb._render.display import Shown
+from openmed_nb._render.display import Displayable
 from openmed_nb.annotation.masking import MaskedText, MaskedTexts
 from openmed_nb.annotation.results import AnnotatedText, Annotations, Summary
 from openmed_nb.errors import OpenMedError
@@ -147,7 +147,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "epochs": ("every", "before", "after", "guards", "live", "gate"),
     "training.callback": ("every", "before", "after", "live", "gate"),
     "Guards": ("labels", "tokens", "positions", "num_labels", "vocab_size"),
-    "runbook.gates": ("speed_up", "utilisation", "entity_agreement", "hours"),
+    "runbook.gates": ("speedup", "utilization", "entity_agreement", "hours"),
     "runbook.parity": ("revision", "dtype", "aggregation_strategy", "cache_dir"),
     "runbook.profile": ("revision", "length"),
     "sweep": ("revision", "length"),
@@ -447,7 +447,7 @@ def places_in_result(target: Target, argument: str, result: Any) -> Iterator[tup
         yield "errors of texts", repr(dict(result.errors))
     if inspect.isclass(target.function) or isinstance(result, texts) or (target.name, argument) in BY_DESIGN:
         return
-    if isinstance(result, Shown):
+    if isinstance(result, Displayable):
         yield "report", f"{result}\n{json.dumps(result.to_dict(), default=repr, ensure_ascii=False)}"
 
 
@@ -471,7 +471,7 @@ def call_with(target: Target, parameter: inspect.Parameter, kind: str, value: An
     raised_at = ""
     activities: list[Any] = []
     output = io.StringIO()
-    stop_listening = SESSION.listen(activities.append)
+    stop_listening = SESSION.subscribe(activities.append)
     with warnings.catch_warnings(record=True) as warned, all_log_records() as records:
         warnings.simplefilter("always")
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

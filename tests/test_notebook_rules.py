@@ -172,11 +172,11 @@ def requirements(file):
         if entry.startswith("-r"):
             names |= requirements(file.parent / entry.removeprefix("-r").strip())
         elif entry and not entry.startswith(("#", "-")):
-            names.add(normalised(Requirement(entry).name))
+            names.add(normalized(Requirement(entry).name))
     return names
 
 
-def normalised(name):
+def normalized(name):
     """Return the one spelling of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -191,7 +191,7 @@ def test_binder_installs_what_a_notebook_imports(notebook, packages):
     """Every import of a notebook is Python's own, ours, or installed by Binder."""
     installed = requirements(ROOT / "binder" / "requirements.txt")
     foreign = imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}
-    providers = {name: {normalised(one) for one in packages.get(name, [name])} for name in foreign}
+    providers = {name: {normalized(one) for one in packages.get(name, [name])} for name in foreign}
 
     assert {name for name, distributions in providers.items() if not distributions & installed} == set()
 
@@ -203,7 +203,7 @@ WRONG = [
     ("05", "forward dominates", "data dominates"),
     ("05", "on cpu", "on mps"),
     ("05", "There is only the CPU here", "There is a GPU here"),
-    ("05", "speed_up from 22 % to 30 %", "speed_up from 22 % to 3 %"),
+    ("05", "speedup from 22 % to 30 %", "speedup from 22 % to 3 %"),
     ("04", "0 failed", "3 failed"),
     ("04", "right, and its result is on cpu", "wrong, and its result is on cpu"),
     ("04", "9 packages fit together", "9 packages do not fit together"),

@@ -103,7 +103,7 @@ def test_openmed_follows_in_a_fresh_process(kernel):
 
 
 def test_explicit_preference(run):
-    """An explicit preference comes back normalised, as from openmed, whether or not the device is there."""
+    """An explicit preference comes back normalized, as from openmed, whether or not the device is there."""
     code = """
 spellings = ("cpu", "CPU", " cpu ", "cuda", "Cuda", "cuda:0", "cuda:1", " CUDA:3\\n", "mps", "MPS", "\\tMps")
 answer = [[resolve(one) for one in spellings] for resolve in (nb.compat.resolve_torch_device, theirs.resolve_torch_device)]"""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import openmed_nb as nb
-from openmed_nb._utils.validation import given_path
+from openmed_nb._utils.validation import check_path
 from openmed_nb.errors import ConfigurationError, OpenMedError
 
 UNUSABLE = [None, 5, b"x", "a\0b", "a\ud800", "~nobody.is.here/x", "x" * 300]
@@ -26,7 +26,7 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
 def test_what_is_no_path(path):
     """Another type, a NUL, half a character, an unknown home and a name that is too long give one clear error."""
     with pytest.raises(ConfigurationError, match="What was passed as folder is not a usable path"):
-        given_path(path, "folder")
+        check_path(path, "folder")
 
 
 @pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
@@ -58,4 +58,4 @@ def test_folder_that_may_not_be_read(tmp_path):
 
 def test_home_is_found():
     """A tilde stands for the person's home, and nothing need be there."""
-    assert given_path("~/no/such/file", "folder") == Path.home() / "no/such/file"
+    assert check_path("~/no/such/file", "folder") == Path.home() / "no/such/file"

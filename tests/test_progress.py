@@ -11,38 +11,48 @@ from contextlib import nullcontext
 import pytest
 
 import openmed_nb as nb
-from openmed_nb._events.activity import IMPORTING, LOADING, RELEASING, Activity, Listeners
-from openmed_nb._events.progress import Course, Line, Progress, Terminal, is_asked_for, surface_here
+from openmed_nb._events.activity import IMPORTING, LOADING, RELEASING, EventDispatcher, ProgressEvent
+from openmed_nb._events.progress import (
+    ProgressBar,
+    ProgressHistory,
+    ProgressLine,
+    TerminalOutput,
+    detect_output,
+    is_interactive,
+)
 from openmed_nb.session import SESSION
 
 
 def of_texts(done, total=300):
     """Return that so many texts of a run are done."""
-    return Activity("Annotating", "bundled on cpu", done, total, "text")
+    return ProgressEvent("Annotating", "bundled on cpu", done, total, "text")
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (Line(Activity(LOADING, "bundled"), 0.44), "Loading: bundled, 0.4 s"),
-        (Line(Activity(LOADING, "bundled"), 12.9, "stopped"), "Loading: bundled, stopped after 12 s"),
-        (Line(of_texts(0), 3.21), "Annotating: bundled on cpu ░░░░░░░░░░ text 1 of 300, 3.2 s"),
+        (ProgressLine(ProgressEvent(LOADING, "bundled"), 0.44), "Loading: bundled, 0.4 s"),
+        (ProgressLine(ProgressEvent(LOADING, "bundled"), 12.9, "stopped"), "Loading: bundled, stopped after 12 s"),
+        (ProgressLine(of_texts(0), 3.21), "Annotating: bundled on cpu ░░░░░░░░░░ text 1 of 300, 3.2 s"),
         (
-            Line(of_texts(99), 83, left=41.8, speed=2.3456),
+            ProgressLine(of_texts(99), 83, eta_seconds=41.8, rate=2.3456),
             "Annotating: bundled on cpu ███░░░░░░░ text 100 of 300, 1:23, about 41 s left, 2.35 texts/s",
         ),
-        (Line(of_texts(60, 61), 83, left=0.4), "Annotating: bundled on cpu █████████░ text 61 of 61, 1:23"),
         (
-            Line(of_texts(300), 4000, "finished", left=0.0, speed=25, loading=12),
+            ProgressLine(of_texts(60, 61), 83, eta_seconds=0.4),
+            "Annotating: bundled on cpu █████████░ text 61 of 61, 1:23",
+        ),
+        (
+            ProgressLine(of_texts(300), 4000, "finished", eta_seconds=0.0, rate=25, loading_seconds=12),
             "Annotating: bundled on cpu ██████████ 300 texts, finished after 1:06:40 (loading took 12 s), 25 texts/s",
         ),
-        (Line(of_texts(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
+        (ProgressLine(of_texts(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
         (
-            Line(Activity("Moving to mps", "bundled", 1, 2), 0.5, "finished"),
+            ProgressLine(ProgressEvent("Moving to mps", "bundled", 1, 2), 0.5, "finished"),
             "Moving to mps: bundled ██████████ 2 of 2, finished after 0.5 s",
         ),
         (
-            Line(Activity("Comparing", "bundled", 5, 20, "turn"), 12, "finished"),
+            ProgressLine(ProgressEvent("Comparing", "bundled", 5, 20, "turn"), 12, "finished"),
             "Comparing: bundled ██░░░░░░░░ turn 6 of 20, finished after 12 s",
         ),
     ],
@@ -54,7 +64,7 @@ def test_what_a_line_says(line, said):
 
 def test_html_is_the_text_with_a_bar_of_the_browser():
     """In a notebook the bar is that of the browser, with its name for a screen reader; names are escaped."""
-    shown = Line(Activity("Comparing", "<b>", 5, 20, "turn"), 12, "stopped")._repr_html_()
+    shown = ProgressLine(ProgressEvent("Comparing", "<b>", 5, 20, "turn"), 12, "stopped")._repr_html_()
 
     bar = '<progress max="1" value="0.250" aria-label="Comparing: &lt;b&gt;"></progress>'
     assert shown == f"<div>Comparing: &lt;b&gt; {bar} turn 6 of 20, stopped after 12 s</div>"
@@ -62,21 +72,21 @@ def test_html_is_the_text_with_a_bar_of_the_browser():
 
 def test_a_dot_pulses_until_the_end():
     """While the verb goes on, a dot pulses before the line, on and on where it is drawn again; at the end it is gone."""
-    activity = Activity(LOADING, "bundled")
-    first, next_one = (Line(activity, seconds)._repr_html_() for seconds in (12.1, 12.5))
+    activity = ProgressEvent(LOADING, "bundled")
+    first, next_one = (ProgressLine(activity, seconds)._repr_html_() for seconds in (12.1, 12.5))
 
     assert 'aria-hidden="true" style="animation-delay:-0.10s">●</span> Loading: bundled, 12 s</div>' in first
     assert "animation-delay:-0.50s" in next_one
     assert "prefers-reduced-motion" in first
-    assert Line(activity, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
+    assert ProgressLine(activity, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
 
 
 def lines_of(told, total=300):
     """Return the lines at the moments at which so many texts are done."""
-    course, lines = Course(0.0), []
+    course, lines = ProgressHistory(0.0), []
     for time, done in told:
-        course.hear(of_texts(done, total), time)
-        lines.append(course.line(time))
+        course.record(of_texts(done, total), time)
+        lines.append(course.snapshot(time))
     return course, lines
 
 
@@ -100,47 +110,49 @@ def test_what_an_earlier_run_did_is_no_part_of_the_speed():
 
 def test_the_time_to_load_is_said():
     """The seconds count from the first model that is loaded, and how many of them went into loading is said."""
-    course = Course(10.0)
-    course.hear(Activity(IMPORTING, "torch"), 10.0)
-    course.hear(Activity(LOADING, "bundled"), 12.0)
-    assert str(course.line(14.0, "stopped")) == "Loading: bundled, stopped after 4.0 s"  # It says what took the time.
-    course.hear(of_texts(0), 14.0)
-    course.hear(of_texts(300), 20.0)
-    line = course.line(20.0, "finished")
+    course = ProgressHistory(10.0)
+    course.record(ProgressEvent(IMPORTING, "torch"), 10.0)
+    course.record(ProgressEvent(LOADING, "bundled"), 12.0)
+    assert (
+        str(course.snapshot(14.0, "stopped")) == "Loading: bundled, stopped after 4.0 s"
+    )  # It says what took the time.
+    course.record(of_texts(0), 14.0)
+    course.record(of_texts(300), 20.0)
+    line = course.snapshot(20.0, "finished")
 
-    assert (line.loading, line.seconds) == (4, 10)
+    assert (line.loading_seconds, line.seconds) == (4, 10)
     assert "finished after 10 s (loading took 4.0 s)" in str(line)
 
 
 def test_finished_line_names_the_work_and_not_a_load_after_it():
     """What is read or loaded behind the work, such as files whose fingerprint is kept, is no work that finishes."""
-    course = Course(0.0)
-    course.hear(Activity(LOADING, "bundled"), 0.0)
-    course.hear(Activity("Sweeping", "bundled, 4 rows", 1, 3, "round"), 5.0)
-    course.hear(Activity(LOADING, "bundled"), 58.0)
-    course.hear(Activity(IMPORTING, "torch"), 59.0)
+    course = ProgressHistory(0.0)
+    course.record(ProgressEvent(LOADING, "bundled"), 0.0)
+    course.record(ProgressEvent("Sweeping", "bundled, 4 rows", 1, 3, "round"), 5.0)
+    course.record(ProgressEvent(LOADING, "bundled"), 58.0)
+    course.record(ProgressEvent(IMPORTING, "torch"), 59.0)
 
-    assert str(course.line(60.0)).startswith("Importing: torch")
-    assert str(course.line(60.0, "finished")).startswith("Sweeping: bundled, 4 rows")
-    assert "finished after 1:00 (loading took 6.0 s)" in str(course.line(60.0, "finished"))
-    assert str(course.line(60.0, "stopped")).startswith("Importing: torch")  # What was under way when it stopped.
+    assert str(course.snapshot(60.0)).startswith("Importing: torch")
+    assert str(course.snapshot(60.0, "finished")).startswith("Sweeping: bundled, 4 rows")
+    assert "finished after 1:00 (loading took 6.0 s)" in str(course.snapshot(60.0, "finished"))
+    assert str(course.snapshot(60.0, "stopped")).startswith("Importing: torch")  # What was under way when it stopped.
 
 
 def test_time_left_counts_the_size_of_texts():
     """Where it is known how long the texts are, a short text is little work and a long one is much."""
-    course = Course(0.0)
+    course = ProgressHistory(0.0)
     for time, done, size in ((0, 0, 0), (1, 10, 100), (2, 20, 200), (3, 30, 300)):
-        course.hear(Activity("Annotating", "bundled", done, 40, "text", size, 1300), time)
+        course.record(ProgressEvent("Annotating", "bundled", done, 40, "text", size, 1300), time)
 
-    assert course.line(3.0).left == pytest.approx(10.0)  # By texts it would be a second.
-    assert course.line(3.0).share == pytest.approx(300 / 1300)
-    assert "text 31 of 40" in str(course.line(3.0))
+    assert course.snapshot(3.0).eta_seconds == pytest.approx(10.0)  # By texts it would be a second.
+    assert course.snapshot(3.0).fraction == pytest.approx(300 / 1300)
+    assert "text 31 of 40" in str(course.snapshot(3.0))
 
 
 def test_annotate_tells_how_much_of_all_characters_is_done():
     """Of texts at hand the characters are counted, also while a long text is under way; a stream has no total."""
     told, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 9000]
-    stop = SESSION.listen(lambda one: told.append(one) if one and one.doing == "Annotating" else None)
+    stop = SESSION.subscribe(lambda one: told.append(one) if one and one.operation == "Annotating" else None)
     try:
         nb.annotate(notes, "bundled_small", device="cpu")
         of_list = told.copy()
@@ -152,30 +164,30 @@ def test_annotate_tells_how_much_of_all_characters_is_done():
     assert (of_list[0].size_done, of_list[-1].size_done) == (0, of_list[-1].size)
     assert of_list[-1].size == sum(len(note) + 1 for note in notes)
     assert [one.size_done for one in of_list] == sorted(one.size_done for one in of_list)
-    last = max(one.done for one in of_list if one.done < len(notes))
-    assert len({one.size_done for one in of_list if one.done == last}) > 3  # The long text is seen to go on.
+    last = max(one.completed for one in of_list if one.completed < len(notes))
+    assert len({one.size_done for one in of_list if one.completed == last}) > 3  # The long text is seen to go on.
     assert {one.size for one in told} == {None}
 
 
 def test_a_line_can_be_asked_for_at_any_moment():
     """A line can be asked for while something is heard, before each of its statements, as the thread that draws does."""
-    course, lines = Course(0.0), []
+    course, lines = ProgressHistory(0.0), []
 
     def between(_frame, _event, _argument):
-        lines.append(course.line(9.0))
+        lines.append(course.snapshot(9.0))
         return between
 
     for done in range(4):
-        course.hear(of_texts(done), float(done))
+        course.record(of_texts(done), float(done))
     before = sys.gettrace()
-    sys.settrace(lambda frame, *_event: between if frame.f_code is Course.hear.__code__ else None)
+    sys.settrace(lambda frame, *_event: between if frame.f_code is ProgressHistory.record.__code__ else None)
     try:
-        course.hear(Activity("Comparing", "bundled", 0, 20, "turn"), 4.0)
+        course.record(ProgressEvent("Comparing", "bundled", 0, 20, "turn"), 4.0)
     finally:
         sys.settrace(before)
 
-    assert {one.activity.doing for one in lines} == {"Annotating", "Comparing"}
-    assert all((one.left is None) == (one.activity.doing == "Comparing") for one in lines)
+    assert {one.activity.operation for one in lines} == {"Annotating", "Comparing"}
+    assert all((one.eta_seconds is None) == (one.activity.operation == "Comparing") for one in lines)
 
 
 class Page:
@@ -199,7 +211,7 @@ def threads():
 def watched(patience=0.001):
     """Return listeners with a page on which what is under way is drawn."""
     page = Page()
-    return Listeners(Progress({}, lambda _environ: page, patience)), page
+    return EventDispatcher(ProgressBar({}, lambda _environ: page, patience)), page
 
 
 @pytest.mark.parametrize(
@@ -208,22 +220,22 @@ def watched(patience=0.001):
 def test_a_line_is_drawn_while_a_step_takes_long(error, end):
     """A line is drawn while a step goes on without telling, says at the end how it ended, and no thread is left."""
     listeners, page = watched()
-    with pytest.raises(error) if error else nullcontext(), listeners.told_after(), listeners.told_after():
-        listeners.tell(Activity(LOADING, "bundled"))
+    with pytest.raises(error) if error else nullcontext(), listeners.operation(), listeners.operation():
+        listeners.tell(ProgressEvent(LOADING, "bundled"))
         assert page.drawn.wait(60)
         if error:
             raise error
 
     assert page.lines[0].end == ""
     assert [line.end for line in page.lines if line.end] == [end]
-    assert page.lines[-1].activity == Activity(LOADING, "bundled")
+    assert page.lines[-1].activity == ProgressEvent(LOADING, "bundled")
     assert threads() == []
 
 
 def test_what_is_quick_is_not_drawn():
     """Of a verb that is done before anybody waits nothing is drawn, and no thread is left."""
     listeners, page = watched(patience=3600)
-    with listeners.told_after():
+    with listeners.operation():
         listeners.tell(of_texts(300))
 
     assert (page.lines, threads()) == ([], [])
@@ -234,19 +246,19 @@ def test_the_line_says_what_was_told_last():
     listeners, page = watched()
     for model in ("one", "two"):
         page.drawn.clear()
-        with listeners.told_after():
+        with listeners.operation():
             for _ in listeners.steps("Comparing", model, range(3), "turn"):
                 page.drawn.wait(60)
-        assert page.lines[-1].activity == Activity("Comparing", model, 3, 3, "turn")
+        assert page.lines[-1].activity == ProgressEvent("Comparing", model, 3, 3, "turn")
         assert page.lines[-1].end == "finished"
 
 
-@pytest.mark.parametrize("activity", [Activity(IMPORTING, "torch"), Activity(RELEASING, "memory")])
+@pytest.mark.parametrize("activity", [ProgressEvent(IMPORTING, "torch"), ProgressEvent(RELEASING, "memory")])
 def test_what_keeps_the_interpreter_is_drawn_before_it_begins(activity):
     """An import and a collection of garbage are drawn before, because nothing can be drawn while they go on."""
     listeners, page = watched(patience=3600)
-    with listeners.told_after():
-        listeners.tell(Activity(LOADING, "bundled"))
+    with listeners.operation():
+        listeners.tell(ProgressEvent(LOADING, "bundled"))
         assert page.lines == []
         listeners.tell(activity)
         assert page.lines[0].activity == activity
@@ -258,7 +270,7 @@ def test_a_collection_is_drawn_before_it_begins():
     """Before garbage is collected everywhere the line is drawn, whatever is under way; nothing of that is left at the end."""
     listeners, page = watched(patience=3600)
     callbacks, drawn_before = gc.callbacks.copy(), []
-    with listeners.told_after():
+    with listeners.operation():
         listeners.tell(of_texts(1))
         gc.collect(1)
         assert page.lines == []
@@ -285,11 +297,11 @@ def test_an_interrupt_of_the_last_line_leaves_nothing_behind():
     """Where the last line is interrupted, listeners look again all the same, and the next verb has a line of its own."""
     pages, heard = [Interrupted(), Page()], []
     left = iter(pages)
-    listeners = Listeners(Progress({}, lambda _environ: next(left), 0.001))
-    listeners.add(heard.append)
+    listeners = EventDispatcher(ProgressBar({}, lambda _environ: next(left), 0.001))
+    listeners.subscribe(heard.append)
     for page, error in zip(pages, (KeyboardInterrupt, None), strict=True):
-        with pytest.raises(error) if error else nullcontext(), listeners.told_after():
-            listeners.tell(of_texts(1))
+        with pytest.raises(error) if error else nullcontext(), listeners.operation():
+            listeners.notify(of_texts(1))
             assert page.drawn.wait(60)
 
     assert heard == [of_texts(1), None] * 2
@@ -306,8 +318,8 @@ def in_thread(listeners):
 
 def verb(listeners, **options):
     """Tell what a verb does."""
-    with listeners.told_after(**options):
-        listeners.tell(Activity(LOADING, "bundled"))
+    with listeners.operation(**options):
+        listeners.tell(ProgressEvent(LOADING, "bundled"))
 
 
 @pytest.mark.parametrize(
@@ -315,7 +327,7 @@ def verb(listeners, **options):
     [
         in_thread,
         lambda listeners: verb(listeners, progress=False),
-        lambda listeners: listeners.tell(Activity(LOADING, "bundled")),
+        lambda listeners: listeners.tell(ProgressEvent(LOADING, "bundled")),
     ],
     ids=["another thread", "progress=False", "no verb"],
 )
@@ -328,13 +340,13 @@ def test_what_shows_nothing(quiet):
 
     assert threads() == []
     assert page.lines == []
-    assert heard[0] == Activity(LOADING, "bundled")
+    assert heard[0] == ProgressEvent(LOADING, "bundled")
 
 
 def test_a_verb_without_progress_within_another():
     """A verb without progress shows nothing of itself in the line of the verb that called it, which goes on."""
     listeners, page = watched()
-    with listeners.told_after():
+    with listeners.operation():
         listeners.tell(of_texts(0))
         verb(listeners, progress=False)
         page.drawn.wait(60)
@@ -354,7 +366,7 @@ def test_a_verb_without_progress_within_another():
 )
 def test_who_sees_a_line(parent, asked):
     """A line is for a person who runs a cell: not for what runs notebooks by itself, nor for a click, which the panel shows."""
-    assert is_asked_for(parent) is asked
+    assert is_interactive(parent) is asked
 
 
 class Terminals:
@@ -378,7 +390,7 @@ def test_a_script_shows_lines_in_a_terminal(environ, terminal, shown, monkeypatc
     """A script shows lines in a terminal, not in a file; a variable switches them off."""
     monkeypatch.setattr(sys, "stderr", Terminals(terminal))
 
-    assert isinstance(surface_here(environ), Terminal) is shown
+    assert isinstance(detect_output(environ), TerminalOutput) is shown
 
 
 def closed():
@@ -398,9 +410,9 @@ def hung_up():
 @pytest.mark.parametrize("stream", [closed, hung_up])
 def test_a_terminal_that_is_gone_ends_no_verb(stream):
     """Where the terminal is closed during a long verb, nothing is drawn any more, and the verb goes on."""
-    terminal = Terminal(stream())
-    terminal.draw(Line(of_texts(1), 1.0))
-    terminal.draw(Line(of_texts(1), 1.0, "stopped"))
+    terminal = TerminalOutput(stream())
+    terminal.draw(ProgressLine(of_texts(1), 1.0))
+    terminal.draw(ProgressLine(of_texts(1), 1.0, "stopped"))
 
 
 SCRIPT = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
-from openmed_nb._render.display import NOTE, Report, Shown
+from openmed_nb._render.display import SIMULATION_NOTICE, Displayable, Report
 
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_signatures.json"
 
@@ -25,7 +25,7 @@ def subclasses_of(kind):
 
 def signature_of(public):
     """Return the parameters of a function or class as they are written, with plain defaults; none for errors and reports."""
-    if isinstance(public, type) and issubclass(public, (Exception, Shown)) and public is not nb.Guards:
+    if isinstance(public, type) and issubclass(public, (Exception, Displayable)) and public is not nb.Guards:
         return ""
     plain = (bool, int, float, str, type(None), tuple)
     parameters = [
@@ -75,7 +75,7 @@ def test_a_word_means_the_same_everywhere():
     takes = {
         name: inspect.signature(one).parameters
         for name, one in {**public, **others}.items()
-        if not (isinstance(one, type) and issubclass(one, (Shown, Exception)) and one is not nb.Guards)
+        if not (isinstance(one, type) and issubclass(one, (Displayable, Exception)) and one is not nb.Guards)
     }
 
     def said(word, what):
@@ -112,7 +112,7 @@ def test_every_long_function_can_be_silenced():
     public = {f"{place}{name}": getattr(face, name) for place, face in faces.items() for name in face.__all__}
     public |= {f"training.loader.{name}": getattr(nb.training.loader, name) for name in ("check", "ladder", "settings")}
     functions = {name: one for name, one in public.items() if inspect.isfunction(one)}
-    shown = {name for name, one in functions.items() if "told_after(" in inspect.getsource(one)}
+    shown = {name for name, one in functions.items() if "operation(" in inspect.getsource(one)}
     silenced = {name for name, one in functions.items() if "progress" in inspect.signature(one).parameters}
 
     assert silenced >= LONG | shown - {"training.limit_memory"}
@@ -125,7 +125,7 @@ def test_one_place_renders_every_report():
             with contextlib.suppress(ModuleNotFoundError):  # Pictures and callbacks need an extra.
                 importlib.import_module(module.name)
     forms = ("__str__", "_repr_html_", "marked", "_repr_mimebundle_")
-    ours = [kind for kind in subclasses_of(Shown) if kind.__module__.startswith("openmed_nb.")]
+    ours = [kind for kind in subclasses_of(Displayable) if kind.__module__.startswith("openmed_nb.")]
     own = {f"{kind.__name__}.{name}" for kind in ours for name in forms if name in vars(kind)}
 
     assert own == {"AnnotatedText.__str__", "Gates.__str__", "Lanes.__str__"}
@@ -136,13 +136,13 @@ def test_marks_of_the_simulation(simulated):
     """A report whose figures come from the simulation says so in its title and first sentence, as text and as HTML."""
 
     @dataclasses.dataclass(frozen=True, repr=False)
-    class Seen(Shown):
+    class Seen(Displayable):
         simulated: bool
 
-        def report(self):
+        def to_report(self):
             return Report("Seen on mps", ("One row.",))
 
     seen = Seen(simulated)
     assert str(seen).splitlines()[0] == ("Seen on mps (SIMULATED)" if simulated else "Seen on mps")
-    assert [NOTE in shown for shown in (str(seen), seen._repr_html_())] == [simulated] * 2
+    assert [SIMULATION_NOTICE in shown for shown in (str(seen), seen._repr_html_())] == [simulated] * 2
     assert seen.to_dict() == {"simulated": simulated}

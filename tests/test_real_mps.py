@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.runbook.records.report.report import reported
+from openmed_nb.runbook.records.report.report import run_report
 from openmed_nb.runbook.records.report.steps import STEPS
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ def test_the_device_is_confirmed():
     """The device is taken, and torch has confirmed it with a computation."""
     choice = nb.use("mps")
 
-    assert (choice.device, choice.certain, choice.simulated) == ("mps", True, False)
+    assert (choice.device, choice.confirmed, choice.simulated) == ("mps", True, False)
 
 
 def test_entities_are_those_of_the_cpu():
@@ -56,17 +56,17 @@ def test_logits_and_gradients_are_those_of_the_cpu():
 
 def test_memory_comes_back():
     """What a tensor takes of the device is counted, and handed back with it."""
-    from openmed_nb.devices.registry import device_of
+    from openmed_nb.devices.registry import parse_device_argument
 
     nb.use("mps")
-    before = device_of("mps").memory().allocated
+    before = parse_device_argument("mps").memory().allocated
     tensor = torch.ones(1 << 22, device="mps")
-    with_it = device_of("mps").memory().allocated
+    with_it = parse_device_argument("mps").memory().allocated
     del tensor
     nb.release(history=False, traceback=False)
 
     assert with_it - before >= 1 << 24
-    assert device_of("mps").memory().allocated <= before
+    assert parse_device_argument("mps").memory().allocated <= before
 
 
 def test_epochs_are_flat():
@@ -89,6 +89,6 @@ def test_epochs_are_flat():
 def test_a_report_of_this_mac(tmp_path, monkeypatch):
     """Without a wish, the report takes MPS, and its doctor has an answer."""
     monkeypatch.delenv("OPENMED_TORCH_DEVICE", raising=False)
-    report = reported(tmp_path, True, False, [one for one in STEPS if one.name in {"device", "doctor"}])
+    report = run_report(tmp_path, True, False, [one for one in STEPS if one.name in {"device", "doctor"}])
 
-    assert (report.device, report.missing) == ("mps", ())
+    assert (report.device, report.missing_steps) == ("mps", ())

@@ -10,10 +10,10 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb._annotate import annotate_text
-from openmed_nb._render.drawing import Bar, Picture
-from openmed_nb.distributed.members import PACKAGES, Member, Members
-from openmed_nb.runbook.records.logbook.sections import ReportFigures, Software
-from openmed_nb.runbook.records.report.record import SCHEMA, Outcome, Subject
+from openmed_nb._render.drawing import Bar, Chart
+from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
+from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
+from openmed_nb.runbook.records.report.record import SCHEMA, StepOutcome, Subject
 from openmed_nb.runbook.records.report.report import DeviceReport
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
@@ -30,10 +30,10 @@ def report_of_a_computer():
     subject = Subject(False, (), None, True, False, "Apple M2", 16 << 30, SOFTWARE)
     begun = DeviceReport(SCHEMA, written, subject, None, ("rows", "device"))
     choice = nb.device("cpu")
-    picture, figures = Picture("Rows", (Bar("8", 1.0, "1 ms"),)), ReportFigures("rows", MODEL, "cpu", None, False, {})
-    found = {"report": replace(choice.report(), pictures=(picture,)), "data": choice.to_dict(), "figures": (figures,)}
-    first = Outcome("device", "done", "ok", "Device: cpu.", "", (), written, 3.0, **found)
-    died = Outcome("rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion",), written, 3.0)
+    picture, figures = Chart("Rows", (Bar("8", 1.0, "1 ms"),)), ReportMetrics("rows", MODEL, "cpu", None, False, {})
+    found = {"report": replace(choice.to_report(), charts=(picture,)), "data": choice.to_dict(), "figures": (figures,)}
+    first = StepOutcome("device", "done", "ok", "Device: cpu.", "", (), written, 3.0, **found)
+    died = StepOutcome("rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion",), written, 3.0)
     return begun.with_outcome(first).with_outcome(died)
 
 
@@ -68,8 +68,8 @@ def reports(folder):
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
     batch = torch.ones(2, 8)
     loader = torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=2)
-    sweep = nb.sweep(linear, batch, device="cpu", largest=1)
-    comparison = nb.compare(linear, batch, devices="cpu", pairs=6, watch=0)
+    sweep = nb.sweep(linear, batch, device="cpu", max_batch_size=1)
+    comparison = nb.compare(linear, batch, devices="cpu", rounds=6, utilization_seconds=0)
     profile = nb.runbook.profile(linear, batch, device="cpu", steps=3, warm_up=1)
     parity = nb.runbook.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
     precision = nb.runbook.validate_precision(MODEL, TEXTS, device="cpu")
@@ -79,15 +79,18 @@ def reports(folder):
         pass
     book = nb.logbook(sweep, model=MODEL, dataset=TEXTS, batch_size=2, hypotheses=[("cache", "emptied")], folder=folder)
     yield "choice", lambda: nb.use("cpu")
-    yield "devices", SESSION.devices
+    yield "devices", SESSION.list_devices
     yield "explanation", SESSION.explain
-    yield "environment", lambda: SESSION.computer.environment("mps")
+    yield "environment", lambda: SESSION.device_manager.mps_environment("mps")
     yield "inventory", lambda: (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1]
     yield "annotations", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False)
-    yield "annotations_only", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False).only("disease", score=0.5)
+    yield (
+        "annotations_only",
+        lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False).filter("disease", min_score=0.5),
+    )
     yield "annotated_text", lambda: annotate_text(SESSION, TEXTS[1], MODEL, "cpu")
     yield "doctor", nb.doctor
-    yield "signals", nb.signals
+    yield "signals", nb.system_status
     yield "sweep", lambda: sweep
     yield "comparison", lambda: comparison
     yield from {"profile": lambda: profile, "profile_diff": lambda: profile.diff(profile)}.items()
@@ -95,7 +98,7 @@ def reports(folder):
     yield "losses", lambda: nb.runbook.loss_parity(linear, [batch], device="cpu", steps=3)
     yield "precision_verdict", lambda: precision
     yield "forecast", lambda: forecast
-    yield "gates", lambda: nb.runbook.gates(speed_up=0.3)
+    yield "gates", lambda: nb.runbook.gates(speedup=0.3)
     yield from {"verdict": lambda: nb.verdict(parity, task="annotation"), "lanes": lambda: nb.verdict().lanes}.items()
     yield "logbook", lambda: book
     yield "logbook_diff", lambda: book.diff(book)
@@ -103,15 +106,17 @@ def reports(folder):
     yield "sample", lambda: loop.curve.samples[0]
     yield "report", report_of_a_computer
     yield "release", lambda: nb.release(models=False, history=False, traceback=False)
-    yield "holders", lambda: nb.training.who_holds({"weights": torch.ones(1)})
+    yield "holders", lambda: nb.training.find_tensor_referrers({"weights": torch.ones(1)})
     yield "loader_settings", lambda: nb.training.loader.settings([1, 2], "cpu")
     yield "loader_check", lambda: nb.training.loader.check(loader, torch.nn.Linear(8, 1), "cpu", batches=3)
-    yield "guards", lambda: nb.Guards(off="labels")
+    yield "guards", lambda: nb.Guards(disable="labels")
     yield "memory_limit", lambda: MemoryLimit("mps", 0.8, 12 << 30, 0.7)
     yield "no_memory_limit", lambda: MemoryLimit("mps", 0.0, 12 << 30, 0.7)
     yield (
         "members",
-        lambda: Members((Member("mini", "Darwin arm64", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)),
+        lambda: WorkerList(
+            (WorkerInfo("mini", "Darwin arm64", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)
+        ),
     )
     yield "simulated_device", simulated_device
     yield "precision", lambda: nb.training.precision(device="cpu")
@@ -184,15 +189,15 @@ def test_what_judges_has_a_sign_and_a_headline(made):
 
 LENGTH = r"-?\d+(\.\d+)?(em|px|%)?"
 LENGTHS = rf"{LENGTH}( {LENGTH}){{0,3}}"
-COLOUR = r"#[0-9a-f]{6}|rgba\(\d+,\d+,\d+,[0-9.]+\)"
+COLOR = r"#[0-9a-f]{6}|rgba\(\d+,\d+,\d+,[0-9.]+\)"
 KEPT = {
     **dict.fromkeys(("background", "border"), "none"),
     **dict.fromkeys(("bottom", "height", "left", "right", "top", "width"), LENGTH),
     **dict.fromkeys(("border-left", "border-right"), rf"{LENGTH} solid"),
-    **dict.fromkeys(("background-color", "color"), COLOUR),
+    **dict.fromkeys(("background-color", "color"), COLOR),
     **dict.fromkeys(("border-radius", "margin", "min-width", "padding"), LENGTHS),
     "border-collapse": "collapse",
-    "border-top": rf"{LENGTH} (solid|dashed|dotted)( ({COLOUR}))?",
+    "border-top": rf"{LENGTH} (solid|dashed|dotted)( ({COLOR}))?",
     "caption-side": "top",
     "cursor": "pointer",
     "display": "block|inline-block",

@@ -11,9 +11,22 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
-from openmed_nb.devices.backend import loaded_torch
-from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, IN_TIME, LOW, TOO_LATE
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, OpenMedError, UnknownDevice, UnknownModel
+from openmed_nb.devices.backend import inspect_imported_torch
+from openmed_nb.devices.environment import (
+    ACTIVE,
+    FALLBACK_VARIABLE,
+    HIGH_WATERMARK_VARIABLE,
+    LOW_WATERMARK_VARIABLE,
+    PENDING,
+    TOO_LATE,
+)
+from openmed_nb.errors import (
+    ConfigurationError,
+    DeviceUnavailableError,
+    OpenMedError,
+    UnknownDeviceError,
+    UnknownModelError,
+)
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.session import Session
 
@@ -24,7 +37,7 @@ def test_probe_runs_once(computers):
     """A GPU proves itself once, however often the device is asked for and by whichever spelling."""
     here = computers.box()
     for spelling in (None, "cuda", "cuda:0", "gpu", "auto"):
-        assert here.session.device(spelling).certain
+        assert here.session.device(spelling).confirmed
 
     assert here.torch.probed == ["cuda"]
 
@@ -32,11 +45,11 @@ def test_probe_runs_once(computers):
 def test_cpu_is_planned_until_torch_is_loaded(computers):
     """The CPU needs no torch to be chosen, and is confirmed once someone has loaded it."""
     here = computers.plain()
-    assert not here.session.device().certain
-    assert not here.torch.torch_is_loaded()
+    assert not here.session.device().confirmed
+    assert not here.torch.is_torch_imported()
 
-    here.torch.loaded_torch()
-    assert here.session.device().certain
+    here.torch.inspect_imported_torch()
+    assert here.session.device().confirmed
 
 
 def test_argument_is_for_one_call(computers):
@@ -50,19 +63,25 @@ def test_argument_is_for_one_call(computers):
 
 
 FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
-    "unknown spelling": (UnknownDevice, lambda session: session.use("mpss")),
-    "unknown argument": (UnknownDevice, lambda session: session.device("mpss")),
-    "no CUDA": (DeviceUnavailable, lambda session: session.use("cuda")),
-    "no CUDA for a call": (DeviceUnavailable, lambda session: session.device("cuda:1")),
-    "unusable mps": (DeviceUnavailable, lambda session: session.use("mps")),
-    "unusable mps for a call": (DeviceUnavailable, lambda session: session.device("mps")),
-    "unusable gpu": (DeviceUnavailable, lambda session: session.use(" GPU ")),
-    "bad configuration": (UnknownDevice, lambda session: create_pipeline(session, None, OpenMedConfig(device="mpss"))),
+    "unknown spelling": (UnknownDeviceError, lambda session: session.use("mpss")),
+    "unknown argument": (UnknownDeviceError, lambda session: session.device("mpss")),
+    "no CUDA": (DeviceUnavailableError, lambda session: session.use("cuda")),
+    "no CUDA for a call": (DeviceUnavailableError, lambda session: session.device("cuda:1")),
+    "unusable mps": (DeviceUnavailableError, lambda session: session.use("mps")),
+    "unusable mps for a call": (DeviceUnavailableError, lambda session: session.device("mps")),
+    "unusable gpu": (DeviceUnavailableError, lambda session: session.use(" GPU ")),
+    "bad configuration": (
+        UnknownDeviceError,
+        lambda session: create_pipeline(session, None, OpenMedConfig(device="mpss")),
+    ),
     "unusable configuration": (
-        DeviceUnavailable,
+        DeviceUnavailableError,
         lambda session: session.load_model(None, OpenMedConfig(device="mps")),
     ),
-    "unknown model": (UnknownModel, lambda session: create_pipeline(session, "./nowhere", OpenMedConfig(device="cpu"))),
+    "unknown model": (
+        UnknownModelError,
+        lambda session: create_pipeline(session, "./nowhere", OpenMedConfig(device="cpu")),
+    ),
     "unknown option": (ConfigurationError, lambda session: session.load_model(None, OpenMedConfig(), color="red")),
 }
 
@@ -79,19 +98,19 @@ def test_failing_verb_changes_nothing(computers, kind, fail, override):
         fail(here.session)
 
     assert here.state == before
-    assert here.session.device() == replace(choice, certain=here.torch.torch_is_loaded())
+    assert here.session.device() == replace(choice, certain=here.torch.is_torch_imported())
 
 
 def test_failing_first_verb_changes_nothing(computers):
     """A model that is not found leaves a fresh session as it was, though the device was settled on the way."""
     here = computers.mac()
     before = here.state
-    with pytest.raises(UnknownModel):
+    with pytest.raises(UnknownModelError):
         create_pipeline(here.session, "./nowhere", OpenMedConfig())
 
     assert here.state == before
     assert here.session.device().device == "mps"
-    assert here.effects == (IN_FORCE,) * 3
+    assert here.effects == (ACTIVE,) * 3
 
 
 def test_failing_reset_keeps_the_override(computers):
@@ -99,7 +118,7 @@ def test_failing_reset_keeps_the_override(computers):
     here = computers.plain(OPENMED_DEVICE="nonsense")
     here.session.use("cpu")
     before = here.state
-    with pytest.raises(UnknownDevice, match="from OPENMED_DEVICE"):
+    with pytest.raises(UnknownDeviceError, match="from OPENMED_DEVICE"):
         here.session.reset()
 
     assert here.state == before
@@ -121,7 +140,7 @@ def test_interrupted_import_of_torch(computers, failure):
 
     here.torch.loading = lambda: None
     assert here.session.use("mps").device == "mps"
-    assert here.effects == (IN_FORCE,) * 3
+    assert here.effects == (ACTIVE,) * 3
 
 
 @pytest.mark.parametrize("ask", [nb.device, nb.use, nb.compat.resolve_torch_device])
@@ -153,7 +172,7 @@ def test_bad_spelling_names_its_source(computers):
     }
 
     for source, ask in asked.items():
-        with pytest.raises(UnknownDevice, match=f"from {source}"):
+        with pytest.raises(UnknownDeviceError, match=f"from {source}"):
             ask()
 
 
@@ -195,7 +214,7 @@ def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers):
     here = computers.plain(OPENMED_DEVICE="mps")
     explained = here.session.explain()
 
-    assert explained.to_dict()["choice"]["error"] == "DeviceUnavailable"
+    assert explained.to_dict()["choice"]["error"] == "DeviceUnavailableError"
     assert "Use 'auto'" in str(explained)
     assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
 
@@ -244,8 +263,8 @@ VERBS: dict[str, Callable[[Any], object]] = {
     "explain": lambda here: here.session.explain(),
     "reset": lambda here: here.session.reset(),
     "tune": lambda here: here.session.apply_mps_variables(),
-    "import torch": lambda here: here.torch.loaded_torch(),
-    "compute on mps": lambda here: (here.torch.loaded_torch(), here.torch.touch()),
+    "import torch": lambda here: here.torch.inspect_imported_torch(),
+    "compute on mps": lambda here: (here.torch.inspect_imported_torch(), here.torch.touch()),
     **{
         f"use {device}": lambda here, device=device: here.session.use(device)
         for device in ("auto", "mps", "cuda:1", "cpu", "x")
@@ -259,9 +278,9 @@ SHELLS = st.fixed_dictionaries(
     {},
     optional={
         TORCH_DEVICE: st.sampled_from(["", "cpu", "mps", "cuda:1", "nonsense"]),
-        FALLBACK: st.sampled_from(["0", "1"]),
-        HIGH: st.sampled_from(["0.0", "0.7", "2.5"]),
-        LOW: st.sampled_from(["0.5", "1.2"]),
+        FALLBACK_VARIABLE: st.sampled_from(["0", "1"]),
+        HIGH_WATERMARK_VARIABLE: st.sampled_from(["0.0", "0.7", "2.5"]),
+        LOW_WATERMARK_VARIABLE: st.sampled_from(["0.5", "1.2"]),
         "ACCELERATE_USE_CPU": st.just("1"),
     },
 )
@@ -280,8 +299,8 @@ def test_any_sequence_of_verbs(computers, kind, shell, verbs):
         except OpenMedError:
             assert here.state == before
         for one in here.session.computer.environment("mps").settings:
-            assert one.effect != IN_TIME or one.name not in here.torch.read
-            assert one.effect != IN_FORCE or here.torch.read.get(one.name, one.value) == one.value
+            assert one.effect != PENDING or one.name not in here.torch.read
+            assert one.effect != ACTIVE or here.torch.read.get(one.name, one.value) == one.value
             assert one.effect != TOO_LATE or here.torch.read[one.name] != one.value
     here.session.stop()
 
@@ -290,13 +309,13 @@ def test_any_sequence_of_verbs(computers, kind, shell, verbs):
 
 def test_model_that_cannot_move_leaves_everything(computers):
     """Where a loaded model cannot be moved to the new device, it, the override and the environment stay as they were."""
-    if loaded_torch().mps_available:
+    if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
     here = computers.mac(OPENMED_DEVICE="cpu")
     loaded = here.session.load_model("bundled_small", OpenMedConfig())
     here.session.use("cpu")
     before = here.state
-    with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
+    with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
         here.session.use("mps")
 
     assert here.state == before

@@ -2,11 +2,18 @@
 
 import pytest
 
-from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, TOO_LATE, VARIABLES
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.devices.environment import (
+    ACTIVE,
+    FALLBACK_VARIABLE,
+    HIGH_WATERMARK_VARIABLE,
+    LOW_WATERMARK_VARIABLE,
+    TOO_LATE,
+    VARIABLES,
+)
+from openmed_nb.errors import ConfigurationError, DeviceUnavailableError
 from openmed_nb.session import Session
 
-MPS_VARIABLES = {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}
+MPS_VARIABLES = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
 
 
@@ -15,11 +22,11 @@ def test_start_sets_the_variables_before_torch_is_loaded(computers):
     here = computers.mac()
     here.session.start()
     assert here.environ == MPS_VARIABLES
-    assert not here.torch.torch_is_loaded()
+    assert not here.torch.is_torch_imported()
 
     assert here.session.device().device == "mps"
     assert here.torch.read == MPS_VARIABLES
-    assert here.effects == (IN_FORCE,) * 3
+    assert here.effects == (ACTIVE,) * 3
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,7 @@ def test_start_elsewhere_changes_nothing(computers, kind, environ):
     here.session.start()
 
     assert here.environ == environ
-    assert not here.torch.torch_is_loaded()
+    assert not here.torch.is_torch_imported()
 
 
 def test_unusable_mps_in_auto(computers):
@@ -48,7 +55,7 @@ def test_unusable_mps_in_auto(computers):
     here.session.start()
     choice = here.session.device()
 
-    assert (choice.device, choice.certain) == ("cpu", True)
+    assert (choice.device, choice.confirmed) == ("cpu", True)
     assert "MPS backend out of memory" in choice.rejected[0].reason
     assert here.environ == {"HOME": "/Users/me"}
 
@@ -60,10 +67,10 @@ def test_refused_watermarks_name_the_variables(computers):
         PYTORCH_MPS_HIGH_WATERMARK_RATIO="0.7",
         PYTORCH_MPS_LOW_WATERMARK_RATIO="1.4",
     )
-    with pytest.raises(DeviceUnavailable) as caught:
+    with pytest.raises(DeviceUnavailableError) as caught:
         here.session.use("mps")
 
-    assert caught.value.remedy.startswith(f"Unset {HIGH} and {LOW}")
+    assert caught.value.remedy.startswith(f"Unset {HIGH_WATERMARK_VARIABLE} and {LOW_WATERMARK_VARIABLE}")
 
 
 def test_leaving_mps_and_coming_back(computers):
@@ -75,16 +82,16 @@ def test_leaving_mps_and_coming_back(computers):
 
     here.session.use("mps")
     assert here.environ == {TORCH_DEVICE: "mps", **MPS_VARIABLES}
-    assert here.effects == (IN_FORCE,) * 3
+    assert here.effects == (ACTIVE,) * 3
 
 
 def test_watermarks_changed_after_a_call_on_mps(computers):
     """A probe for a single call reads the watermarks for good: what is typed after it is too late."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.device("mps")
-    here.environ[HIGH] = "0.5"
+    here.environ[HIGH_WATERMARK_VARIABLE] = "0.5"
 
-    assert here.effects == (IN_FORCE, TOO_LATE, TOO_LATE)
+    assert here.effects == (ACTIVE, TOO_LATE, TOO_LATE)
 
 
 def test_override_is_published_and_taken_back(computers):
@@ -109,7 +116,10 @@ def test_variable_that_the_person_changes_under_an_override(computers):
     assert here.environ == {TORCH_DEVICE: "cpu"}
 
 
-@pytest.mark.parametrize("shell", [{}, {TORCH_DEVICE: "cpu"}, {HIGH: "0.7"}, {FALLBACK: "0", "OPENMED_DEVICE": "gpu"}])
+@pytest.mark.parametrize(
+    "shell",
+    [{}, {TORCH_DEVICE: "cpu"}, {HIGH_WATERMARK_VARIABLE: "0.7"}, {FALLBACK_VARIABLE: "0", "OPENMED_DEVICE": "gpu"}],
+)
 def test_stop_leaves_no_trace(computers, shell):
     """Stopping gives the environment back as the person had it, and can be repeated."""
     here = computers.mac(**shell)
@@ -160,10 +170,10 @@ def test_limits_of_memory_that_are_in_force():
     """A limit that was set counts before the watermark of the environment; only MPS has a lower one."""
     session = Session({"OPENMED_TORCH_DEVICE": "cpu"})
     session.simulate("8 GiB")
-    watermarks = session.computer.limit("mps"), session.computer.low_watermark("mps")
-    session.computer.limit_memory("mps", 0.5)
-    limits = [session.computer.limit(name) for name in ("mps", "mps:0", "cpu")]
-    low = session.computer.low_watermark("cpu")
+    watermarks = session.device_manager.memory_fraction("mps"), session.device_manager.low_watermark("mps")
+    session.device_manager.limit_memory("mps", 0.5)
+    limits = [session.device_manager.memory_fraction(name) for name in ("mps", "mps:0", "cpu")]
+    low = session.device_manager.low_watermark("cpu")
     session.end_simulation()
 
     assert watermarks == (1.0, 0.9)

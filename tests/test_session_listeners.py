@@ -10,8 +10,8 @@ import pytest
 import openmed_nb as nb
 from openmed_nb._annotate import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
-from openmed_nb.devices.backend import loaded_torch
-from openmed_nb.errors import DeviceUnavailable, OpenMedError
+from openmed_nb.devices.backend import inspect_imported_torch
+from openmed_nb.errors import DeviceUnavailableError, OpenMedError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import ModelStore
@@ -31,14 +31,14 @@ VERBS: dict[str, Callable[[Session], object]] = {
     "reset": lambda session: session.reset(),
     "resolve": lambda session: session.resolve(),
     "tune": lambda session: session.apply_mps_variables(),
-    "list": lambda session: session.devices(),
+    "list": lambda session: session.list_devices(),
     "explain": lambda session: session.explain(),
     "start": lambda session: session.start(),
     "stop": lambda session: session.stop(),
     "end no simulation": lambda session: session.end_simulation(),
     "unload": lambda session: session.unload(),
     "unload what is not there": lambda session: session.unload("nothing of this name"),
-    "keep a curve": lambda session: session.keep_curve(MemoryCurve("cpu")),
+    "keep a curve": lambda session: session.set_last_curve(MemoryCurve("cpu")),
     "load": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu")),
     "pipeline": lambda session: create_pipeline(session, SMALL, OpenMedConfig(device="cpu")),
     "annotate a text": lambda session: annotate_text(session, NOTE, SMALL, "cpu"),
@@ -50,17 +50,17 @@ FAILURES: dict[str, Callable[[Session], object]] = {
     "unusable device": lambda session: session.use("cuda"),
     "unusable reset": lambda session: (session.environ.update(OPENMED_DEVICE="mpss"), session.reset()),
     "unknown model": lambda session: session.load_model("./nowhere", OpenMedConfig(device="cpu")),
-    "unknown option": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu"), colour="red"),
+    "unknown option": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu"), color="red"),
     "unknown task": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), task="translation"),
     "unknown strategy": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), aggregation_strategy="best"),
     "no text": lambda session: annotate_text(session, 7, SMALL),
 }
 
 LOOKS: dict[str, Callable[[Session], object]] = {
-    "list": lambda session: session.devices(confirm=False),
+    "list": lambda session: session.list_devices(confirm=False),
     "explain": lambda session: session.explain(confirm=False),
     "inventory": lambda session: session.inventory(),
-    "environment": lambda session: session.computer.environment("mps"),
+    "environment": lambda session: session.device_manager.mps_environment("mps"),
     "resolve what is asked for": lambda session: session.resolve("cuda:1"),
 }
 
@@ -68,7 +68,7 @@ LOOKS: dict[str, Callable[[Session], object]] = {
 def is_free(session):
     """Tell whether another thread could call a verb now."""
     found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(session.is_free()))
+    thread = threading.Thread(target=lambda: found.append(session.is_idle()))
     thread.start()
     thread.join()
     return found[0]
@@ -218,7 +218,7 @@ def store(keyword_model, random_model):
 
 def load_both(store, *folders):
     """Load models that follow the session into a store, and return their names."""
-    specs = [LoadSpec.of(str(folder), OpenMedConfig()) for folder in folders]
+    specs = [LoadSpec.from_name(str(folder), OpenMedConfig()) for folder in folders]
     for spec in specs:
         store.model(spec, "cpu", follows=True)
     return [spec.reference.name for spec in specs]
@@ -227,13 +227,13 @@ def load_both(store, *folders):
 def test_moving_is_told(store, second_device):
     """Each model that moves is told of before it does, with which of how many it is; those that stay are not."""
     models, told, (first, second) = store
-    models.follow(second_device)
+    models.move_followers(second_device)
     there = [f"Moving to {second_device}: {first} (1 of 2)", f"Moving to {second_device}: {second} (2 of 2)"]
     assert [str(one) for one in told] == there
 
-    models.follow(second_device)
+    models.move_followers(second_device)
     assert len(told) == 2
-    models.follow("cpu")
+    models.move_followers("cpu")
     assert str(told[3]) == f"Moving to cpu: {second} (2 of 2)"
 
 
@@ -250,7 +250,7 @@ def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_mod
     load_both(models, keyword_model, random_model)
     told.clear()
     with pytest.raises(KeyboardInterrupt):
-        models.follow(second_device)
+        models.move_followers(second_device)
 
     assert len(told) == 2
     assert {one.device for one in models.inventory()} == {"cpu"}
@@ -258,14 +258,14 @@ def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_mod
 
 def test_a_move_that_fails_ends(computers):
     """A model that cannot be moved is told of, and that this is over; it is where it was then."""
-    if loaded_torch().mps_available:
+    if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
     here = computers.mac(OPENMED_DEVICE="cpu")
     loaded = here.session.load_model(SMALL, OpenMedConfig())
     listening = Listening(here.session)
     places = []
     here.session.listen(lambda activity: places.append((activity is None, loaded.model.device.type)))
-    with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
+    with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
         here.session.use("mps")
 
     assert listening.told == [f"Moving to mps: {SMALL}", None]
@@ -312,7 +312,7 @@ def test_one_of_two_models_does_not_fit(listening):
         )
         other = torch.empty(torch.mps.recommended_max_memory() - first - second // 2, dtype=torch.uint8, device="mps")
         listening.told.clear()
-        with pytest.raises(DeviceUnavailable, match="could not be moved to mps"):
+        with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
             nb.use("mps")
 
         assert listening.told == ["Moving to mps: bundled (1 of 2)", f"Moving to mps: {SMALL} (2 of 2)", None]
@@ -336,7 +336,7 @@ def test_a_limit_is_told_when_it_is_in_force():
     """A memory limit is told once, and stands then already."""
     with nb.simulated_mps("8 GiB"):
         limits = []
-        remove = SESSION.listen(lambda _activity: limits.append(SESSION.computer.limit("mps")))
+        remove = SESSION.subscribe(lambda _activity: limits.append(SESSION.device_manager.memory_fraction("mps")))
         nb.training.limit_memory(0.5)
         remove()
 
@@ -348,7 +348,7 @@ def test_a_release_is_told_once(listening):
     nb.load_pipeline(SMALL)
     listening.told.clear()
     loaded = []
-    remove = SESSION.listen(lambda activity: None if activity else loaded.append(len(SESSION.inventory())))
+    remove = SESSION.subscribe(lambda activity: None if activity else loaded.append(len(SESSION.inventory())))
     nb.release(namespace={})
     remove()
 
@@ -370,7 +370,7 @@ def test_a_session_is_free_between_verbs(session):
     """A session is free, but for other threads while a verb is inside; asking waits for nobody."""
     free: list[bool] = []
     session.computer.load_torch()
-    session.listen(lambda activity: free.extend([is_free(session), session.is_free()] if activity else []))
+    session.listen(lambda activity: free.extend([is_free(session), session.is_idle()] if activity else []))
     assert is_free(session)
     session.load_model(SMALL, OpenMedConfig(device="cpu"))
 

@@ -66,7 +66,7 @@ def tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, **names, **settings)
 
 
-def labelled(labels: tuple[str, ...]) -> dict[str, Any]:
+def labeled(labels: tuple[str, ...]) -> dict[str, Any]:
     """Return the two mappings between labels and numbers that a configuration takes."""
     return {
         "id2label": dict(enumerate(labels)),
@@ -77,14 +77,14 @@ def labelled(labels: tuple[str, ...]) -> dict[str, Any]:
 def random_bert(labels: tuple[str, ...] = LABELS, size: dict[str, int] | None = None) -> BertForTokenClassification:
     """Return a BERT whose predictions are arbitrary but fixed, and differ from token to token."""
     torch.manual_seed(0)
-    config = BertConfig(**{**SMALL, **(size or {})}, **labelled(labels), initializer_range=1.0)
+    config = BertConfig(**{**SMALL, **(size or {})}, **labeled(labels), initializer_range=1.0)
     return BertForTokenClassification(config).eval()
 
 
 def random_roberta() -> RobertaForTokenClassification:
     """Return a RoBERTa, which counts positions from ``pad_token_id + 1``."""
     torch.manual_seed(0)
-    config = RobertaConfig(**SMALL, **labelled(LABELS), pad_token_id=0, initializer_range=1.0)
+    config = RobertaConfig(**SMALL, **labeled(LABELS), pad_token_id=0, initializer_range=1.0)
     return RobertaForTokenClassification(config).eval()
 
 

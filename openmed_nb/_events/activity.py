@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from .._render.display import counted
+from .._render.display import pluralize
 from .._utils.text import short_type_name
-from .._utils.validation import check_flag
+from .._utils.validation import check_bool
 from .._utils.warning import warn
 
-Thing = TypeVar("Thing")
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
-class Activity:
+class ProgressEvent:
     """Something that takes a while.
 
     Attributes:
@@ -41,9 +41,9 @@ class Activity:
         'Loading: bundled'
     """
 
-    doing: str
-    name: str
-    done: int = 0
+    operation: str
+    target: str
+    completed: int = 0
     total: int | None = 1
     unit: str = ""
     size_done: int = 0
@@ -51,12 +51,12 @@ class Activity:
 
     @property
     def heading(self) -> str:
-        return f"{self.doing}: {self.name}"
+        return f"{self.operation}: {self.target}"
 
     @property
     def amount(self) -> int:
         """How much is done, to be compared with :attr:`whole`."""
-        return self.done if self.size is None else self.size_done
+        return self.completed if self.size is None else self.size_done
 
     @property
     def whole(self) -> int | None:
@@ -64,20 +64,20 @@ class Activity:
         return self.total if self.size is None else self.size
 
     @property
-    def count(self) -> str:
+    def counter(self) -> str:
         """Which one is under way, of how many, or how many are done; empty where there is only one."""
-        if self.total is None or (self.total > 1 and self.done >= self.total):
-            return counted(self.done, self.unit) if self.unit else f"{self.done:,}"
-        return f"{self.unit} {self.done + 1:,} of {self.total:,}".lstrip() if self.total > 1 else ""
+        if self.total is None or (self.total > 1 and self.completed >= self.total):
+            return pluralize(self.completed, self.unit) if self.unit else f"{self.completed:,}"
+        return f"{self.unit} {self.completed + 1:,} of {self.total:,}".lstrip() if self.total > 1 else ""
 
     @property
-    def share(self) -> float | None:
+    def fraction(self) -> float | None:
         """How much is done, from 0 to 1; ``None`` if nobody knows, or if there is only one."""
         whole = self.whole
         return min(1.0, self.amount / whole) if whole is not None and whole > 1 and self.total != 1 else None
 
     def __str__(self) -> str:
-        return f"{self.heading} ({self.count})" if self.count else self.heading
+        return f"{self.heading} ({self.counter})" if self.counter else self.heading
 
 
 # What is done when a model is loaded, which is no part of the work with it, and when a library is.
@@ -86,15 +86,15 @@ IMPORTING = "Importing"
 RELEASING = "Releasing"
 
 # Gets an activity while it is under way, and ``None`` when it is time to look again.
-Listener = Callable[[Activity | None], None]
+Listener = Callable[[ProgressEvent | None], None]
 
 
-class _Depth(threading.local):
-    verbs = 0  # How many of this thread are inside one another.
-    quiet = 0  # How many of them, the outermost first, are not to be shown.
+class _ThreadState(threading.local):
+    operation_depth = 0  # How many of this thread are inside one another.
+    silenced_depth = 0  # How many of them, the outermost first, are not to be shown.
 
 
-class Listeners:
+class EventDispatcher:
     """Functions that want to know what a session does, and a :class:`~.progress.Progress` that shows it to a person.
 
     While a listener handles an activity, it must not call a verb that changes something: the change is half done then.
@@ -103,7 +103,7 @@ class Listeners:
     Example:
         >>> listeners, heard = Listeners(), []
         >>> stop = listeners.add(heard.append)
-        >>> with listeners.told_after(), listeners.told_after():
+        >>> with listeners.operation(), listeners.operation():
         ...     listeners.tell(Activity("Loading", "bundled"))
         >>> stop()
         >>> listeners.tell(None)
@@ -114,12 +114,12 @@ class Listeners:
     def __init__(self, indicator: Any = None) -> None:
         self._indicator = indicator
         self._listeners: dict[object, Listener] = {}
-        self.depth = _Depth()
+        self.depth = _ThreadState()
 
     def __len__(self) -> int:
         return len(self._listeners)
 
-    def add(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Add a listener, and return what removes it; removing it twice does no harm.
 
         It is called in the thread of the verb.
@@ -132,9 +132,14 @@ class Listeners:
 
         return remove
 
-    def tell(self, activity: Activity | None) -> None:
+    def notify(self, activity: ProgressEvent | None) -> None:
         """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""
-        if self._indicator is not None and activity is not None and self.depth.verbs and not self.depth.quiet:
+        if (
+            self._indicator is not None
+            and activity is not None
+            and self.depth.operation_depth
+            and not self.depth.silenced_depth
+        ):
             self._indicator.show(activity)
         for key, listener in self._listeners.copy().items():
             if key in self._listeners:  # Another one may have removed it meanwhile.
@@ -150,9 +155,9 @@ class Listeners:
             if self._indicator is not None:
                 self._indicator.end(stopped)
         finally:
-            self.tell(None)
+            self.notify(None)
 
-    def steps(self, doing: str, name: str, things: Collection[Thing], unit: str) -> Iterator[Thing]:
+    def track(self, doing: str, name: str, items: Collection[ItemT], unit: str) -> Iterator[ItemT]:
         """Yield things, and tell of each before it, and of the end, that so many are done.
 
         Example:
@@ -163,12 +168,12 @@ class Listeners:
             >>> heard
             ['Reading: notes (note 1 of 2)', 'Reading: notes (note 2 of 2)', 'Reading: notes (2 notes)']
         """
-        for done, thing in enumerate(things):
-            self.tell(Activity(doing, name, done, len(things), unit))
+        for done, thing in enumerate(items):
+            self.notify(ProgressEvent(doing, name, done, len(items), unit))
             yield thing
-        self.tell(Activity(doing, name, len(things), len(things), unit))
+        self.notify(ProgressEvent(doing, name, len(items), len(items), unit))
 
-    def told_after(self, progress: bool = True) -> contextlib.AbstractContextManager[object]:
+    def operation(self, progress: bool = True) -> contextlib.AbstractContextManager[object]:
         """Tell the listeners to look again when the outermost of the verbs inside one another is done, or has failed.
 
         Without ``progress``, no line is shown of what is told within.
@@ -176,7 +181,7 @@ class Listeners:
         It is not a generator: ``contextlib`` would set the ``__traceback__`` of each error that passes, which an error of
         a person's own, such as a frozen dataclass, may refuse.
         """
-        check_flag("progress", progress)
+        check_bool("progress", progress)
         return _Verb(self, quiet=0 if progress else 1)
 
 
@@ -184,28 +189,28 @@ class Listeners:
 class _Verb:
     """What goes on between the beginning and the end of a verb."""
 
-    listeners: Listeners
+    listeners: EventDispatcher
     quiet: int
 
     def __enter__(self) -> None:
-        self.listeners.depth.verbs += 1
-        self.listeners.depth.quiet += self.quiet
+        self.listeners.depth.operation_depth += 1
+        self.listeners.depth.silenced_depth += self.quiet
 
     def __exit__(self, _kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         depth = self.listeners.depth
-        depth.quiet -= self.quiet
+        depth.silenced_depth -= self.quiet
         # IPython would show how torch and transformers were called, frame by frame, which takes it seconds.
         if type(error) is KeyboardInterrupt and not hasattr(error, "_render_traceback_"):
-            line = f"KeyboardInterrupt: Stopped{_in_own_line(trace)}."
+            line = f"KeyboardInterrupt: Stopped{_user_code_location(trace)}."
             error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
         try:
-            if depth.verbs == 1:
+            if depth.operation_depth == 1:
                 self.listeners.end(stopped=error is not None)
         finally:
-            depth.verbs -= 1
+            depth.operation_depth -= 1
 
 
-def _in_own_line(trace: TracebackType | None) -> str:
+def _user_code_location(trace: TracebackType | None) -> str:
     """Return the innermost line of a notebook's or script's own functions in a traceback, empty if none was running."""
     own = [
         f" in line {line} of {frame.f_code.co_name}"
@@ -216,7 +221,7 @@ def _in_own_line(trace: TracebackType | None) -> str:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Let an interrupt wait until a short block is over, because half of the block would leave something switched on or off."""
     waiting: list[Any] = []
     before = signal.getsignal(signal.SIGINT)

@@ -26,36 +26,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._render.display import escape
-from .._utils.clock import now
-from .activity import IMPORTING, LOADING, RELEASING, Activity
+from .._utils.clock import current_time
+from .activity import IMPORTING, LOADING, RELEASING, ProgressEvent
 
-VARIABLE = "OPENMED_NB_PROGRESS"  # The setting, and the values that switch lines off.
-OFF = frozenset({"0", "false", "no", "off"})
+PROGRESS_VARIABLE = "OPENMED_NB_PROGRESS"  # The setting, and the values that switch lines off.
+DISABLED_VALUES = frozenset({"0", "false", "no", "off"})
 
 # Seconds until the line is drawn, and between two drawings; half a second without a sign of life is long.
-PATIENCE = 0.2
-PROMPT = 0.5  # Seconds that a collection waits at most for the line to be drawn.
-OLDEST = 2  # The generation of a collection of everything, which takes some tenths of a second where torch is loaded.
-WIDTH = 10  # How many characters the bar of a text has.
-LOADS = (IMPORTING, LOADING)  # What comes before the work.
-ALONE = (IMPORTING, RELEASING)  # What lets no other thread run.
-BEAT = 1.2  # Seconds in which the dot pulses once.
+DRAW_INTERVAL = 0.2
+MAX_GC_DELAY = 0.5  # Seconds that a collection waits at most for the line to be drawn.
+FULL_GC_GENERATION = (
+    2  # The generation of a collection of everything, which takes some tenths of a second where torch is loaded.
+)
+BAR_WIDTH = 10  # How many characters the bar of a text has.
+LOADING_OPERATIONS = (IMPORTING, LOADING)  # What comes before the work.
+BLOCKING_OPERATIONS = (IMPORTING, RELEASING)  # What lets no other thread run.
+PULSE_SECONDS = 1.2  # Seconds in which the dot pulses once.
 FINISHED = "finished"  # How a line ends whose verb did not fail.
-MANY = 100  # Of so many things, or of an unknown number, the speed is shown too.
+MIN_COUNT_FOR_RATE = 100  # Of so many things, or of an unknown number, the speed is shown too.
 
 
 # The dot rests where a person has asked their system for less motion, and in a notebook that is not trusted, where JupyterLab
 # drops the style.
 PULSE = (
     "<style>@keyframes openmed-pulse{50%%{opacity:0.15}}"
-    f".openmed-pulse{{animation:openmed-pulse {BEAT:g}s ease-in-out infinite}}"
+    f".openmed-pulse{{animation:openmed-pulse {PULSE_SECONDS:g}s ease-in-out infinite}}"
     "@media (prefers-reduced-motion:reduce){.openmed-pulse{animation:none}}</style>"
     '<span class="openmed-pulse" aria-hidden="true" style="animation-delay:-%.2fs">●</span> '
 )
 
 
 @dataclass(frozen=True)
-class Line:
+class ProgressLine:
     """What is shown at a moment.
 
     Attributes:
@@ -73,55 +75,55 @@ class Line:
         Annotating: bundled ██████████ 300 texts, finished after 1:15 (loading took 3.0 s), 4.2 texts/s
     """
 
-    activity: Activity
+    activity: ProgressEvent
     seconds: float
-    end: str = ""
-    left: float | None = None
-    speed: float | None = None
-    loading: float = 0.0
+    outcome: str = ""
+    eta_seconds: float | None = None
+    rate: float | None = None
+    loading_seconds: float = 0.0
 
     @property
-    def share(self) -> float | None:
+    def fraction(self) -> float | None:
         """How long the bar is, from 0 to 1; once all is finished, the last step that was under way is done too."""
         activity = self.activity
-        return 1.0 if self.end == FINISHED and activity.total == activity.done + 1 > 1 else activity.share
+        return 1.0 if self.outcome == FINISHED and activity.total == activity.completed + 1 > 1 else activity.fraction
 
     @property
-    def words(self) -> str:
+    def suffix(self) -> str:
         """What stands behind the bar."""
-        words = [self.activity.count] if self.activity.count else []
-        time = duration(self.seconds)
-        if not self.end:
+        words = [self.activity.counter] if self.activity.counter else []
+        time = format_duration(self.seconds)
+        if not self.outcome:
             words.append(time)
-            if self.left is not None and self.left >= 1:
-                words.append(f"about {duration(self.left)} left")
-        elif self.loading >= 1 and self.activity.doing not in LOADS:
-            words.append(f"{self.end} after {time} (loading took {duration(self.loading)})")
+            if self.eta_seconds is not None and self.eta_seconds >= 1:
+                words.append(f"about {format_duration(self.eta_seconds)} left")
+        elif self.loading_seconds >= 1 and self.activity.operation not in LOADING_OPERATIONS:
+            words.append(f"{self.outcome} after {time} (loading took {format_duration(self.loading_seconds)})")
         else:
-            words.append(f"{self.end} after {time}")
-        if self.speed is not None:
-            words.append(f"{self.speed:.3g} {self.activity.unit}s/s")
+            words.append(f"{self.outcome} after {time}")
+        if self.rate is not None:
+            words.append(f"{self.rate:.3g} {self.activity.unit}s/s")
         return ", ".join(words)
 
     def __str__(self) -> str:
-        share = self.share
-        bar = ", " if share is None else f" {'█' * int(WIDTH * share):░<{WIDTH}} "
-        return f"{self.activity.heading}{bar}{self.words}"
+        share = self.fraction
+        bar = ", " if share is None else f" {'█' * int(BAR_WIDTH * share):░<{BAR_WIDTH}} "
+        return f"{self.activity.heading}{bar}{self.suffix}"
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
         """Return the line as HTML that needs no widget; at the end, it is the same in a notebook that is not trusted."""
-        share = self.share
+        share = self.fraction
         label = escape(self.activity.heading)
         bar = ", " if share is None else f' <progress max="1" value="{share:.3f}" aria-label="{label}"></progress> '
         # Each drawing replaces the one before, and its dot goes on where that one's was.
-        pulse = "" if self.end else PULSE % (self.seconds % BEAT)
-        return f"<div>{pulse}{label}{bar}{escape(self.words)}</div>"
+        pulse = "" if self.outcome else PULSE % (self.seconds % PULSE_SECONDS)
+        return f"<div>{pulse}{label}{bar}{escape(self.suffix)}</div>"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time as a person says it.
 
     Example:
@@ -141,22 +143,22 @@ def duration(seconds: float) -> str:
 class _Series:
     """The same work, step by step: what was told last, and how much was done when: at first, after a step, and last."""
 
-    activity: Activity
-    marks: tuple[tuple[float, Activity], ...] = ()
+    activity: ProgressEvent
+    marks: tuple[tuple[float, ProgressEvent], ...] = ()
     steps: int = 0
 
-    def then(self, activity: Activity, time: float) -> _Series:
+    def then(self, activity: ProgressEvent, time: float) -> _Series:
         """Return the series that goes on with an activity, or begins with it."""
         before = self.activity
         mark = (time, activity)
         if (activity.heading, activity.unit) != (before.heading, before.unit):
             return _Series(activity, (mark,))
-        if (activity.amount, activity.done) != (before.amount, before.done):
+        if (activity.amount, activity.completed) != (before.amount, before.completed):
             return _Series(activity, (*self.marks[:2], mark), self.steps + 1)
         return _Series(activity, self.marks, self.steps)
 
 
-class Course:
+class ProgressHistory:
     """What was told since a verb began, and when: enough to say how long it will take.
 
     The first step of a series is no measure: it also warms up, and a first batch is small. So what is left is estimated from
@@ -168,19 +170,19 @@ class Course:
         self.loading = 0.0
         self._told = time
         # One value each, because the thread that draws may ask at any moment.
-        self._heard = _Series(Activity("", ""))
+        self._heard = _Series(ProgressEvent("", ""))
         self._work = self._heard  # What was no load: once all is finished, the line is of that.
 
-    def hear(self, activity: Activity, time: float) -> None:
+    def record(self, activity: ProgressEvent, time: float) -> None:
         """Note what begins, or goes on, at a time."""
-        if self._heard.activity.doing in LOADS:
+        if self._heard.activity.operation in LOADING_OPERATIONS:
             self.loading += time - self._told
         self._told = time
         self._heard = self._heard.then(activity, time)
-        if activity.doing not in LOADS:
+        if activity.operation not in LOADING_OPERATIONS:
             self._work = self._heard
 
-    def line(self, time: float, end: str = "") -> Line:
+    def snapshot(self, time: float, end: str = "") -> ProgressLine:
         """Return what is shown at a time."""
         series = self._work if end == FINISHED and self._work.marks else self._heard
         activity = series.activity
@@ -192,20 +194,20 @@ class Course:
             later = last.amount - second.amount
             remaining = activity.whole - last.amount
             left = max(0.0, remaining * (latest - since) / later - (time - latest)) if later > 0 else None
-        done = last.done - first.done
+        done = last.completed - first.completed
         speed = None
-        if (activity.total is None or activity.total >= MANY) and done > 0 and latest > begin:
+        if (activity.total is None or activity.total >= MIN_COUNT_FOR_RATE) and done > 0 and latest > begin:
             speed = done / (latest - begin)
-        return Line(activity, time - self.began, end, left, speed, self.loading)
+        return ProgressLine(activity, time - self.began, end, left, speed, self.loading)
 
 
-class Cell:
+class CellOutput:
     """The output of a cell: each line is drawn in the place of the one before."""
 
     def __init__(self) -> None:
         self._shown: Any = None
 
-    def draw(self, line: Line) -> None:
+    def draw(self, line: ProgressLine) -> None:
         from IPython.display import display
 
         if self._shown is None:
@@ -216,23 +218,23 @@ class Cell:
             sys.stdout.flush()  # What comes next may keep the thread that sends it waiting.
 
 
-class Terminal:
+class TerminalOutput:
     """The line of a terminal where the cursor is."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    def draw(self, line: Line) -> None:
+    def draw(self, line: ProgressLine) -> None:
         room = shutil.get_terminal_size().columns - 1
-        end = "\n" if line.end else ""
+        end = "\n" if line.outcome else ""
         with contextlib.suppress(OSError, ValueError):  # Nobody looks at a terminal that was closed meanwhile.
             self._stream.write(f"\r{str(line)[:room]}\x1b[K{end}")
             self._stream.flush()
 
 
-def surface_here(environ: Mapping[str, str]) -> Cell | Terminal | None:
+def detect_output(environ: Mapping[str, str]) -> CellOutput | TerminalOutput | None:
     """Return where a person would look for a line, ``None`` if there is no person, or none who wants it."""
-    if environ.get(VARIABLE, "").strip().lower() in OFF:
+    if environ.get(PROGRESS_VARIABLE, "").strip().lower() in DISABLED_VALUES:
         return None
     ipython = sys.modules.get("IPython")
     shell: Any = None if ipython is None else ipython.get_ipython()
@@ -240,11 +242,11 @@ def surface_here(environ: Mapping[str, str]) -> Cell | Terminal | None:
         from IPython.core.displaypub import CapturingDisplayPublisher
 
         captured = isinstance(shell.display_pub, CapturingDisplayPublisher)  # %%capture
-        return Cell() if is_asked_for(shell.get_parent()) and not captured else None
-    return Terminal(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else None
+        return CellOutput() if is_interactive(shell.get_parent()) and not captured else None
+    return TerminalOutput(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else None
 
 
-def is_asked_for(parent: Mapping[str, Any]) -> bool:
+def is_interactive(parent: Mapping[str, Any]) -> bool:
     """Tell whether a person runs this cell: who runs notebooks without one says that nobody answers ``input()``.
 
     What comes of a click on a widget has no cell.
@@ -252,30 +254,30 @@ def is_asked_for(parent: Mapping[str, Any]) -> bool:
     return bool(parent.get("content", {}).get("allow_stdin")) and parent["header"]["msg_type"] == "execute_request"
 
 
-class Progress:
+class ProgressBar:
     """The line of the verb that is under way in the main thread; other threads have none."""
 
     def __init__(
         self,
         environ: Mapping[str, str],
-        surface: Callable[[Mapping[str, str]], Cell | Terminal | None] = surface_here,
-        patience: float = PATIENCE,
+        surface: Callable[[Mapping[str, str]], CellOutput | TerminalOutput | None] = detect_output,
+        patience: float = DRAW_INTERVAL,
     ) -> None:
         self._environ = environ
         self._surface = surface
         self._patience = patience
-        self._drawing: _Drawing | None = None
+        self._drawing: _DrawingThread | None = None
 
-    def show(self, activity: Activity) -> None:
+    def show(self, activity: ProgressEvent) -> None:
         """Note what is under way."""
         if threading.current_thread() is not threading.main_thread():
             return
         if self._drawing is not None:
-            self._drawing.course.hear(activity, now())
+            self._drawing.course.record(activity, current_time())
         elif (surface := self._surface(self._environ)) is not None:
-            self._drawing = _Drawing(surface, activity, self._patience)
+            self._drawing = _DrawingThread(surface, activity, self._patience)
             self._drawing.start()
-        if self._drawing is not None and activity.doing in ALONE:
+        if self._drawing is not None and activity.operation in BLOCKING_OPERATIONS:
             self._drawing.draw()
 
     def end(self, stopped: bool) -> None:
@@ -286,13 +288,13 @@ class Progress:
             drawing.end("stopped" if stopped else FINISHED)
 
 
-class _Drawing(threading.Thread):
+class _DrawingThread(threading.Thread):
     """Draws the line of a verb while the verb works; it ends with the verb."""
 
-    def __init__(self, surface: Cell | Terminal, activity: Activity, patience: float) -> None:
+    def __init__(self, surface: CellOutput | TerminalOutput, activity: ProgressEvent, patience: float) -> None:
         super().__init__(name="openmed_nb progress", daemon=True)
-        self.course = Course(now())
-        self.course.hear(activity, self.course.began)
+        self.course = ProgressHistory(current_time())
+        self.course.record(activity, self.course.began)
         self._surface = surface
         self._patience = patience
         self._ended = False
@@ -313,7 +315,7 @@ class _Drawing(threading.Thread):
     def draw(self, end: str = "") -> None:
         """Draw the line as it is now."""
         with self._turn:
-            self._surface.draw(self.course.line(now(), end))
+            self._surface.draw(self.course.snapshot(current_time(), end))
             self._drawn.set()
 
     def run(self) -> None:
@@ -329,6 +331,10 @@ class _Drawing(threading.Thread):
 
     def _before_collection(self, phase: str, about: Mapping[str, int]) -> None:
         """Let the line be drawn now; by its thread, because a collection begins anywhere, also where a lock is held."""
-        if phase == "start" and about["generation"] == OLDEST and not (self._drawn.is_set() or self._turn.locked()):
+        if (
+            phase == "start"
+            and about["generation"] == FULL_GC_GENERATION
+            and not (self._drawn.is_set() or self._turn.locked())
+        ):
             self._woken.set()
-            self._drawn.wait(PROMPT)
+            self._drawn.wait(MAX_GC_DELAY)

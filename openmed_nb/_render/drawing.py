@@ -3,7 +3,7 @@
 A picture has to survive a notebook that JupyterLab does not trust, and to follow a theme. No form of SVG does both: the sanitiser
 (https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts) takes ``<svg>`` away and leaves the words in
 it, and an ``<img>`` knows the scheme of the system, not the theme of the notebook. So words are words of the page, in its font and
-colour, bars are elements with inline styles, and only lines are an image: an SVG without words, in colours that stand out
+color, bars are elements with inline styles, and only lines are an image: an SVG without words, in colors that stand out
 from white and from black. Where styles are lost too, as on GitHub, bars and lamps are tables that can be read, and
 the words of axes are hidden.
 """
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from html import escape
 from itertools import cycle
 
-# For lines and bars, each with a contrast of at least 3 to 1 with white and with #111111, and apart for the colour-blind.
+# For lines and bars, each with a contrast of at least 3 to 1 with white and with #111111, and apart for the color-blind.
 PALETTE = ("#2f7ed8", "#c8680a", "#2b9460", "#8f6ad8")
-QUIET, LIMIT = "#808080", "#e0413f"
-INK = "#7a7a7a"  # Of words in an image, which cannot have the colour of the page: at least 4 to 1 with white and with #111111.
+MUTED_COLOR, LIMIT_COLOR = "#808080", "#e0413f"
+INK = "#7a7a7a"  # Of words in an image, which cannot have the color of the page: at least 4 to 1 with white and with #111111.
 
 # The sign of each status and the background on which it stands in white, with a contrast of at least 4.5 to 1.
 SIGNS = {
@@ -42,13 +42,15 @@ WORD = "position:absolute;line-height:1;white-space:nowrap"
 SMALL = "font-size:0.9em"
 CELL = "padding:0.15em 0;border:none;text-align:left;vertical-align:middle;font-weight:400;overflow-wrap:break-word"
 DIGITS = "font-variant-numeric:tabular-nums"
-LAMP = "display:inline-block;width:14em;padding:0 1.2em 0.6em 0;text-align:left;vertical-align:top;border:none"
+INDICATOR_STYLE = (
+    "display:inline-block;width:14em;padding:0 1.2em 0.6em 0;text-align:left;vertical-align:top;border:none"
+)
 
-# What tells lines apart beside their colour: how they are dashed, as CSS and as SVG have it.
+# What tells lines apart beside their color: how they are dashed, as CSS and as SVG have it.
 DASHES = (("solid", ""), ("dashed", "9 5"), ("dotted", "2 5"))
-LARGEST = 1e300  # What is beyond is not drawn, so that no sum of two is infinite.
+MAX_DRAWABLE = 1e300  # What is beyond is not drawn, so that no sum of two is infinite.
 SHORT = 24  # How many characters a value may have that is not broken into lines.
-MOST_DOTS = 60  # A longer line is drawn without the dots that say their values.
+MAX_DOTS = 60  # A longer line is drawn without the dots that say their values.
 TICKS = 5  # About how many parts an axis has.
 MIDDLE = 50  # Percent; what is marked to the right of it has its name to its left.
 
@@ -72,15 +74,15 @@ class Bar:
 
     label: str
     value: float | None
-    shown: str
+    display_value: str
     start: float = 0.0
     low: float | None = None
     high: float | None = None
-    strong: bool = False
+    emphasized: bool = False
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """One line of a picture.
 
     Attributes:
@@ -92,17 +94,17 @@ class Line:
     """
 
     name: str
-    across: tuple[float, ...]
-    up: tuple[float, ...]
-    shown: tuple[str, ...]
-    spread: tuple[tuple[float, ...], ...] = ()
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    tooltips: tuple[str, ...]
+    intervals: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
-class Mark:
+class AxisMarker:
     """A place on an axis that has a name."""
 
-    at: float
+    position: float
     name: str
 
 
@@ -119,16 +121,16 @@ class Axes:
         height: How high the drawing is, in lines of text.
     """
 
-    unit: str
-    below: str
-    ticks: tuple[Mark, ...]
-    limits: tuple[Mark, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    y_unit: str
+    x_label: str
+    ticks: tuple[AxisMarker, ...]
+    reference_lines: tuple[AxisMarker, ...] = ()
+    vertical_markers: tuple[AxisMarker, ...] = ()
     height: float = 12.0
 
 
 @dataclass(frozen=True)
-class Lamp:
+class StatusIndicator:
     """A status with its sign.
 
     Attributes:
@@ -139,11 +141,11 @@ class Lamp:
 
     name: str
     status: str
-    words: str
+    detail: str
 
 
 @dataclass(frozen=True)
-class Picture:
+class Chart:
     """Values that are drawn: bars, one below the other; lines in axes; or lamps, one beside the other.
 
     Attributes:
@@ -162,36 +164,36 @@ class Picture:
 
     caption: str
     bars: tuple[Bar, ...] = ()
-    lines: tuple[Line, ...] = ()
+    lines: tuple[Series, ...] = ()
     axes: Axes | None = None
-    lamps: tuple[Lamp, ...] = ()
+    indicators: tuple[StatusIndicator, ...] = ()
 
 
-def bars_of(
+def bar_chart(
     caption: str, values: Iterable[tuple[str, float]], shown: Callable[[float], str], strong: object = None
-) -> Picture:
+) -> Chart:
     """Return a picture of a bar for each label with its value; one label may stand out.
 
     Example:
-        >>> bars_of("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
+        >>> bar_chart("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
         (Bar(label='DRUG', value=2, shown='2', start=0.0, low=None, high=None, strong=False),)
     """
     there = ((label, value) for label, value in values if is_drawable(value))
-    return Picture(caption, tuple(Bar(label, value, shown(value), strong=label == strong) for label, value in there))
+    return Chart(caption, tuple(Bar(label, value, shown(value), emphasized=label == strong) for label, value in there))
 
 
-def drawn(*pictures: Picture) -> str:
+def render_charts(*pictures: Chart) -> str:
     """Return pictures as HTML, one below the other, empty if there is nothing to draw; all lines begin at the same place."""
     edge = max(map(_edge, pictures), default=0)
     return "".join(_drawn(picture, edge) for picture in pictures)
 
 
-def _drawn(picture: Picture, edge: int) -> str:
+def _drawn(picture: Chart, edge: int) -> str:
     lines = _lines_of(picture)
     if picture.bars:
         inside = _bars(picture.bars)
-    elif picture.lamps:
-        inside = _lamps(picture.lamps)
+    elif picture.indicators:
+        inside = _lamps(picture.indicators)
     elif lines and picture.axes:
         inside = _lines(picture.caption, lines, picture.axes, edge)
     else:
@@ -200,18 +202,18 @@ def _drawn(picture: Picture, edge: int) -> str:
     return f'<figure class="openmed-picture" style="{WIDTH}">{caption}{inside}</figure>'
 
 
-def badge(status: str) -> str:
+def status_badge(status: str) -> str:
     """Return the coloured sign of a status."""
-    sign, colour = SIGNS[status]
-    return f'<span style="{BADGE};background-color:{colour}">{sign}</span>'
+    sign, color = SIGNS[status]
+    return f'<span style="{BADGE};background-color:{color}">{sign}</span>'
 
 
 def is_drawable(value: float | None) -> bool:
     """Tell whether a number can stand in a picture: it is there, and neither NaN nor beyond what can be added up."""
-    return value is not None and abs(value) <= LARGEST
+    return value is not None and abs(value) <= MAX_DRAWABLE
 
 
-def ticks(most: float, whole: bool = False) -> tuple[float, ...]:
+def nice_ticks(most: float, whole: bool = False) -> tuple[float, ...]:
     """Return round numbers from 0 up to at least a number, about five of them; whole ones on request.
 
     Example:
@@ -220,16 +222,16 @@ def ticks(most: float, whole: bool = False) -> tuple[float, ...]:
     """
     if not most > 0:
         return (0, 1)
-    power = 10.0 ** math.floor(math.log10(most / TICKS)) if most / TICKS > 1 / LARGEST else most
+    power = 10.0 ** math.floor(math.log10(most / TICKS)) if most / TICKS > 1 / MAX_DRAWABLE else most
     parts = [part * power for part in (1, 2, 2.5, 5, 10) if not whole or (part * power).is_integer()]
     step = next((one for one in parts if one * TICKS >= most), 1.0)
     step = int(step) if step.is_integer() else step
     return tuple(step * number for number in range(math.ceil(most / step) + 1))
 
 
-def points_of(line: Line) -> Points:
+def drawable_points(line: Series) -> Points:
     """Return the points of a line that can be drawn, each with what it says."""
-    points = zip(line.across, line.up, line.shown, strict=True)
+    points = zip(line.x, line.y, line.tooltips, strict=True)
     return [one for one in points if is_drawable(one[0]) and is_drawable(one[1])]
 
 
@@ -242,21 +244,21 @@ def _share(value: float, least: float, most: float) -> float:
 def _bars(bars: Sequence[Bar]) -> str:
     """Return bars as a table: what, how long, and the value in words; also without its styles it can be read."""
     ends = [end for bar in bars for end in (_end(bar), bar.high) if end is not None and is_drawable(end)]
-    most, any_strong = max(ends, default=0.0), any(bar.strong for bar in bars)
+    most, any_strong = max(ends, default=0.0), any(bar.emphasized for bar in bars)
     width = min(20.0, 0.62 * max(len(bar.label) for bar in bars) + 1)
     rows = []
     for bar in bars:
-        colour = PALETTE[0] if bar.strong or not any_strong else QUIET
+        color = PALETTE[0] if bar.emphasized or not any_strong else MUTED_COLOR
         begin, end = _share(bar.start, 0, most), _share(_end(bar) or 0.0, 0, most)
         filled = f"position:absolute;left:{begin}%;top:0;width:{max(0.0, round(end - begin, 2))}%;min-width:1px;height:100%;border-radius:2px"
-        drawing = f'<div style="{filled};background-color:{colour}"></div>{_whisker(bar, most)}'
-        weight = ";font-weight:600" if bar.strong else ""
-        line = ";white-space:nowrap" if len(bar.shown) <= SHORT else ""
+        drawing = f'<div style="{filled};background-color:{color}"></div>{_whisker(bar, most)}'
+        weight = ";font-weight:600" if bar.emphasized else ""
+        line = ";white-space:nowrap" if len(bar.display_value) <= SHORT else ""
         rows.append(
-            f'<tr style="border:none;background:none" title="{escape(f"{bar.label}: {bar.shown}")}">'
+            f'<tr style="border:none;background:none" title="{escape(f"{bar.label}: {bar.display_value}")}">'
             f'<th scope="row" style="{CELL};padding:0.15em 0.6em 0.15em 0;width:{width:g}em{weight}">{escape(bar.label)}</th>'
             f'<td style="{CELL};width:60%"><div style="position:relative;height:1.1em">{drawing}</div></td>'
-            f'<td style="{CELL};padding:0.15em 0 0.15em 0.8em;{DIGITS}{weight}{line}">{escape(bar.shown)}</td></tr>'
+            f'<td style="{CELL};padding:0.15em 0 0.15em 0.8em;{DIGITS}{weight}{line}">{escape(bar.display_value)}</td></tr>'
         )
     table = "width:100%;table-layout:auto;border-collapse:collapse;border:none;margin:0;font-size:1em"
     return f'<table style="{table}"><tbody>{"".join(rows)}</tbody></table>'
@@ -268,7 +270,7 @@ def _end(bar: Bar) -> float | None:
 
 
 def _whisker(bar: Bar, most: float) -> str:
-    """Return the interval of a bar, in the colour of the text, which stands out from the bar and from the page."""
+    """Return the interval of a bar, in the color of the text, which stands out from the bar and from the page."""
     if bar.low is None or bar.high is None or not is_drawable(bar.low) or not is_drawable(bar.high):
         return ""
     low, high = _share(bar.low, 0, most), _share(bar.high, 0, most)
@@ -277,42 +279,43 @@ def _whisker(bar: Bar, most: float) -> str:
     return f'<div style="{ends};border-left:2px solid;border-right:2px solid">{middle}</div>'
 
 
-def _lamps(lamps: Iterable[Lamp]) -> str:
+def _lamps(lamps: Iterable[StatusIndicator]) -> str:
     """Return lamps as a table of one row, which goes on below where it is too narrow."""
     cells = "".join(
-        f'<td style="{LAMP}">{badge(one.status)} <strong>{escape(one.name)}</strong><br>'
-        f'<span style="{SMALL}">{escape(one.words).replace(" %", "&nbsp;%")}</span></td>'
+        f'<td style="{INDICATOR_STYLE}">{status_badge(one.status)} <strong>{escape(one.name)}</strong><br>'
+        f'<span style="{SMALL}">{escape(one.detail).replace(" %", "&nbsp;%")}</span></td>'
         for one in lamps
     )
     return f'<table style="border:none;margin:0;font-size:1em"><tbody><tr style="border:none;background:none;text-align:left">{cells}</tr></tbody></table>'
 
 
-def _lines_of(picture: Picture) -> list[tuple[Line, Points]]:
+def _lines_of(picture: Chart) -> list[tuple[Series, Points]]:
     """Return the lines of a picture that can be drawn, each with its points."""
-    return [(line, found) for line in picture.lines if (found := points_of(line))]
+    return [(line, found) for line in picture.lines if (found := drawable_points(line))]
 
 
-def _heights(lines: Sequence[tuple[Line, Points]], axes: Axes) -> tuple[float, ...]:
+def _heights(lines: Sequence[tuple[Series, Points]], axes: Axes) -> tuple[float, ...]:
     """Return the numbers at the axis upwards."""
-    limits = [one.at for one in axes.limits if is_drawable(one.at)]
-    spreads = [end for line, _ in lines for ends in line.spread for end in ends if is_drawable(end)]
-    return ticks(max([point[1] for _, points in lines for point in points] + limits + spreads, default=0))
+    limits = [one.position for one in axes.reference_lines if is_drawable(one.position)]
+    spreads = [end for line, _ in lines for ends in line.intervals for end in ends if is_drawable(end)]
+    return nice_ticks(max([point[1] for _, points in lines for point in points] + limits + spreads, default=0))
 
 
-def _edge(picture: Picture) -> int:
+def _edge(picture: Chart) -> int:
     """Return how many characters stand to the left of the axes of a picture."""
     if picture.axes is None:
         return 0
     heights = _heights(_lines_of(picture), picture.axes)
-    return max(len(number_of(one)) for one in heights) + len(picture.axes.unit) + 1
+    return max(len(format_number(one)) for one in heights) + len(picture.axes.y_unit) + 1
 
 
-def _lines(caption: str, lines: Sequence[tuple[Line, Points]], axes: Axes, edge: int) -> str:
+def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, edge: int) -> str:
     """Return lines in axes: an image of the lines, dots that say their values, and the words of the axes around it."""
     below, limits, marks = (
-        [one for one in some if is_drawable(one.at)] for some in (axes.ticks, axes.limits, axes.marks)
+        [one for one in some if is_drawable(one.position)]
+        for some in (axes.ticks, axes.reference_lines, axes.vertical_markers)
     )
-    across = [point[0] for _, points in lines for point in points] + [one.at for one in (*below, *marks)]
+    across = [point[0] for _, points in lines for point in points] + [one.position for one in (*below, *marks)]
     heights = _heights(lines, axes)
     least, most = min(across), max(across)
 
@@ -322,47 +325,47 @@ def _lines(caption: str, lines: Sequence[tuple[Line, Points]], axes: Axes, edge:
     def y(value: float) -> float:
         return round(100 - _share(value, 0, heights[-1]), 2)
 
-    paths = [_path([(0, y(one)), (100, y(one))], QUIET, "", 1, 0.4) for one in heights]
-    paths += [_path([(0, y(one.at)), (100, y(one.at))], LIMIT, "6 4", 1.5) for one in limits]
-    paths += [_path([(x(one.at), 0), (x(one.at), 100)], QUIET, "6 4", 1.5) for one in marks]
+    paths = [_path([(0, y(one)), (100, y(one))], MUTED_COLOR, "", 1, 0.4) for one in heights]
+    paths += [_path([(0, y(one.position)), (100, y(one.position))], LIMIT_COLOR, "6 4", 1.5) for one in limits]
+    paths += [_path([(x(one.position), 0), (x(one.position), 100)], MUTED_COLOR, "6 4", 1.5) for one in marks]
     legend, around = [], []
-    for (line, points), colour, (border, dash) in zip(lines, cycle(PALETTE), cycle(DASHES), strict=False):
-        paths.append(_path([(x(right), y(up)) for right, up, _ in points], colour, dash, 2.5))
-        swatch = f'<span style="display:inline-block;width:2em;border-top:3px {border} {colour};vertical-align:middle"></span>'
+    for (line, points), color, (border, dash) in zip(lines, cycle(PALETTE), cycle(DASHES), strict=False):
+        paths.append(_path([(x(right), y(up)) for right, up, _ in points], color, dash, 2.5))
+        swatch = f'<span style="display:inline-block;width:2em;border-top:3px {border} {color};vertical-align:middle"></span>'
         legend.append(f'<span style="{LEGEND}">{swatch} {escape(line.name)}</span>')
-        for right, ends in zip(line.across, line.spread, strict=False):
+        for right, ends in zip(line.x, line.intervals, strict=False):
             if is_drawable(right) and all(map(is_drawable, ends)):
-                paths.append(_path([(x(right), y(end)) for end in ends], colour, "", 1.5))
+                paths.append(_path([(x(right), y(end)) for end in ends], color, "", 1.5))
         dots = [one for one in points if one[2]]
-        for right, up, says in dots if len(dots) <= MOST_DOTS else ():
-            spot = f"position:absolute;left:{x(right)}%;top:{y(up)}%;{DOT};background-color:{colour}"
+        for right, up, says in dots if len(dots) <= MAX_DOTS else ():
+            spot = f"position:absolute;left:{x(right)}%;top:{y(up)}%;{DOT};background-color:{color}"
             around.append(f'<span style="{spot}" title="{escape(says)}"></span>')
     for height in heights:
-        unit = f" {axes.unit}" if height == heights[-1] else ""
-        around.append(_word(f"right:100%;top:{y(height)}%;margin:-0.5em 0.6em 0 0", f"{number_of(height)}{unit}"))
+        unit = f" {axes.y_unit}" if height == heights[-1] else ""
+        around.append(_word(f"right:100%;top:{y(height)}%;margin:-0.5em 0.6em 0 0", f"{format_number(height)}{unit}"))
     centred = "top:100%;width:6em;margin:0.5em 0 0 -3em;text-align:center"
-    around += [_word(f"left:{x(one.at)}%;{centred}", one.name) for one in below]
-    around.append(_word("left:0;top:100%;width:100%;margin:1.8em 0 0 0;text-align:center", axes.below))
-    around += [_word(f"right:0;top:{y(one.at)}%;margin:-1.2em 0.3em 0 0", one.name) for one in limits]
+    around += [_word(f"left:{x(one.position)}%;{centred}", one.name) for one in below]
+    around.append(_word("left:0;top:100%;width:100%;margin:1.8em 0 0 0;text-align:center", axes.x_label))
+    around += [_word(f"right:0;top:{y(one.position)}%;margin:-1.2em 0.3em 0 0", one.name) for one in limits]
     for number, one in enumerate(marks):
         if one.name not in [other.name for other in marks[:number]]:
-            side = f"left:{x(one.at)}%" if x(one.at) < MIDDLE else f"right:{round(100 - x(one.at), 2)}%"
+            side = (
+                f"left:{x(one.position)}%" if x(one.position) < MIDDLE else f"right:{round(100 - x(one.position), 2)}%"
+            )
             around.append(_word(f"{side};bottom:100%;margin:0 0 0.3em 0", one.name))
     drawing = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{VIEW}" preserveAspectRatio="none" fill="none">{"".join(paths)}</svg>'
     source = base64.b64encode(drawing.encode()).decode()
-    image = (
-        f'<img alt="{escape(words_of(caption, lines, axes))}" src="data:image/svg+xml;base64,{source}" style="{IMAGE}">'
-    )
+    image = f'<img alt="{escape(describe_chart(caption, lines, axes))}" src="data:image/svg+xml;base64,{source}" style="{IMAGE}">'
     frame = f"position:relative;height:{axes.height:g}em;margin:{1.7 if marks else 0.7}em 1.5em 3em {0.55 * edge + 0.8:.3g}em"
     names = f"<div>{''.join(legend)}</div>" if len(legend) > 1 else ""
     # Where styles are lost, what is hidden stays so.
     return f'{names}<div style="{frame}">{image}<div hidden="hidden" style="display:block;{FILL};{SMALL}">{"".join(around)}</div></div>'
 
 
-def _path(points: Iterable[tuple[float, float]], colour: str, dash: str, width: float, opacity: float = 1.0) -> str:
+def _path(points: Iterable[tuple[float, float]], color: str, dash: str, width: float, opacity: float = 1.0) -> str:
     """Return a line of the image, whose width does not change with the size of the image."""
     stroke = (
-        f'stroke="{colour}" stroke-width="{width:g}" stroke-opacity="{opacity:g}" stroke-dasharray="{dash or "none"}"'
+        f'stroke="{color}" stroke-width="{width:g}" stroke-opacity="{opacity:g}" stroke-dasharray="{dash or "none"}"'
     )
     places = " ".join(f"{x:g},{y:g}" for x, y in points)
     return f'<polyline points="{places}" {stroke} stroke-linejoin="round" vector-effect="non-scaling-stroke"/>'
@@ -372,22 +375,26 @@ def _word(place: str, text: str) -> str:
     return f'<span style="{WORD};{place}">{escape(text)}</span>'
 
 
-def words_of(caption: str, lines: Iterable[tuple[Line, Points]], axes: Axes) -> str:
+def describe_chart(caption: str, lines: Iterable[tuple[Series, Points]], axes: Axes) -> str:
     """Return what a picture of lines shows, for who cannot see it."""
     said = [
-        f"{line.name}: {number_of(points[0][1])} to {number_of(points[-1][1])} {axes.unit}, {len(points)} points, "
-        f"at most {number_of(max(one[1] for one in points))}"
+        f"{line.name}: {format_number(points[0][1])} to {format_number(points[-1][1])} {axes.y_unit}, {len(points)} points, "
+        f"at most {format_number(max(one[1] for one in points))}"
         for line, points in lines
     ]
-    said += [f"{one.name}: {number_of(one.at)} {axes.unit}" for one in axes.limits if is_drawable(one.at)]
-    return f"{caption}, by {axes.below}. {'; '.join((*said, *(one.name for one in axes.marks)))}."
+    said += [
+        f"{one.name}: {format_number(one.position)} {axes.y_unit}"
+        for one in axes.reference_lines
+        if is_drawable(one.position)
+    ]
+    return f"{caption}, by {axes.x_label}. {'; '.join((*said, *(one.name for one in axes.vertical_markers)))}."
 
 
-def number_of(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with as many digits as are read at a glance.
 
     Example:
-        >>> number_of(1250.0), number_of(0.123456), number_of(2_000_000), number_of(12.345)
+        >>> format_number(1250.0), format_number(0.123456), format_number(2_000_000), format_number(12.345)
         ('1,250', '0.123', '2,000,000', '12.3')
     """
     digits = max(3, math.floor(math.log10(abs(value))) + 1) if value else 1

@@ -11,24 +11,24 @@ from contextvars import ContextVar
 CLOCK: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.perf_counter)
 
 
-def now() -> float:
+def current_time() -> float:
     return CLOCK.get()()
 
 
-def seconds_of(function: Callable[[], object]) -> float:
+def time_call(function: Callable[[], object]) -> float:
     """Return how long a call takes, in seconds."""
-    begin = now()
+    begin = current_time()
     function()
-    return now() - begin
+    return current_time() - begin
 
 
 @contextlib.contextmanager
-def timed_by(clock: Callable[[], float]) -> Iterator[None]:
+def use_clock(clock: Callable[[], float]) -> Iterator[None]:
     """Time everything in a block by another clock.
 
     Example:
-        >>> with timed_by(iter([2.0, 5.0]).__next__):
-        ...     seconds_of(str)
+        >>> with use_clock(iter([2.0, 5.0]).__next__):
+        ...     time_call(str)
         3.0
     """
     before = CLOCK.set(clock)

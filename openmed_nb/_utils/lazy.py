@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 
-def face(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the stub beside its file."""
     imports = [
         node

@@ -15,10 +15,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .._render.display import plain
-from .._render.drawing import Picture
+from .._render.display import to_plain_data
+from .._render.drawing import Chart
 from ..errors import ConfigurationError
-from .text import cause, describe_file, short_type_name
+from .text import describe_error, describe_file, short_type_name
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Pattern:
 
     expression: str
 
-    def fits(self, text: str) -> bool:
+    def matches(self, text: str) -> bool:
         return re.fullmatch(self.expression, text) is not None
 
 
 @dataclass(frozen=True)
-class Least:
+class Minimum:
     """The least number of a field: ``Annotated[int, Least(1)]``."""
 
     number: int
@@ -41,11 +41,11 @@ class Least:
         return number >= self.number
 
 
-OPTIONAL = (types.UnionType, Union)
-LARGEST = 1 << 64  # Whole numbers must be smaller than this; seeds of torch are.
+OPTIONAL_TYPES = (types.UnionType, Union)
+MAX_INTEGER = 1 << 64  # Whole numbers must be smaller than this; seeds of torch are.
 
 
-def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
+def from_json_data(kind: Any, stored: Any, place: str = "it") -> Any:
     """Return a value of a type, made of what JSON holds.
 
     Args:
@@ -59,7 +59,7 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
         ValueError: Where it has other fields or holds other values.
 
     Example:
-        >>> from_plain(Pattern, {"expression": 1})
+        >>> from_json_data(Pattern, {"expression": 1})
         Traceback (most recent call last):
         ...
         ValueError: its expression cannot be int
@@ -69,16 +69,16 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
         made = _dataclass_from(kind, stored, place)
     elif kind is Any:
         made = stored
-    elif origin in OPTIONAL:
-        made = None if stored is None else from_plain(kinds[0], stored, place)
+    elif origin in OPTIONAL_TYPES:
+        made = None if stored is None else from_json_data(kinds[0], stored, place)
     elif origin is tuple:
         items = enumerate(_plain_from(list, stored, place))
-        made = tuple(from_plain(kinds[0], one, f"{place}[{number}]") for number, one in items)
+        made = tuple(from_json_data(kinds[0], one, f"{place}[{number}]") for number, one in items)
     elif origin in {dict, Mapping}:
         named = {
             _plain_from(str, name, f"a name of {place}"): one for name, one in _plain_from(dict, stored, place).items()
         }
-        made = {name: from_plain(kinds[1], one, f"a value of {place}") for name, one in named.items()}
+        made = {name: from_json_data(kinds[1], one, f"a value of {place}") for name, one in named.items()}
     elif origin is Literal:
         if not isinstance(stored, str) or stored not in kinds:
             raise ValueError(f"{place} is none of {', '.join(kinds)}")
@@ -94,7 +94,7 @@ def from_plain(kind: Any, stored: Any, place: str = "it") -> Any:
 
 def field_types(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields; reports import their pictures for type checkers alone."""
-    return get_type_hints(kind, localns={"Picture": Picture}, include_extras=True)
+    return get_type_hints(kind, localns={"Chart": Chart}, include_extras=True)
 
 
 def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
@@ -113,7 +113,7 @@ def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
     if len(stored) > len(hints):
         raise ValueError(f"{place} has fields of another kind")
     own = "its " if place == "it" else f"{place}."
-    return kind(**{name: from_plain(hint, stored[name], f"{own}{name}") for name, hint in hints.items()})
+    return kind(**{name: from_json_data(hint, stored[name], f"{own}{name}") for name, hint in hints.items()})
 
 
 def _plain_from(kind: Any, stored: Any, place: str) -> Any:
@@ -122,7 +122,7 @@ def _plain_from(kind: Any, stored: Any, place: str) -> Any:
         raise ValueError(f"{place} cannot be {short_type_name(stored)}")
     if isinstance(stored, float) and not math.isfinite(stored):
         raise ValueError(f"{place} is no finite number")
-    if isinstance(stored, int) and abs(stored) >= LARGEST:
+    if isinstance(stored, int) and abs(stored) >= MAX_INTEGER:
         raise ValueError(f"{place} is too large")
     if isinstance(stored, str) and not stored.isascii() and any("\ud800" <= one <= "\udfff" for one in stored):
         raise ValueError(f"{place} has half a character")
@@ -130,10 +130,10 @@ def _plain_from(kind: Any, stored: Any, place: str) -> Any:
 
 
 def to_json(value: Any) -> str:
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(to_plain_data(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
+def read_json_file(kind: Any, file: Path, what: str, remedy: str) -> Any:
     """Return the value of a type that :func:`to_json` has made the text of a file of.
 
     Raises:
@@ -150,11 +150,11 @@ def read_as(kind: Any, file: Path, what: str, remedy: str) -> Any:
             problem = f"is {what} of version {name.rpartition('/')[2]}, and this openmed_nb reads version {version}"
             remedy = "Read it with the openmed_nb that wrote it, or with a newer one."
         else:
-            return from_plain(kind, stored)
+            return from_json_data(kind, stored)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or short_type_name(error)}"
     except (ValueError, RecursionError) as error:
-        problem = f"is not {what}: {cause(error)}"
+        problem = f"is not {what}: {describe_error(error)}"
     # Outside of the handlers: the other error may have the path, and would be the context of this one.
     raise ConfigurationError(f"{describe_file(file)} {problem}.", remedy)
 
@@ -194,12 +194,12 @@ def find_changes(before: Mapping[str, Any], after: Mapping[str, Any], path: tupl
     return changes
 
 
-def utc() -> str:
+def utc_timestamp() -> str:
     """Return this moment as reports keep it."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def write_whole(file: Path, text: str) -> None:
+def atomic_write(file: Path, text: str) -> None:
     """Write a file in one step, so that it is never there in part; a link stays a link, and modes stay.
 
     Raises:
@@ -214,20 +214,20 @@ def write_whole(file: Path, text: str) -> None:
         part.replace(real)
 
 
-def save(file: Path, text: str) -> None:
+def save_text(file: Path, text: str) -> None:
     """Write a file that a person names, whole.
 
     Raises:
         ConfigurationError: Where that is not possible.
     """
     try:
-        write_whole(file, text)
+        atomic_write(file, text)
     except (OSError, UnicodeEncodeError) as error:  # The latter for half a character.
-        what = f"{describe_file(file)} cannot be written: {getattr(error, 'strerror', None) or cause(error)}."
+        what = f"{describe_file(file)} cannot be written: {getattr(error, 'strerror', None) or describe_error(error)}."
         raise ConfigurationError(what, "Use a folder that is there and can be written.") from None
 
 
-def save_in(folder: Path, texts: Mapping[str, str], what: str) -> None:
+def save_files(folder: Path, texts: Mapping[str, str], what: str) -> None:
     """Write files by their names into a folder, each whole; the folder is made where it is not there.
 
     Raises:
@@ -236,9 +236,9 @@ def save_in(folder: Path, texts: Mapping[str, str], what: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            write_whole(folder / name, text)
+            atomic_write(folder / name, text)
     except OSError as error:
-        problem = f"{what} cannot be written into {describe_file(folder)}: {cause(error)}."
+        problem = f"{what} cannot be written into {describe_file(folder)}: {describe_error(error)}."
     else:
         return
     # Outside of the handler: the other error has the path, and would be the context of this one.

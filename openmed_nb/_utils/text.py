@@ -8,14 +8,14 @@ from pathlib import PurePath
 from typing import Any
 
 
-def one_line(text: str) -> str:
+def collapse_whitespace(text: str) -> str:
     r"""Return the text with every run of white space, line ends included, as one space.
 
     Example:
-        >>> one_line("two\n  lines")
+        >>> collapse_whitespace("two\n  lines")
         'two lines'
     """
-    return visible(" ".join(text.split()))
+    return escape_control_characters(" ".join(text.split()))
 
 
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {
@@ -24,7 +24,7 @@ CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not i
 }
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Return the text with control characters as pictures, so that a note or a model cannot steer the terminal.
 
     Example:
@@ -41,7 +41,7 @@ def shorten(text: str, length: int = 60) -> str:
         >>> shorten("a" * 70) == "a" * 60 + "…"
         True
     """
-    line = one_line(text)
+    line = collapse_whitespace(text)
     return line if len(line) <= length else line[:length] + "…"
 
 
@@ -171,6 +171,6 @@ def parser_problem(message: str) -> str:
     return "an ambiguous option" if kind == "ambiguous option" else without_quotes(message)
 
 
-def cause(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return what an error of another library says, in one short line without a full stop, and without what may be a note."""
     return shorten(without_quotes(str(error)), 200).rstrip(".") or short_type_name(error)

@@ -16,30 +16,30 @@ from ..errors import ConfigurationError, OpenMedError
 from .text import describe_value, short_type_name
 
 
-def check_is_real(module: Any, needs: str, error: type[OpenMedError] = ConfigurationError) -> None:
+def check_not_shadowed(module: Any, needs: str, error: type[OpenMedError] = ConfigurationError) -> None:
     """Check that an imported module is the package of that name, and not a file of the person's own beside the notebook."""
     if not hasattr(module, needs):
         where = getattr(module, "__file__", None) or f"A module named {module.__name__!r} without a file"
         raise error(f"{where} hides the real {module.__name__}.", "Rename it, then restart the kernel.")
 
 
-def cannot_be(name: str, value: Any, remedy: str) -> ConfigurationError:
+def invalid_value(name: str, value: Any, remedy: str) -> ConfigurationError:
     """Return the error for an argument that has a wrong value."""
     return ConfigurationError(f"{name} cannot be {describe_value(value)}.", remedy)
 
 
-def wrong_type(name: str, value: Any, remedy: str) -> ConfigurationError:
+def invalid_type(name: str, value: Any, remedy: str) -> ConfigurationError:
     """Return the error for an argument of a wrong type, which does not show the value."""
     return ConfigurationError(f"{name} cannot be of type {short_type_name(value)}.", remedy)
 
 
-def check_flag(name: str, value: Any) -> None:
+def check_bool(name: str, value: Any) -> None:
     """Refuse what is not a bool: many values, such as tensors, are neither clearly true nor clearly false."""
     if not isinstance(value, bool):
-        raise cannot_be(name, value, "Pass True or False.")
+        raise invalid_value(name, value, "Pass True or False.")
 
 
-def whole_number(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
@@ -47,7 +47,7 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
-def whole(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
+def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None, otherwise: str = "") -> int:
     """Return a whole number that a person passes, as Python's own.
 
     Args:
@@ -66,19 +66,23 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None, otherw
         ...
         openmed_nb.errors.ConfigurationError: batch_size cannot be 0. Pass a whole number from 1 to 4,096.
     """
-    found = whole_number(value)
-    if found is None or found < least or (most is not None and found > most):
-        upwards = f"from {least:,}" + ("" if most is None else f" to {most:,}")
-        raise cannot_be(name, value, f"Pass a whole number {upwards}{otherwise}.")
+    found = as_integer(value)
+    if found is None or found < minimum or (maximum is not None and found > maximum):
+        upwards = f"from {minimum:,}" + ("" if maximum is None else f" to {maximum:,}")
+        raise invalid_value(name, value, f"Pass a whole number {upwards}{otherwise}.")
     return found
 
 
-def whole_or_none(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int | None:
+def check_optional_integer(
+    name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = ""
+) -> int | None:
     """Return a whole number as :func:`whole` does, or ``None`` where that was passed."""
-    return None if value is None else whole(name, value, least, most, otherwise)
+    return None if value is None else check_integer(name, value, least, most, otherwise)
 
 
-def number(name: str, value: Any, most: float = math.inf, *, above: float | None = None, such_as: str = "") -> float:
+def check_number(
+    name: str, value: Any, maximum: float = math.inf, *, above: float | None = None, example: str = ""
+) -> float:
     """Return a finite number that a person passes, from 0, or above another.
 
     Args:
@@ -98,14 +102,16 @@ def number(name: str, value: Any, most: float = math.inf, *, above: float | None
         openmed_nb.errors.ConfigurationError: clip cannot be 0. Pass a number above 0, such as 1.0, or None.
     """
     is_one = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_one or value > most or (value < 0 if above is None else value <= above):
-        upwards = ("from 0" if above is None else f"above {above:g}") + ("" if most == math.inf else f" up to {most:g}")
-        example = f", such as {such_as}" if such_as else ""
-        raise cannot_be(name, value, f"Pass a number {upwards}{example}.")
+    if not is_one or value > maximum or (value < 0 if above is None else value <= above):
+        upwards = ("from 0" if above is None else f"above {above:g}") + (
+            "" if maximum == math.inf else f" up to {maximum:g}"
+        )
+        example = f", such as {example}" if example else ""
+        raise invalid_value(name, value, f"Pass a number {upwards}{example}.")
     return float(value)
 
 
-def nearest(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
+def closest_match(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
     """Return the word that another was probably meant to be, empty where none is near.
 
     Example:
@@ -117,7 +123,7 @@ def nearest(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
     return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
 
 
-def offered(word: str, words: Iterable[str]) -> str:
+def suggest(word: str, words: Iterable[str]) -> str:
     """Return what to do about an unknown word: pass the one that was probably meant, or else one of all that are known.
 
     Example:
@@ -125,11 +131,11 @@ def offered(word: str, words: Iterable[str]) -> str:
         ("Did you mean 'cuda'?", 'Known are cpu, cuda.')
     """
     known = list(words)
-    near = nearest(word, known)
+    near = closest_match(word, known)
     return f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
 
 
-def choice(name: str, value: Any, known: Iterable[str]) -> None:
+def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     """Refuse what is not one of the words that an argument may be.
 
     Example:
@@ -140,10 +146,10 @@ def choice(name: str, value: Any, known: Iterable[str]) -> None:
     """
     words = list(known)
     if not isinstance(value, str) or value not in words:
-        raise cannot_be(name, value, offered(value if isinstance(value, str) else "", words))
+        raise invalid_value(name, value, suggest(value if isinstance(value, str) else "", words))
 
 
-def given_path(path: Any, what: str) -> Path:
+def check_path(path: Any, what: str) -> Path:
     """Return a path that a person passes, with their home in the place of ``~``; nothing need be there."""
     reason = ""
     try:

@@ -11,11 +11,11 @@ from ..errors import OpenMedWarning
 
 def warn(message: str) -> None:
     """Warn at the line of a person's code that led here: Python shows a warning once for each line."""
-    warnings.warn(message, OpenMedWarning, stacklevel=level_outside(PASSED_THROUGH))
+    warnings.warn(message, OpenMedWarning, stacklevel=stacklevel_outside(SKIPPED_PACKAGES))
 
 
 # No person's line is in these: ours, and those that call ours.
-PASSED_THROUGH = (
+SKIPPED_PACKAGES = (
     "openmed_nb",
     "IPython",
     "contextlib",
@@ -23,7 +23,7 @@ PASSED_THROUGH = (
 )
 
 
-def level_outside(packages: Iterable[str]) -> int:
+def stacklevel_outside(packages: Iterable[str]) -> int:
     """Return the ``stacklevel``, for the caller, of the first frame from there up that is of none of these packages."""
     inside = tuple(f"{package}." for package in packages)
     level, frame = 1, sys._getframe(1)  # noqa: SLF001 - the only way to walk the stack without reading files

@@ -10,7 +10,9 @@ JOINER = "\u200d"  # of emoji
 
 # The scripts in which words have no spaces between them: Thai, Lao, Myanmar, Khmer; and from the radicals of Han to the
 # ideographs with Hiragana, Katakana and Bopomofo, their compatibility forms and the planes of Han.
-UNSPACED = re.compile(r"[\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF\u2E80-\u9FFF\uF900-\uFAFF\U00020000-\U0003FFFF]")
+UNSPACED_SCRIPTS = re.compile(
+    r"[\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF\u2E80-\u9FFF\uF900-\uFAFF\U00020000-\U0003FFFF]"
+)
 
 # Characters that join two letters or two digits to one word, by UAX #29 (classes MidLetter, MidNum, MidNumLet and
 # Single_Quote). Two are different: the colon separates, because in notes it stands between a name and its value
@@ -26,7 +28,7 @@ BETWEEN_DIGITS = BETWEEN_BOTH | frozenset(
 REPLACEMENT_CHARACTER = "\ufffd"
 
 
-def is_mark(character: str) -> bool:
+def is_combining_mark(character: str) -> bool:
     """Return whether a character is an accent or another mark of the letter before it."""
     return unicodedata.category(character).startswith("M")
 
@@ -43,7 +45,7 @@ def is_ignorable(character: str) -> bool:
 def is_separator(code: int) -> bool:
     """Return whether a code point is never inside a word of several tokens: white space, punctuation, an ideograph."""
     character = chr(code)
-    if UNSPACED.match(character):
+    if UNSPACED_SCRIPTS.match(character):
         return True
     return not (character.isalnum() or is_ignorable(character))
 
@@ -66,9 +68,9 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
         end -= 1
     if start == end:
         return start, end
-    while start > 0 and _is_inside(text, start):
+    while start > 0 and _is_inside_word(text, start):
         start = max(0, _base_before(text, start))
-    while end < len(text) and _is_inside(text, end):
+    while end < len(text) and _is_inside_word(text, end):
         end = _base_from(text, end + 1)
     return start, end
 
@@ -88,7 +90,7 @@ def _base_from(text: str, position: int) -> int:
     return position
 
 
-def _is_inside(text: str, position: int) -> bool:
+def _is_inside_word(text: str, position: int) -> bool:
     """Return whether a position is inside a word, or between a character and its marks."""
     before = _base_before(text, position)
     if before < 0:
@@ -107,12 +109,12 @@ def _is_inside(text: str, position: int) -> bool:
 
 
 def _is_word_character(character: str) -> bool:
-    return character == "_" or (character.isalnum() and not UNSPACED.match(character))
+    return character == "_" or (character.isalnum() and not UNSPACED_SCRIPTS.match(character))
 
 
 def _joins(left: str, middle: str, right: str) -> bool:
     """Return whether a character between two others makes one word of them."""
-    if UNSPACED.match(left) or UNSPACED.match(right):
+    if UNSPACED_SCRIPTS.match(left) or UNSPACED_SCRIPTS.match(right):
         return False
     if left.isalpha() and right.isalpha():
         return middle in BETWEEN_LETTERS

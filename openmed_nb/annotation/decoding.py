@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .masking import bare
-from .results import Answers, DroppedSpan
-from .tokens import Tokens, names_of, positions
+from .masking import strip_bio_prefix
+from .results import DroppedSpan, ResultStore
+from .tokens import Tokens, expand_ranges, get_token_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 # After about so many spellings, all are forgotten.
-REMEMBERED = 1 << 16
+SPELLING_CACHE_SIZE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class LabelTables:
     """What each label number means; ``C`` labels."""
 
     names: tuple[str, ...]  # such as B-DISEASE
-    groups: tuple[str, ...]  # the names of the entities that they make, such as DISEASE
-    begins: np.ndarray  # (C,) bool, whether a label begins an entity even after one of its own kind
-    kinds: np.ndarray  # (C,) int64, equal for labels that one entity may have
-    label_kept: np.ndarray  # (C,) bool, whether a token of the label is an answer if tokens are not joined
-    group_kept: np.ndarray  # (C,) bool, whether an entity of the label is an answer
+    entity_names: tuple[str, ...]  # the names of the entities that they make, such as DISEASE
+    is_begin: np.ndarray  # (C,) bool, whether a label begins an entity even after one of its own kind
+    entity_type_ids: np.ndarray  # (C,) int64, equal for labels that one entity may have
+    keep_label: np.ndarray  # (C,) bool, whether a token of the label is an answer if tokens are not joined
+    keep_entity: np.ndarray  # (C,) bool, whether an entity of the label is an answer
 
     @classmethod
-    def of(cls, id2label: Mapping[int, str], ignored: Collection[str]) -> LabelTables:
+    def from_id2label(cls, id2label: Mapping[int, str], ignored: Collection[str]) -> LabelTables:
         """Return the tables of a model's labels; ``ignored`` are labels and names of entities that are left out."""
-        return tables_of(tuple(id2label[number] for number in range(len(id2label))), tuple(ignored))
+        return build_label_tables(tuple(id2label[number] for number in range(len(id2label))), tuple(ignored))
 
 
 @functools.lru_cache(maxsize=32)
-def tables_of(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
+def build_label_tables(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
     """Return the tables of labels, made once: a short text takes little longer than they do."""
     kinds = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
     # Transformers cuts the name of an entity at the first hyphen, whatever stands before it.
@@ -51,10 +51,10 @@ def tables_of(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
     return LabelTables(
         names,
         groups,
-        begins=np.array([name.startswith("B-") for name in names]),
-        kinds=np.unique(kinds, return_inverse=True)[1],
-        label_kept=np.array([name not in ignored for name in names]),
-        group_kept=np.array([group not in ignored for group in groups]),
+        is_begin=np.array([name.startswith("B-") for name in names]),
+        entity_type_ids=np.unique(kinds, return_inverse=True)[1],
+        keep_label=np.array([name not in ignored for name in names]),
+        keep_entity=np.array([group not in ignored for group in groups]),
     )
 
 
@@ -68,76 +68,78 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Units:
+class TaggedUnits:
     """What is joined to entities: tokens or words, with label numbers and scores; each array is ``(U,)``."""
 
-    firsts: np.ndarray  # the first token
-    lasts: np.ndarray  # one past the last
+    starts: np.ndarray  # the first token
+    ends: np.ndarray  # one past the last
     labels: np.ndarray
     scores: np.ndarray
 
 
 @dataclass(frozen=True)
 class Decoder:
-    speller: Speller
+    detokenizer: Detokenizer
     tables: LabelTables
     strategy: str  # none, simple, first, average or max
-    tokens_before: int  # special tokens before a text's own
+    num_prefix_tokens: int  # special tokens before a text's own
 
     @property
     def entity_labels(self) -> tuple[str, ...]:
         """The labels of the entities that can be an answer, without the prefixes of tokens, each once."""
         tables = self.tables
         if self.strategy == "none":
-            labels = [bare(name) for name, kept in zip(tables.names, tables.label_kept, strict=True) if kept]
+            labels = [
+                strip_bio_prefix(name) for name, kept in zip(tables.names, tables.keep_label, strict=True) if kept
+            ]
         else:
-            labels = [name for name, kept in zip(tables.groups, tables.group_kept, strict=True) if kept]
+            labels = [name for name, kept in zip(tables.entity_names, tables.keep_entity, strict=True) if kept]
         return tuple(dict.fromkeys(labels))
 
-    def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Answers:
+    def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return the entities of each sequence."""
         if not len(tokens):
-            return Answers.of([[] for _ in tokens.owners])
-        find = self.single_tokens if self.strategy == "none" else self.groups
+            return ResultStore.of([[] for _ in tokens.text_ids])
+        find = self.decode_tokens if self.strategy == "none" else self.decode_entities
         return find(texts, tokens, predictions)
 
-    def single_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Answers:
+    def decode_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return every token whose label is an answer."""
-        places = np.flatnonzero(self.tables.label_kept[predictions.labels])
+        places = np.flatnonzero(self.tables.keep_label[predictions.labels])
         numbers = {
             "score": predictions.scores[places].astype(np.float64),
             "start": tokens.starts[places],
             "end": tokens.ends[places],
-            "index": places - tokens.bounds[tokens.sequences(places)] + self.tokens_before,
+            "index": places - tokens.sequence_offsets[tokens.sequence_ids(places)] + self.num_prefix_tokens,
         }
-        return Answers.of_columns(
+        return ResultStore.of_columns(
             "entity",
             self.tables.names,
-            bounds=np.searchsorted(places, tokens.bounds),
+            bounds=np.searchsorted(places, tokens.sequence_offsets),
             labels=predictions.labels[places],
-            words=self.speller.tokens(texts, tokens, places),
+            words=self.detokenizer.token_texts(texts, tokens, places),
             numbers=numbers,
             dropped={},
         )
 
-    def groups(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> Answers:
+    def decode_entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return every entity that is an answer."""
-        units = units_of(tokens, predictions, self.strategy)
-        edges = group_edges(tokens, units, self.tables)
+        units = build_units(tokens, predictions, self.strategy)
+        edges = group_boundaries(tokens, units, self.tables)
         scores = np.add.reduceat(units.scores, edges[:-1], dtype=np.float64) / (edges[1:] - edges[:-1])
-        kept = np.flatnonzero(self.tables.group_kept[units.labels[edges[:-1]]])
-        firsts = units.firsts[edges[kept]]
-        lasts = units.lasts[edges[kept + 1] - 1]
+        kept = np.flatnonzero(self.tables.keep_entity[units.labels[edges[:-1]]])
+        firsts = units.starts[edges[kept]]
+        lasts = units.ends[edges[kept + 1] - 1]
         labels = units.labels[edges[kept]]
-        words = None if self.strategy == "simple" else units.firsts
-        return Answers.of_columns(
+        words = None if self.strategy == "simple" else units.starts
+        return ResultStore.of_columns(
             "entity_group",
-            self.tables.groups,
-            bounds=np.searchsorted(firsts, tokens.bounds),
+            self.tables.entity_names,
+            bounds=np.searchsorted(firsts, tokens.sequence_offsets),
             labels=labels,
-            words=self.speller.stretches(texts, tokens, firsts, lasts, words),
+            words=self.detokenizer.decode_spans(texts, tokens, firsts, lasts, words),
             numbers={"score": scores[kept], "start": tokens.starts[firsts], "end": tokens.ends[lasts - 1]},
-            dropped=self.dropped(tokens, predictions, firsts, lasts, self.tables.kinds[labels]),
+            dropped=self.dropped(tokens, predictions, firsts, lasts, self.tables.entity_type_ids[labels]),
         )
 
     def dropped(
@@ -149,8 +151,8 @@ class Decoder:
         entity_kinds: np.ndarray,
     ) -> dict[int, tuple[DroppedSpan, ...]]:
         """Return for each sequence the labeled tokens that are in no entity of their kind, neighbors of one kind as one span."""
-        places = np.flatnonzero(self.tables.group_kept[predictions.labels])
-        kinds = self.tables.kinds[predictions.labels[places]]
+        places = np.flatnonzero(self.tables.keep_entity[predictions.labels])
+        kinds = self.tables.entity_type_ids[predictions.labels[places]]
         if len(firsts):
             # The entity that a token can be in is the last one that starts at it or before it.
             entities = np.maximum(np.searchsorted(firsts, places, side="right") - 1, 0)
@@ -164,7 +166,7 @@ class Decoder:
             kinds = kinds[~covered]
         if not len(places):
             return {}
-        sequences = tokens.sequences(places)
+        sequences = tokens.sequence_ids(places)
         apart = np.ones(len(places), bool)
         apart[1:] = (np.diff(places) > 1) | (np.diff(sequences) > 0) | (np.diff(kinds) != 0)
         first = np.flatnonzero(apart)
@@ -174,40 +176,40 @@ class Decoder:
         ends = np.maximum.reduceat(tokens.ends[places], first).tolist()
         spans: dict[int, list[DroppedSpan]] = {}
         for number, sequence in enumerate(sequences[first].tolist()):
-            label = self.tables.groups[labels[number]]
+            label = self.tables.entity_names[labels[number]]
             span = DroppedSpan(label, scores[number], starts[number], ends[number])
             spans.setdefault(sequence, []).append(span)
         return {sequence: tuple(found) for sequence, found in spans.items()}
 
 
-def units_of(tokens: Tokens, predictions: Predictions, strategy: str) -> Units:
+def build_units(tokens: Tokens, predictions: Predictions, strategy: str) -> TaggedUnits:
     """Return the words, each with the label that a strategy gives it, or for ``simple`` the tokens."""
     if strategy == "simple":
         firsts = np.arange(len(tokens))
-        return Units(firsts, firsts + 1, predictions.labels, predictions.scores)
+        return TaggedUnits(firsts, firsts + 1, predictions.labels, predictions.scores)
     firsts = tokens.word_starts
     lasts = np.append(firsts[1:], len(tokens))
     if strategy == "average":
         assert predictions.probabilities is not None  # noqa: S101 - tells mypy what the caller sees to
         means = np.add.reduceat(predictions.probabilities, firsts) / (lasts - firsts)[:, None]
-        return Units(firsts, lasts, means.argmax(1), means.max(1))
+        return TaggedUnits(firsts, lasts, means.argmax(1), means.max(1))
     deciding = firsts
     if strategy == "max":  # The token with the highest score of a word decides, the first of them if several are equal.
         highest = np.repeat(np.maximum.reduceat(predictions.scores, firsts), lasts - firsts)
         candidates = np.flatnonzero(predictions.scores == highest)
         deciding = candidates[np.searchsorted(candidates, firsts)]
-    return Units(firsts, lasts, predictions.labels[deciding], predictions.scores[deciding])
+    return TaggedUnits(firsts, lasts, predictions.labels[deciding], predictions.scores[deciding])
 
 
-def group_edges(tokens: Tokens, units: Units, tables: LabelTables) -> np.ndarray:
+def group_boundaries(tokens: Tokens, units: TaggedUnits, tables: LabelTables) -> np.ndarray:
     """Return where each group begins among the units, and one past the last: a new kind, a B- label, a new sequence."""
-    kinds, begins = tables.kinds[units.labels], tables.begins[units.labels]
+    kinds, begins = tables.entity_type_ids[units.labels], tables.is_begin[units.labels]
     begins[1:] |= kinds[1:] != kinds[:-1]
-    begins[np.searchsorted(units.firsts, tokens.sequence_starts)] = True
+    begins[np.searchsorted(units.starts, tokens.sequence_starts)] = True
     return np.append(np.flatnonzero(begins), len(begins))
 
 
-class Speller:
+class Detokenizer:
     """Writes tokens as text, as transformers does; the same entities come again and again, so their text is remembered."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -215,15 +217,15 @@ class Speller:
         self._known: dict[bytes | int, str] = {}
         self._further: dict[str, str] = {}  # pieces, and how each is written after others
 
-    def tokens(self, texts: Sequence[str], tokens: Tokens, places: np.ndarray) -> list[str]:
+    def token_texts(self, texts: Sequence[str], tokens: Tokens, places: np.ndarray) -> list[str]:
         """Return tokens as they stand in the vocabulary, or in the text if the vocabulary does not have them."""
         ids = tokens.ids[places]
-        names: list[str] = names_of(self.tokenizer, ids).names[ids].tolist()
+        names: list[str] = get_token_names(self.tokenizer, ids).names[ids].tolist()
         for number in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
-            names[number] = tokens.piece(texts, int(places[number]))
+            names[number] = tokens.token_text(texts, int(places[number]))
         return names
 
-    def stretches(
+    def decode_spans(
         self,
         texts: Sequence[str],
         tokens: Tokens,
@@ -242,26 +244,26 @@ class Speller:
         unknown = np.append(0, np.cumsum(tokens.ids == self.tokenizer.unk_token_id))
         for number in np.flatnonzero(unknown[lasts] > unknown[firsts]).tolist():
             keys[number] = number
-        if len(self._known) > REMEMBERED:
+        if len(self._known) > SPELLING_CACHE_SIZE:
             self._known, self._further = {}, {}
         known = self._known  # The same to the end: other threads of a worker spell too.
         new = {key: number for number, key in enumerate(keys) if key not in known}
         chosen = np.array([*new.values()], np.int64)
         firsts, lasts = firsts[chosen], lasts[chosen]
         if words is None:
-            pieces = self.tokens(texts, tokens, positions(firsts, lasts))
+            pieces = self.token_texts(texts, tokens, expand_ranges(firsts, lasts))
         else:
             ends = np.append(words[1:], len(tokens))
             firsts, lasts = np.searchsorted(words, firsts), np.searchsorted(words, lasts)
-            inside = positions(firsts, lasts)
-            pieces = self.stretches(texts, tokens, words[inside], ends[inside])
+            inside = expand_ranges(firsts, lasts)
+            pieces = self.decode_spans(texts, tokens, words[inside], ends[inside])
         left = iter(pieces)
         lists = [list(islice(left, count)) for count in (lasts - firsts).tolist()]
-        spelled = dict(zip(new, self.joined(lists), strict=True))
+        spelled = dict(zip(new, self.decode_pieces(lists), strict=True))
         known.update((key, text) for key, text in spelled.items() if isinstance(key, bytes))
         return [spelled[key] if key in spelled else known[key] for key in keys]
 
-    def joined(self, lists: list[list[str]]) -> list[str]:
+    def decode_pieces(self, lists: list[list[str]]) -> list[str]:
         """Return lists of pieces, each as the tokenizer's decoder puts its pieces together."""
         join = self.tokenizer.convert_tokens_to_string
         further = self._further  # The same to the end: other threads of a worker spell too.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._utils.validation import check_flag
+from .._utils.validation import check_bool
 from ..models.config import OpenMedConfig, check_strategy, check_task
 from ..session import SESSION, Session
 
@@ -19,16 +19,16 @@ def create_pipeline(
     **arguments: Any,
 ) -> Any:
     """Return a token-classification pipeline on the device that the configuration or the session says."""
-    with session.unchanged_on_error():
+    with session.transaction():
         check_task(task)
         strategy = check_strategy(aggregation_strategy)
-        check_flag("compile", arguments.get("compile", False))
+        check_bool("compile", arguments.get("compile", False))
         plan = session.load_plan(name, config, arguments)
-        loaded = session.models.model(plan.spec, plan.device, plan.follows)
-        from .pipeline import pipeline_over  # After the load, which tells why transformers cannot be imported.
+        loaded = session.models.get(plan.spec, plan.device, plan.follows)
+        from .pipeline import get_pipeline  # After the load, which tells why transformers cannot be imported.
 
-        pipe = pipeline_over(loaded, strategy, plan.options)
-        pipe.precision, pipe.learned = plan.precision, loaded.learned
+        pipe = get_pipeline(loaded, strategy, plan.options)
+        pipe.precision, pipe.tuned_batch_tokens = plan.precision, loaded.tuned_batch_tokens
         return pipe
 
 
@@ -56,7 +56,7 @@ def load_pipeline(
         >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
         'asthma'
     """
-    with SESSION.told_after(progress):
+    with SESSION.operation(progress):
         return create_pipeline(SESSION, model, OpenMedConfig(), device=device, **arguments)
 
 
@@ -75,5 +75,5 @@ def load_model(
         ModelError: If the model cannot be found or loaded; its remedy says what to do.
         DeviceError: If the device cannot be used.
     """
-    with SESSION.told_after(progress):
+    with SESSION.operation(progress):
         return SESSION.load_model(model, OpenMedConfig(), device=device, **arguments).to_dict()

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .._render.display import WARNING, Piece, Report, Shown, counted
+from .._render.display import WARNING, Displayable, Report, TextSegment, pluralize
 from .._utils.text import describe_value, shorten
-from .._utils.validation import cannot_be, wrong_type
+from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
-from .boundaries import JOINER, is_mark, whole_words
+from .boundaries import JOINER, is_combining_mark, whole_words
 
 REPLACEMENT = "[{label}]"
-SHOWN_TEXTS = 5  # Of many texts; only these are kept.
+MAX_DISPLAYED_TEXTS = 5  # Of many texts; only these are kept.
 IS_MISSING = "The text is missing."
-NO_GUARANTEE = "This is no guarantee: what the model did not find stays in the text. Read it before you pass it on."
+MASKING_DISCLAIMER = (
+    "This is no guarantee: what the model did not find stays in the text. Read it before you pass it on."
+)
 
 # What identifies somebody, in kinds, each with the labels of models that stand for it: in capitals, and letters alone.
 KINDS = {
@@ -75,7 +77,7 @@ class MaskedSpan:
 
 
 @dataclass(frozen=True, repr=False)
-class MaskedText(Shown):
+class MaskedText(Displayable):
     """A text whose entities are replaced; of what was replaced nothing is kept but its label and its place.
 
     Attributes:
@@ -96,9 +98,9 @@ class MaskedText(Shown):
     known_labels: tuple[str, ...] | None = None
     filters: tuple[str, ...] = ()
 
-    HIDDEN = ("known_labels", "filters")
+    JSON_EXCLUDE = ("known_labels", "filters")
 
-    def original(self, position: int) -> int:
+    def original_offset(self, position: int) -> int:
         """Return where a character of the masked text stands in the text that was annotated.
 
         Args:
@@ -111,12 +113,12 @@ class MaskedText(Shown):
             ConfigurationError: For a place that the text does not have.
 
         Example:
-            >>> masked = masked_text("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]")
+            >>> masked = mask_text("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]")
             >>> masked.text, masked.original(6), masked.original(3)
             ('[NAME] coughs.', 7, 0)
         """
         if type(position) is not int or not 0 <= position <= len(self.text):
-            raise cannot_be("position", position, f"Pass a whole number from 0 to {len(self.text)}.")
+            raise invalid_value("position", position, f"Pass a whole number from 0 to {len(self.text)}.")
         moved = 0
         for one in self.spans:
             if position < one.masked_start:
@@ -126,7 +128,7 @@ class MaskedText(Shown):
             moved = one.end - one.masked_end
         return position + moved
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the text with its replacements marked, and what masking does not promise."""
         if self.error:
             return Report("Nothing masked", (self.error,), status=WARNING)
@@ -134,24 +136,26 @@ class MaskedText(Shown):
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
         hidden = () if self.show_text else ("(the text is hidden)",)
         stay, known = what_stays(self.known_labels)
-        title = f"{counted(len(self.spans), 'entity', 'entities')} masked{stay}"
+        title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{stay}"
         pieces = tuple(self._pieces()) if self.show_text else ()
         cut = long_text_sentence(self.text) if self.show_text else ()
-        return Report(title, (*self.filters, *known, NO_GUARANTEE, *hidden, *cut), pieces=pieces, status=WARNING)
+        return Report(
+            title, (*self.filters, *known, MASKING_DISCLAIMER, *hidden, *cut), segments=pieces, status=WARNING
+        )
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[TextSegment]:
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
         position = 0
         for span in self.spans:
             if span.masked_end > len(text):
                 break
-            yield Piece(text[position : span.masked_start])
+            yield TextSegment(text[position : span.masked_start])
             if span.masked_end > span.masked_start:
-                yield Piece(text[span.masked_start : span.masked_end], span.label)
+                yield TextSegment(text[span.masked_start : span.masked_end], span.label)
             position = span.masked_end
-        yield Piece(text[position:])
+        yield TextSegment(text[position:])
         if len(text) < len(self.text):
-            yield Piece("…")
+            yield TextSegment("…")
 
 
 def long_text_sentence(text: str) -> tuple[str, ...]:
@@ -161,7 +165,7 @@ def long_text_sentence(text: str) -> tuple[str, ...]:
     return (f"Shown: the first {MAX_SHOWN_TEXT_CHARACTERS:,} of {len(text):,} characters; .text has all.",)
 
 
-class MaskedTexts(Shown, list[MaskedText]):
+class MaskedTexts(Displayable, list[MaskedText]):
     """The masked texts of a run: a list that shows how much was replaced, and the first texts."""
 
     known_labels: tuple[str, ...] | None = None  # As in :class:`MaskedText`.
@@ -170,38 +174,38 @@ class MaskedTexts(Shown, list[MaskedText]):
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [one.to_dict() for one in self]}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return how much was replaced, the first texts with their replacements marked, and what masking does not promise."""
-        count = counted(sum(len(one.spans) for one in self), "entity", "entities")
-        more = len(self) > SHOWN_TEXTS
-        first = f"Shown: the first {SHOWN_TEXTS} texts." if more else ""
-        another = f"The first {SHOWN_TEXTS} of {len(self):,} texts. masked[{SHOWN_TEXTS}] is another, where masked is this result."
-        pieces: list[Piece] = []
-        for number, one in enumerate(self[:SHOWN_TEXTS]):
-            text = one.report()
-            said = text.pieces or (Piece(text.sentences[-1]),)
-            pieces += [Piece(f"{number}: ", begins=True), *said, Piece("\n")]
+        count = pluralize(sum(len(one.spans) for one in self), "entity", "entities")
+        more = len(self) > MAX_DISPLAYED_TEXTS
+        first = f"Shown: the first {MAX_DISPLAYED_TEXTS} texts." if more else ""
+        another = f"The first {MAX_DISPLAYED_TEXTS} of {len(self):,} texts. masked[{MAX_DISPLAYED_TEXTS}] is another, where masked is this result."
+        pieces: list[TextSegment] = []
+        for number, one in enumerate(self[:MAX_DISPLAYED_TEXTS]):
+            text = one.to_report()
+            said = text.segments or (TextSegment(text.sentences[-1]),)
+            pieces += [TextSegment(f"{number}: ", starts_text=True), *said, TextSegment("\n")]
         stay, known = what_stays(self.known_labels)
-        sentences = tuple(filter(None, (*self.filters, *known, NO_GUARANTEE, first)))
-        title = f"{count} masked in {counted(len(self), 'text')}{stay}"
-        spoken = (title, *self.filters, *known, NO_GUARANTEE, another) if more else ()
-        return Report(title, sentences, pieces=tuple(pieces), spoken=spoken, status=WARNING)
+        sentences = tuple(filter(None, (*self.filters, *known, MASKING_DISCLAIMER, first)))
+        title = f"{count} masked in {pluralize(len(self), 'text')}{stay}"
+        spoken = (title, *self.filters, *known, MASKING_DISCLAIMER, another) if more else ()
+        return Report(title, sentences, segments=tuple(pieces), html_sentences=spoken, status=WARNING)
 
 
-def checked_policy(replacement: Any) -> Policy:
+def validate_policy(replacement: Any) -> Policy:
     """Return what entities are replaced with, or raise what is wrong with it.
 
     Raises:
         ConfigurationError: For what is neither a text nor a mapping of labels to texts, and for a field other than ``{label}``.
 
     Example:
-        >>> checked_policy("<{name}>")
+        >>> validate_policy("<{name}>")
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: A replacement has no field 'name'. Use {label}, as in '[{label}]'.
     """
     if not isinstance(replacement, (str, Mapping)):
-        raise cannot_be(
+        raise invalid_value(
             "A replacement", replacement, f"Pass a text such as {REPLACEMENT!r}, or a mapping of labels to such texts."
         )
     given = replacement if isinstance(replacement, Mapping) else {"": replacement}
@@ -211,7 +215,7 @@ def checked_policy(replacement: Any) -> Policy:
         raise ConfigurationError(what, "Name each label once.")
     for label, text in given.items():
         if not isinstance(label, str) or not (text is None or isinstance(text, str)):
-            raise cannot_be("A replacement", text, "Pass a text for each label, or None for a label that stays.")
+            raise invalid_value("A replacement", text, "Pass a text for each label, or None for a label that stays.")
         try:
             fields = [one[1:] for one in string.Formatter().parse(text or "") if one[1] is not None]
         except ValueError as error:
@@ -270,7 +274,7 @@ def what_stays(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
     return end, (f"Only what the model labels {known} is replaced.",)
 
 
-def bare(label: str) -> str:
+def strip_bio_prefix(label: str) -> str:
     """Return a token's label without its prefix: ``B-NAME`` is NAME."""
     prefix, dash, rest = label.partition("-")
     return rest if dash and prefix in set("BIESLU") and rest else label
@@ -278,10 +282,10 @@ def bare(label: str) -> str:
 
 def continues_entity(label: str) -> bool:
     """Return whether a token's label continues the entity before it; ``B-NAME``, ``S-NAME`` and ``U-NAME`` start another."""
-    return not (bare(label) != label and label[0] in "BSU")
+    return not (strip_bio_prefix(label) != label and label[0] in "BSU")
 
 
-def masked_text(  # noqa: PLR0913 - the last three are kept with the result
+def mask_text(  # noqa: PLR0913 - the last three are kept with the result
     text: str,
     spans: Iterable[tuple[Any, ...]],
     policy: Policy,
@@ -297,9 +301,9 @@ def masked_text(  # noqa: PLR0913 - the last three are kept with the result
     model knows.
 
     Example:
-        >>> masked_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
+        >>> mask_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
         '<NAME> <NAME>'
-        >>> masked_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
+        >>> mask_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
         'on 3 May, X'
     """
     given: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
@@ -320,7 +324,7 @@ def masked_text(  # noqa: PLR0913 - the last three are kept with the result
     parts: list[str] = []
     found: list[MaskedSpan] = []
     position = length = 0
-    for start, end, label, _continues in joined(masked):
+    for start, end, label, _continues in merge_overlapping(masked):
         template = templates.get(label.casefold(), usual) or ""
         before, replacement = text[position:start], template.format(label=label)
         begin = length + len(before)
@@ -337,7 +341,7 @@ def masked_text(  # noqa: PLR0913 - the last three are kept with the result
     )
 
 
-def joined(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
+def merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
     """Return spans that do not overlap, in order: those that did are one, with the label of the longest."""
     found: list[LabeledSpan] = []
     longest = 0
@@ -354,35 +358,35 @@ def joined(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
     return found
 
 
-def belongs(text: str, position: int) -> bool:
+def continues_character(text: str, position: int) -> bool:
     """Return whether a character belongs to the one before it, as an accent does, or as a joiner joins them."""
-    return is_mark(text[position]) or JOINER in text[position - 1 : position + 1]
+    return is_combining_mark(text[position]) or JOINER in text[position - 1 : position + 1]
 
 
-def widened(text: str, start: int, end: int) -> tuple[int, int]:
+def expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a span that starts and ends at no position between a letter and its marks."""
     start, end = max(0, start), min(len(text), end)
-    while 0 < start < len(text) and belongs(text, start):
+    while 0 < start < len(text) and continues_character(text, start):
         start -= 1
-    while 0 < end < len(text) and belongs(text, end):
+    while 0 < end < len(text) and continues_character(text, end):
         end += 1
     return start, end
 
 
 # By what the label of a privacy filter holds: how such a thing looks, so that a span with more around it shrinks to that.
-LOOKS = {
+LABEL_PATTERNS = {
     "email": re.compile(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}\b"),
     "url": re.compile(r"\b(?:https?://|www\.)[^\s,;)\]]+"),
     "phone": re.compile(r"(?:\+?1[\s.-]?)?\(?\d{3}\)?[\s.-]?\d{3}[\s.-]?\d{4}"),
 }
-THOSE_FOUND = "Pass the entities that a pipeline found in this text."
+ENTITIES_REMEDY = "Pass the entities that a pipeline found in this text."
 CONJUNCTION = re.compile(r" (?:and|or)$", re.IGNORECASE)
 
 
 def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the entities of a privacy filter with tighter spans, as OpenMed gives them.
 
-    White space at the ends goes, and so does a last "and" or "or"; what is labelled as an address of mail, a web address or a
+    White space at the ends goes, and so does a last "and" or "or"; what is labeled as an address of mail, a web address or a
     telephone number shrinks to the part that looks like one. Masking does not need it: it replaces whole words.
 
     Args:
@@ -400,9 +404,9 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         [{'entity_group': 'private_email', 'score': 0.9, 'word': 'ann@x.org', 'start': 5, 'end': 14}]
     """
     if not isinstance(text, str):
-        raise wrong_type("The text", text, "Pass the text that the entities were found in.")
+        raise invalid_type("The text", text, "Pass the text that the entities were found in.")
     if not isinstance(entities, Iterable):
-        raise wrong_type("entities", entities, THOSE_FOUND)
+        raise invalid_type("entities", entities, ENTITIES_REMEDY)
     found = []
     for one in entities:
         score = None
@@ -414,22 +418,22 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         if (
             score is None
         ):  # Outside of the handler: Python's error quotes the value, and would be the context of this one.
-            raise ConfigurationError("An entity has no start, end or score that is a number.", THOSE_FOUND)
+            raise ConfigurationError("An entity has no start, end or score that is a number.", ENTITIES_REMEDY)
         if not 0 <= first <= last <= len(text):
             what = f"An entity from {first} to {last} is not in a text of {len(text)} characters."
-            raise ConfigurationError(what, THOSE_FOUND)
-        start, end = trimmed(text, *widened(text, first, last))
+            raise ConfigurationError(what, ENTITIES_REMEDY)
+        start, end = strip_span(text, *expand_to_words(text, first, last))
         span = text[start:end]
-        looks = (pattern.search(span) for name, pattern in LOOKS.items() if name in label.lower())
+        looks = (pattern.search(span) for name, pattern in LABEL_PATTERNS.items() if name in label.lower())
         if match := next(filter(None, looks), None):
             start, end = start + match.start(), start + match.end()
         elif label:
-            start, end = trimmed(text, start, start + len(CONJUNCTION.sub("", span)))
+            start, end = strip_span(text, start, start + len(CONJUNCTION.sub("", span)))
         found.append({"entity_group": label, "score": score, "word": text[start:end], "start": start, "end": end})
     return found
 
 
-def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a span without white space at its ends."""
     span = text[start:end]
     start += len(span) - len(span.lstrip())

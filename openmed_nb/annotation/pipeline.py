@@ -14,24 +14,24 @@ from typing import Any, TypeVar
 import torch
 from transformers import TokenClassificationPipeline
 
-from .._utils.text import cause, describe_value, short_type_name
-from .._utils.validation import check_flag, whole, whole_or_none
-from ..devices.backend import TENSOR_LOCK, collector_at_rest
-from ..devices.registry import device_of
-from ..errors import ConfigurationError, UnknownDevice
+from .._utils.text import describe_error, describe_value, short_type_name
+from .._utils.validation import check_bool, check_integer, check_optional_integer
+from ..devices.backend import TENSOR_LOCK, gc_disabled
+from ..devices.registry import parse_device_argument
+from ..errors import ConfigurationError, UnknownDeviceError
 from ..models.config import check_strategy
-from ..models.files import positions_of, usable_length
-from ..models.loading import LoadedModel, is_quantized, move
+from ..models.files import max_positions, usable_length
+from ..models.loading import LoadedModel, is_quantized, move_model
 from ..session import SESSION
-from .decoding import Decoder, LabelTables, Speller
-from .forward import Budget, Network, evaluation_mode, input_names
-from .results import Answer, Entity
-from .stream import Annotator, Settings, entities_of
-from .tokens import Frame
-from .tuning import Calibration, Compilation, compare, hides_padding, measure_batches
+from .decoding import Decoder, Detokenizer, LabelTables
+from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
+from .results import Entity, TextResult
+from .stream import AnnotationSettings, Annotator, unwrap_result
+from .tokens import SpecialTokens
+from .tuning import Calibration, Compilation, compare_compiled, is_padding_masked, measure_batches
 
 # The methods of transformers' class that a subclass may override to change answers; ours has another way to the same.
-HOOKS = {
+OVERRIDABLE_METHODS = {
     name: getattr(TokenClassificationPipeline, name)
     for name in (
         *("preprocess", "_forward", "postprocess", "gather_pre_entities", "aggregate", "aggregate_word"),
@@ -42,7 +42,7 @@ HOOKS = {
 # Options of preprocessing that transformers' own steps do not know.
 OWN_OPTIONS = {"truncation", "transformers_boundaries"}
 
-Learnt = TypeVar("Learnt")
+CachedT = TypeVar("CachedT")
 
 
 class AnnotationPipeline(TokenClassificationPipeline):
@@ -85,7 +85,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     compilation: Compilation | None = None
     precision: Any = None
-    learned: Mapping[str, int | None] = MappingProxyType({})
+    tuned_batch_tokens: Mapping[str, int | None] = MappingProxyType({})
 
     _compiled: Any = None
 
@@ -101,11 +101,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
         except (RuntimeError, TypeError):
             wanted = None
         if wanted is None:  # Outside of the handler: torch's error quotes the value.
-            raise UnknownDevice(
+            raise UnknownDeviceError(
                 f"{describe_value(device)} names no device of torch.", "Pass one such as 'cpu' or 'cuda:0'."
             )
         if getattr(self.model, "hf_device_map", None) is None and wanted != self.model.device:
-            move(self.model, str(wanted), type(self.model).__name__)
+            move_model(self.model, str(wanted), type(self.model).__name__)
 
     @property
     def batch_tokens(self) -> int:
@@ -114,24 +114,26 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     @batch_tokens.setter
     def batch_tokens(self, tokens: int) -> None:
-        self._forward_params["batch_tokens"] = whole("batch_tokens", tokens)
+        self._forward_params["batch_tokens"] = check_integer("batch_tokens", tokens)
 
     def _tokens_at_once(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
-        measured = self.learned.get(device.type) or device_budget(device, self.model).tokens
+        measured = self.tuned_batch_tokens.get(device.type) or budget_for_device(device, self.model).max_tokens
         return int(forward_params.get("batch_tokens", measured))
 
     @property
-    def frame(self) -> Frame | None:
+    def special_tokens(self) -> SpecialTokens | None:
         """What the tokenizer puts around the tokens of a text; ``None`` if it makes no tokens with offsets."""
         tokenizer = self.tokenizer
-        return self._learnt("frame", tokenizer, lambda: Frame.of(tokenizer) if tokenizer.is_fast else None)
+        return self._cached(
+            "frame", tokenizer, lambda: SpecialTokens.from_tokenizer(tokenizer) if tokenizer.is_fast else None
+        )
 
-    def _learnt(self, name: str, about: Any, learn: Callable[[], Learnt]) -> Learnt:
+    def _cached(self, name: str, about: Any, learn: Callable[[], CachedT]) -> CachedT:
         """Return what was learnt about a model or a tokenizer; for another one, learn it again."""
         kept: dict[str, Any] = self.__dict__.setdefault("_kept", {})
         if name not in kept or kept[name][0] is not about:
             kept[name] = about, learn()
-        learnt: Learnt = kept[name][1]
+        learnt: CachedT = kept[name][1]
         return learnt
 
     def calibrate(self) -> Calibration:
@@ -141,22 +143,24 @@ class AnnotationPipeline(TokenClassificationPipeline):
         replaces what was set as ``batch_tokens``. Later sessions on this computer take it too, until the model's files,
         torch or transformers change, or :meth:`forget` is called.
         """
-        annotator = self.own_annotator()
+        annotator = self.default_annotator()
         network = annotator.network
-        calibration = measure_batches(network, annotator.settings.limit + network.frame.size)
+        calibration = measure_batches(
+            network, annotator.settings.max_tokens + network.special_tokens.num_special_tokens
+        )
         self._forward_params.pop("batch_tokens", None)
-        self._learn(calibration.batch_tokens, "pipe.calibrate()")
+        self._store_batch_tokens(calibration.batch_tokens, "pipe.calibrate()")
         return calibration
 
-    def forget(self) -> None:
+    def reset_calibration(self) -> None:
         """Forget how many tokens run best at once on this kind of device, here and for later sessions."""
-        self._learn(None)
+        self._store_batch_tokens(None)
 
-    def _learn(self, batch_tokens: int | None, by: str = "") -> None:
+    def _store_batch_tokens(self, batch_tokens: int | None, by: str = "") -> None:
         if spec := SESSION.models.spec_of(self.model):
-            SESSION.learn(spec, str(self.device), batch_tokens, by)
-        if self.learned.get(self.device.type) != batch_tokens:  # It shares what was learned with no model.
-            self.learned = {**self.learned, self.device.type: batch_tokens}
+            SESSION.save_batch_size(spec, str(self.device), batch_tokens, by)
+        if self.tuned_batch_tokens.get(self.device.type) != batch_tokens:  # It shares what was learned with no model.
+            self.tuned_batch_tokens = {**self.tuned_batch_tokens, self.device.type: batch_tokens}
 
     def compile(self) -> Compilation:
         """Try ``torch.compile`` with its default backend, keep it only if it pays, and return what came of it.
@@ -166,9 +170,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """
         self._compiled = None
         compiled = torch.compile(self.model, dynamic=True)
-        plain, other = self.own_annotator(), self.own_annotator()
+        plain, other = self.default_annotator(), self.default_annotator()
         other = replace(other, network=replace(other.network, model=compiled, compiled=True))
-        self.compilation = compare(plain.entities, other.entities, str(self.device))
+        self.compilation = compare_compiled(plain.entities, other.entities, str(self.device))
         self._compiled = compiled if self.compilation.kept else None
         return self.compilation
 
@@ -185,17 +189,17 @@ class AnnotationPipeline(TokenClassificationPipeline):
         try:
             preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         except (TypeError, ValueError) as error:
-            refused = f"The pipeline does not take these options: {cause(error)}."
+            refused = f"The pipeline does not take these options: {describe_error(error)}."
         if refused:  # Outside of the handler: the other error quotes the options, and would be the context of this one.
             raise ConfigurationError(refused, "Use those of TokenClassificationPipeline.")
         if "ignore_labels" in postprocess:
-            postprocess["ignore_labels"] = checked_labels(postprocess["ignore_labels"])
+            postprocess["ignore_labels"] = normalize_ignore_labels(postprocess["ignore_labels"])
         if batch_tokens is not None:
-            forward["batch_tokens"] = whole("batch_tokens", batch_tokens)
+            forward["batch_tokens"] = check_integer("batch_tokens", batch_tokens)
         if truncation is not None:
             preprocess["truncation"] = bool(truncation)
         if transformers_boundaries is not None:
-            check_flag("transformers_boundaries", transformers_boundaries)
+            check_bool("transformers_boundaries", transformers_boundaries)
             preprocess["transformers_boundaries"] = transformers_boundaries
         return preprocess, forward, postprocess
 
@@ -224,32 +228,34 @@ class AnnotationPipeline(TokenClassificationPipeline):
         Texts whose offsets the caller brings along are left to transformers, and so are tokenizers without offsets, and all
         texts if a step of transformers is overridden.
         """
-        if "offset_mapping" in preprocess_params or self.frame is None or self.overridden:
+        if "offset_mapping" in preprocess_params or self.special_tokens is None or self.overridden_methods:
             reading = {name: value for name, value in preprocess_params.items() if name not in OWN_OPTIONS}
             theirs: Iterator[list[Entity]] = super().get_iterator(
                 inputs, num_workers, batch_size, reading, {}, postprocess_params
             )
             return theirs
-        whole("batch_size", batch_size)
+        check_integer("batch_size", batch_size)
         rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also transformers' default.
-        return EachAnswer(inputs, self.annotator(preprocess_params, forward_params, postprocess_params, rows))
+        return ResultIterator(inputs, self.build_annotator(preprocess_params, forward_params, postprocess_params, rows))
 
     @property
-    def overridden(self) -> tuple[str, ...]:
+    def overridden_methods(self) -> tuple[str, ...]:
         """The names of transformers' steps that a subclass, or this pipeline alone, has replaced."""
         return tuple(
-            name for name, step in HOOKS.items() if getattr(type(self), name) is not step or name in vars(self)
+            name
+            for name, step in OVERRIDABLE_METHODS.items()
+            if getattr(type(self), name) is not step or name in vars(self)
         )
 
-    def own_annotator(self, batch_tokens: int | None = None) -> Annotator:
+    def default_annotator(self, batch_tokens: int | None = None) -> Annotator:
         """Return what annotates a stream of texts, with the pipeline's own parameters but for the budget of tokens."""
-        if self.overridden:
-            what = f"{short_type_name(self)} overrides {', '.join(self.overridden)}, which would not run here."
+        if self.overridden_methods:
+            what = f"{short_type_name(self)} overrides {', '.join(self.overridden_methods)}, which would not run here."
             raise ConfigurationError(what, "Call the pipeline itself on the texts.")
         forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
-        return self.annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
+        return self.build_annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
 
-    def annotator(
+    def build_annotator(
         self,
         preprocess_params: Mapping[str, Any],
         forward_params: Mapping[str, Any],
@@ -257,63 +263,65 @@ class AnnotationPipeline(TokenClassificationPipeline):
         rows: int | None = None,
     ) -> Annotator:
         """Return what annotates a stream of texts, from transformers' three mappings of parameters."""
-        model, frame = self.model, self.frame
+        model, frame = self.model, self.special_tokens
         if frame is None:
             what = f"The tokenizer of {short_type_name(model)} makes no tokens with offsets."
             raise ConfigurationError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
-        longest = usable_length(self.tokenizer, self._learnt("positions", model, lambda: positions_of(model)))
-        limit = longest - frame.size
-        settings = Settings(
+        longest = usable_length(self.tokenizer, self._cached("positions", model, lambda: max_positions(model)))
+        limit = longest - frame.num_special_tokens
+        settings = AnnotationSettings(
             aggregation_strategy="none" if strategy is None else strategy.value,
             ignore_labels=("O",) if ignored is None else tuple(ignored),
-            limit=limit,
+            max_tokens=limit,
             delimiter=preprocess_params.get("delimiter") if preprocess_params["is_split_into_words"] else None,
-            stride=whole_or_none("stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, limit - 1),
+            stride=check_optional_integer(
+                "stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, limit - 1
+            ),
             truncation=preprocess_params.get("truncation", False),
             transformers_boundaries=preprocess_params.get("transformers_boundaries", False),
         )
         names = input_names(model, self.tokenizer.model_input_names)
-        network = plain = Network(model, frame, names, settings.aggregation_strategy == "average")
+        network = plain = TokenClassifier(model, frame, names, settings.aggregation_strategy == "average")
         tokens = self._tokens_at_once(forward_params, network.device)
-        budget = replace(device_budget(network.device, model), tokens=tokens, rows=rows)
+        budget = replace(budget_for_device(network.device, model), max_tokens=tokens, max_rows=rows)
         if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
-        tables = LabelTables.of(model.config.id2label, settings.ignore_labels)
-        speller = Speller(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
-        decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.before))
+        tables = LabelTables.from_id2label(model.config.id2label, settings.ignore_labels)
+        speller = Detokenizer(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
+        decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.prefix_ids))
 
         def may_pad() -> bool:
             """Return whether rows may be padded; measured when the first several texts come."""
-            if self._learnt("quantized", model, lambda: is_quantized(model)):
+            if self._cached("quantized", model, lambda: is_quantized(model)):
                 # One in int8 rounds by what is in a batch anyway.
                 return "attention_mask" in names
-            return self._learnt("padding", model, lambda: hides_padding(plain, longest))
+            return self._cached("padding", model, lambda: is_padding_masked(plain, longest))
 
         join = self.aggregate_overlapping_entities
         return Annotator(network, self.tokenizer, decoder, settings, budget, join, may_pad)
 
 
-def device_budget(device: torch.device, model: Any) -> Budget:
+def budget_for_device(device: torch.device, model: Any) -> TokenBudget:
     """Return how much of a model runs at once on a device."""
-    known = device_of(device)
+    known = parse_device_argument(device)
     waste = known.batch_waste_of(getattr(model.config, "hidden_size", None))
-    return Budget(known.batch_tokens, waste, few_shapes=known.few_shapes)
+    return TokenBudget(known.batch_tokens, waste, limit_shapes=known.few_shapes)
 
 
-class EachAnswer(Iterator[list[Entity]]):
+class ResultIterator(Iterator[list[Entity]]):
     """The answers to texts, one at a time; as long as the texts, if these have a length."""
 
     def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
         self._inputs, self._annotator = inputs, annotator
         self._answers = self._begin()
 
-    def _begin(self) -> Iterator[Answer]:  # Nothing is read before the first answer is asked for.
-        chunks = self._annotator.answers(self._inputs, at_hand=isinstance(self._inputs, Sequence))
+    def _begin(self) -> Iterator[TextResult]:  # Nothing is read before the first answer is asked for.
+        chunks = self._annotator.annotate(self._inputs, in_memory=isinstance(self._inputs, Sequence))
         return chain.from_iterable(chunk.outcomes() for chunk in chunks)
 
-    def __iter__(self) -> EachAnswer:
+    def __iter__(self) -> ResultIterator:
         if not isinstance(self._inputs, Iterator):  # Texts can be read again, a stream cannot.
             self._answers = self._begin()
         return self
@@ -324,10 +332,10 @@ class EachAnswer(Iterator[list[Entity]]):
         raise TypeError("Answers to a generator have no length.")
 
     def __next__(self) -> list[Entity]:
-        return entities_of(next(self._answers))
+        return unwrap_result(next(self._answers))
 
 
-def checked_labels(labels: Any) -> tuple[str, ...]:
+def normalize_ignore_labels(labels: Any) -> tuple[str, ...]:
     """Return labels to leave out, each once and sorted, so that equal sets of them are equal settings."""
     if isinstance(labels, Collection) and not isinstance(labels, str):
         names = tuple(labels)
@@ -336,7 +344,7 @@ def checked_labels(labels: Any) -> tuple[str, ...]:
     raise ConfigurationError(f"ignore_labels cannot be {describe_value(labels)}.", "Use a list of labels.")
 
 
-def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
+def get_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
     """Return a token-classification pipeline over a model, the same one when asked again."""
     key = strategy, repr(sorted(options.items()))
     arguments = {name: value for name, value in options.items() if name != "compile"}
@@ -349,7 +357,7 @@ def pipeline_over(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]
     return pipe
 
 
-@collector_at_rest()
+@gc_disabled()
 def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
     """Build a pipeline; with options it proves itself on one word."""
     try:
@@ -365,6 +373,6 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
     except ConfigurationError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        what = f"The pipeline does not take these options: {cause(error)}."
+        what = f"The pipeline does not take these options: {describe_error(error)}."
         raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from None
     return pipe

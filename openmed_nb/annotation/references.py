@@ -22,10 +22,10 @@ from typing import Any, ClassVar, TypeVar
 
 from .._utils.text import short_type_name
 from .._utils.warning import warn
-from ..errors import ConfigurationError, OpenMedError, UnreadableText
+from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from .tables import reader_by_content, reader_by_name
 
-Answered = TypeVar("Answered")
+ResultT = TypeVar("ResultT")
 
 _SAVE_AS_UTF8 = "Save it as UTF-8, or read it yourself and pass its text."
 
@@ -41,7 +41,7 @@ _FILE_NAME = re.compile(
 )
 
 
-class Reference(abc.ABC):
+class TextReference(abc.ABC):
     """A text that is read when it is needed."""
 
     kind: ClassVar[str]  # such as "file"
@@ -53,29 +53,29 @@ class Reference(abc.ABC):
         """What tells it from other texts."""
 
     @abc.abstractmethod
-    def text(self) -> str:
+    def read(self) -> str:
         """Read the text; raise whatever its reader fails with."""
 
     def fingerprint(self) -> int:
         """Return a number that tells the text from others without reading it."""
         return _digest(f"\0{self.identity}")
 
-    def now(self) -> Reference:
+    def refresh(self) -> TextReference:
         """Return the reference as it would be made now."""
         return self
 
 
 @dataclass(frozen=True, repr=False)  # Names of files can be names of people.
-class FileText(Reference):
+class FileReference(TextReference):
     """A file that is one text, in UTF-8."""
 
     kind = "file"
     path: str
     characters: int  # its size in bytes
-    changed: int  # in nanoseconds
+    modified_ns: int  # in nanoseconds
 
     @classmethod
-    def at(cls, path: str) -> FileText:
+    def from_path(cls, path: str) -> FileReference:
         """Return the file of a path; reading it reports whether it can be read."""
         try:
             status = os.stat(path)
@@ -86,9 +86,9 @@ class FileText(Reference):
     @property
     def identity(self) -> str:
         """Its path, size and time of change."""
-        return f"{self.path}\0{self.characters}\0{self.changed}"
+        return f"{self.path}\0{self.characters}\0{self.modified_ns}"
 
-    def text(self) -> str:
+    def read(self) -> str:
         """Return what is in the file; ends of lines stay as they are, so that offsets count characters as they stand."""
         mode = os.stat(self.path).st_mode
         if not stat.S_ISREG(mode):  # A pipe would be waited for without end.
@@ -103,9 +103,9 @@ class FileText(Reference):
             raise _NotANote(f"is not text: byte {place} is zero, as in UTF-16", _SAVE_AS_UTF8)
         return text
 
-    def now(self) -> FileText:
+    def refresh(self) -> FileReference:
         """Return the file with its size and time of change of now."""
-        return self.at(self.path)
+        return self.from_path(self.path)
 
 
 class _NotANote(Exception):
@@ -135,16 +135,16 @@ def is_missing(value: Any) -> bool:
     return value is None or (library, kind) in SINGLE_MISSING
 
 
-def fingerprint_of(text: Any) -> int:
+def text_fingerprint(text: Any) -> int:
     """Return a number that tells one text from another; of anything else, only its kind counts.
 
     All missing values have the same one.
     """
     if isinstance(text, str):  # First, because nearly all are.
         return _digest(text)
-    if isinstance(text, Reference):
+    if isinstance(text, TextReference):
         return text.fingerprint()
-    return MISSING if is_missing(text) else _digest(readable(text))
+    return MISSING if is_missing(text) else _digest(canonical_text(text))
 
 
 def _digest(text: str) -> int:
@@ -152,45 +152,45 @@ def _digest(text: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def readable(text: Any) -> str:
+def canonical_text(text: Any) -> str:
     """Return a text, the words of one that is split, the identity of one that is elsewhere, or the kind of anything else."""
     if isinstance(text, str):
         return text
-    if isinstance(text, Reference):
+    if isinstance(text, TextReference):
         return f"\0{text.identity}"
-    words = map(readable, text) if isinstance(text, list) else ()
+    words = map(canonical_text, text) if isinstance(text, list) else ()
     return "\0".join((f"\0{short_type_name(text)}", *words))
 
 
-MISSING = _digest(readable(None))
+MISSING = _digest(canonical_text(None))
 
 # Nothing was read there, so that no result is lost where a text has come.
-BLANK = frozenset({MISSING, _digest(readable("")), _digest(readable([]))})
+BLANK = frozenset({MISSING, _digest(canonical_text("")), _digest(canonical_text([]))})
 
 
-def read(text: Any, number: int) -> Any:
+def read_text(text: Any, number: int) -> Any:
     """Return the text of a reference, or why it cannot be read; anything else as it is."""
-    if not isinstance(text, Reference):
+    if not isinstance(text, TextReference):
         return text
     try:
-        return text.text()
+        return text.read()
     except UnicodeDecodeError as error:
         what = f"Text {number}: its {text.kind} on {socket.gethostname()} is not UTF-8 at byte {error.start}."
-        return UnreadableText(what, _SAVE_AS_UTF8)
+        return InvalidTextError(what, _SAVE_AS_UTF8)
     except _NotANote as error:
         problem, remedy = error.args
-        return UnreadableText(f"Text {number}: its {text.kind} on {socket.gethostname()} {problem}.", remedy)
+        return InvalidTextError(f"Text {number}: its {text.kind} on {socket.gethostname()} {problem}.", remedy)
     except Exception as error:  # noqa: BLE001 - whatever its reader fails with
-        what = f"Text {number}: its {text.kind} cannot be read on {socket.gethostname()}: {reason(error)}."
-        return UnreadableText(what, f"Make the {text.kind} readable there.")
+        what = f"Text {number}: its {text.kind} cannot be read on {socket.gethostname()}: {describe_read_error(error)}."
+        return InvalidTextError(what, f"Make the {text.kind} readable there.")
 
 
-def reason(error: Exception) -> str:
+def describe_read_error(error: Exception) -> str:
     """Return why something cannot be read, without the error's message: it can repeat a text, or the name of a file."""
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
 
 
-def unless_failed(answer: Answered | OpenMedError) -> Answered:
+def raise_if_error(answer: ResultT | OpenMedError) -> ResultT:
     """Return the answer of a worker, or raise the error in its place.
 
     Such errors come back as values, because Dask writes what a task raises to the log of its worker.
@@ -200,15 +200,15 @@ def unless_failed(answer: Answered | OpenMedError) -> Answered:
     return answer
 
 
-def located(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
+def resolve_paths(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
     """Return the files that a path, or a list of them, stands for; anything else as it is.
 
-    ``find`` calls :func:`files_matching` on the computer that has the files.
+    ``find`` calls :func:`expand_globs` on the computer that has the files.
     """
     paths = [texts] if isinstance(texts, PurePath) else texts
     listed = isinstance(paths, (list, tuple)) and len(paths) > 0
     if listed and all(isinstance(path, PurePath) for path in paths):
-        return unless_failed(find([absolute(str(path)) for path in paths]))
+        return raise_if_error(find([absolute_path(str(path)) for path in paths]))
     return texts
 
 
@@ -236,19 +236,19 @@ def warn_if_file_name(text: str, number: int) -> bool:
     return True
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """Return a path from the root; one of somebody's home stays, because every computer has another."""
     return path if path.startswith("~") else os.path.abspath(path)
 
 
-def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | ConfigurationError:
+def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | ConfigurationError:
     """Return the files of this computer that paths and patterns stand for.
 
     A path that exists is that file. The files of a pattern come in the order of ``sorted(paths)``, which compares folder by
     folder, and without those that an earlier entry stands for.
     """
     host = socket.gethostname()
-    found: list[FileText] = []
+    found: list[FileReference] = []
     known: set[str] = set()  # real paths
     for pattern in patterns:
         path = os.path.abspath(os.path.expanduser(pattern))
@@ -264,7 +264,7 @@ def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | Configurat
                 what = f"{shown} is the name of a file on {host}, and a pattern that other files match."
                 return ConfigurationError(what, "Rename that file.")
         except OSError as error:
-            what = f"A folder in the search for {shown} cannot be listed on {host}: {reason(error)}."
+            what = f"A folder in the search for {shown} cannot be listed on {host}: {describe_read_error(error)}."
             return ConfigurationError(what, "Make it readable, or name the files.")
         for match in matches.values():
             if reader := reader_by_name(match):
@@ -277,7 +277,7 @@ def files_matching(patterns: Sequence[str]) -> tuple[FileText, ...] | Configurat
         paths = [path]
         if not is_named:
             paths = sorted((match for real, match in matches.items() if real not in known), key=PurePath)
-        found += map(FileText.at, paths)
+        found += map(FileReference.from_path, paths)
         known |= matches.keys()
     return tuple(found)
 
@@ -395,12 +395,12 @@ def _all_below(folders: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def stream_of(texts: Any) -> Iterator[Any]:
-    check_series(texts)
+def iter_texts(texts: Any) -> Iterator[Any]:
+    check_iterable(texts)
     try:
         return iter(texts)
     except TypeError:
-        raise no_series(texts) from None
+        raise not_iterable_error(texts) from None
 
 
 def index_of(texts: Any) -> Any:
@@ -411,16 +411,16 @@ def index_of(texts: Any) -> Any:
     return getattr(texts, "row_index", None)
 
 
-def weight(text: Any) -> int:
+def effective_length(text: Any) -> int:
     """Return about how many characters a text has; every text counts, also an empty one."""
     if isinstance(text, str):
         return len(text) + 1
-    if isinstance(text, Reference):
+    if isinstance(text, TextReference):
         return text.characters + 1
-    return 1 + sum(map(weight, text)) if isinstance(text, list) else 1
+    return 1 + sum(map(effective_length, text)) if isinstance(text, list) else 1
 
 
-def check_series(texts: Any) -> None:
+def check_iterable(texts: Any) -> None:
     """Refuse a table, a single text, a mapping, and what cannot be gone through, without reading it."""
     dimensions = getattr(texts, "ndim", 2)  # What is only computed later can have anything, but no number of them.
     named = hasattr(texts, "columns") or hasattr(texts, "column_names")
@@ -433,9 +433,9 @@ def check_series(texts: Any) -> None:
     # Some series have no __iter__, transformers' KeyDataset among them.
     series = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
     if not series or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":
-        raise no_series(texts)
+        raise not_iterable_error(texts)
 
 
-def no_series(texts: Any) -> ConfigurationError:
+def not_iterable_error(texts: Any) -> ConfigurationError:
     what = f"{short_type_name(texts)} is not a series of texts."
     return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")

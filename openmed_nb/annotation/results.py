@@ -13,13 +13,13 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._render.display import Json, Piece, Report, Shown, Table, counted, to_text
-from .._render.drawing import bars_of
+from .._render.display import Displayable, Json, Report, Table, TextSegment, pluralize, to_text
+from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
-from .._utils.validation import cannot_be, offered, whole
-from .._utils.validation import number as in_range
+from .._utils.validation import check_integer, invalid_value, suggest
+from .._utils.validation import check_number as in_range
 from .._utils.warning import warn
-from ..errors import ConfigurationError, OpenMedError, UnreadableText
+from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from .masking import (
     IS_MISSING,
     MAX_SHOWN_TEXT_CHARACTERS,
@@ -28,28 +28,28 @@ from .masking import (
     MaskedText,
     MaskedTexts,
     Policy,
-    bare,
-    checked_policy,
     continues_entity,
     long_text_sentence,
-    masked_text,
+    mask_text,
     replaced,
+    strip_bio_prefix,
+    validate_policy,
 )
-from .references import MISSING, FileText, Reference, fingerprint_of, read, stream_of
+from .references import MISSING, FileReference, TextReference, iter_texts, read_text, text_fingerprint
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
 
-HIDDEN = "(the text is hidden)"
+HIDDEN_TEXT_NOTICE = "(the text is hidden)"
 
 # Stands for a label without a name, which would mark nothing.
-UNNAMED = "no label"
+UNNAMED_LABEL = "no label"
 
 # How many rows a table shows, and how many characters of a text.
-SHOWN_ROWS = 10
-SHOWN_CHARACTERS = 2000
+MAX_TABLE_ROWS = 10
+MAX_TEXT_CHARACTERS = 2000
 
 # What the columns of answers hold of an entity, tokens that are not joined an index too.
 _COLUMNS = ("label", "score", "index", "word", "start", "end")
@@ -74,7 +74,7 @@ class DroppedSpan(NamedTuple):
     end: int
 
 
-class Answered(NamedTuple):
+class FingerprintedResult(NamedTuple):
     """What is stored of a text."""
 
     fingerprint: int
@@ -82,11 +82,11 @@ class Answered(NamedTuple):
     dropped: tuple[DroppedSpan, ...] = ()
 
 
-def span_of(entity: Mapping[str, Any]) -> tuple[int, int, str]:
+def entity_span(entity: Mapping[str, Any]) -> tuple[int, int, str]:
     """Return where an entity begins and ends, in characters, and its label; also of a token that was not joined to one.
 
     Example:
-        >>> span_of({"entity_group": "DRUG", "start": 3, "end": 9}), span_of({"entity": "B-DRUG", "start": 0, "end": 2})
+        >>> entity_span({"entity_group": "DRUG", "start": 3, "end": 9}), entity_span({"entity": "B-DRUG", "start": 0, "end": 2})
         ((3, 9, 'DRUG'), (0, 2, 'B-DRUG'))
     """
     label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
@@ -95,10 +95,10 @@ def span_of(entity: Mapping[str, Any]) -> tuple[int, int, str]:
 
 def masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
     """Return what masking replaces for an entity, or for a token that was not merged into one."""
-    start, end, label = span_of(entity)
+    start, end, label = entity_span(entity)
     if "entity_group" in entity:
         return LabeledSpan(start, end, label)
-    return LabeledSpan(start, end, bare(label), continues=continues_entity(label))
+    return LabeledSpan(start, end, strip_bio_prefix(label), continues=continues_entity(label))
 
 
 def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[DroppedSpan]) -> list[LabeledSpan]:
@@ -140,10 +140,10 @@ def is_entity(value: Any) -> bool:
 
 
 # The entities of a text, or why it has no answer.
-Answer = list[Entity] | OpenMedError
+TextResult = list[Entity] | OpenMedError
 
 
-class Answers(Sequence[list[Entity]]):
+class ResultStore(Sequence[list[Entity]]):
     """The entities of texts in the order of the texts, in columns; each list is made when it is asked for.
 
     Of a text itself only a fingerprint is kept, to tell on resuming whether it is the same one.
@@ -166,7 +166,7 @@ class Answers(Sequence[list[Entity]]):
         self._columns = {name: array("d" if name == "score" else "H") for name in _COLUMNS}
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], key: str = "entity_group") -> Answers:
+    def of(cls, answers: Sequence[TextResult], key: str = "entity_group") -> ResultStore:
         """Return a chunk of answers."""
         chunk = cls(key)
         for number, answer in enumerate(answers):
@@ -185,7 +185,7 @@ class Answers(Sequence[list[Entity]]):
         words: Sequence[str],
         numbers: Mapping[str, np.ndarray],
         dropped: Mapping[int, tuple[DroppedSpan, ...]],
-    ) -> Answers:
+    ) -> ResultStore:
         """Return a chunk of answers from columns with a value for each of ``E`` entities of ``S`` texts.
 
         Args:
@@ -232,7 +232,7 @@ class Answers(Sequence[list[Entity]]):
         # Only from here on the answer counts: adding an entity may fail.
         self._bounds.append(self._bounds[-1] + len(entities))
 
-    def extend(self, fingerprints: Sequence[int], chunk: Answers) -> None:
+    def extend(self, fingerprints: Sequence[int], chunk: ResultStore) -> None:
         """Add the first answers of a chunk, one for each fingerprint."""
         count = len(fingerprints)
         first = len(self)
@@ -268,22 +268,22 @@ class Answers(Sequence[list[Entity]]):
             self._columns[name] = array(wider, column)
             self._extend_column(name, values)
 
-    def outcomes(self) -> Iterator[Answer]:
+    def outcomes(self) -> Iterator[TextResult]:
         """Yield the entities of each text of a chunk, or the error in their place."""
         entities = self._entities(0, self._bounds[-1])
         for place, (first, last) in enumerate(pairwise(self._bounds)):
             yield self.errors.get(place) or entities[first:last]
 
-    def items(self, fingerprints: Sequence[int] | None = None) -> Iterator[Answered]:
+    def items(self, fingerprints: Sequence[int] | None = None) -> Iterator[FingerprintedResult]:
         """Yield what is stored of each text, in the form that :meth:`add` takes; of a chunk, as many as there are fingerprints."""
         for number, fingerprint in enumerate(self.fingerprints if fingerprints is None else fingerprints):
             if number >= len(self):
                 return
             error = self.errors.get(number)
             answer = self[number] if error is None else str(error)
-            yield Answered(fingerprint, answer, self.dropped.get(number, ()))
+            yield FingerprintedResult(fingerprint, answer, self.dropped.get(number, ()))
 
-    def of_texts(self, bounds: Sequence[int], owners: np.ndarray) -> Answers:
+    def of_texts(self, bounds: Sequence[int], owners: np.ndarray) -> ResultStore:
         """Return a chunk whose texts have several sequences each; ``owners`` are the texts of the sequences, in order."""
         dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         for sequence, spans in self.dropped.items():
@@ -291,24 +291,24 @@ class Answers(Sequence[list[Entity]]):
             dropped[text] = dropped.get(text, ()) + spans
         return self._with(dropped=dropped, _bounds=array("q", [self._bounds[bound] for bound in bounds]))
 
-    def _with(self, **values: Any) -> Answers:
+    def _with(self, **values: Any) -> ResultStore:
         """Return the same answers with other values of some attributes."""
         answers = copy.copy(self)
         vars(answers).update(values)
         return answers
 
-    def replaced(self, others: Mapping[int, Answered]) -> Answers:
+    def replaced(self, others: Mapping[int, FingerprintedResult]) -> ResultStore:
         """Return the same answers with others in the place of some, by their numbers."""
         if not others:
             return self
-        found = Answers(self.key)
+        found = ResultStore(self.key)
         for number, answered in enumerate(self.items()):
             found.add(*others.get(number, answered))
         return found
 
-    def without_words(self) -> Answers:
+    def without_words(self) -> ResultStore:
         """Return the same answers with an empty word for each entity."""
-        found = Answers(self.key)
+        found = ResultStore(self.key)
         for fingerprint, answer, dropped in self.items():
             hidden = answer if isinstance(answer, str) else [{**entity, "word": ""} for entity in answer]
             found.add(fingerprint, hidden, dropped)
@@ -353,7 +353,7 @@ class Answers(Sequence[list[Entity]]):
             for (label, score, word, start, end), index in zip(values, columns["index"], strict=True)
         ]
 
-    def only(self, labels: Collection[str], score: float) -> Answers:
+    def only(self, labels: Collection[str], score: float) -> ResultStore:
         """Return the same answers with those entities alone that have one of the labels, in any case, and at least a score."""
         import numpy as np
 
@@ -388,7 +388,7 @@ class Answers(Sequence[list[Entity]]):
         """The labels of all that masking replaces, without the prefixes of tokens."""
         labels = {*self.labels}
         if self.key == "entity":
-            labels = {*map(bare, labels)}
+            labels = {*map(strip_bio_prefix, labels)}
         return labels | {span.label for spans in self.dropped.values() for span in spans}
 
     @property
@@ -426,7 +426,7 @@ class _CopiedWhole:
 
 
 @dataclass(frozen=True, repr=False)
-class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
+class AnnotatedText(_CopiedWhole, Displayable, Sequence[Mapping[str, Any]]):
     """The entities of one text: a sequence of dictionaries as transformers' pipeline gives them.
 
     Attributes:
@@ -476,21 +476,21 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
             "device": self.device,
         }
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: the text with its entities marked, or a table of them where the text is hidden."""
-        title = f"{counted(len(self), 'entity', 'entities')} found by {self.model} on {self.device}"
+        title = f"{pluralize(len(self), 'entity', 'entities')} found by {self.model} on {self.device}"
         if self.missing:
             return Report(title, (IS_MISSING,))
         if not self.show_text:
-            return Report(title, (HIDDEN,), tables=(self._table(),))
+            return Report(title, (HIDDEN_TEXT_NOTICE,), tables=(self._table(),))
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
-        pieces = list(marked(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
+        pieces = list(highlight_entities(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
         if len(text) < len(self.text):
-            pieces.append(Piece("…"))
-        return Report(title, long_text_sentence(self.text), pieces=tuple(pieces))
+            pieces.append(TextSegment("…"))
+        return Report(title, long_text_sentence(self.text), segments=tuple(pieces))
 
     def __str__(self) -> str:
-        return to_text(replace(self.marked(), tables=(self._table(),)))  # Its marks have no scores.
+        return to_text(replace(self.final_report(), tables=(self._table(),)))  # Its marks have no scores.
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedText:
         """Return the text with its entities replaced; see :meth:`Annotations.mask`.
@@ -502,34 +502,34 @@ class AnnotatedText(_CopiedWhole, Shown, Sequence[Mapping[str, Any]]):
         """
         if self.missing:
             return MaskedText("", show_text=self.show_text, missing=True)
-        policy = checked_policy(replacement)
+        policy = validate_policy(replacement)
         if isinstance(policy, Mapping):
-            labels = {span_of(entity)[2] for entity in self.entities} | {span.label for span in self.dropped}
+            labels = {entity_span(entity)[2] for entity in self.entities} | {span.label for span in self.dropped}
             _warn_of_absent(policy, labels, self.known_labels)
         spans = masked_spans(self.entities, self.dropped)
-        return masked_text(self.text, spans, policy, self.show_text, labels=self.known_labels, filters=self.filters)
+        return mask_text(self.text, spans, policy, self.show_text, labels=self.known_labels, filters=self.filters)
 
     def _table(self) -> Table:
         rows = []
         for entity in self.entities:
-            start, end, label = span_of(entity)
+            start, end, label = entity_span(entity)
             word = " ".join(self.text[start:end].split()) if self.show_text else "…"
-            rows.append((shown_label(label), f"{float(entity['score']):.2f}", f"{start}-{end}", word))
+            rows.append((display_label(label), f"{float(entity['score']):.2f}", f"{start}-{end}", word))
         return Table("Entities", ("label", "score", "characters", "text"), tuple(rows))
 
 
-def marked(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[Piece]:
+def highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[TextSegment]:
     """Yield a text in pieces, the entities marked; one that overlaps an earlier one is left out."""
     position = 0
     for entity in sorted(entities, key=lambda one: (one["start"], one["end"])):
-        start, end, label = span_of(entity)
+        start, end, label = entity_span(entity)
         if start >= position < end:
-            yield Piece(text[position:start])
-            yield Piece(
-                text[start:end], shown_label(label), f"{float(entity['score']):.3f}", f"characters {start} to {end}"
+            yield TextSegment(text[position:start])
+            yield TextSegment(
+                text[start:end], display_label(label), f"{float(entity['score']):.3f}", f"characters {start} to {end}"
             )
             position = end
-    yield Piece(text[position:])
+    yield TextSegment(text[position:])
 
 
 def _warn_of_absent(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
@@ -540,20 +540,20 @@ def _warn_of_absent(labels: Iterable[str], present: Iterable[str], known: Iterab
     there |= {_kind_of(label) for label in known or ()}
     for label in labels:
         if _kind_of(label) not in there:
-            warn(f"No entity has the label {describe_value(label)}. {offered(label.casefold(), sorted(there))}")
+            warn(f"No entity has the label {describe_value(label)}. {suggest(label.casefold(), sorted(there))}")
 
 
 def _kind_of(label: str) -> str:
     """Return what is compared of a label: ``b-Name`` is the label of a token of ``NAME``."""
-    return bare(label.upper()).casefold()
+    return strip_bio_prefix(label.upper()).casefold()
 
 
-def shown_label(name: str) -> str:
-    return name if name.strip() else UNNAMED
+def display_label(name: str) -> str:
+    return name if name.strip() else UNNAMED_LABEL
 
 
 @dataclass(frozen=True, repr=False)
-class Summary(Shown):
+class Summary(Displayable):
     """Counts of what a model found in many texts.
 
     Attributes:
@@ -572,12 +572,12 @@ class Summary(Shown):
     model: str
     device: str
     texts: int
-    empty: int
+    texts_without_entities: int
     errors: tuple[tuple[int, str], ...]
     labels: tuple[tuple[str, int], ...]
     words: tuple[tuple[str, int], ...]
-    shapes: int | None = None
-    only: tuple[str, ...] = ()
+    batch_shapes: int | None = None
+    filters: tuple[str, ...] = ()
     missing: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -585,40 +585,42 @@ class Summary(Shown):
         pairs = {"errors": dict(self.errors), "labels": dict(self.labels), "words": dict(self.words)}
         return {**super().to_dict(), **pairs}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the counts as sentences and tables."""
-        entities = counted(sum(count for _label, count in self.labels), "entity", "entities")
-        labels = ", ".join(f"{shown_label(label)} {count:,}" for label, count in self.labels)
+        entities = pluralize(sum(count for _label, count in self.labels), "entity", "entities")
+        labels = ", ".join(f"{display_label(label)} {count:,}" for label, count in self.labels)
         by_label = f"By label: {labels}." if labels else ""
         rest = (
-            f"Texts without any: {self.empty:,}." if self.empty else "",
-            f"{counted(self.missing, 'text is', 'texts are')} missing." if self.missing else "",
+            f"Texts without any: {self.texts_without_entities:,}." if self.texts_without_entities else "",
+            f"{pluralize(self.missing, 'text is', 'texts are')} missing." if self.missing else "",
             f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
-            f"Batches had {counted(self.shapes, 'shape')}; the device compiles once for each." if self.shapes else "",
+            f"Batches had {pluralize(self.batch_shapes, 'shape')}; the device compiles once for each."
+            if self.batch_shapes
+            else "",
         )
-        errors = tuple((str(number), error) for number, error in self.errors[:SHOWN_ROWS])
-        words = tuple((word, str(count)) for word, count in self.words[:SHOWN_ROWS])
-        title = f"{entities} found in {counted(self.texts, 'text')} by {self.model} on {self.device}"
-        named = sorted(((shown_label(label), count) for label, count in self.labels), key=lambda one: -one[1])
-        picture = bars_of("Entities by label", named, "{:,}".format)
+        errors = tuple((str(number), error) for number, error in self.errors[:MAX_TABLE_ROWS])
+        words = tuple((word, str(count)) for word, count in self.words[:MAX_TABLE_ROWS])
+        title = f"{entities} found in {pluralize(self.texts, 'text')} by {self.model} on {self.device}"
+        named = sorted(((display_label(label), count) for label, count in self.labels), key=lambda one: -one[1])
+        picture = bar_chart("Entities by label", named, "{:,}".format)
         return Report(
             title,
-            tuple(filter(None, (*self.only, by_label, *rest))),
+            tuple(filter(None, (*self.filters, by_label, *rest))),
             tables=(
                 Table("Texts without an answer", ("text", "why"), errors),
                 Table("Found most often", ("words", "times"), words),
             ),
-            spoken=(title, *self.only, *filter(None, rest)),
-            pictures=(picture,),
+            html_sentences=(title, *self.filters, *filter(None, rest)),
+            charts=(picture,),
         )
 
 
 def _are_files(texts: Any) -> bool:
-    return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileText) for text in texts)
+    return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileReference) for text in texts)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
+class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with a list for each text, in the order of the texts.
 
     ``found[17]`` are the entities of a text, :meth:`show` is that text with them marked, and :meth:`only` keeps the
@@ -641,8 +643,8 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             known.
     """
 
-    answers: Answers
-    first_texts: tuple[str, ...]
+    results: ResultStore
+    preview_texts: tuple[str, ...]
     model: str
     device: str
     show_text: bool = True
@@ -657,23 +659,23 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         """Return what is pickled: an error goes to logs and to other processes, and must not bring texts there."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}  # Without what is cached, such as sources.
         if self.unfinished:
-            return {**state, "answers": Answers(), "first_texts": (), "texts": None, "row_index": None}
+            return {**state, "answers": ResultStore(), "first_texts": (), "texts": None, "row_index": None}
         if self.show_text:
             return state
         settings = {**self.settings, "words": "left out"}  # No run goes on from them.
-        answers = self.answers.without_words()
+        answers = self.results.without_words()
         return {**state, "answers": answers, "first_texts": (), "texts": None, "settings": settings}
 
     def __len__(self) -> int:
-        return len(self.answers)
+        return len(self.results)
 
     def __getitem__(self, number: Any) -> Any:
-        return self.answers[number]
+        return self.results[number]
 
     @property
     def errors(self) -> Mapping[int, str]:
         """Why texts have no answer, by their number."""
-        return dict(self.answers.errors)
+        return dict(self.results.errors)
 
     @property
     def dropped(self) -> Mapping[int, tuple[DroppedSpan, ...]]:
@@ -687,12 +689,12 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             >>> annotate(["She has asthma."], "bundled_small", device="cpu").dropped
             {}
         """
-        return dict(self.answers.dropped)
+        return dict(self.results.dropped)
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The numbers of the texts in whose place was a missing value, such as ``None`` or NaN; they have no entities."""
-        return self.answers.missing
+        return self.results.missing
 
     @cached_property
     def sources(self) -> tuple[str | None, ...]:
@@ -710,11 +712,11 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         A text that is a file also has its ``source``; see :attr:`sources`.
         """
         texts: list[dict[str, Any]] = [{"entities": entities} for entities in self]
-        for number, spans in self.answers.dropped.items():
+        for number, spans in self.results.dropped.items():
             texts[number]["dropped"] = [span._asdict() for span in spans]
         for number in self.missing:
             texts[number] = {"missing": True}
-        for number, error in self.answers.errors.items():
+        for number, error in self.results.errors.items():
             texts[number] = {"error": error}
         if _are_files(self.texts):
             texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
@@ -741,7 +743,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        columns = self.answers.columns()
+        columns = self.results.columns()
         if _are_files(self.texts):
             columns["source"] = [self.sources[number] for number in columns["note"]]
         frame = pd.DataFrame(columns)
@@ -763,7 +765,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         Raises:
             ConfigurationError: For a number that no text has, and for a text that has changed since, or that came from
                 a generator, of which only the first are kept.
-            UnreadableText: For a text without an answer, and for one that cannot be read again.
+            InvalidTextError: For a text without an answer, and for one that cannot be read again.
 
         Example:
             >>> from openmed_nb import annotate
@@ -777,13 +779,13 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         """
         if not len(self):
             raise ConfigurationError("There are no texts to show.", "Annotate some.")
-        which = whole("number", number, 0, len(self) - 1)
-        if why := self.answers.errors.get(which):
-            raise UnreadableText(why, "Read another text; .errors has those without an answer.")
-        if self.answers.is_missing(which):
+        which = check_integer("number", number, 0, len(self) - 1)
+        if why := self.results.errors.get(which):
+            raise InvalidTextError(why, "Read another text; .errors has those without an answer.")
+        if self.results.is_missing(which):
             return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True)
-        shown = self.first_texts[which] if which < len(self.first_texts) else self._text(which)
-        dropped = self.answers.dropped.get(which, ())
+        shown = self.preview_texts[which] if which < len(self.preview_texts) else self._text(which)
+        dropped = self.results.dropped.get(which, ())
         entities = tuple(self[which])
         return AnnotatedText(
             shown,
@@ -811,7 +813,7 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
         Raises:
             ConfigurationError: For a replacement that cannot be used, and for texts that have changed since, or that came from a
                 generator, of which only the first are kept.
-            UnreadableText: For a text that cannot be read again.
+            InvalidTextError: For a text that cannot be read again.
 
         It is no guarantee: what the model does not find stays. Measure its recall on texts like yours before you rely on it.
 
@@ -821,50 +823,50 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             >>> [one.text for one in found.mask({"DISEASE": "***"})]
             ['She has ***.', 'No complaints.']
         """
-        policy = checked_policy(replacement)
+        policy = validate_policy(replacement)
         if isinstance(policy, Mapping):
-            _warn_of_absent(policy, self.answers.masked_labels, self.known_labels)
-        again = iter(()) if self.texts is None else stream_of(self.texts)
+            _warn_of_absent(policy, self.results.masked_labels, self.known_labels)
+        again = iter(()) if self.texts is None else iter_texts(self.texts)
         masked = MaskedTexts()
         masked.known_labels = replaced(self.known_labels, policy)
         masked.filters = self.settings.get("only", ())
         for which, entities in enumerate(self):
             given = next(again, None)
-            if why := self.answers.errors.get(which):
+            if why := self.results.errors.get(which):
                 masked.append(MaskedText("", error=why))
                 continue
-            if self.answers.is_missing(which):
+            if self.results.is_missing(which):
                 masked.append(MaskedText("", show_text=self.show_text, missing=True))
                 continue
-            text = self.first_texts[which] if which < len(self.first_texts) else self._checked(which, given)
-            spans = masked_spans(entities, self.answers.dropped.get(which, ()))
+            text = self.preview_texts[which] if which < len(self.preview_texts) else self._checked(which, given)
+            spans = masked_spans(entities, self.results.dropped.get(which, ()))
             masked.append(
-                masked_text(text, spans, policy, self.show_text, labels=self.known_labels, filters=masked.filters)
+                mask_text(text, spans, policy, self.show_text, labels=self.known_labels, filters=masked.filters)
             )
         return masked
 
     def _text(self, which: int) -> str:
         """Read a text again, if it still is the one that was annotated."""
-        again = () if self.texts is None else islice(stream_of(self.texts), which, None)
+        again = () if self.texts is None else islice(iter_texts(self.texts), which, None)
         return self._checked(which, next(iter(again), None))
 
     def _checked(self, which: int, found: Any) -> str:
         """Return what a text says, if it still is the one that was annotated."""
         remedy = "Annotate it again to see it."
         if self.texts is None:
-            what = f"Text {which} came from a generator, and only the first {len(self.first_texts)} were kept."
+            what = f"Text {which} came from a generator, and only the first {len(self.preview_texts)} were kept."
             if "words" in self.settings:
                 what = f"Text {which} was not kept when this result was pickled."
             raise ConfigurationError(what, remedy)
-        found = found.now() if isinstance(found, Reference) else found
-        if fingerprint_of(found) != self.answers.fingerprints[which]:
+        found = found.refresh() if isinstance(found, TextReference) else found
+        if text_fingerprint(found) != self.results.fingerprints[which]:
             raise ConfigurationError(f"Text {which} has changed since it was annotated.", remedy)
-        found = read(found, which)
+        found = read_text(found, which)
         if isinstance(found, OpenMedError):
             raise found
         return (self.settings.get("delimiter") or "").join([found] if isinstance(found, str) else found)
 
-    def only(self, *labels: str, score: float = 0.0) -> Annotations:
+    def filter(self, *labels: str, min_score: float = 0.0) -> Annotations:
         """Return the same texts with some of their entities alone.
 
         Args:
@@ -884,62 +886,64 @@ class Annotations(_CopiedWhole, Shown, Sequence[list[Entity]]):
             >>> [[one["word"] for one in entities] for entities in found.only("disease", score=0.9)]
             [['asthma'], []]
         """
-        least = in_range("score", score, 1.0, such_as="0.9")
+        least = in_range("score", min_score, 1.0, example="0.9")
         if not (labels or least):
             return self
         for label in labels:
             if not isinstance(label, str):
-                raise cannot_be("A label", label, "Pass one as it stands in the results, such as 'disease'.")
-        _warn_of_absent(labels, self.answers.labels, self.known_labels)
+                raise invalid_value("A label", label, "Pass one as it stands in the results, such as 'disease'.")
+        _warn_of_absent(labels, self.results.labels, self.known_labels)
         named = " or ".join(map(shorten, labels))
         sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
-        kept = self.answers.only({label.casefold() for label in labels}, least)
+        kept = self.results.only({label.casefold() for label in labels}, least)
         known = self.known_labels
         if known is not None and labels:
             wanted = {*map(_kind_of, labels)}
             known = tuple(label for label in known if _kind_of(label) in wanted)
-        return replace(self, answers=kept, settings=settings, known_labels=known)
+        return replace(self, results=kept, settings=settings, known_labels=known)
 
     def summary(self) -> Summary:
         """Return counts: of texts, of entities by label, and of the words that were found most often."""
-        words = Counter(word.lower() for word in self.answers.words)
+        words = Counter(word.lower() for word in self.results.words)
         return Summary(
             model=self.model,
             device=self.device,
             texts=len(self),
-            empty=sum(1 for count in self.answers.counts() if not count) - len(self.answers.errors) - len(self.missing),
-            errors=tuple(sorted(self.answers.errors.items())),
-            labels=tuple(sorted(Counter(self.answers.labels).items())),
+            texts_without_entities=sum(1 for count in self.results.counts() if not count)
+            - len(self.results.errors)
+            - len(self.missing),
+            errors=tuple(sorted(self.results.errors.items())),
+            labels=tuple(sorted(Counter(self.results.labels).items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
-            shapes=self.shapes,
-            only=self.settings.get("only", ()),
+            batch_shapes=self.shapes,
+            filters=self.settings.get("only", ()),
             missing=len(self.missing),
         )
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: counts, and the first texts with their entities marked."""
-        summary = self.summary().report()
+        summary = self.summary().to_report()
         if not self.show_text:
-            return Report(summary.title, (*summary.sentences, HIDDEN), tables=summary.tables[:1])
-        first, count = len(self.first_texts), len(self)
+            return Report(summary.title, (*summary.sentences, HIDDEN_TEXT_NOTICE), tables=summary.tables[:1])
+        first, count = len(self.preview_texts), len(self)
         shown = (f"Shown: the first {first} texts.",) if 0 < first < count else ()
         rest = [f"The first {first} of {count:,} texts."] if shown else []
         if first < count and self.texts is not None:
             rest += [f"found.show({first}) shows {'another' if first else 'one'}, where found is this result."]
         spoken = (summary.title, *summary.sentences, " ".join(rest)) if rest else ()
         said = (*summary.sentences, *shown)
-        return Report(summary.title, said, summary.tables[:1], tuple(self._pieces()), spoken=spoken)
+        return Report(summary.title, said, summary.tables[:1], tuple(self._pieces()), html_sentences=spoken)
 
-    def _pieces(self) -> Iterator[Piece]:
-        for number, (text, entities) in enumerate(zip(self.first_texts, self, strict=False)):
-            yield Piece(f"{number}: ", begins=True)
-            if number in self.answers.errors:  # It may be one that nothing can show, such as half of a surrogate pair.
-                yield Piece("(no answer)\n")
+    def _pieces(self) -> Iterator[TextSegment]:
+        for number, (text, entities) in enumerate(zip(self.preview_texts, self, strict=False)):
+            yield TextSegment(f"{number}: ", starts_text=True)
+            if number in self.results.errors:  # It may be one that nothing can show, such as half of a surrogate pair.
+                yield TextSegment("(no answer)\n")
                 continue
-            if self.answers.is_missing(number):
-                yield Piece("(missing)\n")
+            if self.results.is_missing(number):
+                yield TextSegment("(missing)\n")
                 continue
-            shown = text[:SHOWN_CHARACTERS]
-            yield from marked(shown, [entity for entity in entities if entity["end"] <= len(shown)])
-            yield Piece("…\n" if len(shown) < len(text) else "\n")
+            shown = text[:MAX_TEXT_CHARACTERS]
+            yield from highlight_entities(shown, [entity for entity in entities if entity["end"] <= len(shown)])
+            yield TextSegment("…\n" if len(shown) < len(text) else "\n")

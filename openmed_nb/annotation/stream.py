@@ -1,6 +1,6 @@
 """A stream of texts in, a stream of answers out: chunks of texts that are read, run and decoded while others wait.
 
-While the device computes one chunk, the host decodes the one before and tokenises the next.
+While the device computes one chunk, the host decodes the one before and tokenizes the next.
 """
 
 from __future__ import annotations
@@ -19,28 +19,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._utils.text import short_type_name
-from ..devices.registry import device_of
-from ..errors import OpenMedError, UnreadableText
+from ..devices.registry import parse_device_argument
+from ..errors import InvalidTextError, OpenMedError
 from .decoding import Decoder, Predictions
-from .forward import Batch, Budget, ForwardRun, Network, collect, copy, plan_batches, settled, start
-from .lexicon import FEWEST_CHARACTERS, Lexicon, serves
-from .references import read, weight
-from .results import Answer, Answers, Entity, dropped_span, uncovered
-from .tokens import Tokens, Truncation, Windows, assemble, encoded, plan_windows, tokenise_words
+from .forward import (
+    Batch,
+    ForwardRun,
+    TokenBudget,
+    TokenClassifier,
+    assemble_predictions,
+    collect,
+    copy_batches,
+    plan_batches,
+    start_pending,
+)
+from .lexicon import MIN_CHARACTERS, WordTokenCache, supports_tokenizer
+from .references import effective_length, read_text
+from .results import Entity, ResultStore, TextResult, dropped_span, uncovered
+from .tokens import Tokens, Truncation, Windows, build_tokens, encode_batch, plan_windows, tokenize_words
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
 
-# The first chunk has one in FIRST_PART of the characters of a full one, the next twice as many: answers come soon.
-FIRST_PART = 8
+# The first chunk has one in FIRST_CHUNK_DIVISOR of the characters of a full one, the next twice as many: answers come soon.
+FIRST_CHUNK_DIVISOR = 8
 
 # How many batches of texts, and at least how many tokens, are read, sorted by length and held at a time.
-CHUNK_BATCHES, CHUNK_TOKENS = 8, 16384
+BATCHES_PER_CHUNK, MIN_CHUNK_TOKENS = 8, 16384
 
-# Of texts at hand, so many chunks are tokenised before their turn.
-READ_AHEAD = 3
+# Of texts at hand, so many chunks are tokenized before their turn.
+PREFETCH_CHUNKS = 3
 
 # About how long a token of English text is.
 CHARACTERS_PER_TOKEN = 4
@@ -56,7 +66,7 @@ def check_text(text: object, name: str = "The text") -> None:
             remedy = "Pass the words of a text as one string, such as ' '.join(words)."
         elif type(text).__module__.partition(".")[0] == "pyarrow":
             remedy = "Pass the strings of a column of Arrow, as in column.to_pylist()."
-        raise UnreadableText(f"{name} must be a string, not {short_type_name(text)}.", remedy)
+        raise InvalidTextError(f"{name} must be a string, not {short_type_name(text)}.", remedy)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -65,15 +75,15 @@ def check_text(text: object, name: str = "The text") -> None:
         return
     # Outside of the handler: the other error has the text, and would be the context of this one.
     what = f"{name} has half of a surrogate pair at character {position}."
-    raise UnreadableText(what, "Remove it, or read the file it comes from with its right encoding.")
+    raise InvalidTextError(what, "Remove it, or read the file it comes from with its right encoding.")
 
 
-def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
+def text_error(text: Any, number: int, split: bool) -> InvalidTextError | None:
     """Return why a text, or a list of words if texts are split, cannot be read; ``None`` if it can.
 
     An error in the place of a text is the reason itself.
     """
-    if isinstance(text, UnreadableText):
+    if isinstance(text, InvalidTextError):
         return text
     try:
         if not split:
@@ -83,8 +93,8 @@ def unreadable(text: Any, number: int, split: bool) -> UnreadableText | None:
                 check_text(word, f"A word of text {number}")
         else:
             what = f"Text {number} must be a list of words, not {short_type_name(text)}."
-            return UnreadableText(what, "Pass a list of strings.")
-    except UnreadableText as error:
+            return InvalidTextError(what, "Pass a list of strings.")
+    except InvalidTextError as error:
         return error
     return None
 
@@ -107,30 +117,30 @@ class Chunk:
     error: Exception | None = None  # what the stream failed with after all texts; such a chunk has none
 
 
-END = Chunk(0, [])
+END_OF_STREAM = Chunk(0, [])
 
 
-def in_chunks(
+def iter_chunks(
     texts: Iterable[Any],
     characters: int,
     first: int = 0,
-    least: int = 1,
-    most: Callable[[], float] = lambda: math.inf,
+    min_text_length: int = 1,
+    max_texts: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Chunk]:
     """Yield the texts of a stream in order, in chunks of about ``characters``; each text counts for ``least`` of them.
 
     ``most`` says how many texts the next chunk has at most, if they are an eighth of a full chunk. A failure of the stream comes
     as a value, in a last chunk without texts, so that the texts before it are not lost.
     """
-    stream, smallest, error = iter(texts), max(1, characters // FIRST_PART), None
+    stream, smallest, error = iter(texts), max(1, characters // FIRST_CHUNK_DIVISOR), None
     size = smallest
     while error is None:
         chunk: list[Any] = []
-        left, enough = size, most()
+        left, enough = size, max_texts()
         try:
             while left > 0 and (len(chunk) < enough or size - left < smallest):
                 chunk.append(next(stream))
-                left -= max(weight(chunk[-1]), least)
+                left -= max(effective_length(chunk[-1]), min_text_length)
         except StopIteration:
             if not chunk:
                 return
@@ -143,18 +153,18 @@ def in_chunks(
     yield Chunk(first, [], error)
 
 
-def chunk_characters(budget: Budget) -> int:
+def chunk_characters(budget: TokenBudget) -> int:
     """Return about how many characters are read at a time."""
-    return max(CHUNK_TOKENS, CHUNK_BATCHES * budget.tokens) * CHARACTERS_PER_TOKEN
+    return max(MIN_CHUNK_TOKENS, BATCHES_PER_CHUNK * budget.max_tokens) * CHARACTERS_PER_TOKEN
 
 
 @dataclass(frozen=True)
-class Settings:
+class AnnotationSettings:
     """How texts are read and answered; all of it changes answers."""
 
     aggregation_strategy: str
     ignore_labels: tuple[str, ...]
-    limit: int  # tokens of a text that the model takes at once
+    max_tokens: int  # tokens of a text that the model takes at once
     delimiter: str | None = None  # joins words, if texts come as lists of words
     stride: int | None = None  # the overlap of transformers' windows; None for our own
     truncation: bool = False  # whether what is longer than the model takes is dropped
@@ -167,12 +177,12 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TokenizedChunk:
     """A chunk of texts, ready for the device."""
 
     first: int  # the number of the first text in the stream
     texts: list[str]  # an empty one in the place of one that cannot be read
-    failures: dict[int, OpenMedError]  # why some cannot be read, by their place
+    errors: dict[int, OpenMedError]  # why some cannot be read, by their place
     tokens: Tokens
     windows: Windows
 
@@ -181,19 +191,19 @@ class Prepared:
 class Annotator:
     """A model, its tokenizer and the settings of a call."""
 
-    network: Network
+    network: TokenClassifier
     tokenizer: PreTrainedTokenizerBase
     decoder: Decoder
-    settings: Settings
-    budget: Budget
-    join: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
+    settings: AnnotationSettings
+    budget: TokenBudget
+    merge_windows: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
     may_pad: Callable[[], bool]  # Whether rows may be padded, which is measured when it is first asked.
 
     @functools.cached_property
-    def lexicon(self) -> Lexicon | None:
+    def word_cache(self) -> WordTokenCache | None:
         """The lexicon of this call, ``None`` for a tokenizer that it does not serve."""
         theirs = self.settings.has_transformers_boundaries
-        return Lexicon(self.tokenizer, theirs) if serves(self.tokenizer, theirs) else None
+        return WordTokenCache(self.tokenizer, theirs) if supports_tokenizer(self.tokenizer, theirs) else None
 
     def whole_texts(self) -> Annotator:
         """Return an annotator that drops nothing of a long text."""
@@ -203,29 +213,29 @@ class Annotator:
         """Return an annotator that does the same with another model."""
         return replace(self, network=replace(self.network, model=model, compiled=False))
 
-    def answers(
+    def annotate(
         self,
         texts: Iterable[Any],
         first: int = 0,
-        at_hand: bool = False,
+        in_memory: bool = False,
         tell: Callable[[int, float], None] | None = None,
-    ) -> Iterator[Answers]:
+    ) -> Iterator[ResultStore]:
         """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
 
         ``tell`` gets how many texts the chunk under way has, and the share of it that is computed, on the CPU.
         """
-        chunks = in_chunks(texts, chunk_characters(self.budget), first)
-        with contextlib.closing(self._tokenize(chunks, at_hand)) as prepared:
+        chunks = iter_chunks(texts, chunk_characters(self.budget), first)
+        with contextlib.closing(self._tokenize(chunks, in_memory)) as prepared:
             for collected in self._forward(prepared, tell):
                 yield self.decode(*collected)
 
-    def _tokenize(self, chunks: Iterator[Chunk], at_hand: bool) -> Generator[Prepared | Exception]:
+    def _tokenize(self, chunks: Iterator[Chunk], at_hand: bool) -> Generator[TokenizedChunk | Exception]:
         """Yield chunks of texts ready for the device, and at the end what the stream failed with.
 
         While a GPU computes a chunk, another thread tokenizes the next ones. Of texts that are ``at_hand`` several chunks are
         read ahead, of a stream one: if it is slow, it must not hold up the answers before it.
         """
-        upcoming: deque[Callable[[], Callable[[], Prepared]]] = deque()
+        upcoming: deque[Callable[[], Callable[[], TokenizedChunk]]] = deque()
         error: Exception | None = None
 
         def read(count: int, begin: Callable[..., Callable[[], Any]]) -> None:
@@ -233,98 +243,102 @@ class Annotator:
             while len(upcoming) < count and (chunk := next(chunks, None)):
                 error = chunk.error
                 if chunk.texts:
-                    upcoming.append(begin(self.tokenised, chunk))
+                    upcoming.append(begin(self.start_tokenizing, chunk))
 
-        with beside(self.network.device) as begin:
+        with background_tasks(self.network.device) as begin:
             # In this thread: the device waits for it, and another thread takes longer to start.
             read(1, functools.partial)
             while upcoming:
                 prepared = upcoming.popleft()()()
                 if at_hand:
-                    read(READ_AHEAD, begin)
+                    read(PREFETCH_CHUNKS, begin)
                 yield prepared
                 read(1, begin)
         if error:
             yield error
 
     def _forward(
-        self, chunks: Iterator[Prepared | Exception], tell: Callable[[int, float], None] | None
-    ) -> Iterator[tuple[Prepared, tuple[Predictions, dict[int, OpenMedError]]]]:
+        self, chunks: Iterator[TokenizedChunk | Exception], tell: Callable[[int, float], None] | None
+    ) -> Iterator[tuple[TokenizedChunk, tuple[Predictions, dict[int, OpenMedError]]]]:
         """Yield chunks with what the model predicts; a device that computes while the program goes on has the next one by then."""
         network = self.network
         device = network.device
         budget = self.budget
-        started: tuple[Prepared, ForwardRun] | None = None
+        started: tuple[TokenizedChunk, ForwardRun] | None = None
         for upcoming in itertools.chain(chunks, [None]):
             following = None
             if started:
                 prepared, run = started
                 if tell:
                     run.tell = functools.partial(tell, len(prepared.texts))
-                start(network, run)  # What was not started yet, on the CPU all of it.
-                budget = budget.within(run.fitting)
-            if isinstance(upcoming, Prepared) and (started is None or device_of(device).queues_copies):
+                start_pending(network, run)  # What was not started yet, on the CPU all of it.
+                budget = budget.capped_at(run.max_fitting_tokens)
+            if isinstance(upcoming, TokenizedChunk) and (
+                started is None or parse_device_argument(device).queues_copies
+            ):
                 following = self._begin(upcoming, budget)
             if started:
                 outputs = collect(run, network)
-                if isinstance(upcoming, Prepared) and following is None:  # A copy to MPS waits for all work before it.
+                if (
+                    isinstance(upcoming, TokenizedChunk) and following is None
+                ):  # A copy to MPS waits for all work before it.
                     following = self._begin(upcoming, budget)
-                yield prepared, settled(run, network, outputs)
+                yield prepared, assemble_predictions(run, network, outputs)
             if isinstance(upcoming, Exception):
                 raise upcoming
             started = following
 
-    def answers_to(self, chunk: Chunk, budget: Budget) -> tuple[Answers, Budget]:
+    def annotate_chunk(self, chunk: Chunk, budget: TokenBudget) -> tuple[ResultStore, TokenBudget]:
         """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
-        prepared = self.prepare(chunk)
+        prepared = self.tokenize(chunk)
         if prepared is None:
-            return Answers.of([]), budget
+            return ResultStore.of([]), budget
         run = self._begin(prepared, budget)[1]
-        start(self.network, run)
-        collected = settled(run, self.network, collect(run, self.network))
-        return self.decode(prepared, collected), budget.within(run.fitting)
+        start_pending(self.network, run)
+        collected = assemble_predictions(run, self.network, collect(run, self.network))
+        return self.decode(prepared, collected), budget.capped_at(run.max_fitting_tokens)
 
-    def _begin(self, prepared: Prepared, budget: Budget) -> tuple[Prepared, ForwardRun]:
+    def _begin(self, prepared: TokenizedChunk, budget: TokenBudget) -> tuple[TokenizedChunk, ForwardRun]:
         """Return a chunk with a run over it: started on a device that computes while the program goes on, else only planned."""
         run = ForwardRun(prepared.tokens, prepared.windows)
-        copy(self.network, run, self.batches(prepared, budget))
-        if device_of(self.network.device).is_accelerator:
-            start(self.network, run)
+        copy_batches(self.network, run, self.plan_batches(prepared, budget))
+        if parse_device_argument(self.network.device).is_accelerator:
+            start_pending(self.network, run)
         return prepared, run
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
         """Return the entities of texts; raise the error of the first that has no answer."""
-        return [entities_of(answer) for answers in self.answers(texts) for answer in answers.outcomes()]
+        return [unwrap_result(answer) for answers in self.annotate(texts) for answer in answers.outcomes()]
 
-    def batches(self, prepared: Prepared, budget: Budget) -> list[Batch]:
+    def plan_batches(self, prepared: TokenizedChunk, budget: TokenBudget) -> list[Batch]:
         """Return the batches that a chunk runs in."""
-        added = self.network.frame.size
+        added = self.network.special_tokens.num_special_tokens
         lengths = prepared.windows.lengths + added
-        needs_padding = len(lengths) > 1 or budget.few_shapes
-        budget = replace(budget, padding=needs_padding and self.may_pad())
-        if self.settings.stride is not None and not budget.padding:
+        needs_padding = len(lengths) > 1 or budget.limit_shapes
+        budget = replace(budget, allow_padding=needs_padding and self.may_pad())
+        if self.settings.stride is not None and not budget.allow_padding:
             # Transformers fills the last piece of a text up to the others, and a model that reads the filling gives its
             # answers only with the same filling.
             tokens = prepared.tokens
-            texts = tokens.owners[tokens.sequences(prepared.windows.firsts)]
+            texts = tokens.text_ids[tokens.sequence_ids(prepared.windows.starts)]
             longest = np.zeros(len(prepared.texts), np.int64)
             np.maximum.at(longest, texts, lengths)
             lengths = longest[texts]
-        return plan_batches(lengths, budget, self.settings.limit + added)
+        return plan_batches(lengths, budget, self.settings.max_tokens + added)
 
-    def prepare(self, chunk: Chunk) -> Prepared | None:
+    def tokenize(self, chunk: Chunk) -> TokenizedChunk | None:
         """Return a chunk of texts ready for the device, ``None`` without texts; this is work of the host alone."""
-        return self.tokenised(chunk)() if chunk.texts else None
+        return self.start_tokenizing(chunk)() if chunk.texts else None
 
-    def tokenised(self, chunk: Chunk) -> Callable[[], Prepared]:
-        """Read and tokenise a chunk of texts, and return what makes it ready for the device."""
+    def start_tokenizing(self, chunk: Chunk) -> Callable[[], TokenizedChunk]:
+        """Read and tokenize a chunk of texts, and return what makes it ready for the device."""
         settings, delimiter = self.settings, self.settings.delimiter
         readable = chunk.texts
         failures: dict[int, OpenMedError] = {}
         if delimiter is not None or not all_readable(readable):
-            texts = [read(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
+            texts = [read_text(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
             checked = (
-                (place, unreadable(text, chunk.first + place, delimiter is not None))
+                (place, text_error(text, chunk.first + place, delimiter is not None))
                 for place, text in enumerate(texts)
             )
             failures = {place: failure for place, failure in checked if failure}
@@ -333,18 +347,18 @@ class Annotator:
         truncation = None
         if settings.stride is not None or settings.truncation:
             side = self.tokenizer.truncation_side
-            truncation = Truncation(self.network.frame, settings.limit, settings.stride, side)
+            truncation = Truncation(self.network.special_tokens, settings.max_tokens, settings.stride, side)
         if delimiter is not None:
             assembled = functools.partial(
-                tokenise_words, self.tokenizer, readable, delimiter, truncation, settings.has_transformers_boundaries
+                tokenize_words, self.tokenizer, readable, delimiter, truncation, settings.has_transformers_boundaries
             )
-        elif truncation is None and sum(map(len, readable)) >= FEWEST_CHARACTERS and self.lexicon:
-            tokens = self.lexicon.tokens(readable)  # Here, not in ready(): most of it is numpy's work.
+        elif truncation is None and sum(map(len, readable)) >= MIN_CHARACTERS and self.word_cache:
+            tokens = self.word_cache.tokens(readable)  # Here, not in ready(): most of it is numpy's work.
             assembled = functools.partial(lambda: tokens)
         else:
-            encodings, owners = encoded(self.tokenizer, readable, truncation)
+            encodings, owners = encode_batch(self.tokenizer, readable, truncation)
             assembled = functools.partial(
-                assemble,
+                build_tokens,
                 self.tokenizer,
                 encodings,
                 owners,
@@ -352,40 +366,40 @@ class Annotator:
                 transformers_boundaries=settings.has_transformers_boundaries,
             )
 
-        def ready() -> Prepared:
+        def ready() -> TokenizedChunk:
             tokens = assembled()
             strings = readable if delimiter is None else [delimiter.join(words) for words in readable]
-            windows = plan_windows(tokens.bounds, tokens.word_starts, settings.limit)
-            return Prepared(chunk.first, strings, failures, tokens, windows)
+            windows = plan_windows(tokens.sequence_offsets, tokens.word_starts, settings.max_tokens)
+            return TokenizedChunk(chunk.first, strings, failures, tokens, windows)
 
         return ready
 
-    def decode(self, prepared: Prepared, collected: tuple[Predictions, dict[int, OpenMedError]]) -> Answers:
+    def decode(self, prepared: TokenizedChunk, collected: tuple[Predictions, dict[int, OpenMedError]]) -> ResultStore:
         """Return the answer to every text of a chunk; this is work of the host alone."""
         predictions, unanswered = collected
         tokens = prepared.tokens
         found = self.decoder.entities(prepared.texts, tokens, predictions)
-        failures = dict(prepared.failures)
+        failures = dict(prepared.errors)
         for sequence, error in unanswered.items():
-            text = int(tokens.owners[sequence])
-            failures[text] = type(error)(f"Text {prepared.first + text}: {error.what}", error.remedy)
-        is_one_each = np.array_equal(tokens.owners, np.arange(len(prepared.texts)))
+            text = int(tokens.text_ids[sequence])
+            failures[text] = type(error)(f"Text {prepared.first + text}: {error.message}", error.remedy)
+        is_one_each = np.array_equal(tokens.text_ids, np.arange(len(prepared.texts)))
         if is_one_each and not failures:
             return found
         # The sequences of a text stand together.
-        firsts = np.searchsorted(tokens.owners, np.arange(len(prepared.texts) + 1))
+        firsts = np.searchsorted(tokens.text_ids, np.arange(len(prepared.texts) + 1))
         several = firsts[1:] - firsts[:-1] > 1
         if not is_one_each:
-            found = found.of_texts(firsts.tolist(), tokens.owners)
+            found = found.of_texts(firsts.tolist(), tokens.text_ids)
         if not failures and not several.any():
             return found
-        answers: list[Answer] = []
+        answers: list[TextResult] = []
         dropped = {place: spans for place, spans in found.dropped.items() if place not in failures}
         for place, entities in enumerate(found):
             if place in failures:
                 answers.append(failures[place])
             elif several[place]:
-                merged = self.join(entities)
+                merged = self.merge_windows(entities)
                 answers.append(merged)
                 # Of two overlapping entities one is removed; its characters are labeled all the same.
                 labeled = [*found.dropped.get(place, ()), *map(dropped_span, entities)]
@@ -394,18 +408,18 @@ class Annotator:
                     dropped[place] = left
             else:
                 answers.append(entities)
-        answered = Answers.of(answers, found.key)
+        answered = ResultStore.of(answers, found.key)
         answered.dropped = dropped
         return answered
 
 
 @contextlib.contextmanager
-def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
+def background_tasks(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
     """Give a function that begins work of the host beside that of a device, and returns what waits for its result.
 
     On the CPU the work is done when its result is asked for: all cores are busy with the model.
     """
-    if not device_of(device).is_accelerator:
+    if not parse_device_argument(device).is_accelerator:
         yield functools.partial
         return
     pool = ThreadPoolExecutor(1)  # More threads hold each other up: they share Python's lock.
@@ -415,7 +429,7 @@ def beside(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
         pool.shutdown(cancel_futures=True)
 
 
-def entities_of(answer: Answer) -> list[Entity]:
+def unwrap_result(answer: TextResult) -> list[Entity]:
     """Return the entities of an answer; raise the error if there are none because the text has no answer."""
     if isinstance(answer, OpenMedError):
         raise answer
@@ -423,11 +437,11 @@ def entities_of(answer: Answer) -> list[Entity]:
 
 
 @dataclass(frozen=True)
-class Source:
+class AnnotationSource:
     """What answers a run over many texts: a pipeline of this process, or the workers of a cluster."""
 
     # From texts, the number of the first, and what hears how far a chunk is; see Annotator.answers().
-    answers: Callable[..., Iterator[Answers]]
+    annotate: Callable[..., Iterator[ResultStore]]
     settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
     device: str
     shapes: Collection[Any] | None = None  # of the batches so far, if the device compiles for each

@@ -29,53 +29,55 @@ WINDOW_CONTEXT = 16
 
 # A text of more characters is read in parts of about this size: a tokenizer takes about 150 bytes for each character (10 MB
 # of English notes took 1.5 GB at once, and 0.3 GB in parts).
-PART = 1 << 19
+MAX_PART_CHARACTERS = 1 << 19
 
 # A part is read with this many characters of its neighbours, so that its tokens are those of the whole text.
-CONTEXT = 1 << 10
+PART_CONTEXT = 1 << 10
 
 # Texts of which every tokenizer makes at least one token, to see what it puts around it.
-SAMPLES = ("a", "the", "1", ".", "中")
+PROBE_TEXTS = ("a", "the", "1", ".", "中")
 
 SPACE = ord(" ")
 
 # What :func:`names_of` knows of each tokenizer.
-KNOWN_NAMES: weakref.WeakKeyDictionary[Any, Names] = weakref.WeakKeyDictionary()
+TOKEN_NAME_CACHE: weakref.WeakKeyDictionary[Any, TokenNames] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Windows:
     """Stretches of flat token positions, each an int64 array of ``(W,)``; an end is one past the last token."""
 
-    firsts: np.ndarray  # read
-    lasts: np.ndarray
-    owned_firsts: np.ndarray  # owned
-    owned_lasts: np.ndarray
+    starts: np.ndarray  # read
+    ends: np.ndarray
+    owned_starts: np.ndarray  # owned
+    owned_ends: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
         """How many tokens each window reads."""
-        lengths: np.ndarray = self.lasts - self.firsts
+        lengths: np.ndarray = self.ends - self.starts
         return lengths
 
 
-def plan_windows(bounds: np.ndarray, word_starts: np.ndarray, limit: int) -> Windows:
+def plan_windows(bounds: np.ndarray, word_starts: np.ndarray, max_tokens: int) -> Windows:
     """Return windows over sequences: one for a short sequence, several that overlap for a long one."""
     lengths = bounds[1:] - bounds[:-1]
-    short = (lengths > 0) & (lengths <= limit)
+    short = (lengths > 0) & (lengths <= max_tokens)
     firsts, lasts = bounds[:-1][short], bounds[1:][short]
     if len(lengths) == len(firsts):
         return Windows(firsts, lasts, firsts, lasts)
     whole = np.stack([firsts, lasts, firsts, lasts], axis=1)
     long = [
         window
-        for number in np.flatnonzero(lengths > limit).tolist()
-        for window in overlapping(int(bounds[number]), int(bounds[number + 1]), word_starts, limit)
+        for number in np.flatnonzero(lengths > max_tokens).tolist()
+        for window in plan_overlapping_windows(int(bounds[number]), int(bounds[number + 1]), word_starts, max_tokens)
     ]
     return Windows(*np.concatenate([whole, np.array(long, np.int64).reshape(-1, 4)]).T)
 
 
-def overlapping(begin: int, end: int, word_starts: np.ndarray, limit: int) -> list[tuple[int, int, int, int]]:
+def plan_overlapping_windows(
+    begin: int, end: int, word_starts: np.ndarray, limit: int
+) -> list[tuple[int, int, int, int]]:
     """Return the windows over one long sequence, as first, last, first owned and last owned."""
     context = min(WINDOW_CONTEXT, limit // 4)
     windows: list[tuple[int, int, int, int]] = []
@@ -95,38 +97,38 @@ def overlapping(begin: int, end: int, word_starts: np.ndarray, limit: int) -> li
 
 
 @dataclass(frozen=True)
-class Frame:
+class SpecialTokens:
     """What a tokenizer puts before and after the tokens of a text, with token types, and what fills a row up."""
 
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    before_types: tuple[int, ...]
-    after_types: tuple[int, ...]
-    token_type: int  # of the text's own tokens
-    padding: int
-    padding_type: int
+    prefix_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+    prefix_type_ids: tuple[int, ...]
+    suffix_type_ids: tuple[int, ...]
+    token_type_id: int  # of the text's own tokens
+    pad_token_id: int
+    pad_token_type_id: int
 
     @property
-    def size(self) -> int:
+    def num_special_tokens(self) -> int:
         """How many tokens it adds."""
-        return len(self.before) + len(self.after)
+        return len(self.prefix_ids) + len(self.suffix_ids)
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Frame | None:
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens | None:
         """Return the frame of a tokenizer, ``None`` if it makes no token of anything."""
-        for sample in encode(tokenizer, SAMPLES, special_tokens=True):
+        for sample in encode(tokenizer, PROBE_TEXTS, special_tokens=True):
             positions = np.flatnonzero(np.equal(sample.special_tokens_mask, 0))
             if len(positions):
                 before, after = slice(0, positions[0]), slice(positions[-1] + 1, None)
                 ids, types = tuple(sample.ids), tuple(sample.type_ids)
                 return cls(
-                    before=ids[before],
-                    after=ids[after],
-                    before_types=types[before],
-                    after_types=types[after],
-                    token_type=types[positions[0]],
-                    padding=tokenizer.pad_token_id or 0,
-                    padding_type=tokenizer.pad_token_type_id,
+                    prefix_ids=ids[before],
+                    suffix_ids=ids[after],
+                    prefix_type_ids=types[before],
+                    suffix_type_ids=types[after],
+                    token_type_id=types[positions[0]],
+                    pad_token_id=tokenizer.pad_token_id or 0,
+                    pad_token_type_id=tokenizer.pad_token_type_id,
                 )
         return None
 
@@ -135,17 +137,17 @@ class Frame:
 class Truncation:
     """How the tokenizers library cuts what is longer than a model takes, as transformers asks it to."""
 
-    frame: Frame
-    limit: int  # tokens of the text in a piece
+    frame: SpecialTokens
+    max_length: int  # tokens of the text in a piece
     stride: int | None  # tokens that two pieces share; None drops all pieces but the first
     side: str  # where it cuts off
 
-    def pieces(self, encoding: Encoding) -> list[Encoding]:
+    def split_overflow(self, encoding: Encoding) -> list[Encoding]:
         """Return the pieces of a text in transformers' order, without what stands around them."""
         pieces = [encoding] if self.stride is None else [encoding, *encoding.overflowing]
         for piece in pieces:
-            piece.truncate(len(piece) - len(self.frame.after))
-            piece.truncate(len(piece) - len(self.frame.before), direction="left")
+            piece.truncate(len(piece) - len(self.frame.suffix_ids))
+            piece.truncate(len(piece) - len(self.frame.prefix_ids), direction="left")
         return pieces
 
 
@@ -156,9 +158,9 @@ class Tokens:
     ids: np.ndarray  # (T,) int64
     starts: np.ndarray  # (T,) int64, in characters of the text
     ends: np.ndarray  # (T,) int64
-    subwords: np.ndarray  # (T,) bool, whether a token goes on with the word of the one before it
-    bounds: np.ndarray  # (S + 1,) int64, where each sequence begins; the last is T
-    owners: np.ndarray  # (S,) int64, the number of the text that a sequence is of
+    is_subword: np.ndarray  # (T,) bool, whether a token goes on with the word of the one before it
+    sequence_offsets: np.ndarray  # (S + 1,) int64, where each sequence begins; the last is T
+    text_ids: np.ndarray  # (S,) int64, the number of the text that a sequence is of
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -166,28 +168,28 @@ class Tokens:
     @functools.cached_property
     def sequence_starts(self) -> np.ndarray:
         """The position of the first token of each sequence that has one."""
-        begins = self.bounds[:-1]
-        starts: np.ndarray = begins[begins < self.bounds[1:]]
+        begins = self.sequence_offsets[:-1]
+        starts: np.ndarray = begins[begins < self.sequence_offsets[1:]]
         return starts
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
         """The positions of the tokens that begin a word; every sequence begins with one."""
-        begins = ~self.subwords
+        begins = ~self.is_subword
         begins[self.sequence_starts] = True
         return np.flatnonzero(begins)
 
-    def sequences(self, positions: np.ndarray) -> np.ndarray:
+    def sequence_ids(self, positions: np.ndarray) -> np.ndarray:
         """Return the number of the sequence that each token position is in."""
-        return np.searchsorted(self.bounds, positions, side="right") - 1
+        return np.searchsorted(self.sequence_offsets, positions, side="right") - 1
 
-    def piece(self, texts: Sequence[str], position: int) -> str:
+    def token_text(self, texts: Sequence[str], position: int) -> str:
         """Return what the text has in the place of a token."""
-        text = int(self.owners[int(self.sequences(np.array(position)))])
+        text = int(self.text_ids[int(self.sequence_ids(np.array(position)))])
         return texts[text][int(self.starts[position]) : int(self.ends[position])]
 
 
-def positions(firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
+def expand_ranges(firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
     """Return the positions in stretches of tokens, one stretch after another."""
     if len(firsts) == 1:  # A short text alone, whose answer takes little longer than what numpy does here.
         return np.arange(firsts[0], lasts[0])
@@ -209,7 +211,7 @@ def encode(
         if truncation is None:
             backend.no_truncation()
         else:
-            special_tokens, length = True, truncation.limit + truncation.frame.size
+            special_tokens, length = True, truncation.max_length + truncation.frame.num_special_tokens
             backend.enable_truncation(length, stride=truncation.stride or 0, direction=truncation.side)
         backend.no_padding()
         backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -222,7 +224,7 @@ def encode(
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedEncoding:
     """The tokens of a text that was read in parts; it stands in the place of an ``Encoding``."""
 
     ids: np.ndarray  # (T,) int64
@@ -237,71 +239,73 @@ class Joined:
         """The number of the piece of each token."""
         return np.cumsum(self.starts_piece)
 
-    def between(self, first: int, last: int) -> Joined:
+    def tokens_starting_in(self, first: int, last: int) -> JoinedEncoding:
         """Return the tokens that begin in a stretch of the text."""
         return self._only((self.offsets[:, 0] >= first) & (self.offsets[:, 0] < last))
 
-    def touching(self, first: int, last: int) -> Joined:
+    def tokens_overlapping(self, first: int, last: int) -> JoinedEncoding:
         """Return the tokens that have a character of a stretch of the text."""
         return self._only((self.offsets[:, 1] > first) & (self.offsets[:, 0] < last))
 
-    def _only(self, inside: np.ndarray) -> Joined:
-        return Joined(self.ids[inside], self.offsets[inside], self.starts_piece[inside])
+    def _only(self, inside: np.ndarray) -> JoinedEncoding:
+        return JoinedEncoding(self.ids[inside], self.offsets[inside], self.starts_piece[inside])
 
 
-def in_parts(
-    tokenizer: PreTrainedTokenizerBase, text: str, length: int = PART, context: int = CONTEXT
-) -> Joined | Encoding:
+def encode_in_parts(
+    tokenizer: PreTrainedTokenizerBase, text: str, length: int = MAX_PART_CHARACTERS, context: int = PART_CONTEXT
+) -> JoinedEncoding | Encoding:
     """Return the tokens of a long text, read in parts; at once if two parts do not agree on what both have read."""
     # A part begins at white space if some is near.
     cuts = (
         next((near for near in range(place, place - context // 2, -1) if text[near].isspace()), place)
         for place in range(length, len(text), length)
     )
-    parts: list[Joined] = []
-    before: Joined | None = None
+    parts: list[JoinedEncoding] = []
+    before: JoinedEncoding | None = None
     for begin, end in pairwise([0, *cuts, len(text) + 1]):
         left = max(0, begin - context)
         (encoding,) = encode(tokenizer, [text[left : end + context]])
-        read = Joined(
+        read = JoinedEncoding(
             np.array(encoding.ids, np.int64),
             np.array(encoding.offsets, np.int64).reshape(-1, 2) + left,
             changes(piece_numbers([encoding], len(encoding))),
         )
         if before is not None:
-            one, other = (part.touching(begin - context // 2, begin + context // 2) for part in (before, read))
+            one, other = (
+                part.tokens_overlapping(begin - context // 2, begin + context // 2) for part in (before, read)
+            )
             if not (np.array_equal(one.ids, other.ids) and np.array_equal(one.offsets, other.offsets)):
                 return encode(tokenizer, [text])[0]
-        parts.append(read.between(begin, end))
+        parts.append(read.tokens_starting_in(begin, end))
         before = read
-    return Joined(
+    return JoinedEncoding(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.offsets for part in parts]),
         np.concatenate([part.starts_piece for part in parts]),
     )
 
 
-def tokenise(
+def tokenize(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     truncation: Truncation | None = None,
     transformers_boundaries: bool = False,
 ) -> Tokens:
     """Return the tokens of some texts, one sequence for each or for each piece of it."""
-    encodings, owners = encoded(tokenizer, texts, truncation)
-    return assemble(tokenizer, encodings, owners, texts, transformers_boundaries=transformers_boundaries)
+    encodings, owners = encode_batch(tokenizer, texts, truncation)
+    return build_tokens(tokenizer, encodings, owners, texts, transformers_boundaries=transformers_boundaries)
 
 
-def encoded(
+def encode_batch(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None
-) -> tuple[Sequence[Encoding | Joined], np.ndarray]:
+) -> tuple[Sequence[Encoding | JoinedEncoding], np.ndarray]:
     """Return what :func:`assemble` makes tokens of; other threads run meanwhile, for it is hardly work of Python."""
-    if truncation is None and max(map(len, texts), default=0) > PART:
-        return [in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
-    return in_pieces(encode(tokenizer, texts, truncation), truncation)
+    if truncation is None and max(map(len, texts), default=0) > MAX_PART_CHARACTERS:
+        return [encode_in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
+    return split_all_overflow(encode(tokenizer, texts, truncation), truncation)
 
 
-def tokenise_words(
+def tokenize_words(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[Sequence[str]],
     delimiter: str,
@@ -309,7 +313,7 @@ def tokenise_words(
     transformers_boundaries: bool = False,
 ) -> Tokens:
     """Return the tokens of texts that are split into words; offsets count in the words joined by the delimiter."""
-    encodings, owners = in_pieces(encode(tokenizer, texts, truncation, words=True), truncation)
+    encodings, owners = split_all_overflow(encode(tokenizer, texts, truncation, words=True), truncation)
     begins = [np.array([0, *accumulate(len(word) + len(delimiter) for word in words)]) for words in texts]
     shifts = [
         begins[owner][np.array(encoding.word_ids, np.int64)]
@@ -317,20 +321,22 @@ def tokenise_words(
     ]
     joined = [delimiter.join(words) for words in texts]
     shift = np.concatenate([np.zeros(0, np.int64), *shifts])
-    return assemble(tokenizer, encodings, owners, joined, shift=shift, transformers_boundaries=transformers_boundaries)
+    return build_tokens(
+        tokenizer, encodings, owners, joined, shift=shift, transformers_boundaries=transformers_boundaries
+    )
 
 
-def in_pieces(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
+def split_all_overflow(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
     """Return the pieces of all texts, and the number of the text that each is of."""
     if truncation is None:
         return encodings, np.arange(len(encodings))
-    pieces = [truncation.pieces(encoding) for encoding in encodings]
+    pieces = [truncation.split_overflow(encoding) for encoding in encodings]
     return list(chain.from_iterable(pieces)), np.repeat(np.arange(len(pieces)), [*map(len, pieces)])
 
 
-def assemble(  # noqa: PLR0913 - the last two are options
+def build_tokens(  # noqa: PLR0913 - the last two are options
     tokenizer: PreTrainedTokenizerBase,
-    encodings: Sequence[Encoding | Joined],
+    encodings: Sequence[Encoding | JoinedEncoding],
     owners: np.ndarray,
     texts: Sequence[str],
     *,
@@ -356,11 +362,11 @@ def assemble(  # noqa: PLR0913 - the last two are options
     text_numbers = np.repeat(owners, np.diff(bounds))
     if transformers_boundaries:
         lengths = ends - starts
-        subwords = transformers_subwords(tokenizer, ids, lengths, without_space(texts, starts, text_numbers))
+        subwords = transformers_subwords(tokenizer, ids, lengths, lacks_leading_space(texts, starts, text_numbers))
         return Tokens(ids, starts, ends, subwords, bounds, owners)
     starts_word = changes(piece_numbers(encodings, int(bounds[-1])))
-    if prefix_of(tokenizer):
-        starts_word |= ~names_of(tokenizer, ids).continues[ids]
+    if continuation_prefix(tokenizer):
+        starts_word |= ~get_token_names(tokenizer, ids).continues[ids]
     else:
         # A token that shares a character with the one before it continues that character, whatever it is.
         shares_character = np.append(False, starts[1:] < ends[:-1])
@@ -376,13 +382,15 @@ def transformers_subwords(
     A token does whose name is longer than its part of the text, by a prefix such as ``##``; without such a prefix, a token
     that no space starts or precedes, as ``inside`` tells. The unknown token never does.
     """
-    subwords: np.ndarray = names_of(tokenizer, ids).lengths[ids] != lengths if prefix_of(tokenizer) else inside
+    subwords: np.ndarray = (
+        get_token_names(tokenizer, ids).lengths[ids] != lengths if continuation_prefix(tokenizer) else inside
+    )
     if tokenizer.unk_token_id is not None:
         subwords &= ids != tokenizer.unk_token_id
     return subwords
 
 
-def piece_numbers(encodings: Sequence[Encoding | Joined], count: int) -> np.ndarray:
+def piece_numbers(encodings: Sequence[Encoding | JoinedEncoding], count: int) -> np.ndarray:
     """Return for each token the number of the piece that the pre-tokenizer has made of its text, -1 without one."""
     numbers = chain.from_iterable(encoding.word_ids for encoding in encodings)
     return np.fromiter((-1 if number is None else number for number in numbers), np.int64, count)
@@ -396,7 +404,7 @@ def changes(numbers: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Names:
+class TokenNames:
     """The names of a tokenizer's tokens by their numbers; each array is ``(V,)``."""
 
     names: np.ndarray  # of strings, None for tokens that no text had
@@ -404,24 +412,24 @@ class Names:
     continues: np.ndarray  # bool, whether a name has the prefix of tokens that continue a word
 
 
-def names_of(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Names:
+def get_token_names(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> TokenNames:
     """Return the names of tokens, right for these ids; asked of the tokenizer once, because it is slow to answer."""
     size = max(len(tokenizer), 1 + int(ids.max(initial=0)))
-    known = KNOWN_NAMES.get(tokenizer)
+    known = TOKEN_NAME_CACHE.get(tokenizer)
     if known is None or len(known.names) < size:
-        known = Names(np.full(size, None), np.zeros(size, np.int64), np.zeros(size, bool))
-        KNOWN_NAMES[tokenizer] = known
+        known = TokenNames(np.full(size, None), np.zeros(size, np.int64), np.zeros(size, bool))
+        TOKEN_NAME_CACHE[tokenizer] = known
     missing = ids[known.lengths[ids] == 0]
     if len(missing):
         new = np.flatnonzero(np.bincount(missing))  # np.unique imports numpy.ma.
         names = known.names[new] = tokenizer.convert_ids_to_tokens(new.tolist())
-        if prefix := prefix_of(tokenizer):
+        if prefix := continuation_prefix(tokenizer):
             known.continues[new] = [name.startswith(prefix) for name in names]
         known.lengths[new] = [*map(len, names)]  # Last: it tells other threads that the names are known.
     return known
 
 
-def prefix_of(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def continuation_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return what begins the name of a token that goes on with a word, ``None`` if the names do not tell that."""
     prefix: str | None = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
     return prefix or None
@@ -450,7 +458,7 @@ def beside_separators(texts: Sequence[str], starts: np.ndarray, owners: np.ndarr
     return beside
 
 
-def without_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
+def lacks_leading_space(texts: Sequence[str], starts: np.ndarray, owners: np.ndarray) -> np.ndarray:
     """Return for each token whether there is no space at its first character or just before it.
 
     This is what transformers takes for the inside of a word if a tokenizer does not mark it (byte-level BPE and Unigram),

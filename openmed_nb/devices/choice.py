@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._render.display import MARK, Plain, Report, Shown, Table, plain
-from ..errors import DeviceUnavailable, OpenMedError
-from .causes import Cause, Surroundings
+from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
+from ..errors import DeviceUnavailableError, OpenMedError
+from .causes import DeviceContext, RejectionRule
 from .device import Device
 from .environment import EnvPlan
-from .registry import DEVICE_TYPES, device_of
-from .request import NOBODY, DeviceRequest, Wish, canonical, winner
+from .registry import DEVICE_TYPES, parse_device_argument
+from .request import DEFAULT_SOURCE, DeviceRequest, DeviceSetting, first_explicit, normalize_device
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Rejection:
     remedy: str
 
 
-TAKE_BEST = "Use 'auto', which takes the best device of this computer."
+USE_AUTO_REMEDY = "Use 'auto', which takes the best device of this computer."
 # What Accelerate's str_to_bool reads as on; its switch for the CPU counts only if nobody asks for a device.
-SWITCHED_ON = ("y", "yes", "t", "true", "on", "1")
+TRUTHY_VALUES = ("y", "yes", "t", "true", "on", "1")
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceChoice(Shown):
+class DeviceChoice(Displayable):
     """The device in force, and why.
 
     Attributes:
@@ -51,45 +51,47 @@ class DeviceChoice(Shown):
     requested: str
     requested_by: str
     reason: str
-    certain: bool
+    confirmed: bool
     rejected: tuple[Rejection, ...] = ()
     dtype: str = "float32"
     dtype_reason: str = ""
-    moved: tuple[str, ...] = ()
+    moved_models: tuple[str, ...] = ()
     simulated: bool = False
-    learned: tuple[tuple[str, int], ...] = ()
+    tuned_batch_tokens: tuple[tuple[str, int], ...] = ()
 
-    WHEN_SIMULATED = ("", "")  # Its reason names the simulated chip.
+    SIMULATION_MARKERS = ("", "")  # Its reason names the simulated chip.
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: the device, why, the type, what moved, what was ruled out and the remedies."""
         facts = [f"{self.dtype}: {self.dtype_reason}."]
-        if self.moved:
-            facts.append(f"Moved to {self.device}: {', '.join(self.moved)}.")
+        if self.moved_models:
+            facts.append(f"Moved to {self.device}: {', '.join(self.moved_models)}.")
         tables: tuple[Table, ...] = ()
         figures: tuple[Table, ...] = ()
-        if self.learned:
-            facts.append(f"Batches as they were measured here: {', '.join(name for name, _ in self.learned)}.")
-            learned = tuple((name, f"{tokens:,}") for name, tokens in self.learned)
-            figures = (Table("Measured here", ("model", "tokens at once"), learned, folded=True),)
+        if self.tuned_batch_tokens:
+            facts.append(
+                f"Batches as they were measured here: {', '.join(name for name, _ in self.tuned_batch_tokens)}."
+            )
+            learned = tuple((name, f"{tokens:,}") for name, tokens in self.tuned_batch_tokens)
+            figures = (Table("Measured here", ("model", "tokens at once"), learned, collapsed=True),)
         if self.rejected:
             rows = tuple((rejection.device, rejection.reason, rejection.remedy) for rejection in self.rejected)
-            tables = (Table("Ruled out", ("device", "why", "what to do"), rows, folded=True),)
+            tables = (Table("Ruled out", ("device", "why", "what to do"), rows, collapsed=True),)
         spoken = [self.headline]
-        if not self.certain:
-            spoken.append(f"It is {self.grade}.")
+        if not self.confirmed:
+            spoken.append(f"It is {self.status}.")
         return Report(
-            f"Device: {self.device} ({self.grade})",
+            f"Device: {self.device} ({self.status})",
             (self.reason, *facts),
             tables,
-            figures=figures,
-            spoken=(*spoken, *facts),
+            metrics=figures,
+            html_sentences=(*spoken, *facts),
         )
 
     @property
     def headline(self) -> str:
         """The device and why, as a person would say it."""
-        device = f"{self.device}{MARK if self.simulated else ''}"
+        device = f"{self.device}{SIMULATED_SUFFIX if self.simulated else ''}"
         hardware = self.reason.rstrip(".").partition("; ")[2]
         if self.requested != "auto":
             wish = "" if self.requested == self.device else f" as {self.requested!r}"
@@ -103,9 +105,9 @@ class DeviceChoice(Shown):
         return f"Device: {device}, chosen automatically: {hardware}"
 
     @property
-    def grade(self) -> str:
+    def status(self) -> str:
         """How sure this is, in a word or two."""
-        sure = "confirmed" if self.certain else "planned; torch is not loaded yet"
+        sure = "confirmed" if self.confirmed else "planned; torch is not loaded yet"
         return f"SIMULATED, {sure}" if self.simulated else sure
 
     @property
@@ -114,10 +116,10 @@ class DeviceChoice(Shown):
         return "a SIMULATED Mac" if self.simulated else "this computer"
 
 
-def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
+def select_device(request: DeviceRequest, here: DeviceContext) -> DeviceChoice:
     """Choose the device for a request: ``auto`` takes the first usable of mps, cuda and cpu, ``gpu`` the kind of the system.
 
-    Where no candidate can be used, the remedy of the DeviceUnavailable is that of the last, which needs the least.
+    Where no candidate can be used, the remedy of the DeviceUnavailableError is that of the last, which needs the least.
     """
     value = request.value
     torch = here.torch
@@ -128,14 +130,14 @@ def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
     elif value == "auto":
         candidates = [*DEVICE_TYPES]
         asked = here.environ.get("ACCELERATE_USE_CPU", "")
-        if asked.strip().lower() in SWITCHED_ON:
+        if asked.strip().lower() in TRUTHY_VALUES:
             switch = f"ACCELERATE_USE_CPU={asked} asks for the CPU"
     rejected: list[Rejection] = []
     for name in candidates:
-        device = device_of(name)
+        device = parse_device_argument(name)
         cause = next(device.causes(here), None)
         if switch and device.is_accelerator:
-            cause = Cause("switch", switch, "Unset ACCELERATE_USE_CPU.")
+            cause = RejectionRule("switch", switch, "Unset ACCELERATE_USE_CPU.")
         if cause is not None:
             rejected.append(Rejection(name, cause.reason, cause.remedy))
             continue
@@ -143,7 +145,9 @@ def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
             reason = f"{value!r} was asked for by {request.source}"
         else:
             source = (
-                "No device was asked for" if request.source == NOBODY else f"'auto' was asked for by {request.source}"
+                "No device was asked for"
+                if request.source == DEFAULT_SOURCE
+                else f"'auto' was asked for by {request.source}"
             )
             others = " and ".join(other.device for other in rejected)
             why = switch or (f"{others} cannot be used here" if others else f"{name} comes first")
@@ -154,7 +158,7 @@ def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
             requested=value,
             requested_by=request.source,
             reason=f"{reason}; {hardware}." if hardware else f"{reason}.",
-            certain=torch.loaded and (not device.is_accelerator or torch.failure(name) == ""),
+            confirmed=torch.is_imported and (not device.is_accelerator or torch.probe_failure(name) == ""),
             rejected=tuple(rejected),
             dtype_reason=device.float32_reason,
             simulated=here.machine.simulated,
@@ -163,11 +167,11 @@ def resolve(request: DeviceRequest, here: Surroundings) -> DeviceChoice:
     if len(rejected) > 1:
         reasons = "; ".join(f"{rejection.device}: {rejection.reason}" for rejection in rejected)
     what = f"{value!r} (asked for by {request.source}) cannot be used: {reasons}."
-    raise DeviceUnavailable(what, rejected[-1].remedy or TAKE_BEST)
+    raise DeviceUnavailableError(what, rejected[-1].remedy or USE_AUTO_REMEDY)
 
 
 @dataclass(frozen=True)
-class Candidate(Plain):
+class DeviceStatus(JsonMixin):
     """A device of this computer."""
 
     device: str  # Its name.
@@ -176,18 +180,18 @@ class Candidate(Plain):
     remedy: str = ""  # One thing to do, empty where there is nothing to do.
 
     @classmethod
-    def of(cls, device: Device, here: Surroundings) -> Candidate:
+    def of(cls, device: Device, here: DeviceContext) -> DeviceStatus:
         """Return what is known of a device so far; a GPU was tried where it has computed."""
         cause = next(device.causes(here), None)
         if cause is not None:
             return cls(device.name, False, cause.reason, cause.remedy)
-        if device.is_accelerator and here.torch.failure(device.name) is None:
+        if device.is_accelerator and here.torch.probe_failure(device.name) is None:
             return cls(device.name, None, "no computation on it was tried yet", f"%openmed_device {device.name}")
         return cls(device.name)
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceList(Shown):
+class DeviceList(Displayable):
     """Every device of this computer, with why it cannot be used where it cannot.
 
     Attributes:
@@ -195,21 +199,21 @@ class DeviceList(Shown):
         choice: The choice in force, ``None`` where the wishes are in error.
     """
 
-    candidates: tuple[Candidate, ...]
+    devices: tuple[DeviceStatus, ...]
     choice: DeviceChoice | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the devices as plain mappings, ready for JSON."""
-        return {"devices": plain(self.candidates), "in_force": self.choice.device if self.choice else None}
+        return {"devices": to_plain_data(self.devices), "in_force": self.choice.device if self.choice else None}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: one row for each device."""
         states = {True: "usable", False: "cannot be used", None: "not tried"}
         computer = "this computer" if self.choice is None else self.choice.computer
         rows = []
-        for candidate in self.candidates:
+        for candidate in self.devices:
             state = states[candidate.usable]
-            if self.choice is not None and canonical(candidate.device) == canonical(self.choice.device):
+            if self.choice is not None and normalize_device(candidate.device) == normalize_device(self.choice.device):
                 state = "in force"
             rows.append((candidate.device, state, candidate.reason, candidate.remedy))
         table = Table("", ("device", "state", "why", "what to do"), tuple(rows))
@@ -217,7 +221,7 @@ class DeviceList(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(Shown):
+class Explanation(Displayable):
     """The way to the choice: who wished what, what was ruled out, and what became of the environment.
 
     Attributes:
@@ -228,22 +232,24 @@ class Explanation(Shown):
         unreleased: The version of a torch that is no release, and what it is, such as a nightly build; empty for a release.
     """
 
-    chain: tuple[Wish, ...]
+    resolution_order: tuple[DeviceSetting, ...]
     choice: DeviceChoice | OpenMedError
     environment: EnvPlan
     variables: Mapping[str, str]
     unreleased: str = ""
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: the choice or the error, and up to four tables."""
-        decides = winner(self.chain)
-        chain = tuple((wish.source, wish.says, "decides" if wish is decides else "") for wish in self.chain)
+        decides = first_explicit(self.resolution_order)
+        chain = tuple(
+            (wish.source, wish.display_value, "decides" if wish is decides else "") for wish in self.resolution_order
+        )
         automatic = ("automatic", ", then ".join(DEVICE_TYPES), "" if decides else "decides")
         asked = Table("Who asks, the strongest first", ("source", "says", "result"), (*chain, automatic))
         if isinstance(self.choice, OpenMedError):
-            answer = Report("Device: none", (self.choice.what, self.choice.remedy))
+            answer = Report("Device: none", (self.choice.message, self.choice.remedy))
         else:
-            answer = self.choice.report()
+            answer = self.choice.to_report()
         others = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
         torch = (f"torch is {self.unreleased}.",) if self.unreleased else ()
         tables = (asked, *answer.tables, self.environment.table(), others)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .backend import TorchFacts
+from .backend import TorchInfo
 from .device import Device
-from .machine import Machine, processor_name
+from .machine import MachineInfo, processor_name
 
 
 class Cpu(Device):
@@ -23,8 +23,8 @@ class Cpu(Device):
     fused_adamw_since = "2.4"
     fused_adamw_types = ("float64", "float32", "float16", "bfloat16")
 
-    def own_name(self, machine: Machine, torch: TorchFacts) -> str:
+    def own_name(self, machine: MachineInfo, torch: TorchInfo) -> str:
         return processor_name() if machine.simulated else super().own_name(machine, torch)
 
-    def half_precision_notes(self, dtype: str, _release: tuple[int, ...], _machine: Machine) -> tuple[str, ...]:
+    def half_precision_notes(self, dtype: str, _release: tuple[int, ...], _machine: MachineInfo) -> tuple[str, ...]:
         return (f"Most CPUs compute more slowly in {dtype} than in float32; measure it.",)

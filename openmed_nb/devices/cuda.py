@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .._render.display import counted
-from .backend import TENSOR_LOCK, TorchFacts, import_torch, torch_is_loaded
-from .causes import Cause, Surroundings
-from .device import AllocatorMemory, Device
-from .machine import Machine
+from .._render.display import pluralize
+from .backend import TENSOR_LOCK, TorchInfo, import_torch, is_torch_imported
+from .causes import DeviceContext, RejectionRule
+from .device import Device, MemoryStats
+from .machine import MachineInfo
 
 MACOS = "macOS"
 NO_DRIVER = "no driver"
@@ -17,7 +17,7 @@ HIDDEN_GPUS = "hidden GPUs"
 NO_GPU = "no GPU"
 
 HIDDEN_SIZE = 768  # Of the models that ``batch_waste`` is for.
-NATIVE_BFLOAT16 = (8, 0)  # The first compute capability whose hardware has bfloat16.
+BFLOAT16_CAPABILITY = (8, 0)  # The first compute capability whose hardware has bfloat16.
 
 
 class Cuda(Device):
@@ -44,10 +44,10 @@ class Cuda(Device):
         """The number of the GPU; torch takes the first where the name has none."""
         return int(self.name.partition(":")[2] or 0)
 
-    def names(self, torch: TorchFacts) -> list[str]:
+    def names(self, torch: TorchInfo) -> list[str]:
         return [f"cuda:{index}" for index in range(len(torch.cuda_names or ()))] or ["cuda"]
 
-    def causes(self, here: Surroundings) -> Iterator[Cause]:
+    def causes(self, here: DeviceContext) -> Iterator[RejectionRule]:
         machine = here.machine
         torch = here.torch
         names = torch.cuda_names or ()
@@ -55,34 +55,36 @@ class Cuda(Device):
         is_rocm = build.startswith("ROCm")
         maker = "AMD" if is_rocm else "NVIDIA"
         if machine.system == "Darwin":
-            yield Cause(MACOS, "this computer runs macOS, which has no CUDA")
+            yield RejectionRule(MACOS, "this computer runs macOS, which has no CUDA")
         yield from super().causes(here)
         if machine.gpu_driver is False and not names:
-            yield Cause(NO_DRIVER, f"no {maker} driver is loaded", f"Install the driver if there is an {maker} GPU.")
+            yield RejectionRule(
+                NO_DRIVER, f"no {maker} driver is loaded", f"Install the driver if there is an {maker} GPU."
+            )
         if torch.gpu_build == "":
             remedy = "Install a CUDA build of torch: https://pytorch.org/get-started/locally shows the command."
-            yield Cause(CPU_BUILD, f"torch {torch.version} is a build for the CPU only", remedy)
+            yield RejectionRule(CPU_BUILD, f"torch {torch.version} is a build for the CPU only", remedy)
         visible = here.environ.get("CUDA_VISIBLE_DEVICES", "0")
         if visible.strip() in ("", "-1") and not names:
             reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
-            yield Cause(HIDDEN_GPUS, reason, "Unset CUDA_VISIBLE_DEVICES and restart the kernel.")
+            yield RejectionRule(HIDDEN_GPUS, reason, "Unset CUDA_VISIBLE_DEVICES and restart the kernel.")
         if torch.cuda_names == ():
             tool = "rocm-smi" if is_rocm else "nvidia-smi"
             remedy = f"Check with {tool} that the driver is new enough for {build}."
-            yield Cause(NO_GPU, f"torch {torch.version} ({build}) finds no GPU", remedy)
+            yield RejectionRule(NO_GPU, f"torch {torch.version} ({build}) finds no GPU", remedy)
         if torch.cuda_names is not None and self.index >= len(names):
             choices = " or ".join(f"'cuda:{index}'" for index in range(len(names)))
-            yield Cause("no such GPU", f"this computer has {counted(len(names), 'GPU')}", f"Use {choices}.")
+            yield RejectionRule("no such GPU", f"this computer has {pluralize(len(names), 'GPU')}", f"Use {choices}.")
         yield from self.causes_in_probe(torch)
 
-    def hardware(self, here: Surroundings) -> str:
+    def hardware(self, here: DeviceContext) -> str:
         gpu = self._gpu(here.torch)
         return f"the GPU is {gpu}" if gpu else ""
 
-    def own_name(self, _machine: Machine, torch: TorchFacts) -> str:
+    def own_name(self, _machine: MachineInfo, torch: TorchInfo) -> str:
         return self._gpu(torch) or f"GPU {self.index}"
 
-    def _gpu(self, torch: TorchFacts) -> str:
+    def _gpu(self, torch: TorchInfo) -> str:
         """Return the name of the GPU, empty where torch has told none."""
         return "".join((torch.cuda_names or ())[self.index : self.index + 1])
 
@@ -95,9 +97,9 @@ class Cuda(Device):
         with TENSOR_LOCK, torch.cuda.device(self.name):
             torch.cuda.empty_cache()
 
-    def memory(self) -> AllocatorMemory:
+    def memory(self) -> MemoryStats:
         cuda = import_torch().cuda
-        return AllocatorMemory(
+        return MemoryStats(
             cuda.memory_allocated(self.name),
             cuda.memory_reserved(self.name),
             cuda.get_device_properties(self.name).total_memory,
@@ -123,18 +125,18 @@ class Cuda(Device):
         return capability
 
     def uuid(self) -> str | None:
-        if not torch_is_loaded() or not import_torch().cuda.is_initialized():
+        if not is_torch_imported() or not import_torch().cuda.is_initialized():
             return None
         uuid = getattr(import_torch().cuda.get_device_properties(self.name), "uuid", None)
         return None if uuid is None else str(uuid)
 
     def half_precision_obstacle(
         self, dtype: str, _torch_release: tuple[int, ...], capability: tuple[int, int] | None
-    ) -> Cause | None:
-        if dtype != "bfloat16" or (capability is not None and capability >= NATIVE_BFLOAT16):
+    ) -> RejectionRule | None:
+        if dtype != "bfloat16" or (capability is not None and capability >= BFLOAT16_CAPABILITY):
             return None
         gpu = "the GPU, as far as is known,"
         if capability is not None:
             gpu = "a GPU of compute capability {}.{}".format(*capability)
         reason = f"{gpu} has no bfloat16 of its own; that begins with compute capability 8.0"
-        return Cause("bfloat16", reason, "Use 'float16', which comes with a GradScaler.")
+        return RejectionRule("bfloat16", reason, "Use 'float16', which comes with a GradScaler.")

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .backend import MINIMUM_TORCH, TorchFacts
-from .causes import ARM_PYTHON, FAILED_PROBE, NO_TORCH, OLD_TORCH, Cause, Surroundings, torch_for
-from .machine import Machine, mps_is_simulated, processor_name
-from .request import kind_of
+from .backend import MINIMUM_TORCH, TorchInfo
+from .causes import ARM_PYTHON, FAILED_PROBE, NO_TORCH, OLD_TORCH, DeviceContext, RejectionRule, torch_requirement
+from .machine import MachineInfo, is_mps_simulated, processor_name
+from .request import device_type
 
 
 @dataclass(frozen=True)
-class AllocatorMemory:
+class MemoryStats:
     """What an allocator says of its memory, in bytes; ``None`` where torch has no such figure for the device."""
 
     allocated: int | None = None  # What living tensors use.
@@ -80,23 +80,23 @@ class Device:
     @property
     def type(self) -> str:
         """What torch calls this kind of device."""
-        return kind_of(self.name)
+        return device_type(self.name)
 
     @property
     def is_simulated(self) -> bool:
         """Whether it is a simulated one."""
-        return self.can_be_simulated and mps_is_simulated()
+        return self.can_be_simulated and is_mps_simulated()
 
     @property
     def unload_remedy(self) -> str:
         """What to do where a model does not fit."""
         return f"Unload other models first, or use {self.alternative}."
 
-    def names(self, _torch: TorchFacts) -> list[str]:
+    def names(self, _torch: TorchInfo) -> list[str]:
         """Return the names of all devices of this type, as far as torch has told."""
         return [self.type]
 
-    def causes(self, here: Surroundings) -> Iterator[Cause]:
+    def causes(self, here: DeviceContext) -> Iterator[RejectionRule]:
         """Yield what speaks against the device, the first thing to mend first: here, that torch is missing or too old."""
         machine = here.machine
         torch = here.torch
@@ -105,24 +105,28 @@ class Device:
         if machine.system == "Darwin" and machine.architecture == "x86_64":  # pip finds 2.2.2 at most (pytorch#114602).
             reason = "this package needs torch 2.6 or later, and PyPI has none for x86_64 Pythons on macOS"
             conda = "Take it from conda-forge: conda install -c conda-forge pytorch."
-            yield Cause(OLD_TORCH, reason, ARM_PYTHON if machine.apple_silicon else conda)
+            yield RejectionRule(OLD_TORCH, reason, ARM_PYTHON if machine.apple_silicon else conda)
         elif torch.version is None:
-            yield Cause(NO_TORCH, "torch is not installed", f"Install it: python -m pip install {torch_for(machine)}.")
+            yield RejectionRule(
+                NO_TORCH, "torch is not installed", f"Install it: python -m pip install {torch_requirement(machine)}."
+            )
         else:
             reason = f"torch {torch.version} is older than 2.6, the first release that this package supports"
-            yield Cause(OLD_TORCH, reason, f"Upgrade it: python -m pip install --upgrade {torch_for(machine)}.")
+            yield RejectionRule(
+                OLD_TORCH, reason, f"Upgrade it: python -m pip install --upgrade {torch_requirement(machine)}."
+            )
 
-    def causes_in_probe(self, torch: TorchFacts) -> Iterator[Cause]:
+    def causes_in_probe(self, torch: TorchInfo) -> Iterator[RejectionRule]:
         """Yield that computing on the device failed."""
-        if failure := torch.failure(self.name):
+        if failure := torch.probe_failure(self.name):
             remedy = "Restart the kernel; if it fails again, use 'cpu' and report it to the maker of the driver."
-            yield Cause(FAILED_PROBE, f"a tiny computation on it failed: {failure}", remedy)
+            yield RejectionRule(FAILED_PROBE, f"a tiny computation on it failed: {failure}", remedy)
 
-    def hardware(self, _here: Surroundings) -> str:
+    def hardware(self, _here: DeviceContext) -> str:
         """Return what a sentence says of its hardware, empty where nothing is known."""
         return ""
 
-    def own_name(self, machine: Machine, _torch: TorchFacts) -> str:
+    def own_name(self, machine: MachineInfo, _torch: TorchInfo) -> str:
         """Return the name of the hardware, such as ``"NVIDIA A100"`` or ``"Apple M2 Pro"``."""
         return machine.chip or processor_name()
 
@@ -133,9 +137,9 @@ class Device:
     def empty_cache(self) -> None:
         """Hand blocks that no tensor uses back to the system; this waits until the device is done."""
 
-    def memory(self) -> AllocatorMemory:
+    def memory(self) -> MemoryStats:
         """Return what the allocator holds; on MPS the question starts the allocator, which then reads its watermarks."""
-        return AllocatorMemory()
+        return MemoryStats()
 
     def reset_peak(self) -> None:
         """Let the peak begin again at what is allocated now."""
@@ -160,11 +164,13 @@ class Device:
 
     def half_precision_obstacle(
         self, _dtype: str, _torch_release: tuple[int, ...], _capability: tuple[int, int] | None
-    ) -> Cause | None:
+    ) -> RejectionRule | None:
         """Return why a 16-bit type cannot be used in training and what to do, ``None`` where it can."""
         return None
 
-    def half_precision_notes(self, _dtype: str, _torch_release: tuple[int, ...], _machine: Machine) -> tuple[str, ...]:
+    def half_precision_notes(
+        self, _dtype: str, _torch_release: tuple[int, ...], _machine: MachineInfo
+    ) -> tuple[str, ...]:
         """Return what to know about training in a 16-bit type, where there is something."""
         return ()
 

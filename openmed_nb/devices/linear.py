@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .profilers import modes_on
-from .registry import device_of
+from .profilers import push_modes
+from .registry import parse_device_argument
 
 if TYPE_CHECKING:
     import torch
 
-WORTH = 1.2  # oneDNN is taken where it is at least 1.2 times faster.
-FEWEST_ROWS = 32  # Below, a product is too small to gain.
+MIN_ONEDNN_SPEEDUP = 1.2  # oneDNN is taken where it is at least 1.2 times faster.
+MIN_ROWS = 32  # Below, a product is too small to gain.
 
 
 def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextManager[Any]:
@@ -31,16 +31,20 @@ def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextMa
         rows: About how many rows the products have; for few of them it does nothing either, because it looks at every
             function that torch calls, which takes longer than it gains.
     """
-    useful = not device_of(device).is_accelerator and rows >= FEWEST_ROWS and onednn_gain() >= WORTH
-    return modes_on(linear_mode()()) if useful else contextlib.nullcontext()
+    useful = (
+        not parse_device_argument(device).is_accelerator
+        and rows >= MIN_ROWS
+        and measure_onednn_speedup() >= MIN_ONEDNN_SPEEDUP
+    )
+    return push_modes(get_linear_mode_class()()) if useful else contextlib.nullcontext()
 
 
-def attention_without_plans(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+def cudnn_attention_disabled(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which attention makes no plan for each new shape, as that of cuDNN does in 16 bits, and only there.
 
     The first pass over 20,000 notes took 15.3 s with its plans and 4.4 s without, on one H200 with torch 2.11.
     """
-    if not device_of(device).uses_cudnn or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
+    if not parse_device_argument(device).uses_cudnn or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -49,20 +53,20 @@ def attention_without_plans(device: torch.device, dtype: torch.dtype) -> context
     return without
 
 
-def telling_mask(mask: torch.Tensor, full: bool) -> torch.Tensor:
+def wrap_mask(mask: torch.Tensor, full: bool) -> torch.Tensor:
     """Return a mask that knows whether it is full, that is hides nothing.
 
     A model asks that of each batch, and would wait until the device has done all work before it.
     """
-    if not device_of(mask.device).is_accelerator:
+    if not parse_device_argument(mask.device).is_accelerator:
         return mask
-    telling: torch.Tensor = mask.as_subclass(mask_class())
+    telling: torch.Tensor = mask.as_subclass(get_mask_class())
     telling.full = full
     return telling
 
 
 @functools.cache
-def mask_class() -> Any:
+def get_mask_class() -> Any:
     """Return the class of such masks; it is made here, because its base is torch's."""
     import torch
 
@@ -77,13 +81,13 @@ def mask_class() -> Any:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
                 result = function(*args, **(kwargs or {}))
             cast = function in {torch.Tensor.to, torch.Tensor.bool} and isinstance(mask, cls)
-            return telling_mask(result, mask.full) if cast else result
+            return wrap_mask(result, mask.full) if cast else result
 
     return TellingMask
 
 
 @functools.cache
-def linear_mode() -> Callable[[], Any]:
+def get_linear_mode_class() -> Callable[[], Any]:
     """Return the class of the context; it is made here, because its base is torch's."""
     import torch
     from torch.overrides import TorchFunctionMode
@@ -95,7 +99,7 @@ def linear_mode() -> Callable[[], Any]:
         """Sends linear layers to oneDNN, and every other function where it belongs."""
 
         def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function is linear and not kwargs and suits(*args):
+            if function is linear and not kwargs and is_onednn_candidate(*args):
                 inputs, weight, bias = (*args, None)[:3]
                 return onednn(inputs, weight, bias, "none", [], "")
             return function(*args, **(kwargs or {}))
@@ -103,7 +107,7 @@ def linear_mode() -> Callable[[], Any]:
     return OneDnnLinear
 
 
-def suits(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+def is_onednn_candidate(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Tell whether a product is one that oneDNN takes and speeds up: dense float32, many rows, and only its result."""
     import torch
 
@@ -118,11 +122,11 @@ def suits(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
         for tensor in tensors
     )
     fitting = inputs.shape[-1:] == weight.shape[1:]
-    return plain and fitting and inputs.numel() >= FEWEST_ROWS * weight.shape[1] > 0
+    return plain and fitting and inputs.numel() >= MIN_ROWS * weight.shape[1] > 0
 
 
 @functools.cache
-def onednn_gain() -> float:
+def measure_onednn_speedup() -> float:
     """Return how many times faster oneDNN is here than torch's own choice, 0 where it cannot be used.
 
     Measured once in a process, in some 30 milliseconds, and in turn: what else this computer does then slows both down.
@@ -135,18 +139,18 @@ def onednn_gain() -> float:
     product = functools.partial(torch.nn.functional.linear, numbers[:512], numbers)
 
     def by_onednn() -> torch.Tensor:
-        with linear_mode()():
+        with get_linear_mode_class()():
             return product()
 
     with torch.inference_mode():
         expected = product()
         computed = by_onednn()
-        turns = [(best_seconds(product, times=1), best_seconds(by_onednn, times=1)) for _ in range(4)]
+        turns = [(min_runtime(product, times=1), min_runtime(by_onednn, times=1)) for _ in range(4)]
     own, onednn = map(min, zip(*turns, strict=True))
     return own / onednn if torch.allclose(computed, expected, rtol=1e-4, atol=1e-3) else 0.0
 
 
-def best_seconds(function: Callable[[], Any], times: int) -> float:
+def min_runtime(function: Callable[[], Any], times: int) -> float:
     """Return the shortest of some runs, in seconds."""
     # By the real clock, whatever a block is timed by: the gain is learnt once and holds for the whole process.
     seconds = []

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import MARK
+from .._render.display import SIMULATED_SUFFIX
 from .._utils.text import describe_value
-from .._utils.validation import check_is_real
+from .._utils.validation import check_not_shadowed
 from ..errors import ConfigurationError
-from .request import canonical
+from .request import normalize_device
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 # What is asked of macOS. -i leaves out what a system does not know, such as Rosetta's flag on an old Mac.
-MACOS_KEYS = (
+SYSCTL_KEYS = (
     "sysctl.proc_translated",
     "hw.optional.arm64",
     "machdep.cpu.brand_string",
@@ -45,7 +45,7 @@ def import_psutil() -> Any:
     """Import psutil, which knows memory and processes on every system."""
     import psutil
 
-    check_is_real(psutil, "virtual_memory")
+    check_not_shadowed(psutil, "virtual_memory")
     return psutil
 
 
@@ -60,14 +60,14 @@ def distribution_of(package: str) -> Distribution | None:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineInfo:
     """What this computer is; ``None`` means that it could not be read, never a guess."""
 
     system: str  # ``"Darwin"``, ``"Linux"`` or ``"Windows"``, as ``platform.system()`` says.
     architecture: str  # What this Python was built for: ``"arm64"``, ``"x86_64"`` ...
     # Whether the processor is Apple's, also when Python runs under Rosetta, or in a Linux container on a Mac.
     apple_silicon: bool = False
-    translated: bool = False  # Whether this Python runs under Rosetta.
+    under_rosetta: bool = False  # Whether this Python runs under Rosetta.
     chip: str | None = None  # The processor's name, such as ``"Apple M2 Pro"``.
     macos: tuple[int, ...] | None = None  # The version of macOS, such as ``(14, 5)``.
     memory_bytes: int | None = None  # Installed memory in bytes.
@@ -79,7 +79,7 @@ class Machine:
     @property
     def native_apple_silicon(self) -> bool:
         """Whether this is an Apple chip and a Python built for it: what torch's MPS backend needs."""
-        return self.apple_silicon and not self.translated and self.architecture == "arm64"
+        return self.apple_silicon and not self.under_rosetta and self.architecture == "arm64"
 
     @property
     def gpu(self) -> str:
@@ -93,24 +93,24 @@ def read_machine(
     run: Callable[[list[str]], str | None] | None = None,
     exists: Callable[[str], bool] = os.path.exists,
     cpuinfo: Path = CPUINFO,
-) -> Machine:
+) -> MachineInfo:
     """Read the facts of this computer; what cannot be read is ``None``."""
     if system == "Windows":
         driver = exists(str(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"))
-        return Machine(system, architecture, gpu_driver=driver)
+        return MachineInfo(system, architecture, gpu_driver=driver)
     if system != "Darwin":
         apple = APPLE_CPU.search(read_cpuinfo(cpuinfo)) is not None
-        return Machine(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
-    facts = parse_sysctl((run or run_command)(["/usr/sbin/sysctl", "-i", *MACOS_KEYS]))
+        return MachineInfo(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
+    facts = parse_sysctl((run or run_command)(["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]))
     memory = facts.get("hw.memsize", "")
     cores = facts.get("hw.physicalcpu", "")
     match = re.match(r"\d+(\.\d+)*", facts.get("kern.osproductversion", ""))
     macos = tuple(int(part) for part in match.group().split(".")) if match else None
-    return Machine(
+    return MachineInfo(
         system="Darwin",
         architecture=architecture,
         apple_silicon=architecture == "arm64" or facts.get("hw.optional.arm64") == "1",
-        translated=facts.get("sysctl.proc_translated") == "1",
+        under_rosetta=facts.get("sysctl.proc_translated") == "1",
         chip=facts.get("machdep.cpu.brand_string"),
         # Macs tell old programs "10.16" for every macOS from 11 on, so that answer tells nothing.
         macos=None if macos and macos[:2] == (10, 16) else macos,
@@ -120,7 +120,7 @@ def read_machine(
     )
 
 
-def apple_generation(machine: Machine) -> int | None:
+def apple_chip_generation(machine: MachineInfo) -> int | None:
     """Return which generation of Apple's chips this is: 1 for every M1, 2 for every M2; ``None`` where it is not known."""
     if machine.chip == "Apple A18 Pro":  # Of the MacBook Neo; its GPU is of the M4's family (Apple9).
         return 4
@@ -155,7 +155,7 @@ def run_command(command: list[str], environ: Mapping[str, str] | None = None) ->
 class Footprint:
     """The memory by which macOS and Activity Monitor judge a process, in bytes; compressed pages and memory of Metal count."""
 
-    now: int
+    current: int
     peak: int  # The largest in the life of the process.
 
 
@@ -163,8 +163,8 @@ class Footprint:
 # ri_phys_footprint is the eighth and ri_lifetime_max_phys_footprint the 29th. Every later form begins in the same way.
 USAGE = struct.Struct("<16x35Q")
 USAGE_FORM = 4
-NOW = 7
-PEAK = 28
+PHYS_FOOTPRINT_INDEX = 7
+MAX_FOOTPRINT_INDEX = 28
 
 
 def read_footprint(library: Any = None) -> Footprint | None:
@@ -178,7 +178,11 @@ def read_footprint(library: Any = None) -> Footprint | None:
     refused = library.proc_pid_rusage(os.getpid(), USAGE_FORM, usage)
     numbers = USAGE.unpack(usage.raw)
     # No process has a footprint of no bytes.
-    return None if refused or not numbers[NOW] else Footprint(numbers[NOW], numbers[PEAK])
+    return (
+        None
+        if refused or not numbers[PHYS_FOOTPRINT_INDEX]
+        else Footprint(numbers[PHYS_FOOTPRINT_INDEX], numbers[MAX_FOOTPRINT_INDEX])
+    )
 
 
 def read_cpuinfo(file: Path = CPUINFO) -> str:
@@ -196,7 +200,7 @@ def processor_name(file: Path = CPUINFO) -> str:
     return (" ".join(match[1].split()) if match else "") or platform.processor() or platform.machine()
 
 
-DEFAULT_MEMORY = "8 GiB"  # The RAM of a simulated Mac unless a person asks for another.
+DEFAULT_SIMULATED_MEMORY = "8 GiB"  # The RAM of a simulated Mac unless a person asks for another.
 MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
 SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
 
@@ -211,20 +215,20 @@ def parse_memory(memory: str | int) -> int:
 
 
 # The simulation that is on, if any; there is one for the process, and its tensors belong to the thread that began it.
-SIMULATION_ON: list[object] = []
+ACTIVE_SIMULATIONS: list[object] = []
 
 
-def mps_is_simulated() -> bool:
+def is_mps_simulated() -> bool:
     """Tell whether a simulated MPS device is on in this process; torch is not imported for it."""
-    return bool(SIMULATION_ON)
+    return bool(ACTIVE_SIMULATIONS)
 
 
-def shown_device(device: str) -> str:
+def format_device(device: str) -> str:
     """Return the name of a device as it is shown with a result: one that is simulated says so."""
-    name = canonical(device)
-    return f"{name}{MARK}" if name == "mps" and mps_is_simulated() else name
+    name = normalize_device(device)
+    return f"{name}{SIMULATED_SUFFIX}" if name == "mps" and is_mps_simulated() else name
 
 
-def shows_simulated(shown: str) -> bool:
+def is_marked_simulated(shown: str) -> bool:
     """Tell whether the name of a device, as it is shown with a result, says that it is simulated."""
-    return shown.endswith(MARK)
+    return shown.endswith(SIMULATED_SUFFIX)

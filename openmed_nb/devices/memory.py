@@ -7,32 +7,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from .._render.display import Plain, in_bytes
-from .._utils.text import cause
-from ..errors import DeviceUnavailable
-from .registry import DEVICE_TYPES, device_of
+from .._render.display import JsonMixin, format_bytes
+from .._utils.text import describe_error
+from ..errors import DeviceUnavailableError
+from .registry import DEVICE_TYPES, parse_device_argument
 
 
 def empty_cache(device: str) -> None:
     """Hand cached blocks of a device back to the system; nothing to do on the CPU."""
-    device_of(device).empty_cache()
+    parse_device_argument(device).empty_cache()
 
 
 # What torch says instead of "out of memory", on one device or another.
-REFUSED = "|".join(device.lack_of_memory for device in DEVICE_TYPES.values())
+ALLOCATION_FAILURE = "|".join(device.lack_of_memory for device in DEVICE_TYPES.values())
 # "out of memory": CUDA's allocator, and "MPS backend out of memory" (MPSAllocator.mm:286, 297).
-OUT_OF_MEMORY = re.compile(f"out of memory|{REFUSED}", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile(f"out of memory|{ALLOCATION_FAILURE}", re.IGNORECASE)
 # How such messages of torch itself begin.
-TORCH_SAYS = re.compile(
+TORCH_OOM_PATTERN = re.compile(
     r"(CUDA|HIP|XPU|MPS backend)( error:)? out of memory"
-    rf"|((CUDA|cuDNN) error: |\[enforce fail[^\]]*\][^.]*\. )?({REFUSED})",
+    rf"|((CUDA|cuDNN) error: |\[enforce fail[^\]]*\][^.]*\. )?({ALLOCATION_FAILURE})",
     re.IGNORECASE,
 )
 
 # What to do about it.
-SMALLER_BATCH = "Pass a smaller batch_size; nb.sweep() finds one that fits."
-SMALLER_MODEL = "Pass a smaller model, or other devices."
-SMALLER_IN_GROUP = "Where memory ran out, use smaller batches and more of them in a group."
+SMALLER_BATCH_REMEDY = "Pass a smaller batch_size; nb.sweep() finds one that fits."
+SMALLER_MODEL_REMEDY = "Pass a smaller model, or other devices."
+ACCUMULATE_REMEDY = "Where memory ran out, use smaller batches and more of them in a group."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,31 +44,31 @@ def is_out_of_memory(error: BaseException) -> bool:
     return said or isinstance(error, MemoryError)
 
 
-def does_not_fit(what: str, device: str, error: BaseException, remedy: str) -> DeviceUnavailable:
+def out_of_memory_error(what: str, device: str, error: BaseException, remedy: str) -> DeviceUnavailableError:
     """Return the error for what does not fit in the memory of a device; of other errors than torch's the text may be a note."""
-    of_torch = isinstance(error, RuntimeError) and TORCH_SAYS.match(str(error))
-    why = cause(error) if of_torch else type(error).__name__
-    return DeviceUnavailable(f"{what} does not fit in the memory of {device}: {why}.", remedy)
+    of_torch = isinstance(error, RuntimeError) and TORCH_OOM_PATTERN.match(str(error))
+    why = describe_error(error) if of_torch else type(error).__name__
+    return DeviceUnavailableError(f"{what} does not fit in the memory of {device}: {why}.", remedy)
 
 
 @contextmanager
-def out_of_memory_explained(what: str, device: str, remedy: str) -> Iterator[None]:
+def explain_out_of_memory(what: str, device: str, remedy: str) -> Iterator[None]:
     """Say what does not fit in the memory of a device, and what can be done.
 
     Example:
-        >>> with out_of_memory_explained("A batch of 9 rows", "mps", "Pass a smaller batch_size."):
+        >>> with explain_out_of_memory("A batch of 9 rows", "mps", "Pass a smaller batch_size."):
         ...     raise RuntimeError("MPS backend out of memory")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.DeviceUnavailable: A batch of 9 rows does not fit in the memory of mps: \
+        openmed_nb.errors.DeviceUnavailableError: A batch of 9 rows does not fit in the memory of mps: \
 MPS backend out of memory. Pass a smaller batch_size.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, DeviceUnavailable) or not is_out_of_memory(error):  # Of two devices, one has said it.
+        if isinstance(error, DeviceUnavailableError) or not is_out_of_memory(error):  # Of two devices, one has said it.
             raise
-        raise does_not_fit(what, device, error, remedy) from error
+        raise out_of_memory_error(what, device, error, remedy) from error
 
 
 # Every allocator divides by 1024, also those that wrote "GB" (MPS, before 2.13).
@@ -77,7 +77,7 @@ UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 SIZE = r"(\d+(?:\.\d+)?) ?(bytes|[KMGT]?i?B)\b"
 
 # Where the figures stand: on MPS, and on CUDA (c10/cuda/CUDACachingAllocator.cpp).
-FIGURES = {
+OOM_FIELD_PATTERNS = {
     "tried": (f"(?:Tried|you tried) to allocate {SIZE}", f"Invalid buffer size: {SIZE}", f"Unable to allocate {SIZE}"),
     "allocated": (f"MPS allocated: {SIZE}", f"{SIZE} is allocated by PyTorch"),
     "outside": (f"other allocations: {SIZE}",),
@@ -95,7 +95,7 @@ DEVICES = (
 
 
 @dataclass(frozen=True)
-class OutOfMemory(Plain):
+class OutOfMemoryDetails(JsonMixin):
     """What an out-of-memory error says, in bytes; ``None`` where it gives no figure.
 
     Attributes:
@@ -108,17 +108,17 @@ class OutOfMemory(Plain):
 
     device: str
     allocated: int | None = None
-    other: int | None = None
-    allowed: int | None = None
-    tried: int | None = None
+    other_allocated: int | None = None
+    limit: int | None = None
+    requested: int | None = None
 
     @classmethod
-    def parse(cls, error: BaseException) -> OutOfMemory | None:
+    def parse(cls, error: BaseException) -> OutOfMemoryDetails | None:
         """Return what an out-of-memory error says; ``None`` for any other error."""
         if not is_out_of_memory(error):
             return None
         text = str(error)
-        sizes = {name: _size(text, patterns) for name, patterns in FIGURES.items()}
+        sizes = {name: _size(text, patterns) for name, patterns in OOM_FIELD_PATTERNS.items()}
         device = next((name for name, words in DEVICES if re.search(words, text, re.IGNORECASE)), "cpu")
         allocated = sizes["allocated"]
         other = sizes["cached"] if sizes["outside"] is None else sizes["outside"]
@@ -128,12 +128,12 @@ class OutOfMemory(Plain):
 
     def __str__(self) -> str:
         sizes = {
-            "wanted": self.tried,
+            "wanted": self.requested,
             "allocated": self.allocated,
-            "held by others": self.other,
-            "allowed": self.allowed,
+            "held by others": self.other_allocated,
+            "allowed": self.limit,
         }
-        figures = ", ".join(f"{in_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
+        figures = ", ".join(f"{format_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
         return f"a lack of memory on {self.device}{f': {figures}' if figures else ''}"
 
 

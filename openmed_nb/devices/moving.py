@@ -17,28 +17,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._render.display import counted
-from .._utils.text import cause, short_type_name
+from .._render.display import pluralize
+from .._utils.text import describe_error, short_type_name
 from .._utils.warning import warn
-from ..errors import ConfigurationError, NumberTooLarge
+from ..errors import ConfigurationError, DtypeOverflowError
 from .backend import TENSOR_LOCK
-from .registry import device_of
+from .registry import parse_device_argument
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-Thing = TypeVar("Thing")
+T = TypeVar("T")
 
 # Bytes; to pin memory for so few takes longer than the copy, and CUDA reads them before it goes on.
-SMALL = 1 << 16
+MAX_UNPINNED_BYTES = 1 << 16
 
 
-def narrower_types(device: str | torch.device) -> dict[torch.dtype, torch.dtype]:
+def mps_dtype_fallbacks(device: str | torch.device) -> dict[torch.dtype, torch.dtype]:
     """Return the types of torch that a device does not have, each with the one that takes its place."""
     import torch
 
-    narrower = device_of(device).narrower
+    narrower = parse_device_argument(device).narrower
     return {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in narrower.items()}
 
 
@@ -52,11 +52,11 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
     import numpy as np
     import torch
 
-    target = device_of(device)
+    target = parse_device_argument(device)
     if not target.is_accelerator or not arrays:
         return [torch.from_numpy(array) for array in arrays]
     flat = [array.reshape(-1) for array in arrays]
-    if target.queues_copies and sum(array.nbytes for array in flat) > SMALL:
+    if target.queues_copies and sum(array.nbytes for array in flat) > MAX_UNPINNED_BYTES:
         kind = torch.from_numpy(flat[0]).dtype
         packed = torch.empty(sum(map(len, flat)), dtype=kind, device="cpu", pin_memory=True)
         np.concatenate(flat, out=packed.numpy())
@@ -67,16 +67,16 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
     return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
 
 
-def towards_host(tensor: torch.Tensor) -> torch.Tensor:
+def copy_to_host_async(tensor: torch.Tensor) -> torch.Tensor:
     """Begin to copy a tensor to the host, without waiting on CUDA: wait as ``Device.work_done`` says before it is read."""
-    return tensor.to("cpu", non_blocking=True) if device_of(tensor.device).queues_copies else tensor
+    return tensor.to("cpu", non_blocking=True) if parse_device_argument(tensor.device).queues_copies else tensor
 
 
-def to_array(tensor: torch.Tensor) -> Any:
+def to_numpy(tensor: torch.Tensor) -> Any:
     return tensor.cpu().numpy()
 
 
-def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
+def get_children(value: Any) -> list[tuple[Any, Any]] | None:
     """Return the parts of a mapping, a series or a dataclass with their keys, places or fields; ``None`` for anything else.
 
     A ``BatchEncoding`` of transformers is a mapping and not a ``dict``; a ``ModelOutput`` is both ``dict`` and dataclass.
@@ -91,8 +91,8 @@ def parts_of(value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def with_parts(value: Any, parts: list[Any]) -> Any:
-    """Return a value of the same type with other parts, in the order of :func:`parts_of`.
+def replace_children(value: Any, parts: list[Any]) -> Any:
+    """Return a value of the same type with other parts, in the order of :func:`get_children`.
 
     A mapping that cannot be written becomes a ``dict``, unless it is a ``MappingProxyType``. A tuple whose parts are the
     same stays itself, such as a ``torch.Size``.
@@ -107,7 +107,7 @@ def with_parts(value: Any, parts: list[Any]) -> Any:
         return made
     if isinstance(value, (set, frozenset)):
         return type(value)(parts)
-    pairs = {key: part for (key, _), part in zip(parts_of(value) or (), parts, strict=True)}
+    pairs = {key: part for (key, _), part in zip(get_children(value) or (), parts, strict=True)}
     is_mapping = isinstance(value, Mapping)
     if is_mapping and not isinstance(value, MutableMapping):
         return MappingProxyType(pairs) if isinstance(value, MappingProxyType) else pairs
@@ -129,11 +129,11 @@ def named_tensors(value: Any, name: str = "", inside: tuple[int, ...] = ()) -> I
     if isinstance(value, torch.Tensor):
         yield name, value
     elif id(value) not in inside:  # A value may hold itself.
-        for key, part in parts_of(value) or ():
+        for key, part in get_children(value) or ():
             yield from named_tensors(part, f"{name}.{key}" if name else str(key), (*inside, id(value)))
 
 
-def operator_tensors(value: Any) -> list[torch.Tensor]:
+def iter_operator_tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors in tuples, lists and dicts, as operators take and return them; modes ask this for each operator."""
     import torch
 
@@ -146,11 +146,11 @@ def operator_tensors(value: Any) -> list[torch.Tensor]:
         if isinstance(part, torch.Tensor):
             tensors.append(part)
         elif isinstance(part, (tuple, list, dict)):
-            tensors += operator_tensors(part)
+            tensors += iter_operator_tensors(part)
     return tensors
 
 
-def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a value of the same type with its tensors changed; what has none in it stays itself."""
     import torch
 
@@ -158,10 +158,10 @@ def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
         return change(value)
     if next(named_tensors(value), None) is None:
         return value
-    return with_parts(value, [with_tensors(part, change) for _, part in parts_of(value) or ()])
+    return replace_children(value, [map_tensors(part, change) for _, part in get_children(value) or ()])
 
 
-def module_in(thing: Any, remedy: str = "Pass the name of a model, a torch module or a pipeline.") -> torch.nn.Module:
+def get_module(thing: Any, remedy: str = "Pass the name of a model, a torch module or a pipeline.") -> torch.nn.Module:
     """Return the torch module that a thing is, or that a pipeline or a loaded model holds."""
     import torch
 
@@ -171,14 +171,14 @@ def module_in(thing: Any, remedy: str = "Pass the name of a model, a torch modul
     return module
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap_model(model: Any) -> Any:
     """Return the model inside of what was put around it for compiling, for several devices or for adapters."""
     for name in ("_orig_mod", "module"):
         model = getattr(model, name, model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def numbers_in(tensor: torch.Tensor) -> torch.Tensor:
+def underlying_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return the numbers that a sparse or nested tensor holds, or the tensor itself."""
     import torch
 
@@ -194,7 +194,7 @@ WORD = r"([a-z]+([0-9]{1,2}[a-z]*)?|[0-9]{1,3})"
 FIELD_NAME = re.compile(rf"(?=.{{1,60}}\Z){WORD}([._]{WORD})*")
 
 
-def shown_key(key: Any, place: int) -> str:
+def safe_key_name(key: Any, place: int) -> str:
     """Return what is shown of a key: a plain name of a field, otherwise its place."""
     return key if isinstance(key, str) and FIELD_NAME.fullmatch(key) else f"[{place}]"
 
@@ -203,7 +203,7 @@ def shown_key(key: Any, place: int) -> str:
 NUMBERS = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
 
 
-def is_array_of_numbers(thing: Any) -> bool:
+def is_numeric_array(thing: Any) -> bool:
     """Tell whether something is an array whose numbers a tensor can hold; one with a mask is not."""
     numpy = sys.modules.get("numpy")  # Without numpy imported there are no arrays.
     if numpy is None or not isinstance(thing, numpy.ndarray) or hasattr(thing, "mask"):
@@ -211,7 +211,7 @@ def is_array_of_numbers(thing: Any) -> bool:
     return int(thing.dtype.itemsize) <= NUMBERS.get(thing.dtype.kind, 0)
 
 
-def to_device(thing: Thing, device: str | torch.device) -> Thing:
+def to_device(thing: T, device: str | torch.device) -> T:
     """Return tensors on a device; where that is MPS, float64 becomes float32 and complex128 complex64 before.
 
     A module is moved in place, as torch does; anything else becomes a new value of the same type, and NumPy arrays of
@@ -220,20 +220,20 @@ def to_device(thing: Thing, device: str | torch.device) -> Thing:
     """
     import torch
 
-    move = Move(torch.device(device))
-    moved: Thing = move.module(thing) if isinstance(thing, torch.nn.Module) else move(thing, "")
+    move = TensorMover(torch.device(device))
+    moved: T = move.move_module(thing) if isinstance(thing, torch.nn.Module) else move(thing, "")
     warn_of_conversions(move.converted, move.device.type)
     return moved
 
 
-class Move:
+class TensorMover:
     """One call of :func:`to_device`: where it goes, what was moved already, and which tensors were converted."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         # The names of converted tensors, each with the type that it had and the one that it has.
         self.converted: dict[str, tuple[str, str]] = {}
-        self.narrower = narrower_types(device)
+        self.narrower = mps_dtype_fallbacks(device)
         # By identity: a tensor, held so that its identity is not used again, and what it became.
         self._moved: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         self._inside: set[int] = set()
@@ -243,8 +243,8 @@ class Move:
         import torch
 
         if isinstance(thing, torch.Tensor):
-            return self._once(thing, name, self._tensor)
-        if is_array_of_numbers(thing):  # Turned arrays and those of another byte order can be made into a tensor, too.
+            return self._move_once(thing, name, self._tensor)
+        if is_numeric_array(thing):  # Turned arrays and those of another byte order can be made into a tensor, too.
             native = thing.astype(thing.dtype.newbyteorder("="), order="C")
             return self._tensor(torch.from_numpy(native), name)
         kind = type(thing).__name__
@@ -256,12 +256,12 @@ class Move:
         if id(thing) in self._inside:
             what = f"A {kind} that holds itself cannot be moved."
             raise ConfigurationError(what, "Leave that reference out of what is moved.")
-        parts = parts_of(thing)
+        parts = get_children(thing)
         if parts is None:
             return thing
         self._inside.add(id(thing))
         try:
-            return with_parts(thing, [self._part(thing, name, place, *pair) for place, pair in enumerate(parts)])
+            return replace_children(thing, [self._part(thing, name, place, *pair) for place, pair in enumerate(parts)])
         finally:
             self._inside.discard(id(thing))
 
@@ -271,7 +271,7 @@ class Move:
 
         if isinstance(thing, Mapping):
             of_layers = getattr(thing, "_metadata", None)  # A state dict has it; its keys are names of layers.
-            own = str(key) if of_layers else shown_key(key, place)
+            own = str(key) if of_layers else safe_key_name(key, place)
         elif isinstance(key, int) and not hasattr(thing, "_fields"):
             return self(part, f"{name}[{place}]")
         else:
@@ -280,14 +280,14 @@ class Move:
                 return part  # torch reads it on the CPU.
         return self(part, f"{name}.{own}".lstrip("."))
 
-    def module(self, module: Any) -> Any:
+    def move_module(self, module: Any) -> Any:
         """Move a module in place; buffers that several modules share stay shared."""
         import torch
 
         shared = _shared_buffers(module)
         with torch.no_grad():
-            wide = ((name, tensor) for name, tensor in _held(module) if tensor.dtype in self.narrower)
-            narrowed = {id(tensor): self._once(tensor, name, self._narrowed) for name, tensor in wide}
+            wide = ((name, tensor) for name, tensor in _iter_module_tensors(module) if tensor.dtype in self.narrower)
+            narrowed = {id(tensor): self._move_once(tensor, name, self._downcast) for name, tensor in wide}
             if narrowed:  # Module.to cannot: it would convert 16-bit tensors too.
                 module._apply(lambda tensor: narrowed.get(id(tensor), tensor))  # noqa: SLF001
         module.to(self.device)
@@ -296,7 +296,7 @@ class Move:
                 setattr(owner, other, getattr(first, name))
         return module
 
-    def _once(
+    def _move_once(
         self, tensor: torch.Tensor, name: str, change: Callable[[torch.Tensor, str], torch.Tensor]
     ) -> torch.Tensor:
         """Change a tensor, or return what another view of the same numbers became."""
@@ -307,26 +307,26 @@ class Move:
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         # Only towards CUDA, from pinned memory, may a copy go on while the program does.
-        apart = device_of(self.device).queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
-        return self._narrowed(tensor, name).to(self.device, non_blocking=apart)
+        apart = parse_device_argument(self.device).queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
+        return self._downcast(tensor, name).to(self.device, non_blocking=apart)
 
-    def _narrowed(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    def _downcast(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return a tensor in a type that the device has, and refuse numbers that would become infinite."""
         dtype = self.narrower.get(tensor.dtype)
         if dtype is None:
             return tensor
         narrow = tensor.to(dtype)
         before, after = (str(one.dtype).removeprefix("torch.") for one in (tensor, narrow))
-        lost = int((numbers_in(narrow).isinf() & ~numbers_in(tensor).isinf()).sum())
+        lost = int((underlying_values(narrow).isinf() & ~underlying_values(tensor).isinf()).sum())
         if lost:
-            numbers = f"{name or 'The tensor'} has {counted(lost, 'number')} in {before}"
+            numbers = f"{name or 'The tensor'} has {pluralize(lost, 'number')} in {before}"
             what = f"{numbers} that would be infinite in {after}, the widest type of {self.device.type}."
-            raise NumberTooLarge(what, "Scale or clamp them below 3.4e38, or stay on the CPU.")
+            raise DtypeOverflowError(what, "Scale or clamp them below 3.4e38, or stay on the CPU.")
         self.converted[name] = (before, after)
         return narrow
 
 
-def _held(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _iter_module_tensors(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters of a module, their gradients and the buffers, saved or not, by name."""
     for name, parameter in module.named_parameters():
         yield name, parameter
@@ -355,7 +355,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (start, *view) if start and tensor.is_leaf else (id(tensor),)
 
 
-def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> torch.nn.Module:
+def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> torch.nn.Module:
     """Return a copy of a model without its gradients; the model may be on any device, and stays as it is.
 
     Its tensors are copied one by one to the CPU, so that no second copy is made on the device of the model. Of a model that
@@ -366,9 +366,9 @@ def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | No
     inner = getattr(model, "_orig_mod", model)
     name = type(inner).__name__
     tensors = [*inner.parameters(), *inner.buffers()]
-    check_memory(name, tensors)
+    check_materialized(name, tensors)
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
-    for wide in sorted(types.intersection(device_of(device).narrower)):
+    for wide in sorted(types.intersection(parse_device_argument(device).narrower)):
         raise ConfigurationError(f"{name} has numbers in {wide}, which MPS does not have.", "Pass model.float().")
 
     def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -383,7 +383,7 @@ def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | No
             copied: torch.nn.Module = copy.deepcopy(inner, {id(tensor): on_cpu(tensor) for tensor in plain}).to("cpu")
     except Exception as error:
         # A model can hold anything, and each thing fails in its own way: a lock, an open file, a tensor with a graph.
-        what = f"{name} cannot be copied: {cause(error)}."
+        what = f"{name} cannot be copied: {describe_error(error)}."
         raise ConfigurationError(what, "Take out of the model what cannot be copied.") from error
     for mine, theirs in zip(copied.parameters(), inner.parameters(), strict=True):
         if mine.requires_grad != theirs.requires_grad:
@@ -391,29 +391,29 @@ def copy_of(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype | No
     return copied.to(torch.device(device))
 
 
-def check_memory(what: str, tensors: Iterable[torch.Tensor]) -> None:
+def check_materialized(what: str, tensors: Iterable[torch.Tensor]) -> None:
     """Refuse tensors with a shape only; ``what`` names what they are the tensors of."""
     empty = sum(tensor.is_meta for tensor in tensors)
     if empty:
-        said = f"{what} has {counted(empty, 'tensor')} with a shape and no memory (device meta)."
+        said = f"{what} has {pluralize(empty, 'tensor')} with a shape and no memory (device meta)."
         raise ConfigurationError(said, "Load the weights, or make real inputs, and try again.")
 
 
 # Names with types whose conversion was reported in this process: a training loop moves thousands of batches.
-REPORTED: set[tuple[str, str]] = set()
-SHOWN = 3  # How many names stand in a report.
+REPORTED_CONVERSIONS: set[tuple[str, str]] = set()
+MAX_LISTED_NAMES = 3  # How many names stand in a report.
 
 
 def warn_of_conversions(converted: Mapping[str, tuple[str, str]], device: str) -> None:
     """Warn, in one sentence, of conversions that were not reported before in this process."""
-    new = {name: types for name, types in converted.items() if (name, types[0]) not in REPORTED}
+    new = {name: types for name, types in converted.items() if (name, types[0]) not in REPORTED_CONVERSIONS}
     if not new:
         return
-    REPORTED.update((name, types[0]) for name, types in new.items())
+    REPORTED_CONVERSIONS.update((name, types[0]) for name, types in new.items())
     kinds = sorted(set(new.values()))
     changes = " and ".join(f"{before} to {after}" for before, after in kinds)
     missing = " and no ".join(before for before, _ in kinds)
     names = [name for name in new if name]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    where = f": {', '.join(names[:SHOWN])}{more}" if names else ""
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    where = f": {', '.join(names[:MAX_LISTED_NAMES])}{more}" if names else ""
     warn(f"Converted {changes}, because {device.upper()} has no {missing}{where}.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEVICE_TYPES: dict[str, type[Device]] = {"mps": Mps, "cuda": Cuda, "cpu": Cpu}
 
 
-def device_of(device: str | torch.device) -> Device:
+def parse_device_argument(device: str | torch.device) -> Device:
     """Return what is known of a device; of one that torch has and this package does not know, little."""
     name = str(device)
     return DEVICE_TYPES.get(name.partition(":")[0], Device)(name)

@@ -8,18 +8,24 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from .._render.display import Plain
+from .._render.display import JsonMixin
 from .._utils.text import describe_value, short_type_name
-from .._utils.validation import cannot_be
-from ..errors import ConfigurationError, UnknownDevice
+from .._utils.validation import invalid_value
+from ..errors import ConfigurationError, UnknownDeviceError
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"
 VARIABLES = (TORCH_DEVICE_VARIABLE, DEVICE_VARIABLE)
 
-OF_LIBRARIES = ("ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+LIBRARY_VARIABLES = (
+    "ACCELERATE_USE_CPU",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
 # The variables that may be shown; nothing else of the environment may be kept in a value.
-SHOWN = (*VARIABLES, *OF_LIBRARIES)
+VISIBLE_VARIABLES = (*VARIABLES, *LIBRARY_VARIABLES)
 
 SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
 SECRET_VALUE = re.compile(
@@ -31,24 +37,27 @@ SECRET_VALUE = re.compile(
 MASK = "***"
 
 
-def masked(name: str, value: str) -> str:
+def mask_secrets(name: str, value: str) -> str:
     """Return the value of a variable without what is secret in it."""
     if SECRET_NAME.search(name):
         return MASK
     return SECRET_VALUE.sub(lambda match: f"{match['scheme']}{MASK}@" if match["scheme"] else MASK, value)
 
 
-def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def visible_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may be shown and are set, masked."""
-    return {name: masked(name, environ[name]) for name in SHOWN if name in environ}
+    return {name: mask_secrets(name, environ[name]) for name in VISIBLE_VARIABLES if name in environ}
 
 
-SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
-AUTO = ("", "auto", "default")
-ONLY_ONE = {"mps:0": "mps", "cpu:0": "cpu"}  # Of these there is no second one, but their number is written, too.
+ACCEPTED_SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
+AUTO_SPELLINGS = ("", "auto", "default")
+SINGLE_DEVICE_ALIASES = {
+    "mps:0": "mps",
+    "cpu:0": "cpu",
+}  # Of these there is no second one, but their number is written, too.
 MISSPELT = 0.6  # How like a device a word is that misspells it, by difflib.
 NUMBERED = re.compile(r"(cuda):(\d{1,4})", re.ASCII)  # Of these there may be several.
-NOBODY = "nobody"
+DEFAULT_SOURCE = "nobody"
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class DeviceRequest:
         """Return the wish that a spelling stands for: one of ``SPELLINGS``, in any case, with any space around it.
 
         Raises:
-            UnknownDevice: For any other spelling; it names the source and the nearest spelling.
+            UnknownDeviceError: For any other spelling; it names the source and the nearest spelling.
             ConfigurationError: For a source that is not a text.
 
         Example:
@@ -73,26 +82,26 @@ class DeviceRequest:
             >>> DeviceRequest.parse("cdua:1", "OPENMED_DEVICE")
             Traceback (most recent call last):
             ...
-            openmed_nb.errors.UnknownDevice: 'cdua:1' (from OPENMED_DEVICE) names no device. Use 'cuda:1'; accepted \
+            openmed_nb.errors.UnknownDeviceError: 'cdua:1' (from OPENMED_DEVICE) names no device. Use 'cuda:1'; accepted \
 are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         """
         if not isinstance(source, str):
-            raise cannot_be("source", source, "Pass a text that says who asks.")
+            raise invalid_value("source", source, "Pass a text that says who asks.")
         value = str(spelling).strip().lower()
-        if value in AUTO:
+        if value in AUTO_SPELLINGS:
             return cls("auto", source)
         if match := NUMBERED.fullmatch(value):
             return cls(f"{match[1]}:{int(match[2])}", source)
-        if value in (*SPELLINGS, *ONLY_ONE):
-            return cls(ONLY_ONE.get(value, value), source)
+        if value in (*ACCEPTED_SPELLINGS, *SINGLE_DEVICE_ALIASES):
+            return cls(SINGLE_DEVICE_ALIASES.get(value, value), source)
         kind, _, index = value.partition(":")
-        shown = masked(source, spelling) if isinstance(spelling, str) else spelling
+        shown = mask_secrets(source, spelling) if isinstance(spelling, str) else spelling
         what = f"{describe_value(shown)} (from {source}) names no device."
         near = _meant(kind)
         if not near:
-            raise UnknownDevice(what, f"Use one of {', '.join(SPELLINGS)}.")
+            raise UnknownDeviceError(what, f"Use one of {', '.join(ACCEPTED_SPELLINGS)}.")
         suggestion = f"{near}:{index}" if NUMBERED.fullmatch(f"{near}:{index}") else near
-        raise UnknownDevice(what, f"Use {suggestion!r}; accepted are {', '.join(SPELLINGS)}.")
+        raise UnknownDeviceError(what, f"Use {suggestion!r}; accepted are {', '.join(ACCEPTED_SPELLINGS)}.")
 
 
 # By whose GPU it is, or what drives it, a device is asked for too.
@@ -116,61 +125,69 @@ def _meant(kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class Wish(Plain):
+class DeviceSetting(JsonMixin):
     """One link of the precedence chain."""
 
     source: str  # Whose wish it is.
-    spelling: str | None  # The device as it was spelled; ``None`` where nothing was.
-    final: bool = False  # Whether ``auto`` ends the search here instead of leaving it to the next in line.
+    value: str | None  # The device as it was spelled; ``None`` where nothing was.
+    overrides_auto: bool = False  # Whether ``auto`` ends the search here instead of leaving it to the next in line.
 
-    HIDDEN = ("spelling", "final")
-    ALSO = ("says",)
+    JSON_EXCLUDE = ("value", "overrides_auto")
+    JSON_PROPERTIES = ("display_value",)
 
     @property
-    def asks(self) -> bool:
+    def is_explicit(self) -> bool:
         """Whether the search ends here."""
-        return self.spelling is not None and (self.final or self.spelling.strip().lower() not in AUTO)
+        return self.value is not None and (self.overrides_auto or self.value.strip().lower() not in AUTO_SPELLINGS)
 
     @property
-    def says(self) -> str:
+    def display_value(self) -> str:
         """The spelling without what is secret in it."""
-        return "(nothing)" if self.spelling is None else masked(self.source, self.spelling)
+        return "(nothing)" if self.value is None else mask_secrets(self.source, self.value)
 
 
-def precedence(
-    environ: Mapping[str, str], argument: Wish | None = None, override: DeviceRequest | None = None
-) -> tuple[Wish, ...]:
+def resolution_order(
+    environ: Mapping[str, str], argument: DeviceSetting | None = None, override: DeviceRequest | None = None
+) -> tuple[DeviceSetting, ...]:
     """Return the chain of wishes, the strongest first: an argument, the session's override, the two variables.
 
     ``auto`` as an argument or in a variable leaves the choice to the next in line; ``auto`` that a person chose for the
     session (by magic, panel or ``use``) is a wish of its own: it silences the variables.
     """
-    session = Wish(override.source, override.value, final=True) if override else Wish("session", None)
-    return (argument or Wish("argument", None), session, *(Wish(name, environ.get(name)) for name in VARIABLES))
+    session = (
+        DeviceSetting(override.source, override.value, overrides_auto=True)
+        if override
+        else DeviceSetting("session", None)
+    )
+    return (
+        argument or DeviceSetting("argument", None),
+        session,
+        *(DeviceSetting(name, environ.get(name)) for name in VARIABLES),
+    )
 
 
-def winner(chain: tuple[Wish, ...]) -> Wish | None:
+def first_explicit(chain: tuple[DeviceSetting, ...]) -> DeviceSetting | None:
     """Return the first wish of the chain that asks for a device, ``None`` where none does."""
-    return next((wish for wish in chain if wish.asks), None)
+    return next((wish for wish in chain if wish.is_explicit), None)
 
 
-def decide(chain: tuple[Wish, ...]) -> DeviceRequest:
+def resolve_request(chain: tuple[DeviceSetting, ...]) -> DeviceRequest:
     """Return what the first wish of the chain that asks for a device asks for, or ``auto`` by nobody."""
-    wish = winner(chain)
-    return DeviceRequest.parse(str(wish.spelling), wish.source) if wish else DeviceRequest("auto", NOBODY)
+    wish = first_explicit(chain)
+    return DeviceRequest.parse(str(wish.value), wish.source) if wish else DeviceRequest("auto", DEFAULT_SOURCE)
 
 
-def kind_of(device: str) -> str:
+def device_type(device: str) -> str:
     """Return what kind of device a name names: without the number of a GPU."""
     return device.partition(":")[0]
 
 
-def canonical(device: str) -> str:
+def normalize_device(device: str) -> str:
     """Return the one spelling of a device: ``cuda`` is the first GPU, and torch calls ``mps`` also ``mps:0``.
 
     Accelerate calls the CPU ``cpu:0`` in one of several processes (its ``PartialState.set_device``).
     """
-    return {"cuda": "cuda:0", **ONLY_ONE}.get(device, device)
+    return {"cuda": "cuda:0", **SINGLE_DEVICE_ALIASES}.get(device, device)
 
 
 def parse_device_argument(thing: Any) -> str:
@@ -190,4 +207,4 @@ def parse_device_argument(thing: Any) -> str:
     if not (isinstance(getattr(device, "type", None), str) and hasattr(device, "index")):
         what = f"{short_type_name(thing)} has no device."
         raise ConfigurationError(what, "Pass a name such as 'cpu', or an Accelerator.")
-    return canonical(str(device))
+    return normalize_device(str(device))

@@ -13,9 +13,16 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..annotation.references import Reference, files_matching, fingerprint_of, located, reason, unless_failed
+from ..annotation.references import (
+    TextReference,
+    describe_read_error,
+    expand_globs,
+    raise_if_error,
+    resolve_paths,
+    text_fingerprint,
+)
 from ..errors import ConfigurationError
-from .client import ask_workers, cancel, compute, killed_as_cluster_error, lost_as_unusable, submit
+from .client import cancel, fetch_result, submit, translate_dask_errors, translate_killed_worker, wait_for_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -50,7 +57,7 @@ class PartitionSize:
 
 
 @dataclass(frozen=True, repr=False)
-class ColumnText(Reference):
+class ColumnText(TextReference):
     """A text in a column: its partition and its row there, with the average length of that partition."""
 
     kind = "row"
@@ -68,10 +75,10 @@ class ColumnText(Reference):
         """Return the fingerprint of its text, as for a text at hand."""
         return self.of_text
 
-    def text(self) -> Any:
+    def read(self) -> Any:
         """Return the text, ``None`` where the row is empty."""
         text = rows_of(self.partition)[0][self.row]
-        if fingerprint_of(text) != self.of_text:
+        if text_fingerprint(text) != self.of_text:
             raise RowChanged
         return text
 
@@ -121,27 +128,27 @@ def is_column(texts: Any) -> bool:
     return type(texts).__module__.startswith("dask.") and hasattr(type(texts), "to_frame") and texts.ndim == 1
 
 
-def referred(texts: Any, client: Client | None = None) -> Any:
+def to_references(texts: Any, client: Client | None = None) -> Any:
     """Return references to the texts of a column, or to files for a path or a list of paths; anything else as it is.
 
     Rows are counted and files searched here, or by the workers of a client.
     """
     if is_column(texts):
-        return texts_of_column(texts, client)
+        return column_references(texts, client)
     if client is None:
-        return located(texts, files_matching)
-    with killed_as_cluster_error():
-        return located(texts, lambda paths: compute(client, submit(client, files_matching, paths)))
+        return resolve_paths(texts, expand_globs)
+    with translate_killed_worker():
+        return resolve_paths(texts, lambda paths: fetch_result(client, submit(client, expand_globs, paths)))
 
 
-def texts_of_column(column: Any, client: Client | None = None) -> ColumnTexts:
+def column_references(column: Any, client: Client | None = None) -> ColumnTexts:
     """Return the texts of a column; their rows are counted first, so that texts have numbers."""
-    partitions = unless_failed(partitions_of(column))
-    sizes = map(size_of, partitions) if client is None else counted_by(client, partitions)
-    return ColumnTexts(partitions, tuple(unless_failed(size) for size in sizes))
+    partitions = raise_if_error(get_partitions(column))
+    sizes = map(partition_size, partitions) if client is None else measure_partitions(client, partitions)
+    return ColumnTexts(partitions, tuple(raise_if_error(size) for size in sizes))
 
 
-def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
+def get_partitions(column: Any) -> tuple[Partition, ...] | ConfigurationError:
     """Return the partitions of a column, each with its own tasks, or why the column cannot be read."""
     import dask
     from dask.optimization import cull
@@ -153,7 +160,7 @@ def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
             plan = column.simplify()
             graph, keys = dict(plan.__dask_graph__()), plan.__dask_keys__()
     except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
-        return unreadable(error)
+        return column_error(error)
     if "distributed" in sys.modules:  # Without it, no cluster can hold results.
         from distributed import futures_of
 
@@ -163,27 +170,27 @@ def partitions_of(column: Any) -> tuple[Partition, ...] | ConfigurationError:
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
 
 
-def counted_by(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
+def measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
     """Let the workers of a cluster read partitions, and return their sizes."""
-    with lost_as_unusable(client):
-        futures = client.map(size_of, partitions, pure=False)
+    with translate_dask_errors(client):
+        futures = client.map(partition_size, partitions, pure=False)
     try:
-        with killed_as_cluster_error():
-            return list(ask_workers(client, lambda: client.gather(futures)))
+        with translate_killed_worker():
+            return list(wait_for_workers(client, lambda: client.gather(futures)))
     finally:
         cancel(client, futures)
 
 
-def size_of(partition: Partition) -> PartitionSize | ConfigurationError:
+def partition_size(partition: Partition) -> PartitionSize | ConfigurationError:
     try:
         texts, index = rows_of(partition)
     except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
-        return unreadable(error)
+        return column_error(error)
     characters = sum(len(text) for text in texts if isinstance(text, str))
-    return PartitionSize(characters // max(1, len(texts)), array("Q", map(fingerprint_of, texts)), index)
+    return PartitionSize(characters // max(1, len(texts)), array("Q", map(text_fingerprint, texts)), index)
 
 
-def unreadable(error: Exception) -> ConfigurationError:
+def column_error(error: Exception) -> ConfigurationError:
     """Return why a column cannot be read: the kind of its reader's error, without its message."""
-    what = f"The column cannot be read on {socket.gethostname()}: {reason(error)}."
+    what = f"The column cannot be read on {socket.gethostname()}: {describe_read_error(error)}."
     return ConfigurationError(what, "Check that its files are there on every computer, and what was done to it.")

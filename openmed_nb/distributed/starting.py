@@ -17,28 +17,28 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .._events.activity import Activity
-from .._render.display import Report, Shown
-from .._utils.text import cause, short_type_name
-from .._utils.validation import whole_or_none
+from .._events.activity import ProgressEvent
+from .._render.display import Displayable, Report
+from .._utils.text import describe_error, short_type_name
+from .._utils.validation import check_optional_integer
 from .._utils.warning import warn
-from ..devices.environment import variables_kept
-from ..devices.machine import import_psutil, mps_is_simulated
+from ..devices.environment import preserve_variables
+from ..devices.machine import import_psutil, is_mps_simulated
 from ..devices.request import DeviceRequest
-from ..errors import ClusterUnusable, ConfigurationError, OpenMedError
+from ..errors import ClusterUnavailableError, ConfigurationError, OpenMedError
 from ..session import SESSION
-from .client import import_extra
-from .members import Members, WorkerPlan, plan_workers, visible_gpus
+from .client import require_extra
+from .members import WorkerList, WorkerSpec, plan_workers, visible_gpu_ids
 from .ssh import (
     ALLOWED_FAILURES,
-    NO_PAGES,
-    REMEDY,
+    DASHBOARD_DISABLED,
+    NETWORK_REMEDY,
     START_TIMEOUT,
-    Login,
-    checked_hosts,
-    in_time,
-    settings_of_start,
+    SshLogin,
     ssh_cluster,
+    startup_settings,
+    validate_hosts,
+    wait_with_timeout,
 )
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-ARRIVAL_TIMEOUT = 10.0  # Seconds that workers may take from their start until the scheduler knows them.
-END_TIMEOUT = 30.0  # Seconds to wait for the end of a cluster, which otherwise goes on in its thread.
-CHECK_GIVEN_UP = 0.1  # Seconds between two looks at a start that was given up.
+REGISTRATION_TIMEOUT = 10.0  # Seconds that workers may take from their start until the scheduler knows them.
+SHUTDOWN_TIMEOUT = 30.0  # Seconds to wait for the end of a cluster, which otherwise goes on in its thread.
+CANCEL_POLL_INTERVAL = 0.1  # Seconds between two looks at a start that was given up.
 
 MAIN_GUARD = "In a script, call it under if __name__ == '__main__': workers import the script."
 
@@ -113,37 +113,39 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker that imports the script; multiprocessing would refuse to start processes there, too.
         raise SystemExit(f"A worker came to start a cluster of its own. {MAIN_GUARD}")
-    with SESSION.told_after(progress):
-        SESSION.tell(Activity("Starting", "workers"))
-        import_extra("distributed", "A cluster needs Dask")
-        whole_or_none("n", n, otherwise=", or name computers in hosts=[...]")
-        whole_or_none("threads", threads)
+    with SESSION.operation(progress):
+        SESSION.notify(ProgressEvent("Starting", "workers"))
+        require_extra("distributed", "A cluster needs Dask")
+        check_optional_integer("n", n, otherwise=", or name computers in hosts=[...]")
+        check_optional_integer("threads", threads)
         if hosts is None:
             named = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
             if given := [name for name, value in named.items() if value is not None]:
                 what = f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} for hosts."
                 raise ConfigurationError(what, "Name them in hosts=[...].")
-            if mps_is_simulated():
+            if is_mps_simulated():
                 raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
             from dask.system import CPU_COUNT
 
             choice = SESSION.device(device)
-            gpus = visible_gpus(len(SESSION.computer.torch.cuda_names or ()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            gpus = visible_gpu_ids(
+                len(SESSION.device_manager.torch.cuda_names or ()), os.environ.get("CUDA_VISIBLE_DEVICES")
+            )
             plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
-            own = checked_security(security)
-            return begin(local_cluster(plans, own), own, len(plans), choice.reason, local_remedy())
+            own = validate_security(security)
+            return start_cluster(local_cluster(plans, own), own, len(plans), choice.reason, local_start_remedy())
         if n is not None:
             again = "Leave it out; a host that is named twice gets two workers."
             raise ConfigurationError("n is for this computer alone.", again)
-        names, login = checked_hosts(hosts), Login.of(user, key, port, known_hosts, remote_python)
+        names, login = validate_hosts(hosts), SshLogin.from_arguments(user, key, port, known_hosts, remote_python)
         wish = None if device is None else DeviceRequest.parse(device, "argument").value
-        import_extra("asyncssh", "A cluster over SSH needs asyncssh")
-        own = checked_security(security, ("client",))
+        require_extra("asyncssh", "A cluster over SSH needs asyncssh")
+        own = validate_security(security, ("client",))
         reason = wish and f"{wish!r} was asked for by argument."
-        return begin(ssh_cluster(names, login, wish, threads, own), own, len(names), reason, REMEDY)
+        return start_cluster(ssh_cluster(names, login, wish, threads, own), own, len(names), reason, NETWORK_REMEDY)
 
 
-class Cluster(Shown):
+class Cluster(Displayable):
     """A cluster that was started here; it ends with :meth:`close`, or with its ``with`` block.
 
     Attributes:
@@ -152,8 +154,8 @@ class Cluster(Shown):
         closed: Whether it was closed.
     """
 
-    def __init__(self, client: Client, members: Members, end: Callable[[], None]) -> None:
-        self.client, self.members, self.closed, self._end = client, members, False, end
+    def __init__(self, client: Client, members: WorkerList, end: Callable[[], None]) -> None:
+        self.client, self.workers, self.closed, self._end = client, members, False, end
 
     def __enter__(self) -> Cluster:  # noqa: PYI034 - Self came with Python 3.11
         return self
@@ -168,19 +170,19 @@ class Cluster(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return who takes part, as plain mappings, lists and strings."""
-        return self.members.to_dict()
+        return self.workers.to_dict()
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return who takes part, or took part."""
-        report = self.members.report()
+        report = self.workers.to_report()
         title = f"Closed: {report.title}"
-        return replace(report, title=title, spoken=(title,)) if self.closed else report
+        return replace(report, title=title, html_sentences=(title,)) if self.closed else report
 
 
 ROLES = ("client", "scheduler", "worker")  # Dask's kinds of processes; each has a certificate.
 
 
-def checked_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
+def validate_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
     """Return certificates for the connections: a person's own, or new ones.
 
     The files for ``roles``, which processes of this computer will have, are checked here.
@@ -188,7 +190,7 @@ def checked_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
     from distributed import Security
 
     if security is None:
-        import_extra("cryptography", "No certificates can be made")
+        require_extra("cryptography", "No certificates can be made")
         return Security.temporary()
     if not isinstance(security, Security):
         what = f"security cannot be {short_type_name(security)}."
@@ -201,42 +203,44 @@ def checked_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
         try:
             security.get_connection_args(role)
         except OSError as error:  # noqa: PERF203 - three at most; ssl's errors are of this class, too
-            what = f"The certificate of security for the {role} cannot be used: {cause(error)}."
+            what = f"The certificate of security for the {role} cannot be used: {describe_error(error)}."
             raise ConfigurationError(what, "Name files of PEM that are there, or leave security out.") from error
     return security
 
 
-def begin(
+def start_cluster(
     cluster: AbstractAsyncContextManager[SpecCluster], security: Security, count: int, reason: str | None, remedy: str
 ) -> Cluster:
     """Start a cluster and return it once its workers have introduced themselves; if that fails, end all of it.
 
     ``reason`` says why the workers have their device, and ``remedy`` what to do if Dask itself cannot start.
     """
-    from .stream import members_of  # It imports numpy, which no public name does before it is called.
+    from .stream import get_workers  # It imports numpy, which no public name does before it is called.
 
-    life = Lifetime(with_client(cluster, security))
+    life = BackgroundContext(cluster_with_client(cluster, security))
     try:
         try:
-            client = life.begin()
-            client.wait_for_workers(count, timeout=ARRIVAL_TIMEOUT)
+            client = life.start()
+            client.wait_for_workers(count, timeout=REGISTRATION_TIMEOUT)
         except Exception as error:  # noqa: BLE001 - Dask raises bare Exceptions where a process does not start
             for known in (error, error.__cause__):  # Dask wraps the error of a scheduler.
                 if isinstance(known, (OpenMedError, ImportError)):
                     raise known from None
-            raise ClusterUnusable(f"The cluster does not start: {cause(error)}.", remedy) from None
-        return Cluster(client, members_of(client, reason), life.end)
+            raise ClusterUnavailableError(f"The cluster does not start: {describe_error(error)}.", remedy) from None
+        return Cluster(client, get_workers(client, reason), life.stop)
     except BaseException:
-        life.end()
+        life.stop()
         raise
 
 
 @contextlib.asynccontextmanager
-async def with_client(cluster: AbstractAsyncContextManager[SpecCluster], security: Security) -> AsyncIterator[Client]:
+async def cluster_with_client(
+    cluster: AbstractAsyncContextManager[SpecCluster], security: Security
+) -> AsyncIterator[Client]:
     """Run a cluster with a client, which has a loop of its own, so that any thread can use it."""
     from distributed import Client
 
-    with WHILE_CLUSTERS_LIVE:
+    with QUIET_DASK:
         async with cluster as running:
             address = running.scheduler_address
             connecting = asyncio.ensure_future(asyncio.to_thread(Client, address, security=security))
@@ -251,7 +255,7 @@ async def with_client(cluster: AbstractAsyncContextManager[SpecCluster], securit
                     await asyncio.to_thread(client.close)
 
 
-def local_remedy() -> str:
+def local_start_remedy() -> str:
     """Return what to do if workers do not start; those of a script import it (``multiprocessing.spawn``)."""
     main = sys.modules["__main__"]
     if getattr(main, "__spec__", None) or hasattr(main, "__file__"):
@@ -261,7 +265,7 @@ def local_remedy() -> str:
 
 @contextlib.asynccontextmanager
 async def local_cluster(
-    plans: Sequence[WorkerPlan], security: Security, timeout: float = START_TIMEOUT
+    plans: Sequence[WorkerSpec], security: Security, timeout: float = START_TIMEOUT
 ) -> AsyncIterator[SpecCluster]:
     """Run a cluster on this computer that no other computer can reach."""
     from distributed import Nanny, Scheduler, SpecCluster
@@ -272,7 +276,7 @@ async def local_cluster(
         nannies.append(Nanny(*arguments, **options))
         return nannies[-1]
 
-    shared = {"host": "127.0.0.1", "protocol": "tls://", "security": security, **NO_PAGES}
+    shared = {"host": "127.0.0.1", "protocol": "tls://", "security": security, **DASHBOARD_DISABLED}
     quiet = {"silence_logs": SILENT, "memory_limit": 1 / len(plans)}
     workers = {
         number: {"cls": nanny, "options": {**shared, **quiet, **plan.options}} for number, plan in enumerate(plans)
@@ -280,10 +284,10 @@ async def local_cluster(
     scheduler = {"cls": Scheduler, "options": {**shared, "port": 0, "allowed_failures": ALLOWED_FAILURES}}
     cluster = SpecCluster(workers, scheduler, security=security, asynchronous=True)
     try:
-        async with settings_of_start({}):
+        async with startup_settings({}):
             start = asyncio.ensure_future(cluster)
             try:
-                await in_time(start, timeout)
+                await wait_with_timeout(start, timeout)
             finally:
                 psutil = import_psutil()
                 while not start.done():  # Dask waits until its processes are there, so they have to be killed.
@@ -291,32 +295,32 @@ async def local_cluster(
                         with contextlib.suppress(psutil.NoSuchProcess):
                             if one.pid is not None:
                                 psutil.Process(one.pid).kill()
-                    await asyncio.wait([start], timeout=CHECK_GIVEN_UP)
+                    await asyncio.wait([start], timeout=CANCEL_POLL_INTERVAL)
                 start.exception()  # Raised already, or not of interest any more; asyncio would log it.
         yield cluster
     finally:
         await cluster.close()
 
 
-class Lifetime(Generic[Value]):
+class BackgroundContext(Generic[Value]):
     """An asynchronous context in a thread of its own, which enters it and leaves it at :meth:`end` or at exit."""
 
     def __init__(self, context: AbstractAsyncContextManager[Value]) -> None:
         self._context = context
-        self._thread = threading.Thread(target=self._live, name="openmed_nb cluster", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="openmed_nb cluster", daemon=True)
         self._asked = False
         self._stop: Callable[[], None] | None = None
         self._begun: Future[Value] = Future()
         self._over: Future[None] = Future()
         self._failure: BaseException | None = None
 
-    def begin(self) -> Value:
+    def start(self) -> Value:
         """Enter the context and return its value; if that fails, the context has been left again when this raises."""
-        atexit.register(self.end)
+        atexit.register(self.stop)
         self._thread.start()
         return self._begun.result()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Leave the context, entered or not, and wait for that; after an interrupt, call it again to wait again.
 
         Failures become warnings, because another error may be under way here.
@@ -326,21 +330,21 @@ class Lifetime(Generic[Value]):
             self._stop()
         if self._thread.is_alive():
             # Python 3.11 takes a thread for ended after an interrupted join(), so this waits for a future.
-            if not wait([self._over], END_TIMEOUT).done:
-                what = f"The cluster has not ended after {END_TIMEOUT:g} s."
+            if not wait([self._over], SHUTDOWN_TIMEOUT).done:
+                what = f"The cluster has not ended after {SHUTDOWN_TIMEOUT:g} s."
                 warn(f"{what} Call close() to wait again.")
                 return
             self._thread.join()
-        atexit.unregister(self.end)
+        atexit.unregister(self.stop)
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            what = f"The cluster did not end as it should: {cause(failure)}."
+            what = f"The cluster did not end as it should: {describe_error(failure)}."
             warn(f"{what} Look whether processes of it are left.")
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         """Run the context in a loop of its own, which ends all that the context began."""
         try:
-            keep_interrupts_out()
+            block_sigint()
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
             if self._begun.done():
@@ -371,7 +375,7 @@ class Lifetime(Generic[Value]):
             await asked.wait()
 
 
-def keep_interrupts_out() -> None:
+def block_sigint() -> None:
     """Block Ctrl-C in this thread, and in every thread and process that it starts, which inherit that.
 
     A terminal and Jupyter send it to the whole group of processes, and a worker that gets it ends for good. The resource
@@ -384,7 +388,7 @@ def keep_interrupts_out() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
-class Discretion:
+class SharedQuietDask:
     """:func:`discreet` for all clusters at once: the first one enters it, and the last one leaves it."""
 
     def __init__(self) -> None:
@@ -393,7 +397,7 @@ class Discretion:
     def __enter__(self) -> None:
         with self._lock:
             if not self._users:
-                self._entered.enter_context(discreet())
+                self._entered.enter_context(quiet_dask())
             self._users += 1
 
     def __exit__(self, *_error: object) -> None:
@@ -407,11 +411,11 @@ class Discretion:
 SILENT = logging.CRITICAL
 
 # The variables that Dask sets in this process for those that it starts (its nanny, and ``distributed.proctitle``).
-SET_BY_DASK = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
+DASK_VARIABLES = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
 
 
 @contextlib.contextmanager
-def discreet() -> Iterator[None]:
+def quiet_dask() -> Iterator[None]:
     """Keep Dask from keeping and logging texts in this process, and restore afterwards what Dask itself changed."""
     import dask.config
     from distributed.utils import silence_logging_cmgr
@@ -423,9 +427,9 @@ def discreet() -> Iterator[None]:
         # Dask restores this wrongly when two clients are closed in the order in which they were made.
         "scheduler": dask.config.get("scheduler", None),
     }
-    with variables_kept(SET_BY_DASK, os.environ), silence_logging_cmgr(SILENT), dask.config.set(settings):
+    with preserve_variables(DASK_VARIABLES, os.environ), silence_logging_cmgr(SILENT), dask.config.set(settings):
         yield
 
 
 # Every cluster enters it before its start and leaves it after its end, in its own thread.
-WHILE_CLUSTERS_LIVE = Discretion()
+QUIET_DASK = SharedQuietDask()

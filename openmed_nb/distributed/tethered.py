@@ -19,19 +19,19 @@ import threading
 import time
 from pathlib import Path
 
-GRACE = 3.0  # Seconds that a process may take to end by itself.
+EXIT_GRACE_SECONDS = 3.0  # Seconds that a process may take to end by itself.
 
 
-def end_with_input() -> None:
+def exit_on_stdin_close() -> None:
     """Wait for the end of the input and end this process: with SIGTERM, so that Dask ends its workers, or else at once."""
     while os.read(0, 1 << 16):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
+    time.sleep(EXIT_GRACE_SECONDS)
     os._exit(1)
 
 
-def keep_files() -> None:
+def hold_files_until_stdin_close() -> None:
     """Keep private files in a folder until the input ends; two hosts that are one computer share the folder."""
     name, files = json.loads(sys.stdin.readline())
     folder = Path(name)
@@ -49,8 +49,8 @@ def keep_files() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        threading.Thread(target=end_with_input, daemon=True).start()
+        threading.Thread(target=exit_on_stdin_close, daemon=True).start()
         sys.argv[:] = sys.argv[2:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        keep_files()
+        hold_files_until_stdin_close()

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from .._utils.text import describe_value, short_type_name
-from .._utils.validation import offered
+from .._utils.validation import suggest
 from .._utils.warning import warn
 from ..devices.request import DeviceRequest, parse_device_argument
 from ..errors import ConfigurationError
@@ -18,14 +18,14 @@ from ..errors import ConfigurationError
 BACKEND = "hf"
 
 # Backends of the openmed package that are not part of this one, and how to get them.
-BACKENDS_ELSEWHERE = {
+UNSUPPORTED_BACKENDS = {
     "mlx": "python -m pip install 'openmed[mlx]'",
     "onnx": "python -m pip install 'openmed[onnx]'",
     "remote": "python -m pip install openmed",
 }
 
 # The settings of OpenMed 3.1's own class (openmed/core/config.py) that mean nothing here, with their defaults there.
-ELSEWHERE: dict[str, Any] = {
+IGNORED_SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("use_medical_tokenizer", "clinical_protect_enabled", "clinical_protect_use_builtin"), True),
     **dict.fromkeys(("lazy_model_loading", "bnb_4bit_use_double_quant", "remote_inference_verify_tls"), True),
     **dict.fromkeys(("load_in_4bit", "transliteration_aware_name_matching"), False),
@@ -46,7 +46,7 @@ ELSEWHERE: dict[str, Any] = {
 }
 
 # What the settings may be; a text where a flag is meant, such as "no", would count as yes.
-TYPES: dict[str, tuple[type, ...]] = {
+SETTING_TYPES: dict[str, tuple[type, ...]] = {
     "revision": (str, NoneType),
     "cache_dir": (str, os.PathLike, NoneType),
     "hf_token": (str, bool, NoneType),
@@ -58,10 +58,18 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 # "auto" is a reduced type that was validated for the model on the device and is faster, or else float32.
 DTYPES = ("float32", "float16", "bfloat16", "int8", "auto")
-SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 # Settings that the arguments of a load replace.
-REPLACEABLE = ("dtype", "revision", "cache_dir", "hf_token", "local_only", "remote_code_allowed", "allow_pickle")
+OVERRIDABLE_SETTINGS = (
+    "dtype",
+    "revision",
+    "cache_dir",
+    "hf_token",
+    "local_only",
+    "remote_code_allowed",
+    "allow_pickle",
+)
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -69,7 +77,7 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 DEFAULT_STRATEGY = "first"
 
 
-def meant_here(given: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> dict[str, Any]:
+def drop_ignored_settings(given: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> dict[str, Any]:
     """Return what OpenMed's code gives without what means nothing here; one warning names what of it is not OpenMed's default."""
     # As text, because of a tensor or an array nobody knows whether it equals something.
     lost = sorted(name for name in given if name in elsewhere and repr(given[name]) != repr(elsewhere[name]))
@@ -97,7 +105,7 @@ class _Settings:
 
     def __post_init__(self) -> None:
         backend = str(self.backend)
-        if elsewhere := BACKENDS_ELSEWHERE.get(backend):
+        if elsewhere := UNSUPPORTED_BACKENDS.get(backend):
             what = f"The backend {describe_value(backend)} is not part of openmed_nb, which runs PyTorch models."
             raise ConfigurationError(what, f"Use it through the openmed package: {elsewhere}.")
         if self.backend not in (BACKEND, None):
@@ -105,14 +113,14 @@ class _Settings:
         if self.device is not None:
             object.__setattr__(self, "device", parse_device_argument(self.device))
             DeviceRequest.parse(str(self.device), "OpenMedConfig")
-        for name, types in TYPES.items():
+        for name, types in SETTING_TYPES.items():
             _check_type(name, getattr(self, name), types)
         allowed: Any = self.remote_code_allowed
         allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
         for one in allowed:
             _check_type("remote_code_allowed", one, (str,))
         object.__setattr__(self, "remote_code_allowed", allowed)
-        dtype = dtype_name(self.dtype)
+        dtype = normalize_dtype(self.dtype)
         if dtype not in DTYPES:
             raise ConfigurationError(
                 f"Models cannot be loaded as {describe_value(dtype)}.", f"Use one of {', '.join(DTYPES)}."
@@ -142,7 +150,7 @@ class OpenMedConfig(_Settings):
 
     Raises:
         ConfigurationError: For a backend or a type that is not here.
-        UnknownDevice: For a device that is not one.
+        UnknownDeviceError: For a device that is not one.
 
     Example:
         >>> OpenMedConfig(device="cpu").dtype
@@ -158,7 +166,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
 
         @functools.wraps(_Settings.__init__)
         def __init__(self, *given: Any, **settings: Any) -> None:
-            super().__init__(*given, **meant_here(settings, ELSEWHERE))
+            super().__init__(*given, **drop_ignored_settings(settings, IGNORED_SETTINGS))
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> OpenMedConfig:
@@ -178,10 +186,10 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
             raise ConfigurationError(
                 f"{short_type_name(settings)} holds no settings.", "Pass a mapping, such as a dict."
             )
-        known = [*(one.name for one in fields(cls)), *ELSEWHERE]
+        known = [*(one.name for one in fields(cls)), *IGNORED_SETTINGS]
         for name in settings:
             if name not in known:
-                raise ConfigurationError(f"There is no setting {describe_value(name)}.", offered(str(name), known))
+                raise ConfigurationError(f"There is no setting {describe_value(name)}.", suggest(str(name), known))
         return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,10 +211,10 @@ def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
         raise ConfigurationError(f"{name!r} cannot be {short_type_name(value)}.", f"Use {accepted}.")
 
 
-def dtype_name(dtype: object) -> str:
+def normalize_dtype(dtype: object) -> str:
     """Return the name of a type as torch has it; Accelerate, the Trainer and torch have shorter ones for some."""
     name = str(dtype).removeprefix("torch.")
-    return SHORT_DTYPES.get(name, name)
+    return DTYPE_ALIASES.get(name, name)
 
 
 def check_task(task: str) -> str:
@@ -227,8 +235,8 @@ def check_strategy(strategy: str | None) -> str:
     return name
 
 
-def with_arguments(config: OpenMedConfig, arguments: dict[str, Any]) -> tuple[OpenMedConfig, dict[str, Any]]:
+def apply_overrides(config: OpenMedConfig, arguments: dict[str, Any]) -> tuple[OpenMedConfig, dict[str, Any]]:
     """Split the arguments of a load: those that settings have a name for change the settings, the others remain."""
     named = {("dtype" if name == "torch_dtype" else name): value for name, value in arguments.items()}
-    settings = {name: named.pop(name) for name in REPLACEABLE if name in named}
+    settings = {name: named.pop(name) for name in OVERRIDABLE_SETTINGS if name in named}
     return replace(config, **settings), named

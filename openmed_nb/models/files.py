@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._utils.text import cause, describe_file, describe_names, describe_value
-from ..errors import ModelRefused, ModelUnusable
+from .._utils.text import describe_error, describe_file, describe_names, describe_value
+from ..errors import InvalidModelError, UntrustedModelError
 from . import limits
 from .registry import ModelReference
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-HEAD = "ForTokenClassification"
+ARCHITECTURE_SUFFIX = "ForTokenClassification"
 MOST_SHARDS = 1000
-SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
+PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+DISTRIBUTED_SHARD_PATTERN = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 # A config.json may name another one for a version of transformers, such as config.4.0.0.json.
-SETTINGS = ("config*.json", "*.py")
+CONFIG_PATTERNS = ("config*.json", "*.py")
 
 # The files that tokenizers of transformers are made of (vocab_files_names of its classes), those for a version among
 # them, such as tokenizer.4.0.0.json.
-TOKENIZER = (
+TOKENIZER_PATTERNS = (
     "tokenizer*.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -50,10 +50,10 @@ TOKENIZER = (
 ADAPTER = ("adapter_config.json", "adapter_model.*")
 
 # Tokenizers without a limit give a number far above this one (transformers' VERY_LARGE_INTEGER).
-LONGEST_REAL_LIMIT = 1_000_000
+MAX_PLAUSIBLE_LENGTH = 1_000_000
 
 # What configurations call the longest input; MPT has no table of positions, and cannot read more either.
-NAMES_OF_LIMITS = ("max_position_embeddings", "max_seq_len")
+MAX_LENGTH_KEYS = ("max_position_embeddings", "max_seq_len")
 
 # What models call their table of positions of tokens. Those of boxes, of words in pairs and of pictures have other names, or
 # stand elsewhere than the embeddings of tokens.
@@ -74,8 +74,8 @@ POSITION_TABLES = (
 # Cyrillic, cuneiform and runic letters and an emoji that hardly any vocabulary has.
 RARE_CHARACTERS = "\ua66e \U00012000 \u16a0 \U0001f9ff"
 
-ANOTHER = "Use the name or the folder of a token-classification model in safetensors."
-PIECE = 1 << 20
+OTHER_MODEL_REMEDY = "Use the name or the folder of a token-classification model in safetensors."
+READ_CHUNK_BYTES = 1 << 20
 
 
 def read_config(folder: Path, name: str) -> dict[str, Any]:
@@ -83,26 +83,26 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     file = folder / "config.json"
     limits.check_file(file, name)
     if not file.is_file():
-        raise ModelUnusable(f"{describe_value(name)} holds no model: it has no config.json.", ANOTHER)
+        raise InvalidModelError(f"{describe_value(name)} holds no model: it has no config.json.", OTHER_MODEL_REMEDY)
     problem = "holds no settings"
     try:
         config = limits.read_json(file)
     except (OSError, ValueError, RecursionError) as error:
         config = None
-        problem = f"cannot be read: {cause(error)}"
+        problem = f"cannot be read: {describe_error(error)}"
     if not isinstance(config, dict):
-        raise ModelUnusable(f"The config.json of {describe_value(name)} {problem}.", "Download the model again.")
+        raise InvalidModelError(f"The config.json of {describe_value(name)} {problem}.", "Download the model again.")
     limits.check_label_counts(config, name)
     architectures = config.get("architectures")
     if (
         isinstance(architectures, list)
         and architectures
-        and not any(str(kind).endswith(HEAD) for kind in architectures)
+        and not any(str(kind).endswith(ARCHITECTURE_SUFFIX) for kind in architectures)
     ):
         # transformers would fill the head with random numbers.
         kind = describe_names([str(architectures[0])])
         what = f"The model {describe_value(name)} is a {kind}, which is not a token classifier."
-        raise ModelUnusable(what, ANOTHER)
+        raise InvalidModelError(what, OTHER_MODEL_REMEDY)
     return config
 
 
@@ -128,40 +128,40 @@ def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) 
         count = config.num_labels
         problem = f"The id2label of {describe_value(name)} does not give one text for each of its {count} labels."
     if problem:
-        raise ModelUnusable(problem, "Correct id2label in its config.json.")
+        raise InvalidModelError(problem, "Correct id2label in its config.json.")
 
 
 def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     """Check that a folder has weights that may be loaded; return whether transformers finds them as safetensors."""
-    if any(DISTRIBUTED.fullmatch(file.name) for file in folder.glob("shard-*.safetensors")):
+    if any(DISTRIBUTED_SHARD_PATTERN.fullmatch(file.name) for file in folder.glob("shard-*.safetensors")):
         # transformers would read them in the place of all others, and never report what it did not use.
         what = f"The weights of {describe_value(name)} are a distributed checkpoint."
-        raise ModelUnusable(what, "Save the model with save_pretrained() in one process.")
-    disguised = any(not shard.endswith(".safetensors") for shard in shards(folder / SAFETENSORS[1]))
-    safe = any((folder / file).is_file() for file in SAFETENSORS)
-    pickled = any((folder / file).is_file() for file in PICKLES)
+        raise InvalidModelError(what, "Save the model with save_pretrained() in one process.")
+    disguised = any(not shard.endswith(".safetensors") for shard in shard_files(folder / SAFETENSORS_FILES[1]))
+    safe = any((folder / file).is_file() for file in SAFETENSORS_FILES)
+    pickled = any((folder / file).is_file() for file in PICKLE_FILES)
     if safe and not disguised:
         return True
     if not disguised and not pickled:
         remedy = (
             "Use a model with a model.safetensors, or pass allow_pickle=True if it has a pickle file that you trust."
         )
-        raise ModelUnusable(f"The model {describe_value(name)} has no weights in safetensors.", remedy)
+        raise InvalidModelError(f"The model {describe_value(name)} has no weights in safetensors.", remedy)
     if not allow_pickle:
         what = f"The weights of {describe_value(name)} are a pickle file, which can run any code when it is loaded."
         remedy = "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them."
-        raise ModelRefused(what, remedy)
+        raise UntrustedModelError(what, remedy)
     return disguised
 
 
-def shards(index: Path) -> set[str]:
+def shard_files(index: Path) -> set[str]:
     """Return the files that an index of weights points to."""
-    weight_map = limits.settings_in(index).get("weight_map")
+    weight_map = limits.read_json_object(index).get("weight_map")
     return {str(shard) for shard in weight_map.values()} if isinstance(weight_map, dict) else set()
 
 
 @dataclass(frozen=True)
-class Content:
+class ModelHashes:
     """Fingerprints of the files that a model is loaded from."""
 
     weights: str
@@ -169,45 +169,45 @@ class Content:
     tokenizer: str
 
 
-def content_of(folder: Path) -> Content:
+def hash_model_files(folder: Path) -> ModelHashes:
     """Return the fingerprints of a model's files; a file is read once in a process, until it changes."""
-    return Content(
-        fingerprint([*weight_files(folder), *matching(folder, ADAPTER)]),
-        fingerprint(matching(folder, SETTINGS)),
-        fingerprint(matching(folder, TOKENIZER)),
+    return ModelHashes(
+        hash_files([*weight_files(folder), *match_files(folder, ADAPTER)]),
+        hash_files(match_files(folder, CONFIG_PATTERNS)),
+        hash_files(match_files(folder, TOKENIZER_PATTERNS)),
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files that weights are loaded from, in transformers' order: one file, or an index and what it names."""
-    for single, index in (SAFETENSORS, PICKLES):
+    for single, index in (SAFETENSORS_FILES, PICKLE_FILES):
         if (folder / single).is_file():
             return [folder / single]
         if (folder / index).is_file():
-            parts = (folder / shard for shard in sorted(shards(folder / index)))
+            parts = (folder / shard for shard in sorted(shard_files(folder / index)))
             return [folder / index, *(part for part in parts if part.is_file())]
     return []
 
 
-def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+def match_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     """Return the files of a folder that match a pattern, in alphabetical order."""
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
-def fingerprint(files: Iterable[Path]) -> str:
+def hash_files(files: Iterable[Path]) -> str:
     """Return a short text that changes with the name or any byte of a file."""
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
         try:
-            content = digest_of(path)
+            content = file_digest(path)
         except OSError as error:
-            what = f"The file {describe_file(path)} of the model cannot be read: {cause(error)}."
-            raise ModelUnusable(what, "Check it, or download the model again.") from error
+            what = f"The file {describe_file(path)} of the model cannot be read: {describe_error(error)}."
+            raise InvalidModelError(what, "Check it, or download the model again.") from error
         digest.update(f"{path.name}\0{content}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def digest_of(path: Path, algorithm: str = "blake2b") -> str:
+def file_digest(path: Path, algorithm: str = "blake2b") -> str:
     """Return the digest of a file; it is read once in a process, until its size or a time changes."""
     found = path.stat()
     # A copy may keep the time of change of its original, but not the one that the system sets.
@@ -218,7 +218,7 @@ def digest_of(path: Path, algorithm: str = "blake2b") -> str:
 def read_digest(path: str, algorithm: str, _size: int, _changed: int, _touched: int) -> str:
     digest = hashlib.blake2b(digest_size=16) if algorithm == "blake2b" else hashlib.new(algorithm)
     with Path(path).open("rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(READ_CHUNK_BYTES):
             digest.update(piece)
     return digest.hexdigest()
 
@@ -229,22 +229,22 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:  # An error in the middle of a text on a CPU, silently zero rows on MPS.
         what = f"The tokenizer of {describe_value(name)} has token {largest}, and the model has embeddings for {rows} tokens."
-        raise ModelUnusable(what, "Call resize_token_embeddings on the model, and save both together.")
+        raise InvalidModelError(what, "Call resize_token_embeddings on the model, and save both together.")
     try:
         with limits.panics_as_errors():
             tokenizer(RARE_CHARACTERS)
     except Exception as error:  # The tokenizers library raises bare Exceptions.
-        what = f"The tokenizer of {describe_value(name)} cannot read what is not in its vocabulary: {cause(error)}."
-        raise ModelUnusable(what, "Add its unknown token to the vocabulary, or use another model.") from error
+        what = f"The tokenizer of {describe_value(name)} cannot read what is not in its vocabulary: {describe_error(error)}."
+        raise InvalidModelError(what, "Add its unknown token to the vocabulary, or use another model.") from error
 
 
-def positions_of(model: torch.nn.Module) -> int | None:
+def max_positions(model: torch.nn.Module) -> int | None:
     """Return how many tokens a model has positions for, ``None`` where nothing limits them.
 
     A table of positions has a row for each; where it has a row for padding, as RoBERTa's, the first token's is the
     next one. A model may take fewer than its table has, which its configuration then gives.
     """
-    limits = [getattr(getattr(model, "config", None), name, None) for name in NAMES_OF_LIMITS]
+    limits = [getattr(getattr(model, "config", None), name, None) for name in MAX_LENGTH_KEYS]
     table = position_table(model)
     if table is not None:
         padding = table.padding_idx
@@ -291,7 +291,7 @@ def usable_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> 
     """
     shortest = tokenizer.num_special_tokens_to_add() + 1
     limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
-    return int(min((limit for limit in limits if shortest <= limit < LONGEST_REAL_LIMIT), default=512))
+    return int(min((limit for limit in limits if shortest <= limit < MAX_PLAUSIBLE_LENGTH), default=512))
 
 
 # What the files may not ask for: code, downloads, and files outside their folder.
@@ -307,7 +307,7 @@ TOKENIZER_CLASS = re.compile(
 )
 
 # Settings that replace checked files by unchecked ones, whoever made the model.
-NEVER_ALLOWED = ("transformers_weights", "configuration_files")
+FORBIDDEN_SETTINGS = ("transformers_weights", "configuration_files")
 
 # The one folder inside a model's that transformers reads.
 CHAT_TEMPLATES = "additional_chat_templates"
@@ -342,19 +342,19 @@ def _is_not_timm(value: Any, _folder: Path) -> bool:
     return value not in ("timm_wrapper", "timm_backbone")
 
 
-def _names_a_tokenizer(value: Any, _folder: Path) -> bool:
+def _is_tokenizer_class(value: Any, _folder: Path) -> bool:
     return not isinstance(value, str) or bool(TOKENIZER_CLASS.fullmatch(value))
 
 
-def _is_inside(value: Any, folder: Path) -> bool:
+def _is_path_inside(value: Any, folder: Path) -> bool:
     """Return whether paths lead to nothing outside a folder; many tokenizers keep the path that their maker had."""
     paths = value if isinstance(value, (list, dict)) else [value]
-    into = homes(folder)
+    into = allowed_roots(folder)
     named = [folder / path for path in paths if isinstance(path, str) and path and "\0" not in path]
-    return all(leads_into(path, into) or not path.exists() for path in named)
+    return all(is_within(path, into) or not path.exists() for path in named)
 
 
-NO_TOKENIZER = SettingRule(_names_a_tokenizer, "names a class that is not a tokenizer")
+NO_TOKENIZER = SettingRule(_is_tokenizer_class, "names a class that is not a tokenizer")
 FOREIGN_CODE = SettingRule(_is_known_code, "asks for code that is not part of transformers")
 QUANTIZATION = SettingRule(_is_empty, "asks for the code of a quantization method")
 
@@ -405,7 +405,7 @@ TOKENIZER_RULES = {
 # (tokenization_utils_base.get_fast_tokenizer_file takes "../tokenizer.4.0.0.json" too); SentencePiece (model_file), MeCab and
 # Sudachi (dictionaries) open what arguments for them name.
 ENDING_RULES = {
-    ("_file", "_files"): SettingRule(_is_inside, "names a file outside its folder"),
+    ("_file", "_files"): SettingRule(_is_path_inside, "names a file outside its folder"),
     ("_kwargs",): SettingRule(_is_empty, "has arguments for another library"),
 }
 
@@ -416,13 +416,13 @@ NOT_OPENED = "special_tokens_map_file"
 SPECIAL_TOKENS = re.compile(r".*_tokens?")
 
 
-def permission(reference: ModelReference) -> str:
+def trust_remedy(reference: ModelReference) -> str:
     """Return how a model is allowed by name to run code of its own."""
     wanted = reference.name if reference.on_hub else reference.location
     return f"allow it by name: OpenMedConfig(remote_code_allowed=({wanted!r},))."
 
 
-def is_allowed(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
+def is_trusted(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
     """Tell whether a model is on a list of names: a hub model by alias or id in any case, a folder by its full path."""
     if not reference.on_hub:
         return reference.location in allowed
@@ -441,35 +441,37 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
         needed = str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
     if (asked or needed) and not allowed:
         what = f"The model {describe_value(reference.name)} would run Python code of its own."
-        raise ModelRefused(what, f"If you trust it, {permission(reference)}")
+        raise UntrustedModelError(what, f"If you trust it, {trust_remedy(reference)}")
     return asked or needed
 
 
 def check_settings(folder: Path, config: dict[str, Any], reference: ModelReference, allowed: bool) -> None:
     """Refuse a model with settings that make transformers import, fetch or open anything but the files in its folder."""
-    for file, key, effect in _departures(folder, config):
-        if key in NEVER_ALLOWED:
+    for file, key, effect in _unsafe_settings(folder, config):
+        if key in FORBIDDEN_SETTINGS:
             remedy = "Remove that line."
         elif allowed:
             continue
         else:
-            remedy = f"Remove it or, if you trust the model, {permission(reference)}"
+            remedy = f"Remove it or, if you trust the model, {trust_remedy(reference)}"
         setting = describe_names([key])
-        raise ModelRefused(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
+        raise UntrustedModelError(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
     if (folder / "adapter_config.json").is_file() and not allowed:
         what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, which names what the package peft adds to it."
-        raise ModelRefused(what, f"Merge the adapter into the weights or, if you trust it, {permission(reference)}")
+        raise UntrustedModelError(
+            what, f"Merge the adapter into the weights or, if you trust it, {trust_remedy(reference)}"
+        )
 
 
-def _departures(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _unsafe_settings(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the file, the setting and what it does for each that sends transformers elsewhere."""
-    for key, value, is_part in limits.everything_in(config):
+    for key, value, is_part in limits.walk_settings(config):
         rules = PART_RULES if is_part else CONFIG_RULES
         rule = rules.get(key.removeprefix("_").removesuffix("_internal"))
         if rule and not rule.is_harmless(value, folder):
             yield "config.json", key, rule.effect
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        for key, value in limits.settings_in(folder / file).items():
+        for key, value in limits.read_json_object(folder / file).items():
             by_ending = (rule for endings, rule in ENDING_RULES.items() if key.endswith(endings) and key != NOT_OPENED)
             rule = TOKENIZER_RULES.get(key) or next(by_ending, None)
             if rule and not rule.is_harmless(value, folder):
@@ -478,7 +480,7 @@ def _departures(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str
                 yield file, key, "has more than tokens"
 
 
-def check_paths(folder: Path, name: str) -> None:
+def check_links(folder: Path, name: str) -> None:
     """Check that what a load opens are regular files in a model's folder, whatever links and indexes say.
 
     A folder in the cache of huggingface_hub has links to the blobs of the same model. A pipe, a socket or a device would
@@ -491,27 +493,27 @@ def check_paths(folder: Path, name: str) -> None:
             paths += sorted(templates.iterdir())
     except OSError as error:
         what = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
-        raise ModelUnusable(what, "Check its permissions, or name another folder.") from error
-    into = homes(folder)
+        raise InvalidModelError(what, "Check its permissions, or name another folder.") from error
+    into = allowed_roots(folder)
     for path in paths:
         limits.check_file(path, name)
-        if path.is_symlink() and (path.is_file() or path == templates) and not leads_into(path, into):
+        if path.is_symlink() and (path.is_file() or path == templates) and not is_within(path, into):
             what = f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
-            raise ModelRefused(what, "Put the file itself in its place.")
-    for index in (SAFETENSORS[1], PICKLES[1]):
-        parts = [Path(part) for part in shards(folder / index)]
+            raise UntrustedModelError(what, "Put the file itself in its place.")
+    for index in (SAFETENSORS_FILES[1], PICKLE_FILES[1]):
+        parts = [Path(part) for part in shard_files(folder / index)]
         if len(parts) > MOST_SHARDS:
             what = f"The index of the weights of {describe_value(name)} names {len(parts):,} files, and the most are {MOST_SHARDS:,}."
-            raise ModelUnusable(what, "Save the model again, in fewer files.")
+            raise InvalidModelError(what, "Save the model again, in fewer files.")
         for part in parts:
-            if part.is_absolute() or ".." in part.parts or not leads_into(folder / part, into):
+            if part.is_absolute() or ".." in part.parts or not is_within(folder / part, into):
                 what = f"The index of the weights of {describe_value(name)} names a file outside its folder."
                 remedy = "Put all its files into one folder, and name them in the index as they are called there."
-                raise ModelRefused(what, remedy)
+                raise UntrustedModelError(what, remedy)
             limits.check_file(folder / part, name)
 
 
-def homes(folder: Path) -> tuple[Path, ...]:
+def allowed_roots(folder: Path) -> tuple[Path, ...]:
     """Return where the files of a model may really be: in its folder, or where the cache of huggingface_hub has them."""
     home = Path(os.path.realpath(folder))
     if home.parent.name != "snapshots":
@@ -519,7 +521,7 @@ def homes(folder: Path) -> tuple[Path, ...]:
     return home, Path(os.path.realpath(home.parent.parent / "blobs"))
 
 
-def leads_into(path: Path, into: Iterable[Path]) -> bool:
+def is_within(path: Path, into: Iterable[Path]) -> bool:
     """Tell whether a path leads into one of several folders once all links are followed."""
     try:
         real = Path(os.path.realpath(path))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._utils.text import describe_file, describe_value
 from ..devices.machine import import_psutil
-from ..errors import ModelUnusable
+from ..errors import InvalidModelError
 
 if TYPE_CHECKING:
     import subprocess
@@ -145,16 +145,16 @@ def check_file(path: Path, name: str) -> None:
         return
     except (OSError, ValueError) as error:  # A loop of links, or a name that no file can have.
         reason = getattr(error, "strerror", None) or "no file can have that name"
-        raise ModelUnusable(f"{file} cannot be read: {reason}.", AGAIN) from error
+        raise InvalidModelError(f"{file} cannot be read: {reason}.", AGAIN) from error
     if stat.S_ISDIR(found.st_mode) and not path.name.endswith(ENDINGS):
         return
     if not stat.S_ISREG(found.st_mode):
-        raise ModelUnusable(f"{file} is not a regular file.", "Put a file in its place.")
+        raise InvalidModelError(f"{file} is not a regular file.", "Put a file in its place.")
     largest = next((most for pattern, most in LARGEST.items() if fnmatchcase(path.name, pattern)), math.inf)
     if found.st_size > largest:
-        raise ModelUnusable(f"{file} is larger than {largest // MIB} MiB.", AGAIN)
+        raise InvalidModelError(f"{file} is larger than {largest // MIB} MiB.", AGAIN)
     if path.name.endswith(".safetensors") and LARGEST_HEADER < _header_bytes(path) < found.st_size:
-        raise ModelUnusable(f"{file} has a header that is larger than {LARGEST_HEADER // MIB} MiB.", AGAIN)
+        raise InvalidModelError(f"{file} has a header that is larger than {LARGEST_HEADER // MIB} MiB.", AGAIN)
 
 
 def _header_bytes(path: Path) -> int:
@@ -183,7 +183,7 @@ def read_json(file: Path, most: int = 128 * MIB) -> Any:
     return json.loads(file.read_text("utf-8"))
 
 
-def settings_in(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file; nothing where it is missing or damaged, which loading it reports."""
     try:
         settings = read_json(file)
@@ -198,7 +198,7 @@ def check_label_counts(config: dict[str, Any], name: str) -> None:
         labels = config.get(key)
         if isinstance(labels, (dict, list)) and len(labels) > MOST_LABELS:
             what = f"The config.json of {describe_value(name)} has {len(labels):,} labels, and the most are {MOST_LABELS:,}."
-            raise ModelUnusable(what, "Correct id2label in its config.json.")
+            raise InvalidModelError(what, "Correct id2label in its config.json.")
 
 
 @contextlib.contextmanager
@@ -219,14 +219,14 @@ def check_tokenizer_files(folder: Path, name: str) -> None:
     """
     for path in sorted(folder.glob("*.json")):
         if path.name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-            reason = _too_many_tokens(settings_in(path))
+            reason = _too_many_tokens(read_json_object(path))
         elif path.name.startswith("tokenizer"):
-            settings = settings_in(path)
+            settings = read_json_object(path)
             reason = _too_much(settings) or (_trial(path, settings) if _is_unusual(settings) else "")
         else:
             continue
         if reason:
-            raise ModelUnusable(f"The file {describe_file(path)} of {describe_value(name)} {reason}.", AGAIN)
+            raise InvalidModelError(f"The file {describe_file(path)} of {describe_value(name)} {reason}.", AGAIN)
 
 
 def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
@@ -234,10 +234,10 @@ def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
     settings = json.loads(content)
     reason = _too_much(settings)
     if reason:
-        raise ModelUnusable(f"The tokenizer of {describe_value(name)} {reason}.", AGAIN)
+        raise InvalidModelError(f"The tokenizer of {describe_value(name)} {reason}.", AGAIN)
     if _is_unusual(settings):
         what = f"The tokenizer of {describe_value(name)} is of an unusual kind, and the model has no tokenizer.json."
-        raise ModelUnusable(what, f"Save it with save_pretrained() into {describe_file(folder)}.")
+        raise InvalidModelError(what, f"Save it with save_pretrained() into {describe_file(folder)}.")
 
 
 # The following reasons are ends of a sentence about a file, and empty where there is nothing to say.
@@ -327,13 +327,13 @@ def _is_unusual(settings: dict[str, Any]) -> bool:
     longest = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
     if isinstance(longest, int) and longest > LONGEST_WORD:
         return True
-    after = list(everything_in({key: settings.get(key) for key in ("post_processor", "padding")}))
+    after = list(walk_settings({key: settings.get(key) for key in ("post_processor", "padding")}))
     largest = max((value for _, value, _ in after if isinstance(value, int)), default=0)
     longest_list = max((len(value) for _, value, _ in after if isinstance(value, (list, dict))), default=0)
     return len(after) > MOST_AFTER or largest > LARGEST_NUMBER or longest_list > MOST_AFTER
 
 
-def everything_in(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+def walk_settings(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     """Yield every key with its value, however deep in mappings and lists it is, and whether it is not at the top."""
     waiting: list[Any] = [settings]
     while waiting:

@@ -19,23 +19,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._events.activity import uninterrupted
-from .._render.display import counted
-from .._utils.text import cause, describe_file, describe_names, describe_value, shorten
+from .._events.activity import defer_interrupts
+from .._render.display import pluralize
+from .._utils.text import describe_error, describe_file, describe_names, describe_value, shorten
 from .._utils.warning import warn
-from ..devices.backend import TENSOR_LOCK, collector_at_rest, import_torch
-from ..devices.moving import narrower_types
-from ..devices.registry import device_of
-from ..errors import ConfigurationError, DeviceUnavailable, ModelError, ModelUnusable
+from ..devices.backend import TENSOR_LOCK, gc_disabled, import_torch
+from ..devices.moving import mps_dtype_fallbacks
+from ..devices.registry import parse_device_argument
+from ..errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, ModelError
 from . import files, limits
-from .config import OpenMedConfig, dtype_name
-from .registry import ModelReference, fetch_model, find_model
+from .config import OpenMedConfig, normalize_dtype
+from .registry import ModelReference, download_model, find_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Words in the names of settings that tell how many modules are built, one after another in Python.
-PARTS = frozenset(
+MODULE_COUNT_WORDS = frozenset(
     [
         "layer",
         "layers",
@@ -53,26 +53,28 @@ PARTS = frozenset(
 )
 
 # A count of modules that no token classifier reaches, unless its weights hold as many tensors.
-MOST = 1000
+MAX_MODULES = 1000
 
 # How many numbers a model may have besides its weights: masks and tables that are computed when it is built.
-ROOM = 2**28
+MAX_EXTRA_NUMBERS = 2**28
 
 # What checkpoints hold that a token classifier does not use: the pooler of its body, and tables that are computed
 # today. transformers leaves out more by itself (_keys_to_ignore_on_load_unexpected).
-REST = re.compile(
+UNUSED_WEIGHTS_PATTERN = re.compile(
     r"(^|\.)pooler\.|(^|\.)(position_ids|token_type_ids|\w*inv_freq|masked_bias|num_batches_tracked)$"
     r"|\.(attn|attention)\.bias$"
 )
 
 # The heads that a body was trained with; they do not change what it says of tokens.
-PRETRAINING = re.compile(r"(cls|lm_head|mlm|nsp|predictions|discriminator_predictions|generator_\w+|vocab_\w+)\.")
+PRETRAINING_HEADS_PATTERN = re.compile(
+    r"(cls|lm_head|mlm|nsp|predictions|discriminator_predictions|generator_\w+|vocab_\w+)\."
+)
 
 # Settings that are the probability of a dropout. torch checks some of them only when the model runs.
 PROBABILITY = re.compile(r"(\w*_)?(dropout|pdrop|drop_rate|drop_path_rate|layerdrop)(_prob|_p|_rate|_ratio)?")
 
 INT8 = "int8"
-ANOTHER_TYPE = "Use dtype='bfloat16', or 'float32'."
+OTHER_DTYPE_REMEDY = "Use dtype='bfloat16', or 'float32'."
 
 # What torch warns of while it quantizes: that a later release will not, which is an error here on that day.
 EXPECTED_WARNINGS = (
@@ -81,7 +83,7 @@ EXPECTED_WARNINGS = (
 )
 
 # In which type weights are read that become another one; what "auto" stands for is decided before a load.
-READ_AS = {INT8: "float32", "auto": "float32"}
+STORAGE_DTYPES = {INT8: "float32", "auto": "float32"}
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,13 @@ class LoadSpec:
     folder: Path | None = field(default=None, compare=False)  # Where its files are, where that is known already.
 
     @classmethod
-    def of(cls, name: str | None, config: OpenMedConfig, remote_code: bool = False) -> LoadSpec:
+    def from_name(cls, name: str | None, config: OpenMedConfig, remote_code: bool = False) -> LoadSpec:
         """Return the specification for a name."""
         settings = (config.dtype, config.revision, config.cache_dir, config.allow_pickle, config.remote_code_allowed)
         reference = find_model(name, config.default_org)
-        return cls(reference, remote_code, settings, () if reference.on_hub else files_in(reference.location), config)
+        return cls(
+            reference, remote_code, settings, () if reference.on_hub else snapshot_files(reference.location), config
+        )
 
     @property
     def dtype(self) -> str:
@@ -112,7 +116,7 @@ class LoadSpec:
         return replace(self, settings=(dtype, *self.settings[1:]), config=replace(self.config, dtype=dtype))
 
 
-def files_in(folder: str) -> tuple[tuple[str, int, int], ...]:
+def snapshot_files(folder: str) -> tuple[tuple[str, int, int], ...]:
     """Return name, size in bytes and time of change in nanoseconds of each file in a folder."""
     found = []
     try:
@@ -123,7 +127,7 @@ def files_in(folder: str) -> tuple[tuple[str, int, int], ...]:
                         found.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
     except OSError as error:
         what = f"The folder {describe_value(folder)} cannot be read: {error.strerror}."
-        raise ModelUnusable(what, "Check its permissions, or name another folder.") from error
+        raise InvalidModelError(what, "Check its permissions, or name another folder.") from error
     return tuple(sorted(found))
 
 
@@ -137,7 +141,7 @@ class LoadedModel:
     config: PreTrainedConfig
     folder: Path
     # How many tokens run best at once, by kind of device, as it was measured on this computer.
-    learned: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    tuned_batch_tokens: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     # The pipelines over it, by their options; they go when it goes.
     pipelines: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -146,7 +150,7 @@ class LoadedModel:
         return {"model": self.model, "tokenizer": self.tokenizer, "config": self.config}
 
 
-@collector_at_rest()
+@gc_disabled()
 def import_transformers() -> None:
     """Import torch, and what of transformers every load needs; an interrupt waits until it is there, as for torch."""
     if sys.flags.optimize > 1:  # transformers' auto_docstring reads the docstrings of its classes while it is imported.
@@ -154,12 +158,12 @@ def import_transformers() -> None:
         raise ModelError(what, "Run Python without that option, or with -O.")
     import_torch()
     try:
-        with uninterrupted():
+        with defer_interrupts():
             import transformers.modeling_utils  # noqa: F401
             from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
     except Exception as error:
         # A damaged installation, or an import that was interrupted before, fails in any way.
-        what = f"transformers cannot be imported: {cause(error)}."
+        what = f"transformers cannot be imported: {describe_error(error)}."
         raise ModelError(what, "Restart the kernel; if it fails again, reinstall transformers.") from error
 
 
@@ -175,7 +179,7 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity_error()
         yield
     finally:
-        with uninterrupted():
+        with defer_interrupts():
             logging.set_verbosity(verbosity)
             if bar_was_on:
                 logging.enable_progress_bar()
@@ -217,7 +221,7 @@ def not_on_meta() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
+def translate_load_errors(part: str, name: str, folder: Path) -> Iterator[None]:
     """Turn any error while a part of a model is loaded into one that names the part and the model.
 
     Damaged files make transformers raise errors of every class, bare Exceptions of the tokenizers library among them.
@@ -226,20 +230,20 @@ def unusable_on_error(part: str, name: str, folder: Path) -> Iterator[None]:
     try:
         with limits.panics_as_errors():
             yield
-    except (MemoryError, ModelUnusable):
+    except (MemoryError, InvalidModelError):
         raise
     except Exception as error:
-        what = f"The {part} of {describe_value(name)} does not load: {cause(error)}."
-        raise ModelUnusable(what, f"Check or download the files in {describe_file(folder)} again.") from error
+        what = f"The {part} of {describe_value(name)} does not load: {describe_error(error)}."
+        raise InvalidModelError(what, f"Check or download the files in {describe_file(folder)} again.") from error
 
 
-def load(spec: LoadSpec, device: str) -> LoadedModel:
+def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     """Load a model, after every check of its files, and move it to a device."""
     name = spec.reference.name
     check_int8(spec.dtype, device)
     folder = model_folder(spec)
     settings = files.read_config(folder, name)
-    trusted = files.is_allowed(spec.reference, spec.config.remote_code_allowed)
+    trusted = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
     files.check_settings(folder, settings, spec.reference, trusted)
     safetensors = files.check_weights(folder, name, spec.config.allow_pickle)
     remote = files.check_remote_code(settings, spec.reference, trusted, spec.remote_code)
@@ -247,17 +251,17 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForTokenClassification
 
     stored = stored_tensors(files.weight_files(folder))
-    check_counts(settings, stored, name)
+    check_module_counts(settings, stored, name)
     check_probabilities(settings, name)
     source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers sets torch's default type while it makes a model: a load in another thread would take it over.
-    with TENSOR_LOCK, collector_at_rest(), quiet_transformers(), without_kernels(trusted), not_on_meta():
-        with unusable_on_error("config.json", name, folder):
+    with TENSOR_LOCK, gc_disabled(), quiet_transformers(), without_kernels(trusted), not_on_meta():
+        with translate_load_errors("config.json", name, folder):
             # Without a type transformers 5 takes the stored one, and a 16-bit file is three times slower on a CPU.
-            config = AutoConfig.from_pretrained(folder, dtype=READ_AS.get(spec.dtype, spec.dtype), **source)
+            config = AutoConfig.from_pretrained(folder, dtype=STORAGE_DTYPES.get(spec.dtype, spec.dtype), **source)
         tokenizer = load_tokenizer(folder, name, config=config, **source)
         files.check_labels(settings, config, name)
-        with unusable_on_error("weights file", name, folder):
+        with translate_load_errors("weights file", name, folder):
             if not remote:
                 check_size(settings, config, stored, name)
             model, info = AutoModelForTokenClassification.from_pretrained(
@@ -274,8 +278,8 @@ def load(spec: LoadSpec, device: str) -> LoadedModel:
     files.check_tokenizer(tokenizer, model, name)
     if spec.dtype == INT8:
         model = quantize(model)
-    tokenizer.model_max_length = files.usable_length(tokenizer, files.positions_of(model))
-    move(model, device, name)
+    tokenizer.model_max_length = files.usable_length(tokenizer, files.max_positions(model))
+    move_model(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config, folder)
 
 
@@ -283,10 +287,10 @@ def model_folder(spec: LoadSpec) -> Path:
     """Return the folder with the model's files, downloaded from the hub where they are there, after a look at its paths."""
     folder = spec.folder
     if folder is None and spec.reference.on_hub:
-        code = files.is_allowed(spec.reference, spec.config.remote_code_allowed)
-        folder = fetch_model(spec.reference.location, spec.config, code)
+        code = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
+        folder = download_model(spec.reference.location, spec.config, code)
     folder = folder or Path(spec.reference.location)
-    files.check_paths(folder, spec.reference.name)
+    files.check_links(folder, spec.reference.name)
     return folder
 
 
@@ -295,16 +299,16 @@ def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokeniz
     from transformers import AutoTokenizer
 
     limits.check_tokenizer_files(folder, name)
-    with unusable_on_error("tokenizer", name, folder):
+    with translate_load_errors("tokenizer", name, folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     needed = tokenizer.vocab_files_names.values()
     if needed and not any((folder / file).is_file() for file in needed):
         # transformers would go on with an empty vocabulary, in which every word is unknown.
         what = f"The folder of {describe_value(name)} holds no tokenizer: it has no {' or '.join(sorted(needed))}."
-        raise ModelUnusable(what, f"Check or download the files in {describe_file(folder)} again.")
+        raise InvalidModelError(what, f"Check or download the files in {describe_file(folder)} again.")
     if not tokenizer.is_fast:
         what = f"The tokenizer of {describe_value(name)} gives no offsets, so entities could not be found in the text."
-        raise ModelUnusable(what, "Use a model with a fast tokenizer (a tokenizer.json).")
+        raise InvalidModelError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
     if not (folder / "tokenizer.json").is_file():
         limits.check_built_tokenizer(tokenizer.backend_tokenizer.to_str(), folder, name)
     if tokenizer.pad_token is None:
@@ -313,13 +317,13 @@ def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokeniz
     return tokenizer
 
 
-def move(model: PreTrainedModel, device: str, name: str) -> None:
-    """Move a model to a device, or raise DeviceUnavailable and leave it whole where it was; int8 stays on the CPU."""
+def move_model(model: PreTrainedModel, device: str, name: str) -> None:
+    """Move a model to a device, or raise DeviceUnavailableError and leave it whole where it was; int8 stays on the CPU."""
     import torch
 
     if is_quantized(model):
         check_int8(INT8, device)
-    if narrower := narrower_types(device):
+    if narrower := mps_dtype_fallbacks(device):
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.to(narrower.get(tensor.dtype, tensor.dtype))
     former = model.device
@@ -331,63 +335,63 @@ def move(model: PreTrainedModel, device: str, name: str) -> None:
             if not isinstance(error, (RuntimeError, AssertionError)):
                 raise
             # An AssertionError where torch was built without the device.
-            what = f"The model {describe_value(name)} could not be moved to {device}: {cause(error)}."
-            raise DeviceUnavailable(what, device_of(device).unload_remedy) from error
+            what = f"The model {describe_value(name)} could not be moved to {device}: {describe_error(error)}."
+            raise DeviceUnavailableError(what, parse_device_argument(device).unload_remedy) from error
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file of weights."""
 
     shape: tuple[int, ...]
-    whole: bool  # Whether it holds whole numbers.
+    is_integer: bool  # Whether it holds whole numbers.
 
 
-def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
+def stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     """Return the tensors in files of weights by their names; none of a damaged file, which loading it reports."""
     import torch
     from safetensors import safe_open
 
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredTensor] = {}
     for file in paths:
         with contextlib.suppress(Exception):  # Each library has its own errors for damaged files.
             if file.suffix == ".safetensors":
                 with safe_open(file, framework="numpy") as content:
                     for name in content.keys():  # noqa: SIM118 - not a mapping
                         tensor = content.get_slice(name)
-                        stored[name] = Stored(tuple(tensor.get_shape()), tensor.get_dtype()[0] in "IU")
+                        stored[name] = StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype()[0] in "IU")
             elif file.suffix != ".json":
                 # This runs no code of the file, and leaves the numbers in it.
                 tensors = torch.load(file, map_location="meta", weights_only=True, mmap=True)
                 for name, tensor in tensors.items():
                     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-                    stored[name] = Stored(tuple(tensor.shape), is_whole)
+                    stored[name] = StoredTensor(tuple(tensor.shape), is_whole)
     return stored
 
 
-def check_counts(settings: dict[str, Any], stored: Mapping[str, Stored], name: str) -> None:
+def check_module_counts(settings: dict[str, Any], stored: Mapping[str, StoredTensor], name: str) -> None:
     """Refuse settings with more modules or labels than the weights can be for; building such a model would not end."""
     largest = _largest_size(stored)
-    for key, value, _ in limits.everything_in(settings):
+    for key, value, _ in limits.walk_settings(settings):
         words = set(key.split("_"))
         if "size" in words:
             continue
         if "labels" in words:
-            most = max(MOST, largest)
-        elif words & PARTS:
-            most = max(MOST, len(stored))
+            most = max(MAX_MODULES, largest)
+        elif words & MODULE_COUNT_WORDS:
+            most = max(MAX_MODULES, len(stored))
         else:
             continue
-        wanted = max(_whole_numbers(value), default=0)
+        wanted = max(_iter_integers(value), default=0)
         if wanted > most:
-            held = counted(len(stored), "tensor")
+            held = pluralize(len(stored), "tensor")
             setting = f"{describe_names([key])} = {shorten(f'{wanted:,}')}"
             what = f"The config.json of {describe_value(name)} asks for {setting}, and its weights hold {held}."
-            raise ModelUnusable(what, "Correct its config.json.")
+            raise InvalidModelError(what, "Correct its config.json.")
 
 
 def check_probabilities(settings: dict[str, Any], name: str) -> None:
     """Refuse settings that are NaN, and dropouts that are not probabilities."""
-    for key, value, _ in limits.everything_in(settings):
+    for key, value, _ in limits.walk_settings(settings):
         is_probability = PROBABILITY.fullmatch(key) is not None
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -396,15 +400,17 @@ def check_probabilities(settings: dict[str, Any], name: str) -> None:
                 kind = "a probability from 0 to 1" if is_probability else "a number"
                 setting = f"{describe_value(number)} for {describe_names([key])}"
                 what = f"The config.json of {describe_value(name)} has {setting}, which is not {kind}."
-                raise ModelUnusable(what, "Correct its config.json.")
+                raise InvalidModelError(what, "Correct its config.json.")
 
 
-def check_size(settings: dict[str, Any], config: PreTrainedConfig, stored: Mapping[str, Stored], name: str) -> None:
+def check_size(
+    settings: dict[str, Any], config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
+) -> None:
     """Refuse settings of a model far larger than its weights; the rest of it would be random, in memory that is not there.
 
     Only a number above every size in the weights can do that; the model is then built without memory, and counted.
     """
-    numbers = (number for _, value, _ in limits.everything_in(settings) for number in _whole_numbers(value))
+    numbers = (number for _, value, _ in limits.walk_settings(settings) for number in _iter_integers(value))
     if not stored or max(numbers, default=0) <= _largest_size(stored):
         return
     import torch
@@ -414,16 +420,16 @@ def check_size(settings: dict[str, Any], config: PreTrainedConfig, stored: Mappi
         model = AutoModelForTokenClassification.from_config(copy.deepcopy(config))
     asked = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     held = sum(math.prod(one.shape) for one in stored.values())
-    if asked > 4 * held + ROOM:
+    if asked > 4 * held + MAX_EXTRA_NUMBERS:
         what = f"The config.json of {describe_value(name)} describes a model of {asked:,} numbers, and its weights hold {held:,}."
-        raise ModelUnusable(what, "Correct its config.json.")
+        raise InvalidModelError(what, "Correct its config.json.")
 
 
-def _largest_size(stored: Mapping[str, Stored]) -> int:
+def _largest_size(stored: Mapping[str, StoredTensor]) -> int:
     return max((size for tensor in stored.values() for size in tensor.shape), default=0)
 
 
-def _whole_numbers(value: Any) -> Iterator[int]:
+def _iter_integers(value: Any) -> Iterator[int]:
     """Yield a whole number, or those in lists of lists: of ``[[["global"], 6], 4, True]`` 6 and 4."""
     waiting = [value]
     while waiting:
@@ -434,7 +440,9 @@ def _whole_numbers(value: Any) -> Iterator[int]:
             yield item
 
 
-def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mapping[str, Stored], name: str) -> None:
+def check_loaded(
+    model: PreTrainedModel, info: Mapping[str, Any], stored: Mapping[str, StoredTensor], name: str
+) -> None:
     """Check that a model is made of its weights, and of all of them; another head in the weights is a warning.
 
     ``info`` is what transformers reports of the load (``output_loading_info``).
@@ -442,33 +450,33 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], stored: Mappin
     holder = f"The weights of {describe_value(name)}"
     missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
     if missing:  # transformers fills them with random numbers.
-        what = f"{holder} lack {counted(len(missing), 'tensor')} that its config.json asks for, such as {missing[0]}."
-        raise ModelUnusable(what, "Check or download its files again.")
+        what = f"{holder} lack {pluralize(len(missing), 'tensor')} that its config.json asks for, such as {missing[0]}."
+        raise InvalidModelError(what, "Check or download its files again.")
     computed = {key for key, _ in model.named_buffers()}
     unexpected = set(info["unexpected_keys"])
-    unused = sorted(key for key in unexpected - computed if not REST.search(key))
+    unused = sorted(key for key in unexpected - computed if not UNUSED_WEIGHTS_PATTERN.search(key))
     parts = {part for part, _ in model.named_children()}
     body = [key for key in unused if key.partition(".")[0] in parts]
     if body:
-        rest = counted(len(body), "tensor")
+        rest = pluralize(len(body), "tensor")
         what = f"{holder} hold {rest} that its config.json has no place for, such as {body[0]}."
-        raise ModelUnusable(what, "Correct its config.json, or check or download its files again.")
-    heads = [key for key in unused if not PRETRAINING.match(key)]
+        raise InvalidModelError(what, "Correct its config.json, or check or download its files again.")
+    heads = [key for key in unused if not PRETRAINING_HEADS_PATTERN.match(key)]
     if heads:
-        rest = counted(len(heads), "tensor")
+        rest = pluralize(len(heads), "tensor")
         what = f"{holder} hold {rest} that its architecture does not use, such as {heads[0]}."
         warn(f"{what} Its answers may not be those of whoever trained it.")
     # transformers would read whole numbers into parameters as they are.
     used = stored.keys() - unexpected - computed
-    whole = sorted(key for key in used if stored[key].whole and not REST.search(key))
+    whole = sorted(key for key in used if stored[key].is_integer and not UNUSED_WEIGHTS_PATTERN.search(key))
     if whole:
         what = f"{holder} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
-        raise ModelUnusable(what, "Save the model in float32, float16 or bfloat16.")
+        raise InvalidModelError(what, "Save the model in float32, float16 or bfloat16.")
 
 
 def check_int8(dtype: str, device: str) -> None:
     """Refuse int8 on any device but the CPU."""
-    if dtype == INT8 and not device_of(device).has_int8:
+    if dtype == INT8 and not parse_device_argument(device).has_int8:
         what = f"int8 runs on the CPU alone, and the device is {device}."
         raise ConfigurationError(what, "Pass device='cpu', or dtype='bfloat16'.")
 
@@ -481,14 +489,16 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
         quantize_dynamic = torch.ao.quantization.quantize_dynamic
     except AttributeError as error:
         what = f"torch {torch.__version__} has no dynamic quantization, which int8 needs."
-        raise ConfigurationError(what, ANOTHER_TYPE) from error
+        raise ConfigurationError(what, OTHER_DTYPE_REMEDY) from error
     with TENSOR_LOCK, warnings.catch_warnings():
         for category, message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, category)
         try:
             quantized: PreTrainedModel = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except RuntimeError as error:
-            raise ConfigurationError(f"This torch cannot quantize: {cause(error)}.", ANOTHER_TYPE) from error
+            raise ConfigurationError(
+                f"This torch cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
+            ) from error
     return quantized
 
 
@@ -508,7 +518,7 @@ def is_quantized(model: PreTrainedModel) -> bool:
 
 def dtype_of(model: PreTrainedModel) -> str:
     """Return the type of a model's weights, such as ``"bfloat16"``; a quantized model is int8 whatever else is in it."""
-    return INT8 if is_quantized(model) else dtype_name(model.dtype)
+    return INT8 if is_quantized(model) else normalize_dtype(model.dtype)
 
 
 def packed_bytes(model: PreTrainedModel) -> int:

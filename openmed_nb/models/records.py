@@ -19,45 +19,45 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from .._render.display import MARK, OK, Plain, Report, Shown, Table, counted
-from .._utils.plain import Least, from_plain, utc, write_whole
-from .._utils.text import cause, describe_value, one_line
+from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, pluralize
+from .._utils.plain import Minimum, atomic_write, from_json_data, utc_timestamp
+from .._utils.text import collapse_whitespace, describe_error, describe_value
 from .._utils.warning import warn
 from ..devices.backend import import_torch
-from ..devices.computer import Computer
-from ..devices.machine import shows_simulated
-from ..devices.registry import device_of
+from ..devices.computer import DeviceManager
+from ..devices.machine import is_marked_simulated
+from ..devices.registry import parse_device_argument
 from ..errors import ConfigurationError
-from .files import content_of
+from .files import hash_model_files
 from .limits import read_json
-from .loading import INT8, LoadSpec, files_in, model_folder
+from .loading import INT8, LoadSpec, model_folder, snapshot_files
 from .store import ModelKey
 
 # The folder of what is kept for the person; where it is not set, the system's own place for such things.
 DATA_VARIABLE = "OPENMED_NB_DATA"
 
 # What makes a certificate expire, in words; with another device it counts there, but not here.
-CHANGES = {
+CHANGE_MESSAGES = {
     "weights": "the weights changed",
     "settings": "its config.json changed",
     "tokenizer": "the tokenizer changed",
     "torch": "torch was {before.torch} and is {now.torch}",
     "transformers": "transformers was {before.transformers} and is {now.transformers}",
 }
-OF_THE_FILES = {"weights", "settings", "tokenizer"}
-OF_THE_DEVICE = {"device", "simulated", "device_name"}
+FILE_FIELDS = {"weights", "settings", "tokenizer"}
+DEVICE_FIELDS = {"device", "simulated", "device_name"}
 
-Count = Annotated[int, Least(0)]
-Ratio = Annotated[float, Least(0)]
+Count = Annotated[int, Minimum(0)]
+Ratio = Annotated[float, Minimum(0)]
 
 
 @dataclass(frozen=True)
-class Identity:
+class ModelIdentity:
     """What a record is of: it counts for exactly this."""
 
     model: str  # What the person calls the model; two names for the same files are the same.
     weights: str  # A fingerprint of its weights, of every byte.
-    settings: str  # A fingerprint of its config.json.
+    config: str  # A fingerprint of its config.json.
     tokenizer: str  # A fingerprint of its tokenizer.
     dtype: str  # The type of its numbers, such as ``"bfloat16"``.
     device: str  # ``"mps"``, ``"cuda"`` or ``"cpu"``.
@@ -74,20 +74,20 @@ class Identity:
     @property
     def shown_device(self) -> str:
         """The kind of device, marked where it is simulated."""
-        return f"{self.device}{MARK}" if self.simulated else self.device
+        return f"{self.device}{SIMULATED_SUFFIX}" if self.simulated else self.device
 
-    def changes(self, before: Identity) -> set[str]:
+    def changes(self, before: ModelIdentity) -> set[str]:
         """Return the names of what differs from an identity: of files, versions and the device."""
-        return {name for name in {*CHANGES, *OF_THE_DEVICE} if getattr(before, name) != getattr(self, name)}
+        return {name for name in {*CHANGE_MESSAGES, *DEVICE_FIELDS} if getattr(before, name) != getattr(self, name)}
 
 
-def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> Identity:
+def identify_model(spec: LoadSpec, dtype: str, device: str, computer: DeviceManager) -> ModelIdentity:
     """Return the identity of a model in a type on a device; its files are fetched, and read once in a process."""
     import_torch()  # Its files may give another version than it gives itself: wheels for CUDA leave their build out.
-    known = device_of(device)
-    return Identity(
+    known = parse_device_argument(device)
+    return ModelIdentity(
         model=spec.reference.name.encode("utf-8", "replace").decode(),  # The bytes of a path need not be text.
-        **asdict(content_of(model_folder(spec))),
+        **asdict(hash_model_files(model_folder(spec))),
         dtype=dtype,
         device=known.type,
         device_name=known.own_name(computer.machine, computer.torch),
@@ -98,46 +98,46 @@ def identity_of(spec: LoadSpec, dtype: str, device: str, computer: Computer) -> 
 
 
 @dataclass(frozen=True)
-class CertificateEvidence:
+class ValidationMetrics:
     """What was measured; of the counts of entities and of the recalls, those of the strategy that lost most."""
 
     texts: Count  # How many texts, each of other words.
     texts_fingerprint: str  # Differs for other texts.
     tokens: Count  # How many tokens they have.
-    not_numbers: Count  # How many of them became NaN or infinity.
+    non_finite_tokens: Count  # How many of them became NaN or infinity.
     # How many entities of the reference, the CPU in float32, were found at the same place with the same label.
     exact: Count
     moved: Count  # How many with other borders.
     relabelled: Count  # How many with another label.
     missing: Count  # How many not at all.
     extra: Count  # How many entities were found that the reference does not have.
-    distinct: Count  # How many entities of the reference differ in their words or labels.
-    recall_reference: Ratio | None  # The reference's recall of gold entities; ``None`` where no gold was given.
+    distinct_entities: Count  # How many entities of the reference differ in their words or labels.
+    reference_recall: Ratio | None  # The reference's recall of gold entities; ``None`` where no gold was given.
     recall: Ratio | None  # The recall in the reduced type.
     # How many times faster than float32 on the same device, measured in turn; 1 where that is not certain, ``None``
     # where the device is simulated.
-    speed_up: Ratio | None
+    speedup: Ratio | None
 
 
 # What is shown of the evidence first, in words.
-MEASURED = {
+METRIC_LABELS = {
     "texts": "texts, each of other words",
     "tokens": "tokens",
-    "not_numbers": "tokens with NaN or infinity",
+    "non_finite_tokens": "tokens with NaN or infinity",
     "exact": "entities that are the same",
     "moved": "entities with other borders",
     "relabelled": "entities with another label",
     "missing": "entities that were not found",
     "extra": "entities that float32 does not find",
     "distinct": "entities of other words or labels",
-    "recall_reference": "recall in float32",
+    "reference_recall": "recall in float32",
     "recall": "recall in this type",
-    "speed_up": "times as fast as float32",
+    "speedup": "times as fast as float32",
 }
 
 
 @dataclass(frozen=True, repr=False)
-class Certificate(Shown):
+class ValidationRecord(Displayable):
     """That a model kept its answers.
 
     Attributes:
@@ -148,10 +148,10 @@ class Certificate(Shown):
         format: The form of the record, and what it stands for: where more is required from one release on, the number grows.
     """
 
-    identity: Identity
-    evidence: CertificateEvidence
+    identity: ModelIdentity
+    evidence: ValidationMetrics
     date: str
-    gate: dict[str, float]
+    criteria: dict[str, float]
     format: Literal["openmed_nb certificate, 2"] = "openmed_nb certificate, 2"
 
     @property
@@ -164,9 +164,9 @@ class Certificate(Shown):
         """What it says, in one sentence."""
         evidence = self.evidence
         reference = evidence.exact + evidence.moved + evidence.relabelled + evidence.missing
-        return f"On {counted(evidence.texts, 'text')} it kept {evidence.exact:,} of {counted(reference, 'entity', 'entities')}."
+        return f"On {pluralize(evidence.texts, 'text')} it kept {evidence.exact:,} of {pluralize(reference, 'entity', 'entities')}."
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what it is of and what it says; what it was measured with stands among the figures."""
         identity = self.identity
         facts = (
@@ -174,38 +174,38 @@ class Certificate(Shown):
             | {"device": identity.shown_device}
             | asdict(self.evidence)
             | {"date": self.date}
-            | self.gate
+            | self.criteria
         )
         known = {name: str(value) for name, value in facts.items() if value is not None}
-        measured = tuple((said, known.pop(name)) for name, said in MEASURED.items() if name in known)
+        measured = tuple((said, known.pop(name)) for name, said in METRIC_LABELS.items() if name in known)
         rest = tuple((name.replace("_", " "), value) for name, value in known.items())
         columns = ("what", "value")
         type_and_device = f"{identity.dtype} on {identity.shown_device}"
         return Report(
             f"Certificate: {identity.model} in {type_and_device}",
             (self.summary,),
-            figures=(
+            metrics=(
                 Table("Measured", columns, measured),
-                Table("What it counts for, and what was required", columns, rest, folded=True),
+                Table("What it counts for, and what was required", columns, rest, collapsed=True),
             ),
-            spoken=(f"{identity.model} is validated in {type_and_device} since {self.date}", self.summary),
+            html_sentences=(f"{identity.model} is validated in {type_and_device} since {self.date}", self.summary),
             status=OK,
         )
 
 
 @dataclass(frozen=True)
-class Learned(Plain):
+class TunedBatchSize(JsonMixin):
     """How many tokens of a model run best at once, which counts for its identity as a certificate does."""
 
-    identity: Identity
-    batch_tokens: Annotated[int, Least(1)]
-    by: str  # What measured it, such as ``nb.sweep()``.
+    identity: ModelIdentity
+    batch_tokens: Annotated[int, Minimum(1)]
+    source: str  # What measured it, such as ``nb.sweep()``.
     date: str  # The day, as ``2026-03-01``.
 
 
-Record = TypeVar("Record", Certificate, Learned)
+Record = TypeVar("Record", ValidationRecord, TunedBatchSize)
 
-ENDINGS = {Certificate: ".json", Learned: ".learned"}  # How the names of files end.
+ENDINGS = {ValidationRecord: ".json", TunedBatchSize: ".learned"}  # How the names of files end.
 
 
 class RecordStore:
@@ -214,61 +214,61 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def file(self, identity: Identity, kind: type[Any] = Certificate) -> Path:
+    def file(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> Path:
         """Return where a record of an identity is stored."""
         return self.folder / f"{identity.key}{ENDINGS[kind]}"
 
-    def store(self, record: Certificate | Learned) -> Path:
+    def store(self, record: ValidationRecord | TunedBatchSize) -> Path:
         """Write a record in one step, in the place of an older one of the same identity; return its file."""
         file = self.file(record.identity, type(record))
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(file, json.dumps(record.to_dict(), indent=2))
+            atomic_write(file, json.dumps(record.to_dict(), indent=2))
         return file
 
-    def remove(self, identity: Identity, kind: type[Any] = Certificate) -> None:
+    def remove(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> None:
         """Remove the record of an identity, where there is one."""
         file = self.file(identity, kind)
         if file.is_file():
             with self._writing():
                 file.unlink(missing_ok=True)
 
-    def find(self, identity: Identity) -> Certificate | None:
+    def find(self, identity: ModelIdentity) -> ValidationRecord | None:
         """Return the certificate that counts for an identity."""
-        stored = _read(self.file(identity), Certificate)
+        stored = _read(self.file(identity), ValidationRecord)
         # The file may have been renamed, or its identity changed.
-        return stored if isinstance(stored, Certificate) and stored.identity.key == identity.key else None
+        return stored if isinstance(stored, ValidationRecord) and stored.identity.key == identity.key else None
 
-    def learned(self) -> Iterator[Learned]:
+    def learned(self) -> Iterator[TunedBatchSize]:
         """Yield all that was learned; a file that is damaged says nothing, as if it was not there."""
-        for file in sorted(self.folder.glob(f"*{ENDINGS[Learned]}")):
-            record = _read(file, Learned)
-            if isinstance(record, Learned):
+        for file in sorted(self.folder.glob(f"*{ENDINGS[TunedBatchSize]}")):
+            record = _read(file, TunedBatchSize)
+            if isinstance(record, TunedBatchSize):
                 yield record
 
-    def explain(self, identity: Identity) -> str:
+    def explain(self, identity: ModelIdentity) -> str:
         """Return why no certificate counts for an identity, in words; empty where one does."""
         if self.find(identity):
             return ""
-        own = _read(self.file(identity), Certificate)
+        own = _read(self.file(identity), ValidationRecord)
         if isinstance(own, str):
             return f"its certificate is damaged ({own})"
-        stored = [_read(file, Certificate) for file in sorted(self.folder.glob("*.json"))]
+        stored = [_read(file, ValidationRecord) for file in sorted(self.folder.glob("*.json"))]
         others = [
             (certificate.identity, identity.changes(certificate.identity))
             for certificate in stored
-            if isinstance(certificate, Certificate)
+            if isinstance(certificate, ValidationRecord)
             and certificate.identity.dtype == identity.dtype
             # By its name, or where that differs by its weights.
             and (certificate.identity.model == identity.model or certificate.identity.weights == identity.weights)
             and (identity.simulated or not certificate.simulated)
         ]
         # One without changes counts under its own name: this file was renamed.
-        expired = [(other, changes) for other, changes in others if changes and not changes & OF_THE_DEVICE]
+        expired = [(other, changes) for other, changes in others if changes and not changes & DEVICE_FIELDS]
         if expired:
             before, changes = min(expired, key=lambda pair: len(pair[1]))  # The nearest.
             *first, last = (
-                said.format(before=before, now=identity) for name, said in CHANGES.items() if name in changes
+                said.format(before=before, now=identity) for name, said in CHANGE_MESSAGES.items() if name in changes
             )
             words = f"{', '.join(first)}, and {last}" if first else last
             return f"its certificate expired: {words}"
@@ -276,12 +276,12 @@ class RecordStore:
         places = {
             other.device_name if other.shown_device == identity.shown_device else other.shown_device
             for other, changes in others
-            if changes and not changes & OF_THE_FILES
+            if changes and not changes & FILE_FIELDS
         }
         if places:
             return f"it was validated on {' and '.join(sorted(places))} only"
         damaged = sum(isinstance(certificate, str) for certificate in stored)
-        unreadable = f", and {counted(damaged, 'file')} in its folder cannot be read" if damaged else ""
+        unreadable = f", and {pluralize(damaged, 'file')} in its folder cannot be read" if damaged else ""
         return f"there is no certificate{unreadable}"
 
     @contextlib.contextmanager
@@ -289,18 +289,18 @@ class RecordStore:
         try:
             yield
         except OSError as error:
-            what = f"Certificates cannot be kept in {str(self.folder)!r}: {cause(error)}."
+            what = f"Certificates cannot be kept in {str(self.folder)!r}: {describe_error(error)}."
             raise ConfigurationError(what, f"Set {DATA_VARIABLE} to a folder that can be written.") from error
 
 
 def _read(file: Path, kind: type[Record]) -> Record | str | None:
     """Return the record of a file, what is wrong with it, or ``None`` where there is no file."""
     try:
-        record: Record = from_plain(kind, read_json(file))
+        record: Record = from_json_data(kind, read_json(file))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
-        return cause(error)
+        return describe_error(error)
     return record
 
 
@@ -317,7 +317,7 @@ def record_store(environ: Mapping[str, str]) -> RecordStore:
     return RecordStore(folder / "certificates")
 
 
-def learned_of(spec: LoadSpec, computer: Computer, environ: Mapping[str, str]) -> dict[str, int]:
+def load_batch_sizes(spec: LoadSpec, computer: DeviceManager, environ: Mapping[str, str]) -> dict[str, int]:
     """Return how many tokens of a model run best at once, by kind of device, as it was learned on this computer.
 
     Its files are read only where something was learned of a model of that name.
@@ -327,63 +327,63 @@ def learned_of(spec: LoadSpec, computer: Computer, environ: Mapping[str, str]) -
         for record in record_store(environ).learned():
             identity = record.identity
             named = identity.model in spec.reference.names
-            if named and identity_of(spec, spec.dtype, identity.device, computer).key == identity.key:
+            if named and identify_model(spec, spec.dtype, identity.device, computer).key == identity.key:
                 tokens[identity.device] = record.batch_tokens
     return tokens
 
 
-def remember(  # noqa: PLR0913, PLR0917 - each is one thing
-    spec: LoadSpec, device: str, computer: Computer, environ: Mapping[str, str], batch_tokens: int | None, by: str
+def save_batch_size(  # noqa: PLR0913, PLR0917 - each is one thing
+    spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str], batch_tokens: int | None, by: str
 ) -> None:
     """Keep how many tokens of a model run best at once on a device, or with ``None`` forget it; what fails is a warning."""
-    identity = identity_of(spec, spec.dtype, device, computer)
+    identity = identify_model(spec, spec.dtype, device, computer)
     try:
         if batch_tokens is None:
-            record_store(environ).remove(identity, Learned)
+            record_store(environ).remove(identity, TunedBatchSize)
         else:
-            record_store(environ).store(Learned(identity, batch_tokens, by, utc()[:10]))
+            record_store(environ).store(TunedBatchSize(identity, batch_tokens, by, utc_timestamp()[:10]))
     except ConfigurationError as error:
-        warn(one_line(str(error)))
+        warn(collapse_whitespace(str(error)))
 
 
 # Which type a model is loaded in.
 
 # The types that need a certificate, in the order in which equally fast ones are taken.
-REDUCED = ("bfloat16", "float16", INT8)
+REDUCED_DTYPES = ("bfloat16", "float16", INT8)
 
 # A reduced type counts as faster than float32 when it is more than this many times as fast.
-WORTH = 1.05
+MIN_SPEEDUP = 1.05
 
 
 @dataclass(frozen=True)
-class ReducedType(Plain):
+class ReducedDtype(JsonMixin):
     """A reduced type, and its certificate that counts here, or the reason why none does."""
 
     dtype: str
-    certificate: Certificate | None
+    record: ValidationRecord | None
     reason: str
 
-    ALSO = ("faster", "said")
-    HIDDEN = ("certificate", "reason")
+    JSON_PROPERTIES = ("faster", "summary")
+    JSON_EXCLUDE = ("record", "reason")
 
     @property
     def faster(self) -> bool | None:
         """Whether it was measured to be worth it; ``None`` where the device is simulated, and no speed is measured."""
-        if self.certificate is None:
+        if self.record is None:
             return False
-        gain = self.certificate.evidence.speed_up
-        return None if gain is None else gain > WORTH
+        gain = self.record.evidence.speedup
+        return None if gain is None else gain > MIN_SPEEDUP
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """What is known of the type, without a figure of time."""
-        if self.certificate is None:
+        if self.record is None:
             return f"{self.reason[0].upper()}{self.reason[1:]}."
-        return f"{self.certificate.summary}{' It is not clearly faster than float32.' if self.faster is False else ''}"
+        return f"{self.record.summary}{' It is not clearly faster than float32.' if self.faster is False else ''}"
 
 
 @dataclass(frozen=True, repr=False)
-class DtypeChoice(Shown):
+class DtypeChoice(Displayable):
     """The type that a model is loaded in, and why.
 
     Attributes:
@@ -396,42 +396,42 @@ class DtypeChoice(Shown):
     dtype: str
     requested: str
     device: str
-    candidates: tuple[ReducedType, ...]
+    candidates: tuple[ReducedDtype, ...]
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the type, who asked, and what is known of the reduced types."""
         if self.requested == self.dtype:
             reason = "It was asked for."
-        elif self.dtype not in REDUCED:
+        elif self.dtype not in REDUCED_DTYPES:
             reason = "'auto' took it: no reduced type is validated here for this model and faster."
-        elif shows_simulated(self.device):
+        elif is_marked_simulated(self.device):
             reason = (
                 "'auto' took it: it is the first that is validated here; under the simulation no speed is measured."
             )
         else:
             reason = "'auto' took it: it is validated here for this model, and the fastest of those that are."
-        rows = tuple((candidate.dtype, candidate.said) for candidate in self.candidates)
+        rows = tuple((candidate.dtype, candidate.summary) for candidate in self.candidates)
         return Report(f"Type: {self.dtype} on {self.device}", (reason,), (Table("", ("type", "certificate"), rows),))
 
 
-def in_chosen_dtype(
-    spec: LoadSpec, device: str, computer: Computer, environ: Mapping[str, str]
+def select_dtype(
+    spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str]
 ) -> tuple[LoadSpec, DtypeChoice]:
     """Return a model in the type that it is loaded in on a device, and why that one; its files are fetched."""
     here = replace(spec, folder=model_folder(spec))
     store = record_store(environ)
-    identity = identity_of(here, spec.dtype, device, computer)
+    identity = identify_model(here, spec.dtype, device, computer)
     candidates = []
     fastest = 0.0
     taken = "float32" if spec.dtype == "auto" else spec.dtype
-    for dtype in REDUCED if spec.dtype == "auto" else (spec.dtype,):
-        if dtype == INT8 and not device_of(device).has_int8:
+    for dtype in REDUCED_DTYPES if spec.dtype == "auto" else (spec.dtype,):
+        if dtype == INT8 and not parse_device_argument(device).has_int8:
             continue
         own = replace(identity, dtype=dtype)
-        candidate = ReducedType(dtype, store.find(own), store.explain(own))
+        candidate = ReducedDtype(dtype, store.find(own), store.explain(own))
         candidates.append(candidate)
-        if spec.dtype == "auto" and candidate.certificate and candidate.faster is not False:
-            speed = candidate.certificate.evidence.speed_up or 1.0
+        if spec.dtype == "auto" and candidate.record and candidate.faster is not False:
+            speed = candidate.record.evidence.speedup or 1.0
             if speed > fastest:
                 taken = dtype
                 fastest = speed
@@ -439,7 +439,7 @@ def in_chosen_dtype(
 
 
 @dataclass(frozen=True)
-class Validation:
+class DtypeValidation:
     """What is known of a model that is loaded in a reduced type."""
 
     dtype: str
@@ -448,29 +448,33 @@ class Validation:
     command: str  # The command that validates it.
 
 
-def validation_of(key: ModelKey, device: str, computer: Computer, environ: Mapping[str, str]) -> Validation | None:
+def get_dtype_validation(
+    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str]
+) -> DtypeValidation | None:
     """Return what is known on a device of a model that was loaded in a reduced type; ``None`` in float32."""
     spec = key.spec
-    if spec.dtype not in REDUCED:
+    if spec.dtype not in REDUCED_DTYPES:
         return None
-    identity = identity_of(spec, spec.dtype, device, computer)
+    identity = identify_model(spec, spec.dtype, device, computer)
     reason = record_store(environ).explain(identity)
     folder = spec.reference.location
-    if spec.files and (not Path(folder).is_dir() or files_in(folder) != spec.files):
+    if spec.files and (not Path(folder).is_dir() or snapshot_files(folder) != spec.files):
         reason = "its files changed since it was loaded"  # What is in memory is then not known.
-    return Validation(identity.dtype, identity.shown_device, reason, validating_command(spec, key.device))
+    return DtypeValidation(identity.dtype, identity.shown_device, reason, validation_command(spec, key.device))
 
 
-def warn_unless_validated(key: ModelKey, device: str, computer: Computer, environ: Mapping[str, str]) -> None:
+def warn_unless_validated(key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str]) -> None:
     """Warn of a model that comes to a device in a reduced type that was not validated there, with the command that does."""
-    known = validation_of(key, device, computer, environ)
+    known = get_dtype_validation(key, device, computer, environ)
     if known and known.reason:
         name = describe_value(key.spec.reference.name)
         what = f"{name} is used in {known.dtype} on {known.device}, and {known.reason}."
-        warn(one_line(f"{what} Its answers may differ from those in float32. To validate it: {known.command}"))
+        warn(
+            collapse_whitespace(f"{what} Its answers may differ from those in float32. To validate it: {known.command}")
+        )
 
 
-def validating_command(spec: LoadSpec, device: str | None) -> str:
+def validation_command(spec: LoadSpec, device: str | None) -> str:
     """Return the command that validates a model in its type; ``device`` is ``None`` where it was not loaded for one."""
     config = spec.config
     options = {

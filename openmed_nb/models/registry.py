@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from .._utils.text import cause, describe_value
-from ..devices.request import masked
-from ..errors import ModelError, ModelUnreachable, UnknownModel
+from .._utils.text import describe_error, describe_value
+from ..devices.request import mask_secrets
+from ..errors import ModelDownloadError, ModelError, UnknownModelError
 from .config import OpenMedConfig
 
 # The models inside this package; they work offline.
@@ -46,10 +46,10 @@ ALIASES = {
     "species_detection_bioclinical": "OpenMed/OpenMed-NER-SpeciesDetect-BioClinical-108M",
 }
 
-ALIAS_SHAPE = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
-HUB_ID_SHAPE = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+ALIAS_PATTERN = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
-CONNECT_SECONDS = 1.5
+CONNECT_TIMEOUT = 1.5
 
 MODEL_FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
 
@@ -72,13 +72,13 @@ class ModelReference:
         return self.name, self.location
 
 
-def is_named(model: Any) -> bool:
+def is_model_name(model: Any) -> bool:
     """Tell whether a model is given by its name, ``None`` being the bundled one's, and not as a model."""
     return model is None or isinstance(model, (str, os.PathLike))
 
 
 def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed") -> ModelReference:
-    """Return where the model of a name is, or raise UnknownModel, which offers the nearest names.
+    """Return where the model of a name is, or raise UnknownModelError, which offers the nearest names.
 
     A name is ``None`` or ``"bundled"`` for the bundled model, a folder, a hub id (``org/name``), an alias of the
     openmed package (``disease_detection_tiny``), or a bare name of the default organisation.
@@ -92,23 +92,23 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
             return ModelReference(text, os.path.abspath(folder))
     if text in ALIASES:
         return ModelReference(text, ALIASES[text], on_hub=True)
-    if ALIAS_SHAPE.fullmatch(text):
+    if ALIAS_PATTERN.fullmatch(text):
         location = openmed_aliases().get(text, "")
     else:
         location = text if "/" in text else f"{default_org}/{text}"
-    if not HUB_ID_SHAPE.fullmatch(location) or text.startswith("."):
-        raise unknown_model(text)
+    if not HUB_ID_PATTERN.fullmatch(location) or text.startswith("."):
+        raise unknown_model_error(text)
     return ModelReference(text, location, on_hub=True)
 
 
-def unknown_model(name: str, hint: str = "") -> UnknownModel:
+def unknown_model_error(name: str, hint: str = "") -> UnknownModelError:
     """Return the error for a name that stands for no model, with the nearest names that do, and perhaps a hint."""
     aliases = all_aliases()
     known = {one.lower(): one for one in ("bundled_small", *aliases, *aliases.values())}
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.75)
     offered = "".join(f"{known[one]!r}, " for one in nearest) + ("or " if nearest else "")
     what = f"There is no model named {describe_value(name)}: no folder, alias or hub id."
-    return UnknownModel(what, f"{hint} Use {offered}'bundled', which works offline.".strip())
+    return UnknownModelError(what, f"{hint} Use {offered}'bundled', which works offline.".strip())
 
 
 def all_aliases() -> dict[str, str]:
@@ -134,10 +134,10 @@ def openmed_aliases() -> dict[str, str]:
     }
 
 
-def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path:
+def download_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path:
     """Return the folder of a model in the cache of huggingface_hub, downloaded with or without its Python files.
 
-    Where the hub has no such model that is an UnknownModel, where it cannot be asked a ModelUnreachable, after three
+    Where the hub has no such model that is an UnknownModelError, where it cannot be asked a ModelDownloadError, after three
     seconds at most without a network.
     """
     from huggingface_hub import constants, snapshot_download
@@ -147,7 +147,7 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
     elif constants.is_offline_mode():
         offline = "HF_HUB_OFFLINE switches the network off"
     else:
-        offline = "" if answers(constants.ENDPOINT) else "the model hub cannot be reached"
+        offline = "" if is_reachable(constants.ENDPOINT) else "the model hub cannot be reached"
     patterns = [*MODEL_FILES]
     if config.allow_pickle:
         patterns.append("pytorch_model*.bin")
@@ -165,38 +165,38 @@ def fetch_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path
         )
     except Exception as error:
         # A broken connection is an error of the HTTP library below, which differs between releases of huggingface_hub.
-        raise explained(error, repo_id, config.revision, offline) from error
+        raise hub_error(error, repo_id, config.revision, offline) from error
     return Path(folder)
 
 
-def explained(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
+def hub_error(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
     """Return the error to raise for one of huggingface_hub; ``offline`` tells why the network was left alone."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
         what = f"The model {describe_value(repo_id)} is gated."
-        return ModelUnreachable(what, "Ask for access at its page on the hub, then run: hf auth login.")
+        return ModelDownloadError(what, "Ask for access at its page on the hub, then run: hf auth login.")
     if isinstance(error, errors.RevisionNotFoundError):
-        return UnknownModel(
+        return UnknownModelError(
             f"The model {describe_value(repo_id)} has no revision {describe_value(revision)}.",
             "Use a branch, tag or commit.",
         )
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
-        return unknown_model(repo_id, "If it is private, run: hf auth login.")
+        return unknown_model_error(repo_id, "If it is private, run: hf auth login.")
     if offline:
         what = f"The model {describe_value(repo_id)} is not on this computer, neither as a folder nor downloaded, and {offline}."
-        return ModelUnreachable(what, OFFLINE_REMEDY)
+        return ModelDownloadError(what, OFFLINE_REMEDY)
     full = isinstance(error, OSError) and error.errno in DISK_ERRORS
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
     status = getattr(getattr(first, "response", None), "status_code", None)
     answer = "" if status is None else f" (HTTP {status})"
-    what = f"The model {describe_value(repo_id)} could not be downloaded{answer}: {masked('', cause(first))}."
-    return ModelUnreachable(what, DISK_REMEDY if full else OFFLINE_REMEDY)
+    what = f"The model {describe_value(repo_id)} could not be downloaded{answer}: {mask_secrets('', describe_error(first))}."
+    return ModelDownloadError(what, DISK_REMEDY if full else OFFLINE_REMEDY)
 
 
-def answers(endpoint: str, seconds: float = CONNECT_SECONDS) -> bool:
+def is_reachable(endpoint: str, seconds: float = CONNECT_TIMEOUT) -> bool:
     """Tell whether a server, or the proxy in front of it, accepts a connection within some seconds."""
     from urllib.request import getproxies, proxy_bypass
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .._events.activity import LOADING, Activity
-from .._render.display import Report, Shown, Table, counted, in_bytes
+from .._events.activity import LOADING, ProgressEvent
+from .._render.display import Displayable, Report, Table, format_bytes, pluralize
 from .._utils.text import model_label
 from ..devices.backend import TENSOR_LOCK
-from ..devices.machine import shown_device
+from ..devices.machine import format_device
 from ..devices.memory import empty_cache
-from ..devices.request import canonical
-from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load, move, packed_bytes
+from ..devices.request import normalize_device
+from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_bytes
 
 
 @dataclass(frozen=True)
-class ModelInMemory:
+class LoadedModelInfo:
     """One copy of a model.
 
     Attributes:
@@ -38,28 +38,28 @@ class ModelInMemory:
     device: str
     dtype: str
     size: int
-    follows: bool
+    follows_session: bool
 
     @property
-    def moves_along(self) -> str:
+    def follow_status(self) -> str:
         """Whether it moves along, or why not, in a few words."""
-        if self.follows:
+        if self.follows_session:
             return "yes"
         return "no: int8 stays on the CPU" if self.dtype == INT8 else "no: asked for there"
 
 
 @dataclass(frozen=True, repr=False)
-class Inventory(Shown, Sequence[ModelInMemory]):
+class LoadedModels(Displayable, Sequence[LoadedModelInfo]):
     """The models that are loaded, in the order of loading.
 
     Example:
-        >>> print(Inventory((ModelInMemory("bundled", "cpu", "float32", 3 << 20, True),)))
+        >>> print(Inventory((LoadedModelInfo("bundled", "cpu", "float32", 3 << 20, True),)))
         1 model in memory
           model    device  type     size     follows the device
           bundled  cpu     float32  3.0 MiB  yes
     """
 
-    models: tuple[ModelInMemory, ...]
+    models: tuple[LoadedModelInfo, ...]
 
     def __len__(self) -> int:
         return len(self.models)
@@ -74,21 +74,25 @@ class Inventory(Shown, Sequence[ModelInMemory]):
 
     def table(self) -> Table:
         """Return a row for each model."""
-        rows = tuple((one.name, one.device, one.dtype, in_bytes(one.size), one.moves_along) for one in self.models)
+        rows = tuple(
+            (one.name, one.device, one.dtype, format_bytes(one.size), one.follow_status) for one in self.models
+        )
         return Table("", ("model", "device", "type", "size", "follows the device"), rows)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the table under the number of models."""
-        loaded = counted(len(self.models), "model") if self.models else "No models"
+        loaded = pluralize(len(self.models), "model") if self.models else "No models"
         return Report(f"{loaded} in memory", tables=(self.table(),))
 
 
-def model_in_memory(loaded: LoadedModel, follows: bool) -> ModelInMemory:
+def describe_model(loaded: LoadedModel, follows: bool) -> LoadedModelInfo:
     """Return the row of an inventory for a model, from the sizes of its tensors; nothing is computed."""
     model = loaded.model
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     size = sum(one.numel() * one.element_size() for one in tensors) + packed_bytes(model)
-    return ModelInMemory(loaded.name, shown_device(canonical(str(model.device))), dtype_of(model), size, follows)
+    return LoadedModelInfo(
+        loaded.name, format_device(normalize_device(str(model.device))), dtype_of(model), size, follows
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class ModelKey:
     device: str | None
 
 
-def ignore(*_news: object) -> None:
+def noop(*_news: object) -> None:
     """Do nothing about what happens to models."""
 
 
@@ -113,51 +117,51 @@ class ModelStore:
 
     def __init__(
         self,
-        tell: Callable[[Activity], None] = ignore,
-        arriving: Callable[[ModelKey, str], None] = ignore,
-        learned: Callable[[LoadSpec], Mapping[str, int]] = lambda _spec: {},
+        on_progress: Callable[[ProgressEvent], None] = noop,
+        on_placement: Callable[[ModelKey, str], None] = noop,
+        load_batch_sizes: Callable[[LoadSpec], Mapping[str, int]] = lambda _spec: {},
     ) -> None:
-        self._tell = tell
-        self._arriving = arriving
-        self._learned = learned
+        self._tell = on_progress
+        self._arriving = on_placement
+        self._learned = load_batch_sizes
         self._models: dict[ModelKey, LoadedModel] = {}
 
-    def model(self, spec: LoadSpec, device: str, follows: bool, anew: bool = False) -> LoadedModel:
+    def get(self, spec: LoadSpec, device: str, follows: bool, reload: bool = False) -> LoadedModel:
         """Return a model on a confirmed device, loaded the first time, or anew; one that follows brings all others that do."""
-        key = ModelKey(spec, None if follows else canonical(device))
+        key = ModelKey(spec, None if follows else normalize_device(device))
         if follows:
-            self.follow(device)
-        if anew or key not in self._models:
-            self._tell(Activity(LOADING, model_label(spec.reference.name)))
+            self.move_followers(device)
+        if reload or key not in self._models:
+            self._tell(ProgressEvent(LOADING, model_label(spec.reference.name)))
             self._arriving(key, device)
-            loaded = load(spec, device)
-            loaded.learned.update(self._learned(replace(spec, folder=loaded.folder)))
+            loaded = load_from_spec(spec, device)
+            loaded.tuned_batch_tokens.update(self._learned(replace(spec, folder=loaded.folder)))
             # The copies of a folder whose files were others.
             former = (old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec)
             self._forget(former)
             self._models[key] = loaded
         return self._models[key]
 
-    def follow(self, device: str, quietly: bool = False) -> tuple[str, ...]:
+    def move_followers(self, device: str, skip_checks: bool = False) -> tuple[str, ...]:
         """Move every model that follows the session to a device; return the names of those that moved.
 
         Where one does not fit, all are where they were before. ``quietly`` leaves out ``arriving``, which may object.
         """
         with TENSOR_LOCK:
-            there = canonical(device)
-            moving = {key: one for key, one in self._followers() if canonical(str(one.model.device)) != there}
+            there = normalize_device(device)
+            moving = {key: one for key, one in self._followers() if normalize_device(str(one.model.device)) != there}
             done: list[tuple[LoadedModel, str]] = []
             try:
                 for number, loaded in enumerate(moving.values()):
                     former = str(loaded.model.device)
-                    self._tell(Activity(f"Moving to {device}", loaded.name, number, len(moving)))
-                    move(loaded.model, device, loaded.name)
+                    self._tell(ProgressEvent(f"Moving to {device}", loaded.name, number, len(moving)))
+                    move_model(loaded.model, device, loaded.name)
                     done.append((loaded, former))
-                for key in () if quietly else moving:
+                for key in () if skip_checks else moving:
                     self._arriving(key, device)
             except BaseException:  # An interrupted move too.
                 for loaded, former in done:
-                    move(loaded.model, former, loaded.name)
+                    move_model(loaded.model, former, loaded.name)
                 raise
         return tuple(dict.fromkeys(loaded.name for loaded in moving.values()))
 
@@ -175,19 +179,19 @@ class ModelStore:
             empty_cache(device)
         return tuple(dict.fromkeys(key.spec.reference.name for key in gone))
 
-    def inventory(self) -> Inventory:
+    def inventory(self) -> LoadedModels:
         """Return what is loaded, in the order of loading."""
-        return Inventory(tuple(model_in_memory(one, key.device is None) for key, one in self._models.items()))
+        return LoadedModels(tuple(describe_model(one, key.device is None) for key, one in self._models.items()))
 
-    def named(self, name: str | None = None) -> tuple[LoadedModel, ...]:
+    def find(self, name: str | None = None) -> tuple[LoadedModel, ...]:
         """Return the loaded models of a name, or all, in the order of loading."""
         return tuple(one for key, one in self._models.items() if name is None or name in key.spec.reference.names)
 
     def loaded_on(self, spec: LoadSpec, device: str) -> LoadedModel | None:
         """Return the copy of a model on a device, ``None`` if it is not loaded there."""
-        there = canonical(device)
+        there = normalize_device(device)
         copies = (one for key, one in self._models.items() if key.spec == spec)
-        return next((one for one in copies if canonical(str(one.model.device)) == there), None)
+        return next((one for one in copies if normalize_device(str(one.model.device)) == there), None)
 
     def key_of(self, model: Any) -> ModelKey | None:
         """Return what a model was loaded as, ``None`` for one that was not loaded here."""
@@ -198,32 +202,34 @@ class ModelStore:
         key = self.key_of(model)
         return None if key is None else replace(key.spec, folder=self._models[key].folder)
 
-    def learn(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
+    def set_batch_tokens(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
         """Let the copies of a model take a batch on a kind of device; ``None`` is what suits the device."""
         for key, loaded in self._models.items():
             if key.spec == spec and batch_tokens:
-                loaded.learned[kind] = batch_tokens
+                loaded.tuned_batch_tokens[kind] = batch_tokens
             elif key.spec == spec:
-                loaded.learned.pop(kind, None)
+                loaded.tuned_batch_tokens.pop(kind, None)
 
-    def learned(self, kind: str) -> tuple[tuple[str, int], ...]:
+    def batch_tokens_by_model(self, kind: str) -> tuple[tuple[str, int], ...]:
         """Return the models on a kind of device whose batches were measured, with how many tokens run at once."""
-        here = [one for one in self._models.values() if one.model.device.type == kind and kind in one.learned]
-        return tuple({one.name: one.learned[kind] for one in here}.items())
+        here = [
+            one for one in self._models.values() if one.model.device.type == kind and kind in one.tuned_batch_tokens
+        ]
+        return tuple({one.name: one.tuned_batch_tokens[kind] for one in here}.items())
 
-    def announce(self) -> None:
+    def recheck_followers(self) -> None:
         """Call ``arriving`` for each model that follows the session, as if it had just come where it is."""
         for key, loaded in self._followers():
             self._arriving(key, str(loaded.model.device))
 
-    def folder(self, spec: LoadSpec) -> Path | None:
+    def model_folder(self, spec: LoadSpec) -> Path | None:
         """Return where the files of a model are that is loaded already, in whatever type."""
         same = (one for key, one in self._models.items() if key.spec.in_dtype(spec.dtype) == spec)
         return next((one.folder for one in same), None)
 
-    def forget_device(self, device: str) -> None:
+    def unload_device(self, device: str) -> None:
         """Forget the models that were loaded for a device by name; variables that hold them keep them."""
-        self._forget([key for key in self._models if key.device == canonical(device)])
+        self._forget([key for key in self._models if key.device == normalize_device(device)])
 
     def _followers(self) -> list[tuple[ModelKey, LoadedModel]]:
         return [(key, loaded) for key, loaded in self._models.items() if key.device is None]

@@ -17,8 +17,8 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 
-from .._utils.text import cause
-from ..devices.request import SPELLINGS
+from .._utils.text import describe_error
+from ..devices.request import ACCEPTED_SPELLINGS
 from ..errors import ConfigurationError
 from ..models.config import STRATEGIES
 from ..session import SESSION
@@ -32,13 +32,13 @@ def load(shell: InteractiveShell) -> None:
         magics = OpenMedMagics(shell)  # It reads the settings of %config and of the profile.
     except TraitError as error:
         shell.configurables[:] = before  # IPython adds the magics there before it reads their settings.
-        what = f"A setting of OpenMedMagics is not valid: {cause(error)}."
+        what = f"A setting of OpenMedMagics is not valid: {describe_error(error)}."
         raise ConfigurationError(what, "Set it again with %config, then run %load_ext openmed_nb.") from error
     _unregister(shell, keep=magics)
     SESSION.start()
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(openmed_matcher)
-    shell.input_transformers_cleanup.append(with_body)
+    shell.input_transformers_cleanup.append(ensure_cell_body)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -63,11 +63,11 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
     others = [one for one in shell.configurables if one is keep or not isinstance(one, OpenMedMagics)]
     shell.configurables[:] = others
     with contextlib.suppress(ValueError):  # They are not there before the first load.
-        shell.input_transformers_cleanup.remove(with_body)
+        shell.input_transformers_cleanup.remove(ensure_cell_body)
         shell.Completer.custom_matchers.remove(openmed_matcher)
 
 
-def with_body(lines: list[str]) -> list[str]:
+def ensure_cell_body(lines: list[str]) -> list[str]:
     """Return the lines of a cell, with an empty one below a ``%%openmed_ner`` that stands alone.
 
     IPython refuses a cell magic without a body before it is asked, though ``--from`` needs none.
@@ -77,10 +77,12 @@ def with_body(lines: list[str]) -> list[str]:
 
 PARSERS = {name: magic.parser for name, magic in vars(OpenMedMagics).items() if hasattr(magic, "parser")}
 
-LINE = re.compile(rf"^\s*(?:[^=%]+=\s*)?%{{1,2}}(?P<magic>{'|'.join(PARSERS)})\s(?P<before>.*?)(?P<word>\S*)$")
+MAGIC_LINE_PATTERN = re.compile(
+    rf"^\s*(?:[^=%]+=\s*)?%{{1,2}}(?P<magic>{'|'.join(PARSERS)})\s(?P<before>.*?)(?P<word>\S*)$"
+)
 
 
-_DEVICES = tuple(spelling for spelling in SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
+_DEVICES = tuple(spelling for spelling in ACCEPTED_SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
 _CHOICES = {"device": _DEVICES, "--device": _DEVICES, "--simulate": SIMULATIONS, "--strategy": STRATEGIES}
 
 
@@ -100,14 +102,14 @@ def _values(place: str) -> list[str]:
     return values
 
 
-def candidates(line: str) -> list[str] | None:
+def complete_line(line: str) -> list[str] | None:
     """Return what could stand at the end of a line, ``None`` for a line without a magic of this package.
 
     Example:
         >>> candidates("choice = %openmed_device m"), candidates("%macro m")
         (['mps'], None)
     """
-    match = LINE.match(line)
+    match = MAGIC_LINE_PATTERN.match(line)
     if match is None:
         return None
     words = match["before"].split()
@@ -127,6 +129,6 @@ def candidates(line: str) -> list[str] | None:
 @context_matcher(identifier="openmed_nb.magics")
 def openmed_matcher(context: CompletionContext) -> dict[str, Any]:
     """Offer the values and flags of the magics to IPython's completer, and nothing else."""
-    words = candidates(context.line_with_cursor[: context.cursor_position])
+    words = complete_line(context.line_with_cursor[: context.cursor_position])
     completions = [SimpleCompletion(text=word, type="param") for word in words or ()]
     return {"completions": completions, "suppress": words is not None, "do_not_suppress": set()}

@@ -30,16 +30,16 @@ from IPython.utils.process import arg_split
 from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
-from .._render.display import Json, Report, Shown, Table
+from .._render.display import Displayable, Json, Report, Table
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
-from .._utils.validation import given_path, nearest
-from ..devices.machine import DEFAULT_MEMORY, mps_is_simulated
+from .._utils.validation import check_path, closest_match
+from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
 
 # What a person types first, and what it does: the cheat sheet, and the examples of ``--help``.
-CHEATS = (
+CHEAT_SHEET_ROWS = (
     ("%openmed_device", "which device this session uses, and why"),
     ("%openmed_device cpu", "another device for this session; auto, mps, cuda, cuda:1"),
     ("%openmed_device --list", "every device, with why it can or cannot be used"),
@@ -66,7 +66,7 @@ CHEATS = (
 # A word of a line, or several in quotes.
 _WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
 
-_QUOTED = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
+_QUOTED_PATTERN = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
 # A comment, and what no comment begins in: quotes, also those that are not closed.
 _COMMENT = re.compile(r"""("[^"]*(?:"|$)|'[^']*(?:'|$))|(?:^|(?<=[\s;]))#.*""", flags=re.DOTALL)
@@ -74,7 +74,7 @@ _COMMENT = re.compile(r"""("[^"]*(?:"|$)|'[^']*(?:'|$))|(?:^|(?<=[\s;]))#.*""", 
 _json = argument("--json", action="store_true", help="return the answer as JSON")
 
 
-def _by_arguments(verb: Callable[..., Any]) -> Any:
+def _parsed_magic(verb: Callable[..., Any]) -> Any:
     """Return a magic that parses its line for a verb; ``--help`` prints the usage, ``--json`` makes JSON of the answer.
 
     For a verb with ``text``, what stands behind the options is a text, and is left as it is.
@@ -87,11 +87,11 @@ def _by_arguments(verb: Callable[..., Any]) -> Any:
     @wraps(verb)
     def magic(self: Magics, line: str, *cell: str, local_ns: Mapping[str, Any] | None = None) -> Any:
         line = _expanded(line, {**self.shell.user_ns, **(local_ns or {})})
-        options, text = split(magic.parser, line) if takes_text else (line, "")
-        arguments = parse(magic, options)
+        options, text = split_options(magic.parser, line) if takes_text else (line, "")
+        arguments = parse_line(magic, options)
         if arguments.help:
             print((magic.__doc__ or "").removeprefix("::").strip())
-            rows = [row for row in CHEATS if row[0].split()[0].lstrip("%") == magic.__name__]
+            rows = [row for row in CHEAT_SHEET_ROWS if row[0].split()[0].lstrip("%") == magic.__name__]
             if rows:
                 print("\nexamples:")
             width = max((len(typed) for typed, _ in rows), default=0)
@@ -104,9 +104,9 @@ def _by_arguments(verb: Callable[..., Any]) -> Any:
     return magic
 
 
-def _line_verb(verb: Callable[..., Any]) -> Any:
+def _parsed_line_magic(verb: Callable[..., Any]) -> Any:
     """Return a line magic for a verb; a semicolon at the end of its line keeps the answer from being shown."""
-    return output_can_be_silenced(line_magic(_by_arguments(verb)))
+    return output_can_be_silenced(line_magic(_parsed_magic(verb)))
 
 
 def _expanded(line: str, namespace: dict[str, Any]) -> str:
@@ -147,7 +147,7 @@ def _expanded(line: str, namespace: dict[str, Any]) -> str:
         raise MagicError(what, f"Mend it, {braces}") from None
 
 
-def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
+def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
     """Return the options at the start of a line, and the text after them, unchanged.
 
     The text starts at the first word without a dash, at a dash alone, or after ``--``.
@@ -172,29 +172,29 @@ def split(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
     return line[:place], line[place:].strip()
 
 
-def parse(magic: Callable[..., Any], line: str) -> argparse.Namespace:
+def parse_line(magic: Callable[..., Any], line: str) -> argparse.Namespace:
     """Return the arguments of a magic; a comment and a semicolon at the end are left out, as Python would leave them out."""
     parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
     options = parser._option_string_actions  # noqa: SLF001 - argparse has no name
     try:
-        arguments, others = parser.parse_known_args(words(line))
+        arguments, others = parser.parse_known_args(split_words(line))
     except (UsageError, ValueError) as error:
-        raise _mistake(magic, f"cannot read its line: {parser_problem(str(error))}") from None
+        raise _usage_error(magic, f"cannot read its line: {parser_problem(str(error))}") from None
     # What argparse makes of "--option=--": an empty list, and from Python 3.13 on the two dashes.
     if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
-        raise _mistake(magic, "got an option without its value")
+        raise _usage_error(magic, "got an option without its value")
     if flags := [word for word in others if word.startswith("-")]:
-        meant = nearest(flags[0], options, cutoff=0.6)
+        meant = closest_match(flags[0], options, cutoff=0.6)
         remedy = f"Use {meant}" if meant else ""
         if not meant and magic.__name__ == "openmed_ner":  # The word itself may be part of a note, such as "-HIV".
             remedy = "Write -- before a text that starts with a dash"
-        raise _mistake(magic, "does not have this option", remedy)
+        raise _usage_error(magic, "does not have this option", remedy)
     if others:  # They may be part of a note, so they are only counted.
-        raise _mistake(magic, f"got {len(others)} words too many")
+        raise _usage_error(magic, f"got {len(others)} words too many")
     return arguments
 
 
-def words(line: str) -> list[str]:
+def split_words(line: str) -> list[str]:
     r"""Return the words of a line, without the quotes that hold a word with spaces together.
 
     A backslash is kept, because Windows writes paths with it.
@@ -203,7 +203,7 @@ def words(line: str) -> list[str]:
         >>> words("--model 'my models/mine' --device=\"cpu\" ; # the slow one")
         ['--model', 'my models/mine', '--device=cpu']
     """
-    return [_QUOTED.sub(r"\2", word) for word in arg_split(_clean(line))]
+    return [_QUOTED_PATTERN.sub(r"\2", word) for word in arg_split(_clean(line))]
 
 
 def _clean(line: str) -> str:
@@ -216,7 +216,7 @@ def _clean(line: str) -> str:
     return _COMMENT.sub(r"\1", line).strip().removesuffix(";").strip()
 
 
-def _mistake(magic: Callable[..., Any], what: str, remedy: str = "") -> MagicError:
+def _usage_error(magic: Callable[..., Any], what: str, remedy: str = "") -> MagicError:
     name = f"%{magic.__name__}"
     return MagicError(f"{name} {what}.", f"{remedy}, or see {name} --help." if remedy else f"See {name} --help.")
 
@@ -225,7 +225,7 @@ SIMULATIONS = ("mps", "off")
 
 
 @dataclass(frozen=True, repr=False)
-class CheatSheet(Shown):
+class CheatSheet(Displayable):
     """What can be typed, and the state of a session.
 
     Attributes:
@@ -238,11 +238,11 @@ class CheatSheet(Shown):
     models: tuple[str, ...]
     simulated: bool = False
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the state in two sentences, and a table of what can be typed."""
         models = ", ".join(self.models) if self.models else "none yet; the first use loads one"
         sentences = (self.device, f"Models in memory: {models}.")
-        return Report("openmed_nb", sentences, (Table("", ("type", "to see or do"), CHEATS),))
+        return Report("openmed_nb", sentences, (Table("", ("type", "to see or do"), CHEAT_SHEET_ROWS),))
 
 
 @magics_class
@@ -260,12 +260,12 @@ class OpenMedMagics(Magics):
     )
 
     @magic_arguments()
-    @_line_verb
+    @_parsed_line_magic
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
         """Show what can be typed, and the state of this session."""
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
-        return CheatSheet(device, SESSION.inventory().names, mps_is_simulated())
+        return CheatSheet(device, SESSION.inventory().names, is_mps_simulated())
 
     @magic_arguments()
     @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; nothing shows the device in force")
@@ -275,7 +275,7 @@ class OpenMedMagics(Magics):
     @argument("--simulate", metavar="DEVICE", help="mps runs the session on a simulated Mac, off comes back")
     @argument("--memory", metavar="SIZE", help='the RAM of the simulated Mac, such as "8 GiB"')
     @_json
-    @_line_verb
+    @_parsed_line_magic
     def openmed_device(self, arguments: argparse.Namespace) -> Any:
         """Show the device of this session and why, or change it."""
         if arguments.memory is not None and arguments.simulate in (None, "off"):
@@ -295,7 +295,7 @@ class OpenMedMagics(Magics):
         if arguments.simulate == "off":
             SESSION.end_simulation()
         elif arguments.simulate in SIMULATIONS:
-            memory = DEFAULT_MEMORY if arguments.memory is None else arguments.memory
+            memory = DEFAULT_SIMULATED_MEMORY if arguments.memory is None else arguments.memory
             SESSION.simulate(memory, source="%openmed_device")
         elif arguments.simulate is not None:
             what = f"{describe_value(arguments.simulate)} cannot be simulated."
@@ -303,7 +303,7 @@ class OpenMedMagics(Magics):
         if arguments.reset:
             return SESSION.reset()
         if arguments.list:
-            return SESSION.devices()
+            return SESSION.list_devices()
         return SESSION.explain() if arguments.explain else SESSION.device()
 
     @magic_arguments()
@@ -313,10 +313,10 @@ class OpenMedMagics(Magics):
     @argument("--from", dest="variable", metavar="NAME", help="a variable with a text, or with many: a list, a Series")
     @argument("--out", metavar="NAME", help="put the result into a variable instead of showing it")
     @line_cell_magic
-    @_by_arguments
+    @_parsed_magic
     def openmed_ner(self, arguments: argparse.Namespace, text: str, cell: str | None = None) -> Any:
         """Find entities in the rest of the line, in the text of the cell or in a variable, and show them in it."""
-        texts = self._texts(arguments.variable, text, cell)
+        texts = self._input_texts(arguments.variable, text, cell)
         out = arguments.out
         if out is not None and (not out.isidentifier() or iskeyword(out) or out in self.shell.user_ns_hidden):
             raise MagicError(f"{describe_value(out)} is not a valid variable name.", "Use a name such as 'found'.")
@@ -339,7 +339,7 @@ class OpenMedMagics(Magics):
     @argument("--keep-models", action="store_true", help="keep the models that were loaded")
     @argument("--keep-history", action="store_true", help="keep Out and _, which hold what cells have shown")
     @argument("--keep-traceback", action="store_true", help="keep the frames of the last error, for %%debug")
-    @_line_verb
+    @_parsed_line_magic
     def openmed_release(self, arguments: argparse.Namespace) -> Any:
         """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
         from ..training.release import release
@@ -355,7 +355,7 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("--model", help="the model of the text to try; the default of %%%%openmed_ner where it is left out")
     @argument("--close", action="store_true", help="close every open panel")
-    @_line_verb
+    @_parsed_line_magic
     def openmed_panel(self, arguments: argparse.Namespace) -> Any:
         """Open a panel: device, environment, memory, models and a text to try, to look at and to click."""
         from .panel import close_panels, panel
@@ -369,7 +369,7 @@ class OpenMedMagics(Magics):
     @argument("model", nargs="?", help="a model to look at, by name or variable; those that are loaded if left out")
     @argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS for the CPU")
     @_json
-    @_line_verb
+    @_parsed_line_magic
     def openmed_doctor(self, arguments: argparse.Namespace) -> Any:
         """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
         if arguments.ops is not None and arguments.model is not None:
@@ -378,20 +378,20 @@ class OpenMedMagics(Magics):
         from ..runbook.checks.operators.forecast import forecast
 
         if arguments.ops is not None:
-            return forecast(self._named(arguments.ops), training=True)
-        return doctor(self._named(arguments.model))
+            return forecast(self._resolve_model(arguments.ops), training=True)
+        return doctor(self._resolve_model(arguments.model))
 
     @magic_arguments()
     @argument("file", nargs="?", help="write it into this file: .json to be read again, .md for people")
     @argument("--diff", metavar="FILE", help="compare a logbook of this .json file with the one of now")
     @_json
-    @_line_verb
+    @_parsed_line_magic
     def openmed_log(self, arguments: argparse.Namespace) -> Any:
         """Write down what figures are measured with here and now, or compare that with a logbook."""
         from ..runbook.records.logbook.gathering import logbook
         from ..runbook.records.logbook.logbook import Logbook
 
-        if arguments.file is not None and given_path(arguments.file, "the file of a logbook").exists():
+        if arguments.file is not None and check_path(arguments.file, "the file of a logbook").exists():
             what = f"{describe_file(Path(arguments.file))} is there already, and its figures would be gone."
             raise MagicError(what, "Write another name, or --diff before it to compare.")
         former = None if arguments.diff is None else Logbook.read(arguments.diff)
@@ -408,31 +408,31 @@ class OpenMedMagics(Magics):
     @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
     @argument("--device", help="another device than the one in force")
     @_json
-    @_line_verb
+    @_parsed_line_magic
     def openmed_sweep(self, arguments: argparse.Namespace) -> Any:
         """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
         from ..runbook.bench.sweep import sweep
 
         wanted = ("training", "device", "length", "largest", "seconds")
         said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
-        return sweep(self._named(arguments.model), **said)
+        return sweep(self._resolve_model(arguments.model), **said)
 
     @magic_arguments()
     @argument("folder", nargs="?", help="where report.html, report.json and issue.md go; openmed_report if left out")
     @argument("--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five")
     @argument("--training", action="store_true", help="measure training steps instead of annotating")
     @_json
-    @_line_verb
+    @_parsed_line_magic
     def openmed_report(self, arguments: argparse.Namespace) -> Any:
         """Measure this computer from end to end, each step in a process of its own, and write what was found."""
-        from ..runbook.records.report.report import FOLDER, LOOK_FIRST, report
+        from ..runbook.records.report.report import FOLDER, REVIEW_NOTICE, report
 
         folder = FOLDER if arguments.folder is None else arguments.folder
         found = report(folder, quick=arguments.quick, training=arguments.training)
-        print(LOOK_FIRST.format(folder=folder))
+        print(REVIEW_NOTICE.format(folder=folder))
         return found
 
-    def _texts(self, variable: str | None, text: str, cell: str | None) -> Any:
+    def _input_texts(self, variable: str | None, text: str, cell: str | None) -> Any:
         """Return what a magic shall read: the rest of its line, its cell or a variable, but only one of them."""
         name = "%openmed_ner" if cell is None else "%%openmed_ner"
         if variable is not None or cell is not None:
@@ -442,7 +442,7 @@ class OpenMedMagics(Magics):
             if given:
                 raise MagicError(f"{name} --from reads a variable, and there is a text too.", "Leave one of them out.")
             if variable not in self.shell.user_ns:
-                meant = nearest(variable, [one for one in self.shell.user_ns if not one.startswith("_")])
+                meant = closest_match(variable, [one for one in self.shell.user_ns if not one.startswith("_")])
                 remedy = f"Did you mean {meant}?" if meant else "Name a variable that holds a text, or many."
                 raise MagicError(f"No variable is called {describe_value(variable)}.", remedy)
             return self.shell.user_ns[variable]
@@ -455,7 +455,7 @@ class OpenMedMagics(Magics):
             raise MagicError(f"{name} has no text.", f"Write the text {place}, or --from and a variable{more}.")
         return text if cell is None else cell
 
-    def _named(self, name: str | None) -> Any:
+    def _resolve_model(self, name: str | None) -> Any:
         """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""
         value = self.shell.user_ns.get(name, name)
         return name if isinstance(value, str) else value

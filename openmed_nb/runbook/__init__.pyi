@@ -4,7 +4,7 @@ from .bench.profile import ProfileDiff as ProfileDiff
 from .bench.profile import profile as profile
 from .bench.sweep import SweepReport as SweepReport
 from .checks.doctor.report import DoctorReport as DoctorReport
-from .checks.operators.fallbacks import FallbackLedger as FallbackLedger
+from .checks.operators.fallbacks import FallbackLog as FallbackLog
 from .checks.operators.fallbacks import fallbacks as fallbacks
 from .checks.operators.forecast import Forecast as Forecast
 from .checks.operators.forecast import forecast as forecast
@@ -14,13 +14,13 @@ from .checks.precision.trajectory import LossParity as LossParity
 from .checks.precision.trajectory import loss_parity as loss_parity
 from .checks.precision.validation import PrecisionVerdict as PrecisionVerdict
 from .checks.precision.validation import validate_precision as validate_precision
-from .records.bring_up import Ladder as Ladder
-from .records.bring_up import ladder as ladder
+from .records.bring_up import BringUpReport as BringUpReport
+from .records.bring_up import bring_up as bring_up
 from .records.handoff.bundle import Handoff as Handoff
 from .records.logbook.logbook import Logbook as Logbook
 from .records.logbook.logbook import LogbookDiff as LogbookDiff
 from .records.report.report import DeviceReport as DeviceReport
-from .records.signals import Signals as Signals
+from .records.signals import SystemStatus as SystemStatus
 from .verdict.gates import Gates as Gates
 from .verdict.gates import gates as gates
 from .verdict.verdict import Verdict as Verdict

@@ -22,25 +22,25 @@ from torch import Generator as CpuGenerator  # A simulation replaces the name in
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device as default_device
 
-from .._render.display import Report, Shown, Table, counted
-from .._utils.validation import check_flag
+from .._render.display import Displayable, Report, Table, pluralize
+from .._utils.validation import check_bool
 from ..devices import backend
-from ..devices.computer import Computer
-from ..devices.environment import FALLBACK, variables_kept
-from ..devices.machine import DEFAULT_MEMORY, SIMULATION_ON, Machine, parse_memory
-from ..devices.profilers import modes_on
-from ..errors import DeviceUnavailable
-from .memory import MacMemory, SimulatedAllocator, in_units
-from .modes import Copy, Device, FunctionMode, OperatorMode, Storages, name_of
-from .operators import Defect, Fallbacks, OperatorCall, checked_defects
+from ..devices.computer import DeviceManager
+from ..devices.environment import FALLBACK_VARIABLE, preserve_variables
+from ..devices.machine import ACTIVE_SIMULATIONS, DEFAULT_SIMULATED_MEMORY, MachineInfo, parse_memory
+from ..devices.profilers import push_modes
+from ..errors import DeviceUnavailableError
+from .memory import MacMemory, SimulatedAllocator, format_size
+from .modes import DeviceCopy, DeviceStorages, FunctionMode, OperatorMode, SimulatedDevice, storage_key
+from .operators import Defect, FallbackPolicy, OperatorCall, validate_defects
 
 CHIP = "Apple Silicon (SIMULATED)"
 MACOS = (15, 5)
 
-NO_CAPTURE = 'Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."'  # Metal's own words.
+CAPTURE_ERROR = 'Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."'  # Metal's own words.
 
 # Functions that remember whether there is an MPS device.
-CACHED_ANSWERS = (
+CACHED_AVAILABILITY = (
     ("torch.backends.mps", "is_available"),
     ("transformers.utils.import_utils", "is_torch_mps_available"),
     ("accelerate.utils.imports", "is_mps_available"),
@@ -50,7 +50,7 @@ CACHED_ANSWERS = (
 SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
 
 # Functions of torch._C that have nothing to do where there is one device, which computes at once, or that give its number.
-NOTHING_TO_DO = (
+NOOP_FUNCTIONS = (
     *("_mps_deviceSynchronize", "_accelerator_synchronizeDevice"),
     *("_accelerator_setDeviceIndex", "_accelerator_emptyHostCache"),
 )
@@ -58,7 +58,7 @@ FIRST_DEVICE = ("_accelerator_getDeviceIndex", "_accelerator_exchangeDevice", "_
 
 
 @dataclass(frozen=True, repr=False)
-class SimulatedMps(Shown):
+class SimulatedMps(Displayable):
     """A simulated MPS device that computes on the CPU; nothing that is measured under it is a figure of MPS.
 
     It does not reproduce the numbers of MPS, its speed, its random numbers (they are the CPU's), the 16-bit types of
@@ -70,20 +70,20 @@ class SimulatedMps(Shown):
     """
 
     allocator: SimulatedAllocator
-    _device: Device
+    _device: SimulatedDevice
     defects: tuple[Defect, ...] = ()
 
     simulated: ClassVar[bool] = True  # What is shown of this device says so.
 
     @property
-    def copies(self) -> list[Copy]:
+    def copies(self) -> list[DeviceCopy]:
         """The copies between the devices, with the two devices and whether the program was to go on meanwhile."""
         return self._device.copies
 
     @property
-    def called(self) -> Counter[str]:
+    def call_counts(self) -> Counter[str]:
         """How often each function of torch was called with a tensor of the device."""
-        return self._device.called
+        return self._device.call_counts
 
     @property
     def fallbacks(self) -> Counter[str]:
@@ -91,41 +91,41 @@ class SimulatedMps(Shown):
         return self._device.fallbacks.counts
 
     @property
-    def emptied(self) -> int:
+    def cache_clears(self) -> int:
         """How often the cache was emptied by request."""
         return self.allocator.emptied
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def contains(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is on the device."""
-        return self._device.storages.holds(tensor)
+        return self._device.storages.contains(tensor)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state of the device as a mapping, ready for JSON; memory in bytes."""
         memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver", "peak", "allowed")}
         installed = {"installed": self.allocator.memory.installed, "recommended": self.allocator.memory.recommended}
-        seen = {"fallbacks": dict(self.fallbacks), "emptied": self.emptied}
+        seen = {"fallbacks": dict(self.fallbacks), "emptied": self.cache_clears}
         return {"simulated": True, **installed, **memory, **seen, "defects": [one.issue for one in self.defects]}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: the memory, and the operators that fell back."""
         figures = self.to_dict()
         names = ("installed", "recommended", "allowed", "allocated", "driver", "peak")
-        rows = tuple((name, "no limit" if figures[name] is None else in_units(figures[name])) for name in names)
+        rows = tuple((name, "no limit" if figures[name] is None else format_size(figures[name])) for name in names)
         counts = tuple((name, str(count)) for name, count in self.fallbacks.most_common())
-        errors = tuple((defect.issue, defect.what) for defect in self.defects)
+        errors = tuple((defect.issue, defect.description) for defect in self.defects)
         tables = (
             Table("Memory", ("what", "size"), rows),
             Table("Fell back to the CPU", ("operator", "times"), counts),
             Table("Silent errors that it was given", ("issue", "what goes wrong"), errors),
         )
-        fell = counted(sum(self.fallbacks.values()), "call")
-        held = f"{in_units(figures['allocated'])} of {in_units(figures['recommended'])} in use, {fell} fell back to the CPU"
-        return Report("MPS device (SIMULATED)", tables=tables, spoken=(f"MPS device (SIMULATED): {held}",))
+        fell = pluralize(sum(self.fallbacks.values()), "call")
+        held = f"{format_size(figures['allocated'])} of {format_size(figures['recommended'])} in use, {fell} fell back to the CPU"
+        return Report("MPS device (SIMULATED)", tables=tables, html_sentences=(f"MPS device (SIMULATED): {held}",))
 
 
 @contextlib.contextmanager
 def simulated_device(
-    memory: str | int = DEFAULT_MEMORY,
+    memory: str | int = DEFAULT_SIMULATED_MEMORY,
     fallback: bool | None = None,
     environ: MutableMapping[str, str] | None = None,
     defects: str | Iterable[str] = (),
@@ -136,35 +136,35 @@ def simulated_device(
     replaced for the whole process; tensors of other threads stay on the CPU.
     """
     environ = os.environ if environ is None else environ
-    mac, planted = MacMemory(parse_memory(memory)), checked_defects(defects)
-    if SIMULATION_ON:
+    mac, planted = MacMemory(parse_memory(memory)), validate_defects(defects)
+    if ACTIVE_SIMULATIONS:
         what = "A simulated MPS device is on already, and there can be only one."
-        raise DeviceUnavailable(what, "End it first: %openmed_device --simulate off, or leave its with block.")
+        raise DeviceUnavailableError(what, "End it first: %openmed_device --simulate off, or leave its with block.")
     allocator = SimulatedAllocator(mac, environ)
     # torch 2.13 reads anything but exactly 0 as on.
-    fallbacks = Fallbacks(environ.get(FALLBACK, "0") != "0" if fallback is None else fallback)
+    fallbacks = FallbackPolicy(environ.get(FALLBACK_VARIABLE, "0") != "0" if fallback is None else fallback)
     wrong: dict[str, list[Callable[[OperatorCall], Any]]] = {}
     for defect in planted:
         for operator in defect.operators:
             wrong.setdefault(operator, []).append(defect.compute)
-    device = Device(allocator, fallbacks, Storages(allocator), wrong=wrong)
+    device = SimulatedDevice(allocator, fallbacks, DeviceStorages(allocator), active_defects=wrong)
     functions = FunctionMode(device)
     shown = SimulatedMps(allocator, device, planted)
-    SIMULATION_ON.append(shown)
+    ACTIVE_SIMULATIONS.append(shown)
     try:
         with (
-            variables_kept([FALLBACK], os.environ),  # Accelerate switches it on wherever it finds MPS.
-            default_device_given_back(),
-            patched(allocator, device.storages, functions.seeing),
-            modes_on(OperatorMode(device), functions),
+            preserve_variables([FALLBACK_VARIABLE], os.environ),  # Accelerate switches it on wherever it finds MPS.
+            restore_default_device(),
+            patch_libraries(allocator, device.storages, functions.seeing),
+            push_modes(OperatorMode(device), functions),
         ):
             yield shown
     finally:
-        SIMULATION_ON.clear()
+        ACTIVE_SIMULATIONS.clear()
 
 
 @contextlib.contextmanager
-def default_device_given_back() -> Iterator[None]:
+def restore_default_device() -> Iterator[None]:
     """Take a default device of torch back at the end where it is one of MPS, which is gone then."""
     yield
     if getattr(default_device.CURRENT_DEVICE, "type", "") == "mps":  # torch's own question makes a tensor on it.
@@ -175,30 +175,30 @@ class SimulatedTorch:
     """Answers for torch on the simulated Mac; it counts as loaded from the moment in which its device begins."""
 
     device: SimulatedMps | None = None
-    installed_torch = staticmethod(backend.installed_torch)
-    loaded_torch = staticmethod(backend.loaded_torch)
-    probe = staticmethod(backend.probe)
+    inspect_installed_torch = staticmethod(backend.inspect_installed_torch)
+    inspect_imported_torch = staticmethod(backend.inspect_imported_torch)
+    probe_device = staticmethod(backend.probe_device)
 
-    def torch_is_loaded(self) -> bool:
+    def is_torch_imported(self) -> bool:
         return self.device is not None
 
-    def mps_allocator_started(self) -> bool | None:
-        return self.device is not None and self.device.allocator.started
+    def is_mps_allocator_initialized(self) -> bool | None:
+        return self.device is not None and self.device.allocator.initialized
 
 
 @contextlib.contextmanager
 def simulated_computer(
     memory: str | int, fallback: bool | None, environ: MutableMapping[str, str], defects: str | Iterable[str] = ()
-) -> Iterator[tuple[Computer, SimulatedMps]]:
+) -> Iterator[tuple[DeviceManager, SimulatedMps]]:
     """Begin a simulated Mac with its device, and end it.
 
     The MPS variables are applied before the device begins, as in a kernel whose first line is ``%load_ext openmed_nb``,
     and are taken back at the end.
     """
     if fallback is not None:
-        check_flag("fallback", fallback)
+        check_bool("fallback", fallback)
     torch, installed = SimulatedTorch(), parse_memory(memory)
-    machine = Machine(
+    machine = MachineInfo(
         "Darwin",
         "arm64",
         apple_silicon=True,
@@ -209,20 +209,20 @@ def simulated_computer(
         gpu_driver=False,
         simulated=True,
     )
-    computer = Computer(environ, lambda: machine, torch)
-    with variables_kept([FALLBACK], environ):
+    computer = DeviceManager(environ, lambda: machine, torch)
+    with preserve_variables([FALLBACK_VARIABLE], environ):
         if fallback is not None:
-            environ[FALLBACK] = str(int(fallback))
+            environ[FALLBACK_VARIABLE] = str(int(fallback))
         try:
-            computer.enter_mps()
+            computer.apply_mps_variables()
             with simulated_device(installed, None, environ, defects) as torch.device:
                 yield computer, torch.device
         finally:
-            computer.unpublish()
-            computer.leave_mps()
+            computer.restore_device_variable()
+            computer.restore_mps_variables()
 
 
-def library(allocator: SimulatedAllocator) -> dict[str, Any]:
+def mps_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
     """Return what answers for the functions of ``torch._C``."""
     mps, profiler = torch.device("mps"), MpsProfiler()
     memory = allocator.memory
@@ -235,10 +235,10 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_mps_get_default_generator": lambda: torch.default_generator,
         "_mps_emptyCache": allocator.empty_cache,
         "_mps_setMemoryFraction": allocator.set_fraction,
-        "_mps_currentAllocatedMemory": touching(allocator, lambda: allocator.allocated),
-        "_mps_driverAllocatedMemory": touching(allocator, lambda: allocator.driver),
-        "_mps_recommendedMaxMemory": touching(allocator, lambda: memory.recommended),
-        "_mps_maxBufferLength": touching(allocator, lambda: memory.largest_buffer),
+        "_mps_currentAllocatedMemory": initializing(allocator, lambda: allocator.allocated),
+        "_mps_driverAllocatedMemory": initializing(allocator, lambda: allocator.driver_allocated),
+        "_mps_recommendedMaxMemory": initializing(allocator, lambda: memory.recommended),
+        "_mps_maxBufferLength": initializing(allocator, lambda: memory.largest_buffer),
         "_mps_profilerStartTrace": profiler.start_trace,
         "_mps_profilerStopTrace": profiler.stop_trace,
         "_mps_isCaptureEnabled": lambda: False,
@@ -247,16 +247,16 @@ def library(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_mps_stopCapture": lambda: None,
         "_accelerator_getAccelerator": lambda: mps,
         "_get_accelerator": lambda _check=None: mps,
-        **dict.fromkeys(NOTHING_TO_DO, lambda *_index: None),
+        **dict.fromkeys(NOOP_FUNCTIONS, lambda *_index: None),
         **dict.fromkeys(FIRST_DEVICE, lambda *_index: 0),
         "_accelerator_getStream": lambda _index=None: torch.Stream(device="cpu"),
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": allocator.empty_cache,
-        "_accelerator_getDeviceStats": touching(allocator, lambda _index=None: statistics(allocator)),
-        "_accelerator_resetPeakStats": touching(allocator, lambda _index=None: allocator.reset_peak()),
-        "_accelerator_resetAccumulatedStats": touching(allocator, lambda _index=None: None),
-        "_accelerator_getMemoryInfo": touching(
-            allocator, lambda _index=None: (max(0, memory.recommended - allocator.driver), memory.recommended)
+        "_accelerator_getDeviceStats": initializing(allocator, lambda _index=None: statistics(allocator)),
+        "_accelerator_resetPeakStats": initializing(allocator, lambda _index=None: allocator.reset_peak()),
+        "_accelerator_resetAccumulatedStats": initializing(allocator, lambda _index=None: None),
+        "_accelerator_getMemoryInfo": initializing(
+            allocator, lambda _index=None: (max(0, memory.recommended - allocator.driver_allocated), memory.recommended)
         ),
     }
 
@@ -302,14 +302,14 @@ class MpsProfiler:
 
     def start_capture(self, name: str) -> None:
         file = f"{next(self._captures):04d}-{name}.gputrace"
-        raise RuntimeError(f"Failed to start capture of {file} error {NO_CAPTURE}")
+        raise RuntimeError(f"Failed to start capture of {file} error {CAPTURE_ERROR}")
 
 
-def touching(allocator: SimulatedAllocator, answer: Callable[..., Any]) -> Callable[..., Any]:
+def initializing(allocator: SimulatedAllocator, answer: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that reads the watermarks before it answers: asking for memory is a first touch."""
 
     def touched(*args: Any) -> Any:
-        allocator.touch()
+        allocator.initialize()
         return answer(*args)
 
     return touched
@@ -318,11 +318,11 @@ def touching(allocator: SimulatedAllocator, answer: Callable[..., Any]) -> Calla
 def statistics(allocator: SimulatedAllocator) -> dict[str, Any]:
     """Return the figures of ``torch.accelerator.memory_stats``, which MPS has since torch 2.13."""
     allocated = {"current": allocator.allocated, "peak": allocator.peak}
-    reserved = {"current": allocator.driver, "peak": allocator.driver_peak}
+    reserved = {"current": allocator.driver_allocated, "peak": allocator.driver_peak}
     return {"allocated_bytes": {"all": allocated}, "reserved_bytes": {"all": reserved}}
 
 
-def tensor_properties(storages: Storages) -> dict[str, Any]:
+def tensor_properties(storages: DeviceStorages) -> dict[str, Any]:
     """Return what answers for the properties of a tensor, in this thread."""
     mps, home = torch.device("mps", 0), threading.get_ident()
 
@@ -330,7 +330,7 @@ def tensor_properties(storages: Storages) -> dict[str, Any]:
         real = getattr(torch.Tensor, name)
 
         def answer(tensor: torch.Tensor) -> Any:
-            if threading.get_ident() == home and storages.holds(tensor):
+            if threading.get_ident() == home and storages.contains(tensor):
                 return here
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would ask this very function
                 return real.__get__(tensor)
@@ -340,7 +340,7 @@ def tensor_properties(storages: Storages) -> dict[str, Any]:
     return {name: answering(name, here) for name, here in (("device", mps), ("is_mps", True), ("is_cpu", False))}
 
 
-def storage_methods(storages: Storages) -> dict[str, Any]:
+def storage_methods(storages: DeviceStorages) -> dict[str, Any]:
     """Return what answers for the methods of a storage, which saving and loading ask for the device."""
     mps, real = torch.device("mps", 0), torch.UntypedStorage.device
 
@@ -348,15 +348,15 @@ def storage_methods(storages: Storages) -> dict[str, Any]:
         return torch.UntypedStorage(storage.nbytes()).copy_(storage, False)
 
     def to_mps(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        if name_of(storage) in storages:
+        if storage_key(storage) in storages:
             return storage
         copy = copied(storage)
-        storages.take(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
+        storages.add(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
         return copy
 
     return {
-        "device": property(lambda storage: mps if name_of(storage) in storages else real.__get__(storage)),
-        "clone": lambda storage: to_mps(copied(storage)) if name_of(storage) in storages else copied(storage),
+        "device": property(lambda storage: mps if storage_key(storage) in storages else real.__get__(storage)),
+        "clone": lambda storage: to_mps(copied(storage)) if storage_key(storage) in storages else copied(storage),
         "mps": to_mps,
     }
 
@@ -373,12 +373,12 @@ def device_of_fake(device: torch.device) -> torch.device:
 
 
 @contextlib.contextmanager
-def patched(
-    allocator: SimulatedAllocator, storages: Storages, seeing: Callable[[Callable[..., Any]], Callable[..., Any]]
+def patch_libraries(
+    allocator: SimulatedAllocator, storages: DeviceStorages, seeing: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
     """Let torch, transformers and Accelerate find an MPS device."""
     rows = [
-        *((torch._C, name, answer) for name, answer in library(allocator).items()),  # noqa: SLF001
+        *((torch._C, name, answer) for name, answer in mps_library_functions(allocator).items()),  # noqa: SLF001
         *((torch.Tensor, name, answer) for name, answer in tensor_properties(storages).items()),
         *((torch.UntypedStorage, name, method) for name, method in storage_methods(storages).items()),
         (torch, "Generator", GeneratorOfAnyDevice),
@@ -389,24 +389,24 @@ def patched(
         (torch.cuda, "device_count", lambda: 0),
     ]
     with contextlib.ExitStack() as undo:
-        undo.callback(forget_answers)
+        undo.callback(clear_cached_availability)
         for owner, name, answer in rows:
             undo.enter_context(mock.patch.object(owner, name, answer, create=True))
-        forget_answers()
-        undo.enter_context(other_shared_states())
+        clear_cached_availability()
+        undo.enter_context(preserve_accelerate_state())
         yield
 
 
-def forget_answers() -> None:
+def clear_cached_availability() -> None:
     """Let the functions that remember whether there is an MPS device look again."""
-    for module, name in CACHED_ANSWERS:
+    for module, name in CACHED_AVAILABILITY:
         forget = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
         if forget is not None:
             forget()
 
 
 @contextlib.contextmanager
-def other_shared_states() -> Iterator[None]:
+def preserve_accelerate_state() -> Iterator[None]:
     """Put Accelerate's states of the process aside, and give them back, so that an Accelerator of before works on."""
     before = [(state, dict(state)) for state in _shared_states()]
     for state, _content in before:

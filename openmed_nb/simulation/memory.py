@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..devices.environment import HIGH, LOW, watermark_conflict, watermarks
+from ..devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE, watermark_conflict, watermarks
 
 NO_LIMIT = (
     " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations"
@@ -26,8 +26,8 @@ NO_LIMIT = (
 )
 
 SMALLEST_BLOCK = 256
-SMALL = 32 << 30  # Up to this RAM, macOS keeps a third of it from the GPU, and a quarter of a larger one.
-OTHER = 384 * 1024  # "other allocations" of the process, as in error texts of real Macs.
+SMALL_MAC_BYTES = 32 << 30  # Up to this RAM, macOS keeps a third of it from the GPU, and a quarter of a larger one.
+OTHER_ALLOCATIONS = 384 * 1024  # "other allocations" of the process, as in error texts of real Macs.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MacMemory:
         It is 5.33 GiB at 8 and 73,728 MiB at 96. The newest macOS recommends more of a small RAM, 11.84 GiB of 16
         (https://github.com/AlexsJones/llmfit/pull/754), and a person can set it (``iogpu.wired_limit_mb``).
         """
-        return self.installed * 2 // 3 if self.installed <= SMALL else self.installed * 3 // 4
+        return self.installed * 2 // 3 if self.installed <= SMALL_MAC_BYTES else self.installed * 3 // 4
 
     @property
     def largest_buffer(self) -> int:
@@ -71,7 +71,7 @@ class SimulatedAllocator:
         self._high = self._low = 0.0
 
     @property
-    def started(self) -> bool:
+    def initialized(self) -> bool:
         """Whether the watermarks have been read."""
         return self._conflict is not None
 
@@ -79,25 +79,27 @@ class SimulatedAllocator:
     def allocated(self) -> int:
         """The bytes of the blocks of living tensors."""
         with self._lock:
-            self._settle()
+            self._apply_pending_frees()
             return self._allocated
 
     @property
-    def driver(self) -> int:
+    def driver_allocated(self) -> int:
         """The bytes that the driver has given: living blocks and cached ones."""
         with self._lock:
             return self.allocated + self._cached
 
     @property
-    def allowed(self) -> int | None:
+    def limit(self) -> int | None:
         """The bytes that the high watermark allows, or would as it stands; ``None`` where it is 0, which means no limit."""
-        high = self._high if self.started else watermarks(self._environ)[0]
+        high = self._high if self.initialized else watermarks(self._environ)[0]
         return int(high * self.memory.recommended) if high > 0 else None
 
-    def touch(self) -> None:
+    def initialize(self) -> None:
         """Read the watermarks, if this is the first touch."""
         if self._conflict is None:
-            self._conflict = watermark_conflict(self._environ.get(HIGH), self._environ.get(LOW))
+            self._conflict = watermark_conflict(
+                self._environ.get(HIGH_WATERMARK_VARIABLE), self._environ.get(LOW_WATERMARK_VARIABLE)
+            )
             self._high, self._low = watermarks(self._environ)
         if self._conflict:
             raise RuntimeError(self._conflict)
@@ -117,11 +119,11 @@ class SimulatedAllocator:
     def check(self, size: int) -> int:
         """Return the bytes of the block that a tensor would take, once the cache is emptied if that makes room for it."""
         with self._lock:
-            self.touch()
+            self.initialize()
             if size > self.memory.largest_buffer:
-                raise RuntimeError(f"Invalid buffer size: {in_units(size)}")  # MPSAllocator.mm:236
+                raise RuntimeError(f"Invalid buffer size: {format_size(size)}")  # MPSAllocator.mm:236
             block = block_size(size)
-            self._settle()
+            self._apply_pending_frees()
             if not self._cache[block]:
                 self._make_room(block)
             return block
@@ -133,37 +135,37 @@ class SimulatedAllocator:
     def empty_cache(self) -> None:
         """Give the cached blocks back to the driver."""
         with self._lock:
-            self.touch()
-            self._settle()
+            self.initialize()
+            self._apply_pending_frees()
             self._drop_cache()
             self.emptied += 1
 
     def set_fraction(self, fraction: float) -> None:
         """Change the high watermark, which is not compared with the low one."""
-        self.touch()
+        self.initialize()
         self._high = fraction
 
     def reset_peak(self) -> None:
         """Let the peaks begin again at what is there now."""
         with self._lock:
-            self.peak, self.driver_peak = self.allocated, self.driver
+            self.peak, self.driver_peak = self.allocated, self.driver_allocated
 
     def _make_room(self, block: int) -> None:
         low = int(self._low * self.memory.recommended)
-        allowed = self.memory.installed if self.allowed is None else self.allowed
-        wanted = self._allocated + OTHER + block
+        allowed = self.memory.installed if self.limit is None else self.limit
+        wanted = self._allocated + OTHER_ALLOCATIONS + block
         if wanted + self._cached > min(allowed, low or allowed):
             self._drop_cache()
         if wanted > allowed:
             # MPSAllocator.mm:286, and :297 without a limit.
-            limit = "" if self.allowed is None else f", max allowed: {in_units(self.allowed)}"
+            limit = "" if self.limit is None else f", max allowed: {format_size(self.limit)}"
             raise RuntimeError(
-                f"MPS backend out of memory (MPS allocated: {in_units(self._allocated)}, "
-                f"other allocations: {in_units(OTHER)}{limit}). "
-                f"Tried to allocate {in_units(block)} on private pool.{NO_LIMIT if limit else ''}"
+                f"MPS backend out of memory (MPS allocated: {format_size(self._allocated)}, "
+                f"other allocations: {format_size(OTHER_ALLOCATIONS)}{limit}). "
+                f"Tried to allocate {format_size(block)} on private pool.{NO_LIMIT if limit else ''}"
             )
 
-    def _settle(self) -> None:
+    def _apply_pending_frees(self) -> None:
         while self._freed:
             block = self._freed.popleft()
             self._allocated -= block
@@ -181,7 +183,7 @@ def block_size(size: int) -> int:
     return -(-size // step) * step
 
 
-def in_units(count: int) -> str:
+def format_size(count: int) -> str:
     """Return a number of bytes as torch 2.13 writes it; before 2.13 it wrote ``GB`` for ``GiB``."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 2**power:

@@ -29,7 +29,7 @@ from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ..devices.moving import operator_tensors
+from ..devices.moving import iter_operator_tensors
 from .memory import SimulatedAllocator
 from .operators import (
     ALWAYS_ON_CPU,
@@ -45,7 +45,7 @@ from .operators import (
     OTHER_RNN_DEVICE,
     OTHER_ROOT_GRADIENT,
     SECTIONS_ON_MPS,
-    Fallbacks,
+    FallbackPolicy,
     OperatorCall,
     check_operator,
     made_where_first_is,
@@ -62,7 +62,7 @@ COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 
 
-class Storages:
+class DeviceStorages:
     """The storages that are on the device."""
 
     def __init__(self, allocator: SimulatedAllocator) -> None:
@@ -77,37 +77,37 @@ class Storages:
         """Tell whether one of some storages is on the device."""
         return not self._blocks.keys().isdisjoint(names)
 
-    def elsewhere(self, names: Iterable[int]) -> set[int]:
+    def not_on_device(self, names: Iterable[int]) -> set[int]:
         """Return those of some storages that are not on the device."""
         return {name for name in names if name not in self._blocks}
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def contains(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor is on the device."""
         storage = storage_of(tensor)
-        return storage is not None and name_of(storage) in self._blocks
+        return storage is not None and storage_key(storage) in self._blocks
 
-    def take(self, tensor: torch.Tensor) -> None:
+    def add(self, tensor: torch.Tensor) -> None:
         """Put a tensor on the device, or count it again where it grew."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             _values, *indices = tensors_in(tensor)
         for part in indices:
-            self.take(part)
+            self.add(part)
         storage = storage_of(tensor)
         if storage is None:
             return
         check_type(tensor.dtype)
-        name, size = name_of(storage), storage.nbytes()
+        name, size = storage_key(storage), storage.nbytes()
         known = self._blocks.get(name)
         if known is None or known[1] != size:
             taken = self._allocator.allocate(size)
             self._free(name)
             self._blocks[name] = (weakref.ref(storage, lambda _gone: self._free(name)), size, taken)
 
-    def leave(self, tensor: torch.Tensor) -> None:
+    def remove(self, tensor: torch.Tensor) -> None:
         """Take a tensor off the device."""
         storage = storage_of(tensor)
         if storage is not None:
-            self._free(name_of(storage))
+            self._free(storage_key(storage))
 
     def _free(self, name: int) -> None:
         block = self._blocks.pop(name, None)
@@ -115,7 +115,7 @@ class Storages:
             self._allocator.free(block[2])
 
 
-def name_of(storage: torch.UntypedStorage) -> int:
+def storage_key(storage: torch.UntypedStorage) -> int:
     """Return what all Python objects of one storage have in common: its address."""
     return int(storage._cdata)  # noqa: SLF001 - torch has no public name for it
 
@@ -123,10 +123,10 @@ def name_of(storage: torch.UntypedStorage) -> int:
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor that is really on the CPU; ``None`` for one of another device."""
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - no mode is to answer for the tensor
-        return unmoded_storage(tensor)
+        return storage_without_modes(tensor)
 
 
-def unmoded_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+def storage_without_modes(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return what :func:`storage_of` returns, where functions of torch see no mode.
 
     A tensor that ``torch.vmap`` passes around has the storage of the tensor inside of it, and a sparse or jagged one
@@ -158,14 +158,14 @@ def tensors_in(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor]
 
 
-def names_of(args: Any, kwargs: Any) -> list[int]:
+def storage_keys(args: Any, kwargs: Any) -> list[int]:
     """Return the names of the storages of all tensors among the arguments of a function."""
-    given = operator_tensors(args) + operator_tensors(kwargs) if kwargs else operator_tensors(args)
+    given = iter_operator_tensors(args) + iter_operator_tensors(kwargs) if kwargs else iter_operator_tensors(args)
     if not given:
         return []
     with torch._C.DisableTorchFunction():  # noqa: SLF001
-        found = [unmoded_storage(tensor) for tensor in given]
-    return [name_of(storage) for storage in found if storage is not None]
+        found = [storage_without_modes(tensor) for tensor in given]
+    return [storage_key(storage) for storage in found if storage is not None]
 
 
 # The types that MPS does not have, with its words.
@@ -179,7 +179,7 @@ def check_type(dtype: torch.dtype) -> None:
 
 
 @dataclass(frozen=True)
-class Copy:
+class DeviceCopy:
     """A copy of a tensor from a device to another, and whether the program was to go on while it is made."""
 
     source: str
@@ -188,16 +188,16 @@ class Copy:
 
 
 @dataclass
-class Device:
+class SimulatedDevice:
     """The simulated device."""
 
     allocator: SimulatedAllocator
-    fallbacks: Fallbacks
-    storages: Storages
-    copies: list[Copy] = field(default_factory=list)
-    called: Counter[str] = field(default_factory=Counter)
+    fallbacks: FallbackPolicy
+    storages: DeviceStorages
+    copies: list[DeviceCopy] = field(default_factory=list)
+    call_counts: Counter[str] = field(default_factory=Counter)
     # What computes instead of each operator, or function of torch, that goes wrong on this device.
-    wrong: Mapping[str, Sequence[Callable[[OperatorCall], Any]]] = field(default_factory=dict)
+    active_defects: Mapping[str, Sequence[Callable[[OperatorCall], Any]]] = field(default_factory=dict)
     paused: bool = False  # Whether operators are those of the CPU.
     # Tensors of the CPU that the program gave to the function that runs, beside tensors of the device, by the names of
     # their storages. Those that torch makes inside of the function would be on the device on a Mac.
@@ -223,25 +223,25 @@ class Device:
 
     def check(self, operator: Any, args: Any, kwargs: Any) -> None:
         """Refuse tensors of two devices where an operator does."""
-        tensors = operator_tensors(args) + operator_tensors(kwargs)
+        tensors = iter_operator_tensors(args) + iter_operator_tensors(kwargs)
         strangers = [tensor for tensor in tensors if self._is_stranger(tensor)]
-        if len(strangers) < len(tensors) and any(map(self.storages.holds, tensors)):
+        if len(strangers) < len(tensors) and any(map(self.storages.contains, tensors)):
             check_operator(operator, args, kwargs, strangers)
 
     def _is_stranger(self, tensor: torch.Tensor) -> bool:
         storage = storage_of(tensor)
-        return storage is not None and name_of(storage) in self.strangers
+        return storage is not None and storage_key(storage) in self.strangers
 
     def follow_strangers(self, given: list[int], made: Any) -> None:
         """Note what an operator made of tensors of the CPU alone, which the program gave."""
         if self.strangers and given and all(name in self.strangers for name in given):
             self.strangers.update(
-                {name: tensor for tensor in operator_tensors(made) for name in names_of([tensor], None)}
+                {name: tensor for tensor in iter_operator_tensors(made) for name in storage_keys([tensor], None)}
             )
 
     def with_defects(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
         """Return what computes instead of an operator or a function of torch on this device: itself, unless it goes wrong."""
-        for wrong in self.wrong.get(name, ()):
+        for wrong in self.active_defects.get(name, ()):
             operator = self._with_defect(wrong, name, operator)
         return operator
 
@@ -250,22 +250,22 @@ class Device:
     ) -> Callable[..., Any]:
         @functools.wraps(operator)
         def compute(*args: Any, **kwargs: Any) -> Any:
-            dirty = self.allocator.driver > self.allocator.allocated
-            return wrong(OperatorCall(name, operator, args, kwargs, dirty, self.storages.holds))
+            dirty = self.allocator.driver_allocated > self.allocator.allocated
+            return wrong(OperatorCall(name, operator, args, kwargs, dirty, self.storages.contains))
 
         return compute
 
-    def take(self, made: Any, elsewhere: Collection[int]) -> None:
+    def add_outputs(self, made: Any, elsewhere: Collection[int]) -> None:
         """Put the tensors that were made on the device, but for those whose storages stand elsewhere."""
-        for tensor in operator_tensors(made):
+        for tensor in iter_operator_tensors(made):
             storage = storage_of(tensor)
-            if storage is not None and name_of(storage) not in elsewhere:
-                self.storages.take(tensor)
+            if storage is not None and storage_key(storage) not in elsewhere:
+                self.storages.add(tensor)
 
-    def carry(self, tensor: torch.Tensor, towards: bool) -> torch.Tensor:
+    def copy_differentiable(self, tensor: torch.Tensor, towards: bool) -> torch.Tensor:
         """Return a copy of a tensor on the device, or off it; gradients find their way back."""
         if tensor.requires_grad and torch.is_grad_enabled():
-            return Carry.apply(tensor, self, towards)
+            return DifferentiableCopy.apply(tensor, self, towards)
         return self.copied(tensor.detach(), towards)
 
     def copied(self, tensor: torch.Tensor, towards: bool) -> torch.Tensor:
@@ -278,7 +278,7 @@ class Device:
         with torch._C.DisableTorchFunction(), self.pause():  # noqa: SLF001
             copy = tensor.clone()
             if towards:
-                self.storages.take(copy)
+                self.storages.add(copy)
         return copy
 
     def _copied_jagged(self, tensor: torch.Tensor, towards: bool) -> torch.Tensor:
@@ -288,17 +288,17 @@ class Device:
         lengths = None if lengths is None else self.copied(lengths, towards)
         return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, tensor._ragged_idx)  # noqa: SLF001
 
-    def note_copy(self, from_here: bool, non_blocking: bool = False) -> None:
+    def record_copy(self, from_here: bool, non_blocking: bool = False) -> None:
         """Note a copy between the devices."""
         source, target = ("mps", "cpu") if from_here else ("cpu", "mps")
-        self.copies.append(Copy(source, target, non_blocking))
+        self.copies.append(DeviceCopy(source, target, non_blocking))
 
 
-class Carry(torch.autograd.Function):
+class DifferentiableCopy(torch.autograd.Function):
     """A copy between the devices whose gradient is copied the other way."""
 
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, device: Device, towards: bool) -> torch.Tensor:
+    def forward(context: Any, tensor: torch.Tensor, device: SimulatedDevice, towards: bool) -> torch.Tensor:
         """Return the copy."""
         context.device, context.towards = device, towards
         return device.copied(tensor, towards)
@@ -320,17 +320,17 @@ NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+
 class OperatorMode(TorchDispatchMode):
     """Sees every operator: counts what is made of tensors of the device, and refuses what MPS does not have."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self._device = device
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operator, as one of the device where a tensor of the device is among its arguments."""
         kwargs = kwargs or {}
-        if types and any(tensor.layout is torch.jagged for tensor in operator_tensors(args)):
+        if types and any(tensor.layout is torch.jagged for tensor in iter_operator_tensors(args)):
             return NotImplemented  # A jagged tensor calls operators with its values, which come here again.
         with torch._C.DisableTorchFunction():  # noqa: SLF001
-            given = names_of(args, kwargs)
+            given = storage_keys(args, kwargs)
             here = self._device.storages.has_any(given)
             made_here = getattr(kwargs.get("device"), "type", "") == "mps"
             if made_here:
@@ -352,9 +352,9 @@ class OperatorMode(TorchDispatchMode):
                 return made
         if here and self._device.strangers:
             self._device.check(operator, args, kwargs)
-        self._device.fallbacks.meet(operator.name(), torch.is_warn_always_enabled())
-        elsewhere = self._device.storages.elsewhere(given)
-        if size := size_of_new(operator, args, kwargs):
+        self._device.fallbacks.handle(operator.name(), torch.is_warn_always_enabled())
+        elsewhere = self._device.storages.not_on_device(given)
+        if size := allocation_size(operator, args, kwargs):
             self._device.allocator.check(size)
         try:
             made = self._computed(operator, args, kwargs)
@@ -362,10 +362,10 @@ class OperatorMode(TorchDispatchMode):
             if refused := NO_HOST_MEMORY.search(str(error)):
                 self._device.allocator.check(int(refused[1]))
             raise
-        if made_where_first_is(operator, args) and not self._device.storages.holds(args[0]):
-            self._device.strangers.update(dict.fromkeys(names_of([made], None), made))
+        if made_where_first_is(operator, args) and not self._device.storages.contains(args[0]):
+            self._device.strangers.update(dict.fromkeys(storage_keys([made], None), made))
         else:
-            self._device.take(made, elsewhere)
+            self._device.add_outputs(made, elsewhere)
         return made
 
     def _computed(self, operator: Any, args: Any, kwargs: Any) -> Any:
@@ -381,10 +381,10 @@ class OperatorMode(TorchDispatchMode):
 class FunctionMode(TorchFunctionMode):
     """Sees every function of torch that Python calls: answers for the device, and moves tensors to it and back."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self._device = device
-        self._holds = device.storages.holds
+        self._holds = device.storages.contains
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer for the device, or call the function with arguments that are right on the CPU."""
@@ -398,13 +398,13 @@ class FunctionMode(TorchFunctionMode):
             return self._move(torch.Tensor.to, list(args), dict(kwargs))
         if kwargs.get("generator") is not None:
             self._check_generator(function, args, kwargs)
-        given = names_of(args, kwargs)
+        given = storage_keys(args, kwargs)
         here = self._device.storages.has_any(given)
         if not here and kwargs.get("device") is None and default_device.CURRENT_DEVICE is None:
             return function(*args, **kwargs)
         strangers = self._strangers(args, kwargs) if here else {}
         if here:
-            self._device.called[name] += 1
+            self._device.call_counts[name] += 1
             function = self._device.with_defects(name, function)
             if strangers:
                 self._check_devices(function, args, kwargs)
@@ -416,15 +416,15 @@ class FunctionMode(TorchFunctionMode):
     def _strangers(self, args: Any, kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
         """Return the tensors of the CPU among the arguments, by the names of their storages."""
         found = {}
-        for tensor in operator_tensors([args, kwargs]):
+        for tensor in iter_operator_tensors([args, kwargs]):
             storage = storage_of(tensor)
-            if storage is not None and name_of(storage) not in self._device.storages:
-                found[name_of(storage)] = tensor
+            if storage is not None and storage_key(storage) not in self._device.storages:
+                found[storage_key(storage)] = tensor
         return found
 
     def _answers(self, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         """Return whether the device answers a function in its own way: where its first tensor is there, or any."""
-        return name in SECOND_ON_CPU or self._holds(operator_tensors([args, kwargs])[0])
+        return name in SECOND_ON_CPU or self._holds(iter_operator_tensors([args, kwargs])[0])
 
     def _check_devices(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Raise what torch raises for tensors of two devices above its operators."""
@@ -436,7 +436,7 @@ class FunctionMode(TorchFunctionMode):
         elif name == "linear":
             self._check_linear(args, kwargs)
         elif name == "copy_":
-            self._device.note_copy(self._holds(args[1]), says_true(args[2:], kwargs))
+            self._device.record_copy(self._holds(args[1]), is_non_blocking(args[2:], kwargs))
 
     def _check_linear(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse a linear layer of two devices, which is one operator on MPS."""
@@ -452,7 +452,7 @@ class FunctionMode(TorchFunctionMode):
         """
         packed = isinstance(args[3], (list, tuple))  # Then the sizes come second.
         given = args[0]
-        hidden, parameters = (operator_tensors([argument]) for argument in (args[2:4] if packed else args[1:3]))
+        hidden, parameters = (iter_operator_tensors([argument]) for argument in (args[2:4] if packed else args[1:3]))
         here = self._holds(given)
         for kind, tensors in (("hidden", hidden), ("parameter", parameters)):
             if all(self._holds(tensor) == here for tensor in tensors):
@@ -465,20 +465,20 @@ class FunctionMode(TorchFunctionMode):
     def _check_generator(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse a generator of another device; the default one of the CPU is also that of the simulated device."""
         generator = kwargs["generator"]
-        device = asked_device(function, dict(kwargs))
+        device = requested_device(function, dict(kwargs))
         if device is None:
-            tensors = operator_tensors([args, kwargs])
+            tensors = iter_operator_tensors([args, kwargs])
             device = MPS if tensors and self._holds(tensors[0]) else CPU
         if generator is not torch.default_generator and {device.type, generator.device.type} == {"cpu", "mps"}:
             raise RuntimeError(OTHER_GENERATOR.format(device.type, generator.device.type))
 
     def _call(self, function: Any, args: Any, kwargs: dict[str, Any], given: list[int], here: bool) -> Any:
         """Call a function; what it makes is where its arguments are, or where one of them says."""
-        device = asked_device(function, kwargs)
+        device = requested_device(function, kwargs)
         if device is None:
             made = function(*args, **kwargs)
             if here:
-                self._device.take(made, {*given, *self._device.strangers})
+                self._device.add_outputs(made, {*given, *self._device.strangers})
             return made
         towards = device.type == "mps"
         with contextlib.nullcontext() if towards else self._device.pause():
@@ -488,12 +488,12 @@ class FunctionMode(TorchFunctionMode):
     def _placed(self, tensor: torch.Tensor, towards: bool, given: list[int]) -> torch.Tensor:
         """Return a tensor where it was to be made: itself, or a copy where it is one of the arguments."""
         storage = storage_of(tensor)
-        if storage is None or (name_of(storage) in self._device.storages) == towards:
+        if storage is None or (storage_key(storage) in self._device.storages) == towards:
             return tensor
-        if name_of(storage) in given:
-            self._device.note_copy(not towards)
-            return self._device.carry(tensor, towards)
-        (self._device.storages.take if towards else self._device.storages.leave)(tensor)
+        if storage_key(storage) in given:
+            self._device.record_copy(not towards)
+            return self._device.copy_differentiable(tensor, towards)
+        (self._device.storages.add if towards else self._device.storages.remove)(tensor)
         return tensor
 
     def _move(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -509,10 +509,10 @@ class FunctionMode(TorchFunctionMode):
         towards = target.type == "mps"
         if towards == here:
             return function(*args, **kwargs)
-        self._device.note_copy(here, says_true(args[1:], kwargs))
+        self._device.record_copy(here, is_non_blocking(args[1:], kwargs))
         if towards:
-            return self._device.carry(function(*args, **kwargs), towards)
-        return function(self._device.carry(tensor, towards), *args[1:], **kwargs)
+            return self._device.copy_differentiable(function(*args, **kwargs), towards)
+        return function(self._device.copy_differentiable(tensor, towards), *args[1:], **kwargs)
 
     def _target(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.device:
         """Return the device that a tensor is moved to, and say ``cpu`` instead of ``mps`` in the arguments."""
@@ -523,14 +523,14 @@ class FunctionMode(TorchFunctionMode):
                 device = torch.device(argument)
                 args[place] = CPU if device.type == "mps" else device
                 return device
-        other = next(iter(operator_tensors([args[1:], kwargs])), args[0])
-        return asked_device(function, kwargs) or (MPS if self._holds(other) else other.device)
+        other = next(iter(iter_operator_tensors([args[1:], kwargs])), args[0])
+        return requested_device(function, kwargs) or (MPS if self._holds(other) else other.device)
 
     def refuse_array(self, function: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Refuse an array of a tensor of the device, unless ``force=True`` copies it to the CPU before."""
         if function.__name__ != "numpy" or not (kwargs.get("force") or args == (True,)):
             raise TypeError(NO_NUMPY)
-        self._device.note_copy(from_here=True)
+        self._device.record_copy(from_here=True)
         return function(self._device.copied(tensor.detach(), towards=False), force=True)
 
     def seeing(self, run_backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -564,7 +564,7 @@ class FunctionMode(TorchFunctionMode):
                 continue
             if gradient.dim():
                 raise RuntimeError(OTHER_ROOT_GRADIENT.format(place, root.device, gradient.device))
-            checked[place] = self._device.carry(gradient, towards)
+            checked[place] = self._device.copy_differentiable(gradient, towards)
         return type(gradients)(checked) if isinstance(gradients, tuple) else checked
 
     def pack(self, function: Any, given: torch.Tensor, lengths: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -572,26 +572,28 @@ class FunctionMode(TorchFunctionMode):
         if self._holds(lengths):
             kind = str(lengths.dtype).removeprefix("torch.int").replace("64", "Long").replace("32", "Int")
             raise RuntimeError(LENGTHS_ON_MPS.format(lengths.dim(), kind))
-        data, sizes = self._call(function, (given, lengths, *args), kwargs, names_of((given, lengths), None), here=True)
-        self._device.storages.leave(sizes)
+        data, sizes = self._call(
+            function, (given, lengths, *args), kwargs, storage_keys((given, lengths), None), here=True
+        )
+        self._device.storages.remove(sizes)
         return data, sizes
 
     def split(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Split a tensor; indices in a tensor must be on the CPU."""
-        if any(map(self._holds, operator_tensors([args[1:], kwargs.get("tensor_indices_or_sections")]))):
+        if any(map(self._holds, iter_operator_tensors([args[1:], kwargs.get("tensor_indices_or_sections")]))):
             raise RuntimeError(SECTIONS_ON_MPS)
-        return self._call(function, args, kwargs, names_of(args, kwargs), here=True)
+        return self._call(function, args, kwargs, storage_keys(args, kwargs), here=True)
 
     def unpack(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Unpack sequences; their lengths stay on the CPU."""
-        data, lengths = self._call(function, args, kwargs, names_of(args, kwargs), here=True)
-        self._device.storages.leave(lengths)
+        data, lengths = self._call(function, args, kwargs, storage_keys(args, kwargs), here=True)
+        self._device.storages.remove(lengths)
         return data, lengths
 
     def attend(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call attention; without gradients MPS has a kernel of its own, and that has no dropout."""
         dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - torch's signature
-        given = operator_tensors([args[:3], kwargs])
+        given = iter_operator_tensors([args[:3], kwargs])
         learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
         if dropout and not learning:
             raise NotImplementedError(NO_DROPOUT)
@@ -625,12 +627,12 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def says_true(args: Any, kwargs: dict[str, Any]) -> bool:
+def is_non_blocking(args: Any, kwargs: dict[str, Any]) -> bool:
     """Tell whether a copy is to be made while the program goes on; among the arguments that is the one which is true."""
     return any(argument is True for argument in (*args, kwargs.get("non_blocking")))
 
 
-def asked_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
+def requested_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
     """Return the device that a function shall use, and write it into the arguments as the function can take it.
 
     That is with its number where the operators below read it, and ``cpu`` where a function makes a tensor by itself.
@@ -647,7 +649,7 @@ def asked_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
     return device
 
 
-def size_of_new(operator: Any, args: Any, kwargs: Any) -> int:
+def allocation_size(operator: Any, args: Any, kwargs: Any) -> int:
     """Return the bytes of what an operator makes if its arguments give the size; 0 if that shows only later."""
     place = 1 if operator.name().startswith("aten::new_") else 0
     size = args[place] if len(args) > place else None

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from .._utils.text import describe_value
-from .._utils.warning import level_outside
+from .._utils.warning import stacklevel_outside
 from ..errors import ConfigurationError
 
 # The commit that torch 2.13.0 was built from, which its own message names.
@@ -67,7 +67,7 @@ NOT_IMPLEMENTED = (
     "than running natively on MPS."
 )
 # Operators that are named as they are called.
-ALONE = """
+UNSUPPORTED_NAMES = """
     _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _ctc_loss _ctc_loss.Tensor _ctc_loss_backward
     _ctc_loss_backward.Tensor _fake_quantize_learnable_per_channel_affine
     _fake_quantize_learnable_per_channel_affine_backward _fake_quantize_learnable_per_tensor_affine
@@ -80,7 +80,7 @@ ALONE = """
 """
 
 # Operators that are named with the overload that they delegate to.
-DELEGATING = """
+DELEGATING_NAMES = """
     _linalg_eigh:eigenvalues _linalg_svd:U _upsample_bicubic2d_aa_backward:grad_input _upsample_bilinear2d_aa_backward:grad_input
     _upsample_lanczos2d_aa:out _upsample_lanczos2d_aa_backward:grad_input adaptive_max_pool3d:out
     adaptive_max_pool3d_backward:grad_input fractional_max_pool2d:output fractional_max_pool2d_backward:grad_input
@@ -90,8 +90,8 @@ DELEGATING = """
 
 # What is called, and how MPS names it: the last ones are made of another operator, which MPS does not have.
 UNSUPPORTED: Mapping[str, str] = {
-    **{f"aten::{name}": f"aten::{name}" for name in ALONE.split()},
-    **{f"aten::{pair.partition(':')[0]}": f"aten::{pair.replace(':', '.')}" for pair in DELEGATING.split()},
+    **{f"aten::{name}": f"aten::{name}" for name in UNSUPPORTED_NAMES.split()},
+    **{f"aten::{pair.partition(':')[0]}": f"aten::{pair.replace(':', '.')}" for pair in DELEGATING_NAMES.split()},
     "aten::heaviside_": "aten::heaviside.out",
     "aten::frexp.Tensor": "aten::frexp.Tensor_out",
     "aten::linalg_lstsq": "aten::linalg_lstsq.out",
@@ -230,7 +230,7 @@ def _refusal(name: str, args: Sequence[Any], on_cpu: set[int]) -> str:
     return CPU_TENSOR if name in METAL_OPERATORS else TWO_DEVICES
 
 
-class Fallbacks:
+class FallbackPolicy:
     """What becomes of operators that MPS does not have: an error, or work for the CPU."""
 
     def __init__(self, allowed: bool) -> None:
@@ -248,7 +248,7 @@ class Fallbacks:
         finally:
             self._names = before
 
-    def meet(self, operator: str, warn_always: bool) -> None:
+    def handle(self, operator: str, warn_always: bool) -> None:
         """Judge an operator that is called with a tensor of the device."""
         operator = self._names.get(operator, operator)
         name = operator if operator in ALWAYS_ON_CPU else UNSUPPORTED.get(operator)
@@ -260,7 +260,7 @@ class Fallbacks:
         if warn_always or not self._warned:
             self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
             # At the line that called torch, where torch's own warnings point.
-            level = level_outside((str(__package__), "torch"))
+            level = stacklevel_outside((str(__package__), "torch"))
             warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=level)
 
 
@@ -277,11 +277,11 @@ def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str
 # Silent errors of real MPS devices, by the numbers of their issues: for teaching what they do, and for testing that they
 # are found. Each does on the CPU what the issue describes: right input, wrong numbers, no error.
 
-LONG = 32_767  # From this many products in one sum on, a matrix product can be wrong.
+REDUCTION_LIMIT = 32_767  # From this many products in one sum on, a matrix product can be wrong.
 
 TILE = 16  # Both sides of the result need at least this many rows.
 
-DIRT = 1e4
+DIRTY_VALUE = 1e4
 
 PAGE = 4096  # Numbers of 32 bits in a page of memory, which is 16 KiB on Apple's chips.
 
@@ -299,7 +299,7 @@ class OperatorCall:
     dirty: bool  # Whether memory was freed on the device that is still in its cache.
     holds: Callable[[Any], bool]  # Tells whether a tensor is on the device.
 
-    def result(self, *args: Any) -> Any:
+    def run(self, *args: Any) -> Any:
         """Return what the operator makes, of these arguments or of its own."""
         return self.operator(*(args or self.args), **self.kwargs)
 
@@ -313,7 +313,7 @@ class Defect:
     """A silent error."""
 
     issue: str  # Where it was reported, such as "pytorch#177116".
-    what: str
+    description: str
     # What goes wrong: operators, such as "aten::mm", and functions of torch that are operators on MPS alone, such as "linear".
     operators: tuple[str, ...]
     compute: Callable[[OperatorCall], Any]
@@ -322,9 +322,9 @@ class Defect:
 def beyond_the_end(call: OperatorCall) -> Any:
     """Sum up what stands behind the operands too, which is what freed tensors left there."""
     left, right = call.args[-2:]
-    long = left.shape[-1] >= LONG and min(left.shape[-2], right.shape[-1]) >= TILE
-    made = call.result()
-    return made + DIRT if long and call.dirty else made
+    long = left.shape[-1] >= REDUCTION_LIMIT and min(left.shape[-2], right.shape[-1]) >= TILE
+    made = call.run()
+    return made + DIRTY_VALUE if long and call.dirty else made
 
 
 def row_of_zeros(call: OperatorCall) -> Any:
@@ -337,8 +337,8 @@ def row_of_zeros(call: OperatorCall) -> Any:
     outside = ((tokens < 0) | (tokens >= rows)).unsqueeze(-1)
     tokens = torch.where(outside.squeeze(-1), 0, tokens)
     if backward:
-        return call.result(values.masked_fill(outside, 0), tokens, *rest)
-    return call.result(values, tokens, *rest).masked_fill(outside, 0)
+        return call.run(values.masked_fill(outside, 0), tokens, *rest)
+    return call.run(values, tokens, *rest).masked_fill(outside, 0)
 
 
 def label_left_out(call: OperatorCall) -> Any:
@@ -350,20 +350,20 @@ def label_left_out(call: OperatorCall) -> Any:
     place, logits, left_out = (2, args[1], args[5]) if backward else (1, args[0], args[4])
     labels, count = args[place], logits.shape[-3 if logits.dim() == 4 else -1]  # noqa: PLR2004 - rows, labels, height, width
     args[place] = torch.where((labels < 0) | (labels >= count), left_out, labels)
-    made = call.result(*args)
+    made = call.run(*args)
     return made if backward else (made[0].nan_to_num(0.0), made[1])
 
 
 def never_written(call: OperatorCall) -> Any:
     """Compute into memory of its own, and never copy that to a tensor whose rows do not follow each other."""
-    return call.result() if call.args[0].is_contiguous() else call.args[0]
+    return call.run() if call.args[0].is_contiguous() else call.args[0]
 
 
 def other_gradient(call: OperatorCall) -> Any:
     """Give another gradient for the weight where the input's rows do not follow each other."""
-    inputs, weight, bias = call.result()
+    inputs, weight, bias = call.run()
     wrong = weight is not None and not call.args[1].is_contiguous()
-    return inputs, weight + DIRT if wrong else weight, bias
+    return inputs, weight + DIRTY_VALUE if wrong else weight, bias
 
 
 def other_kernel(call: OperatorCall) -> Any:
@@ -374,7 +374,7 @@ def other_kernel(call: OperatorCall) -> Any:
     room = weight.untyped_storage().nbytes() // weight.element_size()
     if not weight.is_contiguous() and weight.storage_offset() + weight.numel() <= room:
         weight = weight.as_strided(weight.shape, torch.empty(weight.shape, device="meta").stride())
-    return call.result(inputs, weight, *rest)
+    return call.run(inputs, weight, *rest)
 
 
 def first_number(call: OperatorCall) -> Any:
@@ -384,14 +384,14 @@ def first_number(call: OperatorCall) -> Any:
         one = getattr(argument, "ndim", None) == 0 and not call.holds(argument)
         return argument.as_strided((), (), 0) if one else argument
 
-    return call.result(*map(read, call.args))
+    return call.run(*map(read, call.args))
 
 
 def smallest_number(call: OperatorCall) -> Any:
     """Give the smallest whole number for every place."""
     import torch
 
-    return torch.full_like(call.result(), torch.iinfo(torch.int64).min)
+    return torch.full_like(call.run(), torch.iinfo(torch.int64).min)
 
 
 def not_a_number(call: OperatorCall) -> Any:
@@ -400,7 +400,7 @@ def not_a_number(call: OperatorCall) -> Any:
 
     if call.name == "aten::_safe_softmax":
         return torch.softmax(call.args[0], call.args[1])
-    made, *rest = call.result()
+    made, *rest = call.run()
     mask = call.kwargs.get("attn_mask")
     if mask is not None:
         made = made.masked_fill((mask == -torch.inf).all(-1, keepdim=True), torch.nan)
@@ -411,7 +411,7 @@ def without_bias(call: OperatorCall, *, one_row: bool) -> Any:
     """Leave the bias of a linear layer out for three dimensions, of which that before the last is 1 or is not."""
     bias, shape = call.argument(2, "bias"), call.argument(0, "input").shape
     wrong = bias is not None and len(shape) == 3 and (shape[1] == 1) == one_row  # noqa: PLR2004
-    return call.result() - bias.detach() if wrong else call.result()
+    return call.run() - bias.detach() if wrong else call.run()
 
 
 def gradient_of_one_page(call: OperatorCall) -> Any:
@@ -434,18 +434,18 @@ def first_page(gradient: Any) -> Any:
 
 def smaller_mask(call: OperatorCall) -> Any:
     """Attend in powers of 2 and leave the numbers of the mask as they are for powers of e."""
-    made, mask = call.result(), call.argument(3, "attn_mask")
+    made, mask = call.run(), call.argument(3, "attn_mask")
     if mask is None or not mask.is_floating_point() or made.requires_grad or made.shape[-2] <= SHORT_QUERY:
         return made
     mask = mask * math.log(2)
     if "attn_mask" in call.kwargs:
         return call.operator(*call.args, **{**call.kwargs, "attn_mask": mask})
-    return call.result(*call.args[:3], mask, *call.args[4:])
+    return call.run(*call.args[:3], mask, *call.args[4:])
 
 
 def other_rows(call: OperatorCall) -> Any:
     """Normalise the rows of a batch after the first wrongly; which operator of a BERT it really is, nobody has found."""
-    made, *rest = call.result()
+    made, *rest = call.run()
     made[1:] *= 1.5
     return (made, *rest)
 
@@ -487,14 +487,14 @@ DEFECTS = (
     _defect(92311, "argmax gives -9223372036854775808", "argmax", smallest_number),
 )
 
-KNOWN: Mapping[str, Defect] = {defect.issue: defect for defect in DEFECTS}
+DEFECTS_BY_ISSUE: Mapping[str, Defect] = {defect.issue: defect for defect in DEFECTS}
 
 
-def checked_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
+def validate_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
     """Return the defects of some issues, or of one."""
     names: list[Any] = [issues] if isinstance(issues, (str, type)) or not isinstance(issues, Iterable) else list(issues)
     for name in names:
-        if not isinstance(name, str) or name not in KNOWN:
+        if not isinstance(name, str) or name not in DEFECTS_BY_ISSUE:
             what = f"A simulated MPS device cannot have the silent error {describe_value(name)}."
-            raise ConfigurationError(what, f"It can have {', '.join(KNOWN)}.")
-    return tuple(KNOWN[name] for name in dict.fromkeys(names))
+            raise ConfigurationError(what, f"It can have {', '.join(DEFECTS_BY_ISSUE)}.")
+    return tuple(DEFECTS_BY_ISSUE[name] for name in dict.fromkeys(names))

@@ -6,7 +6,7 @@ from .epochs import EpochHooks as EpochHooks
 from .epochs import arguments as arguments
 from .epochs import callback as callback
 from .epochs import last_curve as last_curve
-from .holders import who_holds as who_holds
+from .holders import find_tensor_referrers as find_tensor_referrers
 from .loader import to_device as to_device
 from .release import limit_memory as limit_memory
 from .steps import GradientAccumulation as GradientAccumulation

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import Report, Shown
+from .._render.display import Displayable, Report
 from .._utils.text import describe_value, short_type_name
-from ..devices.backend import random_numbers_from, random_states
+from ..devices.backend import get_rng_states, use_rng_states
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
 
 # What is set on a module while its activations are not kept: here, and by transformers.
-SWITCHES = (
+CHECKPOINTING_ATTRIBUTES = (
     "forward",
     "gradient_checkpointing",
     "_gradient_checkpointing_func",
@@ -31,11 +31,11 @@ SWITCHES = (
     "_require_grads_hooks",
 )
 # Under this name a module that is on holds what it had of these: plain values, so that it can be copied and saved.
-FORMER = "_before_checkpointing"
+SAVED_STATE_ATTRIBUTE = "_before_checkpointing"
 
 
 @dataclass(frozen=True, repr=False)
-class ActivationCheckpointing(Shown):
+class ActivationCheckpointing(Displayable):
     """The switch, which is on; ``off``, or the end of a ``with`` block, puts every module back as it was.
 
     Attributes:
@@ -45,19 +45,19 @@ class ActivationCheckpointing(Shown):
     modules: tuple[str, ...]
     _changed: tuple[torch.nn.Module, ...]
 
-    HIDDEN = ("_changed",)
+    JSON_EXCLUDE = ("_changed",)
 
-    def off(self) -> None:
+    def disable(self) -> None:
         """Keep activations again; a second call changes nothing."""
-        _put_back(self._changed)
+        _restore_attributes(self._changed)
 
     def __enter__(self) -> ActivationCheckpointing:  # noqa: PYI034 - Python 3.10 has no Self
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.off()
+        self.disable()
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return which modules compute their activations again."""
         count = len(self.modules)
         named = ", ".join(self.modules[:3]) + (f" and {count - 3} more" if count > 3 else "")  # noqa: PLR2004
@@ -100,9 +100,9 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
         )
     if not names and hasattr(model, "supports_gradient_checkpointing"):
         return _transformers(model)
-    chosen = _chosen(model, names)
+    chosen = _select_modules(model, names)
     changed = tuple(chosen.values())
-    _remember(changed)
+    _save_attributes(changed)
     for module in changed:
         module.forward = functools.partial(_in_training, module, module.forward)
     return ActivationCheckpointing(tuple(chosen), changed)
@@ -114,19 +114,19 @@ def _transformers(model: Any) -> ActivationCheckpointing:
         what = f"{short_type_name(model)} has no activation checkpointing of its own."
         raise ConfigurationError(what, "Name modules of it instead.")
     changed = tuple(model.modules())
-    _remember(changed)
+    _save_attributes(changed)
     # The new name came within 5, where the old one then warns.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     names = []
     for name, module in model.named_modules():
         if getattr(module, "gradient_checkpointing", False):
-            module._gradient_checkpointing_func = functools.partial(recomputed, model)  # noqa: SLF001
+            module._gradient_checkpointing_func = functools.partial(call_checkpointed, model)  # noqa: SLF001
             names.append(name)
     return ActivationCheckpointing(tuple(names), changed)
 
 
-def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
+def _select_modules(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
     """Return the modules of these names, those of lists one by one; none may be computed wrongly or a third time."""
     import torch
     from torch.nn.modules.batchnorm import _NormBase
@@ -148,7 +148,8 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
     on = {
         name
         for name, module in known.items()
-        if FORMER in vars(module) and ("forward" in vars(module) or getattr(module, "gradient_checkpointing", False))
+        if SAVED_STATE_ATTRIBUTE in vars(module)
+        and ("forward" in vars(module) or getattr(module, "gradient_checkpointing", False))
     }
     for inner, outer in itertools.permutations(sorted({*chosen, *on}), 2):
         if inner.startswith(f"{outer}."):
@@ -157,27 +158,29 @@ def _chosen(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.
     return chosen
 
 
-def _remember(modules: tuple[Any, ...]) -> None:
+def _save_attributes(modules: tuple[Any, ...]) -> None:
     """Let modules hold what they had of their own before the first switch."""
-    _put_back(modules)
+    _restore_attributes(modules)
     for module in modules:
-        vars(module)[FORMER] = {name: vars(module)[name] for name in SWITCHES if name in vars(module)}
+        vars(module)[SAVED_STATE_ATTRIBUTE] = {
+            name: vars(module)[name] for name in CHECKPOINTING_ATTRIBUTES if name in vars(module)
+        }
 
 
-def _put_back(modules: Iterable[Any]) -> None:
+def _restore_attributes(modules: Iterable[Any]) -> None:
     """Give the modules that are on what they had of their own before."""
     for module in modules:
         own = vars(module)
-        if (former := own.pop(FORMER, None)) is None:
+        if (former := own.pop(SAVED_STATE_ATTRIBUTE, None)) is None:
             continue
         if own.get("_require_grads_hook") is not former.get("_require_grads_hook"):
             module.disable_input_require_grads()
-        for name in SWITCHES:
+        for name in CHECKPOINTING_ATTRIBUTES:
             own.pop(name, None)
         own.update(former)
 
 
-def recomputed(model: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_checkpointed(model: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return what a function of a model returns, without keeping what it computes on the way.
 
     torch keeps the random numbers of the CPU and of CUDA itself; only MPS gets a context, with which ``torch.compile``
@@ -195,7 +198,7 @@ def recomputed(model: torch.nn.Module, function: Callable[..., Any], *args: Any,
 
 def _contexts_of_mps() -> tuple[contextlib.AbstractContextManager[Any], ...]:
     """Return the contexts of the first pass and of its repetition."""
-    return contextlib.nullcontext(), SameNumbers("mps")
+    return contextlib.nullcontext(), PreserveRngState("mps")
 
 
 def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -203,17 +206,17 @@ def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: An
     import torch
 
     if module.training and torch.is_grad_enabled():
-        return recomputed(module, forward, *args, **kwargs)
+        return call_checkpointed(module, forward, *args, **kwargs)
     return forward(*args, **kwargs)
 
 
-class SameNumbers(contextlib.ExitStack):
+class PreserveRngState(contextlib.ExitStack):
     """A context in which random numbers are those that follow now; entered again for every backward pass of a graph."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self._states = random_states(device)
+        self._states = get_rng_states(device)
 
-    def __enter__(self) -> SameNumbers:  # noqa: PYI034 - Python 3.10 has no Self
-        self.enter_context(random_numbers_from(self._states))
+    def __enter__(self) -> PreserveRngState:  # noqa: PYI034 - Python 3.10 has no Self
+        self.enter_context(use_rng_states(self._states))
         return self

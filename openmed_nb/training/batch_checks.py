@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import counted
+from .._render.display import pluralize
 from .._utils.text import describe_value
-from .._utils.validation import cannot_be, offered, whole, whole_number
-from ..devices.moving import unwrapped
-from ..errors import BatchRefused, ConfigurationError
-from ..models.files import position_table, positions_of
+from .._utils.validation import as_integer, check_integer, invalid_value, suggest
+from ..devices.moving import unwrap_model
+from ..errors import ConfigurationError, InvalidBatchError
+from ..models.files import max_positions, position_table
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What the loss functions of torch leave out (torch.nn.CrossEntropyLoss).
 IGNORE_INDEX = -100
 # The smallest number that each limit can have; the ignored label can be any.
-LEAST = {"labels": 1, "tokens": 1, "token_types": 1, "positions": 1, "first_position": 0, "padding": 0}
+MIN_LIMITS = {"labels": 1, "tokens": 1, "type_vocab_size": 1, "positions": 1, "position_offset": 0, "padding": 0}
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,29 @@ class ModelLimits:
     Attributes:
         labels: Labels; a label is a number from 0 to one less.
         tokens: Tokens of the vocabulary.
-        token_types: Token types.
+        type_vocab_size: Token types.
         positions: Positions.
-        first_position: The position of the first token: not 0 in models such as RoBERTa.
+        position_offset: The position of the first token: not 0 in models such as RoBERTa.
         padding: The token that fills rows up, where positions are counted without it.
         ignore_index: The label that is left out of the loss.
     """
 
-    labels: int | None = None
-    tokens: int | None = None
-    token_types: int | None = None
-    positions: int | None = None
-    first_position: int = 0
-    padding: int | None = None
+    num_labels: int | None = None
+    vocab_size: int | None = None
+    type_vocab_size: int | None = None
+    max_position_embeddings: int | None = None
+    position_offset: int = 0
+    pad_token_id: int | None = None
     ignore_index: int = IGNORE_INDEX
 
 
-def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
+def infer_limits(model: torch.nn.Module, **given: int | None) -> ModelLimits:
     """Return what a model takes, learnt from it where the caller does not say; outside transformers, by known names."""
     import torch
 
-    model = unwrapped(model)
+    model = unwrap_model(model)
     for name in inner_model(model):
-        model = unwrapped(model.get_submodule(name))
+        model = unwrap_model(model.get_submodule(name))
     embeddings = ((name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.Embedding))
     rows = {name.rpartition(".")[2]: one for name, one in embeddings}
     types = rows.get("token_type_embeddings")
@@ -68,32 +68,32 @@ def limits_of(model: torch.nn.Module, **given: int | None) -> ModelLimits:
     if table is not None:
         padding = table.padding_idx  # RoBERTa counts from here, without what fills up.
         positions = table.weight.shape[0] - getattr(table, "offset", 0)  # Rows that OPT and BART skip by themselves.
-        first_position = positions - (positions_of(model) or positions)
+        first_position = positions - (max_positions(model) or positions)
     learnt = ModelLimits(
-        labels=label_count(model),
-        tokens=token_count(model),
-        token_types=None if types is None else types.num_embeddings,
-        positions=positions,
-        first_position=first_position,
-        padding=padding,
+        num_labels=label_count(model),
+        vocab_size=token_count(model),
+        type_vocab_size=None if types is None else types.num_embeddings,
+        max_position_embeddings=positions,
+        position_offset=first_position,
+        pad_token_id=padding,
     )
-    return replace(learnt, **checked_limits(given))
+    return replace(learnt, **validate_limits(given))
 
 
-def checked_limits(given: Mapping[str, Any]) -> dict[str, int]:
+def validate_limits(given: Mapping[str, Any]) -> dict[str, int]:
     """Return the limits that a person gives, each with a known name and a value that can be one."""
     known = tuple(field.name for field in fields(ModelLimits))
     checked = {}
     for name, value in given.items():
         if name not in known:
-            raise ConfigurationError(f"Guards take no limit {describe_value(name)}.", offered(name, known))
+            raise ConfigurationError(f"Guards take no limit {describe_value(name)}.", suggest(name, known))
         if value is None:
             continue
-        limit = whole_number(value)
-        if name in LEAST:
-            limit = whole(f"The limit {name}", value, LEAST[name])
+        limit = as_integer(value)
+        if name in MIN_LIMITS:
+            limit = check_integer(f"The limit {name}", value, MIN_LIMITS[name])
         if limit is None:
-            raise cannot_be(f"The limit {name}", value, f"Pass a whole number, such as {IGNORE_INDEX}.")
+            raise invalid_value(f"The limit {name}", value, f"Pass a whole number, such as {IGNORE_INDEX}.")
         checked[name] = limit
     return checked
 
@@ -104,7 +104,7 @@ def inner_model(model: torch.nn.Module) -> tuple[str, ...]:
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
         if not inside and hasattr(module, "config") and hasattr(module, "get_input_embeddings"):
-            if not name or module is unwrapped(model):
+            if not name or module is unwrap_model(model):
                 return ()
             found.append(name)
     return tuple(found) if len(found) == 1 else ()
@@ -143,11 +143,11 @@ def token_count(model: Any) -> int | None:
 
 
 # From so many tokens on, a weight's gradient can be wrong on M1 and M2 (pytorch#177116, #193487).
-REDUCTION = 32_767
+REDUCTION_LIMIT = 32_767
 
 
 @dataclass(frozen=True)
-class WrongSteps:
+class UnsafeStepSizes:
     """The steps whose gradients a device can get wrong."""
 
     tokens: range  # So many tokens they have.
@@ -155,13 +155,13 @@ class WrongSteps:
 
 
 # On M1 and M2; torch 2.14 goes another way above 32,768 tokens, so that one size stays wrong (pytorch#183535, #195163).
-BEFORE_2_14 = WrongSteps(
-    range(REDUCTION, sys.maxsize),
-    f"from {REDUCTION:,} on, an M1 or M2 under torch before 2.14 can make gradients 1,000 to 100,000 times too large "
+BEFORE_2_14 = UnsafeStepSizes(
+    range(REDUCTION_LIMIT, sys.maxsize),
+    f"from {REDUCTION_LIMIT:,} on, an M1 or M2 under torch before 2.14 can make gradients 1,000 to 100,000 times too large "
     "while the loss looks right (pytorch#177116, #193487)",
 )
-SINCE_2_14 = WrongSteps(
-    range(REDUCTION, REDUCTION + 1),
+SINCE_2_14 = UnsafeStepSizes(
+    range(REDUCTION_LIMIT, REDUCTION_LIMIT + 1),
     "with exactly so many, an M1 or M2 can make gradients far too large while the loss looks right, also under torch 2.14 "
     "(pytorch#195163)",
 )
@@ -169,14 +169,14 @@ SINCE_2_14 = WrongSteps(
 # The names under which labels come, and embeddings in the place of tokens: numbers of rows, length and width.
 LABELS = ("labels", "label")
 EMBEDDED = "inputs_embeds"
-RENUMBER = "Give the model as many labels as the data has (num_labels), or number the labels anew."
-TOKENIZER = "Use the tokenizer of this model"
-RESIZE = f"{TOKENIZER}, or resize its embeddings with model.resize_token_embeddings."
+LABELS_REMEDY = "Give the model as many labels as the data has (num_labels), or number the labels anew."
+TOKENIZER_REMEDY = "Use the tokenizer of this model"
+RESIZE_REMEDY = f"{TOKENIZER_REMEDY}, or resize its embeddings with model.resize_token_embeddings."
 # Of each field with numbers from 0: the limit that they stay below, what they are, and what to do where they do not.
 RANGES = {
-    **dict.fromkeys(LABELS, ("labels", "labels", RENUMBER)),
-    "input_ids": ("tokens", "token ids", RESIZE),
-    "token_type_ids": ("token_types", "token types", f"{TOKENIZER}."),
+    **dict.fromkeys(LABELS, ("labels", "labels", LABELS_REMEDY)),
+    "input_ids": ("tokens", "token ids", RESIZE_REMEDY),
+    "token_type_ids": ("type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
     "position_ids": ("positions", "positions", "Leave position_ids out, or shorten the rows."),
 }
 # The fields that are checked.
@@ -189,7 +189,7 @@ class BatchChecks:
 
     limits: ModelLimits
     names: tuple[str, ...]  # Of those of CHECKS that are made.
-    wrong: WrongSteps | None = None  # The steps that this device can get wrong, if any.
+    wrong: UnsafeStepSizes | None = None  # The steps that this device can get wrong, if any.
 
     def __call__(self, batch: Any, where: str = "") -> None:
         """Check a batch: a mapping of names to tensors or arrays, a pair of inputs and labels, or a list of mappings."""
@@ -212,23 +212,23 @@ def named_fields(batch: Any, where: str = "") -> dict[str, torch.Tensor]:
     inputs = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     given = dict(inputs) if isinstance(inputs, Mapping) else {}
     if inputs is not batch:
-        given["labels"] = labels_of(batch)
+        given["labels"] = get_labels(batch)
     found = {}
     for name in FIELDS:
         if name not in given or not hasattr(given[name], "dtype"):
             continue
         try:
-            values = plain_tensor(torch.as_tensor(given[name]))
+            values = to_dense_tensor(torch.as_tensor(given[name]))
         except (TypeError, ValueError):  # What torch raises for text and for objects.
             what = f"{where}{name} is an array of {given[name].dtype}, not of numbers."
-            raise BatchRefused(what, "Give numbers, such as a label's place in the list of labels.") from None
+            raise InvalidBatchError(what, "Give numbers, such as a label's place in the list of labels.") from None
         counts = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
         if (counts or name == EMBEDDED) and values.numel() and not values.is_meta:
             found[name] = values
     return found
 
 
-def plain_tensor(values: torch.Tensor) -> torch.Tensor:
+def to_dense_tensor(values: torch.Tensor) -> torch.Tensor:
     """Return values as a tensor that torch can compare: dense, with rows of one length, at least one, of signed numbers."""
     import torch
 
@@ -241,7 +241,7 @@ def plain_tensor(values: torch.Tensor) -> torch.Tensor:
     return torch.atleast_1d(values)
 
 
-def labels_of(batch: Any) -> Any:
+def get_labels(batch: Any) -> Any:
     """Return the labels of a batch: those of a mapping, or the second of a pair; ``None`` where there are none."""
     if isinstance(batch, Mapping):
         return next((batch[name] for name in LABELS if name in batch), None)
@@ -250,19 +250,19 @@ def labels_of(batch: Any) -> Any:
 
 def check_positions(fields: Mapping[str, torch.Tensor], limits: ModelLimits, where: str) -> None:
     """Refuse rows with more tokens than the model has positions."""
-    if "input_ids" not in fields or "position_ids" in fields or limits.positions is None:
+    if "input_ids" not in fields or "position_ids" in fields or limits.max_position_embeddings is None:
         return
     tokens = fields["input_ids"]
-    allowed = limits.positions - limits.first_position
+    allowed = limits.max_position_embeddings - limits.position_offset
     longest = tokens.shape[-1]
-    if longest > allowed and limits.padding is not None:
-        longest = int((tokens != limits.padding).sum(-1).max())
+    if longest > allowed and limits.pad_token_id is not None:
+        longest = int((tokens != limits.pad_token_id).sum(-1).max())
     if longest > allowed:
         what = f"{where}The longest row has {longest:,} tokens, and the model has {allowed:,} positions."
-        raise BatchRefused(what, f"Shorten the rows: truncation=True, max_length={allowed}.")
+        raise InvalidBatchError(what, f"Shorten the rows: truncation=True, max_length={allowed}.")
 
 
-def check_size(fields: Mapping[str, torch.Tensor], wrong: WrongSteps, where: str) -> None:
+def check_size(fields: Mapping[str, torch.Tensor], wrong: UnsafeStepSizes, where: str) -> None:
     """Refuse a batch with so many tokens, or embeddings of tokens, that gradients can be wrong on this device."""
     shape: tuple[int, ...] = ()
     if "input_ids" in fields:
@@ -274,11 +274,11 @@ def check_size(fields: Mapping[str, torch.Tensor], wrong: WrongSteps, where: str
         return
     length = shape[-1]
     what = f"{where}{tokens // length:,} x {length:,} = {tokens:,} tokens in one step: {wrong.what}."
-    fitting = (REDUCTION - 1) // length
+    fitting = (REDUCTION_LIMIT - 1) // length
     if not fitting:
-        raise BatchRefused(what, f"Cut the rows to less than {REDUCTION:,} tokens.")
-    rows = f"{counted(fitting, 'row')} at this length ({fitting:,} x {length:,} = {fitting * length:,})"
-    raise BatchRefused(what, f"Use batches of at most {rows} and accumulate gradients.")
+        raise InvalidBatchError(what, f"Cut the rows to less than {REDUCTION_LIMIT:,} tokens.")
+    rows = f"{pluralize(fitting, 'row')} at this length ({fitting:,} x {length:,} = {fitting * length:,})"
+    raise InvalidBatchError(what, f"Use batches of at most {rows} and accumulate gradients.")
 
 
 # The guards that look at the numbers of a batch, each with its fields; ``large_batch_gradients`` is :func:`check_size`.
@@ -306,11 +306,11 @@ def check_range(name: str, fields: Mapping[str, torch.Tensor], limits: ModelLimi
     verb = "is" if bad.numel() == 1 else "are"
     extremes = f"{low:,}" if low == high else f"from {low:,} to {high:,}"
     numbers = f"{bad.numel():,} of {seen.numel():,} {called}"
-    raise BatchRefused(f"{where}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{left_out}).", remedy)
+    raise InvalidBatchError(f"{where}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{left_out}).", remedy)
 
 
 @dataclass(frozen=True)
-class CheckedCollation:
+class CheckedCollate:
     """Puts a batch together with the loader's own function, and then checks it; it is pickled where that can be."""
 
     collate: Callable[[Any], Any]
@@ -322,28 +322,28 @@ class CheckedCollation:
         batch = self.collate(samples)
         try:
             self.checks(batch)
-        except BatchRefused as error:
+        except InvalidBatchError as error:
             if get_worker_info() is None:
                 raise
-            raise BatchRefusedInWorker(error.what, error.remedy) from None
+            raise WorkerInvalidBatchError(error.message, error.remedy) from None
         return batch
 
 
-class BatchRefusedInWorker(BatchRefused):
+class WorkerInvalidBatchError(InvalidBatchError):
     """A refused batch on its way out of a worker process, as JSON.
 
     In the main process a loader makes the error again from the text of its traceback alone (``ExceptionWrapper`` in
     torch/_utils.py); the class, given such a text, makes the error that it began as.
     """
 
-    def __new__(cls, what: str, remedy: str | None = None) -> BatchRefused:  # type: ignore[misc]
+    def __new__(cls, what: str, remedy: str | None = None) -> InvalidBatchError:  # type: ignore[misc]
         if remedy is not None:
             return super().__new__(cls, what, remedy)
         value = json.loads(what.rpartition(f"{cls.__name__}: ")[2])
-        return BatchRefused(value["what"], value["remedy"])
+        return InvalidBatchError(value["what"], value["remedy"])
 
     def __str__(self) -> str:
-        return json.dumps({"what": self.what, "remedy": self.remedy})
+        return json.dumps({"what": self.message, "remedy": self.remedy})
 
 
 def check_collation(loader: Any, checks: BatchChecks) -> Callable[[], None] | None:
@@ -358,7 +358,7 @@ def check_collation(loader: Any, checks: BatchChecks) -> Callable[[], None] | No
     if not isinstance(loader, DataLoader):
         return None
     own = loader.collate_fn
-    checked = loader.collate_fn = CheckedCollation(own, checks)
+    checked = loader.collate_fn = CheckedCollate(own, checks)
 
     def put_back() -> None:
         if loader.collate_fn is checked:  # Else someone changed it since, and it is theirs.

@@ -17,17 +17,33 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
-from .._utils.clock import now
+from .._utils.clock import current_time
 from .._utils.text import describe_value, shorten
-from .._utils.validation import cannot_be, check_flag, choice, number, whole_number, whole_or_none
+from .._utils.validation import (
+    as_integer,
+    check_bool,
+    check_choice,
+    check_number,
+    check_optional_integer,
+    invalid_value,
+)
 from .._utils.warning import warn
-from ..devices.registry import device_of
-from ..devices.request import canonical
-from ..errors import ConfigurationError, DeviceUnavailable
+from ..devices.registry import parse_device_argument
+from ..devices.request import normalize_device
+from ..errors import ConfigurationError, DeviceUnavailableError
 from ..session import SESSION
-from .curve import GROWING, GROWTH_GATE, MemoryCurve, MemorySample, TrainingProcess, known_epochs, needing, take_sample
-from .guards import Guards, checked_guards
-from .holders import HISTORY, Holder, Holders, grown_holders, named_holders, who_holds
+from .curve import (
+    GROWING,
+    GROWTH_THRESHOLD,
+    MemoryCurve,
+    MemorySample,
+    ProcessInfo,
+    known_epochs,
+    require_plotting,
+    take_sample,
+)
+from .guards import Guards, validate_guards
+from .holders import HISTORY, TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers, named_referrers
 
 # What runs at a boundary: it gets the curve so far.
 Hook = Callable[[MemoryCurve], Any]
@@ -84,33 +100,33 @@ class EpochHooks:
         self,
         device: Any = None,
         *,
-        every: int | None = None,
+        every_n_steps: int | None = None,
         before: Iterable[Hook] = (),
         after: Iterable[Hook] = (),
         guards: Guards | None = None,
         live: bool = False,
-        gate: float = GROWTH_GATE,
+        growth_threshold: float = GROWTH_THRESHOLD,
     ) -> None:
-        check_flag("live", live)
-        self.guards = None if guards is None else checked_guards(guards)
-        process = this_process()
+        check_bool("live", live)
+        self.guards = None if guards is None else validate_guards(guards)
+        process = current_process()
         name = SESSION.device(device).device
         if device is None:
-            name = own_device(name, process)
-        self.every = whole_or_none("every", every)
-        self.before = _checked_hooks(before)
-        self.after = _checked_hooks(after)
-        self.gate = number("gate", gate, such_as="0.26, which is 26 %")
-        self.limit = SESSION.computer.limit(name)
+            name = process_device(name, process)
+        self.every = check_optional_integer("every", every_n_steps)
+        self.before = _validate_hooks(before)
+        self.after = _validate_hooks(after)
+        self.gate = check_number("gate", growth_threshold, example="0.26, which is 26 %")
+        self.limit = SESSION.device_manager.memory_fraction(name)
         self.begin(name)
-        if live and process.leads:
+        if live and process.is_main_process:
             from IPython.display import display
 
-            curve = needing(".live").LiveCurve()
+            curve = require_plotting(".live").LiveCurve()
             display(curve)
             self.after.append(curve)
 
-    def begin(self, device: str, epoch: int = 0, step: int = 0, planned: int | None = None) -> None:
+    def begin(self, device: str, epoch: int = 0, step: int = 0, total_epochs: int | None = None) -> None:
         """Begin a new training, and a new curve with it.
 
         Args:
@@ -121,21 +137,25 @@ class EpochHooks:
                 are numbers that stand for a training without an end.
 
         Raises:
-            DeviceUnavailable: For one of several processes on MPS.
+            DeviceUnavailableError: For one of several processes on MPS.
         """
-        process = this_process()
-        if process.count > 1 and not device_of(device).joins_processes:
-            what = f"MPS cannot train in {process.count} processes: gloo and nccl, over which they would talk, do not work with it"
-            raise DeviceUnavailable(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
+        process = current_process()
+        if process.world_size > 1 and not parse_device_argument(device).joins_processes:
+            what = f"MPS cannot train in {process.world_size} processes: gloo and nccl, over which they would talk, do not work with it"
+            raise DeviceUnavailableError(f"{what} (pytorch#160732).", "Start one process, or train on the CPU.")
         self.curve = MemoryCurve(
-            device, gate=self.gate, limit=self.limit, process=process, planned=known_epochs(planned)
+            device,
+            growth_threshold=self.gate,
+            limit=self.limit,
+            process=process,
+            total_epochs=known_epochs(total_epochs),
         )
         self.failures: tuple[HookFailure, ...] = ()
-        self._start = now()
+        self._start = current_time()
         self._epochs = epoch
         self._steps = step
-        self._steady: Holders | None = None
-        device_of(device).reset_peak()
+        self._steady: TensorReferrers | None = None
+        parse_device_argument(device).reset_peak()
 
     @property
     def device(self) -> str:
@@ -151,21 +171,21 @@ class EpochHooks:
         """Count a step; every so many steps, where ``every`` says so, memory is handed back too."""
         self._steps += 1
         if self.every and self._steps % self.every == 0:
-            self._look(boundary=False)
+            self._take_sample(boundary=False)
 
-    def boundary(self) -> MemorySample:
+    def end_epoch(self) -> MemorySample:
         """End an epoch: hand memory back and return the new sample."""
         self._epochs += 1
         known = len(self.failures)
         grew = self.verdict == GROWING
         self._run(self.before)
-        sample = self._look(boundary=True)
-        self._compare_holders()
-        self._run((*self.after, SESSION.keep_curve))
+        sample = self._take_sample(boundary=True)
+        self._compare_referrers()
+        self._run((*self.after, SESSION.set_last_curve))
         messages = [f"{failure} The training went on; correct the hook." for failure in self.failures[known:]]
         process = self.curve.process
-        if not process.leads and self.verdict == GROWING and not grew:  # No curve of this process is shown.
-            who = f"Process {process.rank} of {process.count} on {self.device}"
+        if not process.is_main_process and self.verdict == GROWING and not grew:  # No curve of this process is shown.
+            who = f"Process {process.rank} of {process.world_size} on {self.device}"
             messages.append(f"{who}: {self.curve.reason} {self.curve.advice}")
         for message in messages:  # Last: a filter may turn one into an error.
             warn(message)
@@ -177,16 +197,16 @@ class EpochHooks:
         Raises:
             ConfigurationError: For a value that is neither a number of epochs nor an iterable.
         """
-        count = whole_number(epochs)
+        count = as_integer(epochs)
         if count is not None and 0 <= count <= sys.maxsize:
             epochs = range(count)
         if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
-            raise cannot_be("epochs", epochs, "Pass how many there are, such as 10.")
+            raise invalid_value("epochs", epochs, "Pass how many there are, such as 10.")
         if isinstance(epochs, Sized):
             planned = None
             with suppress(TypeError, OverflowError):  # Data of a loader without a length, or a range without an end.
                 planned = known_epochs(self._epochs + len(epochs))
-            self.curve = replace(self.curve, planned=planned)
+            self.curve = replace(self.curve, total_epochs=planned)
         return Epochs(self, epochs)
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -196,13 +216,13 @@ class EpochHooks:
             ConfigurationError: For a coroutine or a generator function, which returns before it has trained.
         """
         if inspect.iscoroutinefunction(train_epoch) or inspect.isgeneratorfunction(train_epoch):
-            what = f"{named(train_epoch)} returns before it has trained."
+            what = f"{function_name(train_epoch)} returns before it has trained."
             raise ConfigurationError(what, "Call boundary() where an epoch ends.")
 
         @functools.wraps(train_epoch)
         def trained(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             result = train_epoch(*args, **kwargs)
-            self.boundary()
+            self.end_epoch()
             return result
 
         return trained
@@ -211,44 +231,44 @@ class EpochHooks:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._hand_back()
+        self._free_memory()
 
-    def _look(self, boundary: bool) -> MemorySample:
+    def _take_sample(self, boundary: bool) -> MemorySample:
         """Hand memory back, and take a sample."""
-        self._hand_back()
-        seconds = now() - self._start
+        self._free_memory()
+        seconds = current_time() - self._start
         sample = take_sample(self.device, self._epochs, self._steps, seconds, boundary)
-        self.curve = self.curve.with_sample(sample)
+        self.curve = self.curve.append(sample)
         return sample
 
-    def _hand_back(self) -> None:
+    def _free_memory(self) -> None:
         """Collect cycles before the cache is emptied, so that what they held can leave it."""
         if self.guards is not None:
-            self.guards.forget()
+            self.guards.clear()
         gc.collect()
-        device_of(self.device).empty_cache()
+        parse_device_argument(self.device).empty_cache()
 
-    def _compare_holders(self) -> None:
+    def _compare_referrers(self) -> None:
         """Remember what holds tensors after the warm-up, and where tensors use more memory now, find what holds more."""
-        first = self.curve.boundaries[0]
-        last = self.curve.boundaries[-1]
+        first = self.curve.epoch_samples[0]
+        last = self.curve.epoch_samples[-1]
         if self._steady is None:
-            self._steady = who_holds()
+            self._steady = find_tensor_referrers()
         growing = replace(self.curve, filling=0).verdict == GROWING
-        grown: dict[Holder, int] = {}
+        grown: dict[TensorReferrer, int] = {}
         if growing or (last.allocated or 0) > (first.allocated or 0):
-            grown = grown_holders(self._steady, who_holds() if growing else named_holders())
+            grown = grown_referrers(self._steady, find_tensor_referrers() if growing else named_referrers())
         filling = sum(size for holder, size in grown.items() if holder.kind == HISTORY)
         # Graphs whose tensors a backward pass has freed are small, and still a mistake.
-        holders = (holder for holder in grown if holder.kind != HISTORY and (growing or holder.graphs > 1))
-        self.curve = replace(self.curve, holders=tuple(holders), filling=filling)
+        holders = (holder for holder in grown if holder.kind != HISTORY and (growing or holder.num_graphs > 1))
+        self.curve = replace(self.curve, referrers=tuple(holders), filling=filling)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:
             try:
                 hook(self.curve)
             except Exception as error:  # noqa: BLE001, PERF203 - whatever a person's hook does, training is worth more
-                self.failures += (HookFailure(named(hook), self._epochs, type(error).__name__),)
+                self.failures += (HookFailure(function_name(hook), self._epochs, type(error).__name__),)
 
 
 @dataclass(frozen=True)
@@ -281,7 +301,7 @@ class Epochs:
                 yield epoch
             finally:
                 if not program_ends():  # torch and the rest are half gone, and nobody looks any more.
-                    self.hooks.boundary()
+                    self.hooks.end_epoch()
 
 
 def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> Epochs:
@@ -297,7 +317,7 @@ def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> E
 
     Example:
         >>> loop = epochs(2, "cpu")
-        >>> [epoch for epoch in loop], len(loop.curve.boundaries)
+        >>> [epoch for epoch in loop], len(loop.curve.epoch_samples)
         ([0, 1], 2)
     """
     return EpochHooks(device, **options).epochs(epochs)
@@ -309,7 +329,7 @@ def last_curve() -> MemoryCurve | None:
     return curve
 
 
-def this_process() -> TrainingProcess:
+def current_process() -> ProcessInfo:
     """Return which process of a training this is, from torch where it knows, else from what the launcher has set."""
     distributed = sys.modules.get("torch.distributed")  # torch is not loaded for that.
     given = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -317,21 +337,21 @@ def this_process() -> TrainingProcess:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank = distributed.get_rank()
         count = distributed.get_world_size()
-    return TrainingProcess(rank, count or 1, local_rank)
+    return ProcessInfo(rank, count or 1, local_rank)
 
 
-def own_device(device: str, process: TrainingProcess) -> str:
+def process_device(device: str, process: ProcessInfo) -> str:
     """Return the device of a process: each has a GPU of CUDA of its own."""
-    several = process.count > 1 and device_of(device).is_numbered and ":" not in device
+    several = process.world_size > 1 and parse_device_argument(device).is_numbered and ":" not in device
     return f"{device}:{process.local_rank}" if several else device
 
 
-def named(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """Return the name of a function, without the function that it was defined in."""
     return shorten(str(getattr(function, "__qualname__", type(function).__qualname__)).rpartition("<locals>.")[2])
 
 
-def _checked_hooks(hooks: Any) -> list[Hook]:
+def _validate_hooks(hooks: Any) -> list[Hook]:
     checked: list[Any] = list(hooks) if isinstance(hooks, Iterable) else [None]
     if not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in checked):
         what = f"Hooks must be functions in a list, got {describe_value(hooks)}."
@@ -364,8 +384,8 @@ def arguments(library: str, device: Any = None) -> dict[str, Any]:
         >>> arguments("trainer", "cpu"), arguments("accelerate", "cpu")
         ({'use_cpu': True, 'dataloader_pin_memory': False}, {'cpu': True})
     """
-    choice("library", library, ("trainer", "accelerate"))
-    known = device_of(SESSION.device(device).device)
+    check_choice("library", library, ("trainer", "accelerate"))
+    known = parse_device_argument(SESSION.device(device).device)
     if library == "accelerate":
         return {"cpu": not known.is_accelerator}
     return {"use_cpu": not known.is_accelerator, "dataloader_pin_memory": known.pins_memory}
@@ -386,9 +406,9 @@ def callback(library: str, device: Any = None, *, guards: Guards | None = None, 
     Raises:
         ConfigurationError: For another library, and where Lightning is not installed.
     """
-    choice("library", library, ("trainer", "lightning"))
+    check_choice("library", library, ("trainer", "lightning"))
     make = _trainer_class if library == "trainer" else _lightning_class
-    return make()(checked_guards(guards), device, options)
+    return make()(validate_guards(guards), device, options)
 
 
 class GuardedTraining:
@@ -408,17 +428,17 @@ class GuardedTraining:
         self, library: str, device: object, epoch: int, step: int, planned: int | None, remedy: str
     ) -> str:
         """Begin a curve on the device that the library uses, and return its name."""
-        name = canonical(str(device))
-        warn_of_another_device(library, name, self._chosen, remedy)
+        name = normalize_device(str(device))
+        warn_device_mismatch(library, name, self._chosen, remedy)
         self.hooks.begin(name, epoch, step, planned)
         return name
 
 
-def warn_of_another_device(library: str, device: str, chosen: str, remedy: str) -> None:
+def warn_device_mismatch(library: str, device: str, chosen: str, remedy: str) -> None:
     """Warn where a library computes on another device than chosen; the first GPU stands for all of them."""
-    kind, _, index = canonical(chosen).partition(":")
-    if kind == device_of(device).type:
-        if index in {"", "0"} or canonical(device) == chosen:
+    kind, _, index = normalize_device(chosen).partition(":")
+    if kind == parse_device_argument(device).type:
+        if index in {"", "0"} or normalize_device(device) == chosen:
             return
         remedy = f"Set CUDA_VISIBLE_DEVICES={index} before torch is loaded, and choose 'cuda'."
     warn(f"{library} computes on {device}, but {chosen} was chosen. {remedy}")
@@ -435,7 +455,7 @@ def _trainer_class() -> Any:
             remedy = 'Pass **nb.training.arguments("trainer") to TrainingArguments.'
             done = int(state.epoch or 0)
             device = self.begin("Trainer", args.device, done, state.global_step, state.num_train_epochs, remedy)
-            self.guards.watch(kwargs["model"], device, SESSION.computer.machine, scaled=args.fp16)
+            self.guards.watch(kwargs["model"], device, SESSION.device_manager.machine, scaled=args.fp16)
             self.guards.watch_loader(kwargs["train_dataloader"])
 
         def on_pre_optimizer_step(self, _args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
@@ -445,7 +465,7 @@ def _trainer_class() -> Any:
             self.hooks.step()
 
         def on_epoch_end(self, *_state: Any, **_kwargs: Any) -> None:
-            self.hooks.boundary()
+            self.hooks.end_epoch()
 
         def on_train_end(self, *_state: Any, **_kwargs: Any) -> None:
             self.guards.unwatch()
@@ -465,10 +485,10 @@ def _lightning_class() -> Any:
         """Ends each epoch with a boundary, and guards each step."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            remedy = f"Pass accelerator={device_of(self._chosen).type!r} to its Trainer."
+            remedy = f"Pass accelerator={parse_device_argument(self._chosen).type!r} to its Trainer."
             done = trainer.current_epoch
             device = self.begin("Lightning", pl_module.device, done, trainer.global_step, trainer.max_epochs, remedy)
-            self.guards.watch(pl_module, device, SESSION.computer.machine, scaled=trainer.precision == "16-mixed")
+            self.guards.watch(pl_module, device, SESSION.device_manager.machine, scaled=trainer.precision == "16-mixed")
             prepare = pl_module.on_before_batch_transfer
 
             def checked(batch: Any, dataloader_idx: int) -> Any:
@@ -486,7 +506,7 @@ def _lightning_class() -> Any:
             self.hooks.step()
 
         def on_train_epoch_end(self, *_arguments: Any) -> None:
-            self.hooks.boundary()
+            self.hooks.end_epoch()
 
         def on_train_end(self, _trainer: Any, pl_module: Any) -> None:
             vars(pl_module).pop("on_before_batch_transfer", None)

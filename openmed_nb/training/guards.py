@@ -13,35 +13,35 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import Report, Shown, Table
+from .._render.display import Displayable, Report, Table
 from .._utils.text import describe_value, short_type_name
-from .._utils.validation import given_path, offered, wrong_type
+from .._utils.validation import check_path, invalid_type, suggest
 from .._utils.warning import warn
-from ..devices.backend import TENSOR_LOCK, import_torch, release_of
-from ..devices.machine import Machine, apple_generation, read_machine
-from ..devices.moving import unwrapped
-from ..devices.registry import device_of
-from ..errors import ConfigurationError, NonFinite
+from ..devices.backend import TENSOR_LOCK, import_torch, parse_release
+from ..devices.machine import MachineInfo, apple_chip_generation, read_machine
+from ..devices.moving import unwrap_model
+from ..devices.registry import parse_device_argument
+from ..errors import ConfigurationError, NonFiniteError
 from .batch_checks import (
     BEFORE_2_14,
     CHECKS,
     SINCE_2_14,
     BatchChecks,
     ModelLimits,
-    WrongSteps,
+    UnsafeStepSizes,
     check_collation,
-    checked_limits,
+    infer_limits,
     inner_model,
-    limits_of,
+    validate_limits,
 )
-from .nonfinite import PassRecorder, gradients_of, is_finite, keep_batch, looks_finite, search
+from .nonfinite import ForwardRecorder, all_finite, gradients_of, is_finite, locate_non_finite, save_batch
 
 if TYPE_CHECKING:
     import torch
 
 # The first torch in which MPS computes rightly the gradients of an LSTM with dropout (pytorch#190056), and on M1 and M2
 # those of a step with many tokens (pytorch#177116, #193487), except for one number of them.
-REPAIRED = (2, 14)
+LSTM_FIXED_IN = (2, 14)
 LSTM_REMEDY = "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
 # The names that configurations of transformers have for dropout in attention.
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
@@ -62,7 +62,7 @@ class DropoutWatch:
 
         if self.device is None or not module.training or torch.is_grad_enabled():
             return
-        config = getattr(unwrapped(module), "config", None)
+        config = getattr(unwrap_model(module), "config", None)
         in_attention = any(getattr(config, name, None) for name in ATTENTION_DROPOUT)
         in_layers = (layer.p > 0 for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.training)
         if not in_attention and not any(in_layers):
@@ -70,7 +70,7 @@ class DropoutWatch:
         what = "A forward pass ran in train mode with dropout and without gradients: its results are random."
         meant = "use Guards(off=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
-        if in_attention and sdpa and device_of(self.device).attention_lacks_dropout:
+        if in_attention and sdpa and parse_device_argument(self.device).attention_lacks_dropout:
             what += " On MPS attention raises here: scaled_dot_product_attention for MPS does not support dropout."
             meant = "load the model with attn_implementation='eager'"
         self.device = None
@@ -79,7 +79,7 @@ class DropoutWatch:
 
 
 # What each guard does, and where that is from.
-ABOUT = {
+GUARD_DESCRIPTIONS = {
     "labels": ("stops at labels that the model does not have", "keras#23664, pytorch#187559"),
     "token_ids": ("stops at tokens, types, positions and rows without an embedding", "pytorch#154235, #123119"),
     "large_batch_gradients": ("stops at 32,767 tokens a step on an M1 or M2", "pytorch#177116, #195163"),
@@ -87,19 +87,19 @@ ABOUT = {
     "dropout_without_gradients": ("warns of a pass in train mode without gradients", "pytorch#184126"),
     "lstm_dropout": ("warns of an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
 }
-NAMES = tuple(ABOUT)
+GUARD_NAMES = tuple(GUARD_DESCRIPTIONS)
 
 # Where batches that made NaN or infinity are kept, in the current directory.
 FOLDER = "openmed_nonfinite"
 # So many steps in a row a scaler may skip for gradients that are not finite: halved 16 times, 65,536 is 1.
-SKIPPED = 20
+MAX_SKIPPED_STEPS = 20
 
 # Who watches a model; guards hold it weakly, or it would never be let go. A training that failed leaves its guards
 # there, and the next one lets them go.
-WATCHED: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
+WATCHED_MODELS: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
 
 
-class Guards(Shown):
+class Guards(Displayable):
     """The guards of one training; Trainer callbacks, Accelerate and plain loops use the same.
 
     ``print(Guards())`` lists them, with what each does and where that is from: ``labels`` and ``token_ids`` (on MPS wrong
@@ -124,23 +124,23 @@ class Guards(Shown):
         ...     guards.check({"labels": torch.tensor([0, 3])}, step=7)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.BatchRefused: Step 7: 1 of 2 labels is not between 0 and 2 (3; -100 is left out). \
+        openmed_nb.errors.InvalidBatchError: Step 7: 1 of 2 labels is not between 0 and 2 (3; -100 is left out). \
 Give the model as many labels as the data has (num_labels), or number the labels anew.
     """
 
-    ALSO = ("on",)
+    JSON_PROPERTIES = ("on",)
 
-    def __init__(self, off: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
-        names = off if isinstance(off, Iterable) and not isinstance(off, str) else (off,)
-        off = tuple(map(str, names))
-        for name in off:
-            if name not in NAMES:
-                raise ConfigurationError(f"There is no guard {describe_value(name)}.", offered(name, NAMES))
-        self.on = tuple(name for name in NAMES if name not in off)
-        self.folder = given_path(folder, "folder")
-        self._given = checked_limits(limits)
+    def __init__(self, disable: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
+        names = disable if isinstance(disable, Iterable) and not isinstance(disable, str) else (disable,)
+        disable = tuple(map(str, names))
+        for name in disable:
+            if name not in GUARD_NAMES:
+                raise ConfigurationError(f"There is no guard {describe_value(name)}.", suggest(name, GUARD_NAMES))
+        self.on = tuple(name for name in GUARD_NAMES if name not in disable)
+        self.folder = check_path(folder, "folder")
+        self._given = validate_limits(limits)
         self._checks = self._batch_checks(ModelLimits(**self._given))
-        self._recorder: PassRecorder | None = None
+        self._recorder: ForwardRecorder | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
         self._scaled = False
@@ -148,20 +148,20 @@ Give the model as many labels as the data has (num_labels), or number the labels
         self._batches = 0
         self._steps = 0
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the names of the guards that are on, each with what it does and where that is from."""
-        rows = tuple((name, *ABOUT[name]) for name in self.on)
-        off = ", ".join(name for name in NAMES if name not in self.on)
+        rows = tuple((name, *GUARD_DESCRIPTIONS[name]) for name in self.on)
+        off = ", ".join(name for name in GUARD_NAMES if name not in self.on)
         sentences = (f"Off: {off}.",) if off else ()
         table = Table("", ("guard", "what it does", "issue"), rows)
-        spoken = (f"{len(rows)} of {len(NAMES)} guards are on", *sentences)
-        return Report(f"Guards: {len(rows)} on", sentences, (table,), spoken=spoken)
+        spoken = (f"{len(rows)} of {len(GUARD_NAMES)} guards are on", *sentences)
+        return Report(f"Guards: {len(rows)} on", sentences, (table,), html_sentences=spoken)
 
     def watch(
         self,
         model: torch.nn.Module,
         device: str | None = None,
-        machine: Machine | None = None,
+        machine: MachineInfo | None = None,
         torch_release: tuple[int, ...] | None = None,
         scaled: bool = False,
     ) -> Guards:
@@ -185,19 +185,19 @@ Give the model as many labels as the data has (num_labels), or number the labels
             what = f"Guards cannot watch a value of type {short_type_name(model)}."
             raise ConfigurationError(what, "Pass the model itself, a torch.nn.Module.")
         self.unwatch()
-        if model in WATCHED:
-            WATCHED[model].unwatch()
-        WATCHED[model] = self
+        if model in WATCHED_MODELS:
+            WATCHED_MODELS[model].unwatch()
+        WATCHED_MODELS[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
         steps = None
-        if device_of(device).type == "mps":
-            repaired = (torch_release or release_of(torch.__version__))[:2] >= REPAIRED
+        if parse_device_argument(device).type == "mps":
+            repaired = (torch_release or parse_release(torch.__version__))[:2] >= LSTM_FIXED_IN
             # A chip that is not known is not suspected.
-            if apple_generation(machine or read_machine()) in (1, 2):
+            if apple_chip_generation(machine or read_machine()) in (1, 2):
                 steps = SINCE_2_14 if repaired else BEFORE_2_14
             if not repaired and "lstm_dropout" in self.on:
                 warn_of_lstm(model)
-        self._checks = self._batch_checks(limits_of(model, **self._given), steps)
+        self._checks = self._batch_checks(infer_limits(model, **self._given), steps)
         self._watched = weakref.ref(model)
         self._scaled = scaled
         self._skipped = 0
@@ -206,7 +206,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
             watch = DropoutWatch(device)
             self._undo += [model.get_submodule(name).register_forward_pre_hook(watch).remove for name in called]
         if "nonfinite" in self.on:
-            self._recorder = PassRecorder(device)
+            self._recorder = ForwardRecorder(device)
             self._undo += self._recorder.watch(model, called)
         return self
 
@@ -228,7 +228,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
             step: The number that errors name; ``None`` counts the batches.
 
         Raises:
-            BatchRefused: For labels or token ids that the model does not have, and for too many tokens on an M1 or M2.
+            InvalidBatchError: For labels or token ids that the model does not have, and for too many tokens on an M1 or M2.
         """
         self._batches = self._batches + 1 if step is None else step
         self._checks(batch, f"Step {self._batches:,}: ")
@@ -252,13 +252,13 @@ Give the model as many labels as the data has (num_labels), or number the labels
             batch: What the loss was computed from, to be kept where the model was not watched.
 
         Raises:
-            NonFinite: For a loss that is not finite.
+            NonFiniteError: For a loss that is not finite.
         """
         number = None
         with suppress(TypeError, ValueError, RuntimeError):
             number = float(loss.detach() if hasattr(loss, "detach") else loss)
         if number is None:  # Outside of the handler: Python's error quotes the value.
-            raise wrong_type("loss", loss, "Pass a number, or a tensor with one.")
+            raise invalid_type("loss", loss, "Pass a number, or a tensor with one.")
         if "nonfinite" in self.on and not math.isfinite(number):
             raise self._stopped(f"the loss is {number}", step, self._steps + 1, batch)
 
@@ -273,7 +273,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
                 where no batch was.
 
         Raises:
-            NonFinite: It names the step, the layer, and the file in which the batch is kept.
+            NonFiniteError: It names the step, the layer, and the file in which the batch is kept.
         """
         model = self._model if model is None else model
         if "nonfinite" not in self.on or model is None:
@@ -282,17 +282,17 @@ Give the model as many labels as the data has (num_labels), or number the labels
         losses = list(self._recorder.losses) if self._recorder else []
         gradients = gradients_of(model.parameters())
         with TENSOR_LOCK:
-            if looks_finite(gradients, losses) or (is_finite(losses) and is_finite(gradients)):
+            if all_finite(gradients, losses) or (is_finite(losses) and is_finite(gradients)):
                 self._skipped = 0
             elif not is_finite(losses):
                 raise self._stopped("the loss is NaN or infinite", step, self._steps)
-            elif not self._scaled or self._skipped == SKIPPED:
+            elif not self._scaled or self._skipped == MAX_SKIPPED_STEPS:
                 raise self._stopped("a gradient is NaN or infinite", step, self._steps)
             else:
                 self._skipped += 1
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Let go of the batches of this step."""
         if self._recorder is not None:
             self._recorder.clear()
@@ -302,7 +302,7 @@ Give the model as many labels as the data has (num_labels), or number the labels
         while self._undo:
             self._undo.pop()()
         if self._model is not None:
-            WATCHED.pop(self._model, None)
+            WATCHED_MODELS.pop(self._model, None)
         self._recorder = self._watched = None
 
     def __enter__(self) -> Guards:  # noqa: PYI034 - Self came with Python 3.11
@@ -316,18 +316,18 @@ Give the model as many labels as the data has (num_labels), or number the labels
         """The watched model, while somebody else holds it."""
         return None if self._watched is None else self._watched()
 
-    def _batch_checks(self, limits: ModelLimits, wrong: WrongSteps | None = None) -> BatchChecks:
+    def _batch_checks(self, limits: ModelLimits, wrong: UnsafeStepSizes | None = None) -> BatchChecks:
         names = tuple(name for name in CHECKS if name in self.on)
         return BatchChecks(limits, names, wrong if "large_batch_gradients" in self.on else None)
 
-    def _stopped(self, what: str, step: int | None, counted: int, batch: Any = None) -> NonFinite:
+    def _stopped(self, what: str, step: int | None, counted: int, batch: Any = None) -> NonFiniteError:
         """Return the error for a step that went wrong, and let go of its batches."""
         if step is None:
             step = self._batches or counted
-        where, guilty = search(self._model, self._recorder.passes if self._recorder else ())
-        kept = keep_batch(guilty.given if batch is None and guilty else batch, self.folder, step)
-        self.forget()
-        return NonFinite(f"Step {step:,}: {what}; {where}. {kept}", where.remedy)
+        where, guilty = locate_non_finite(self._model, self._recorder.passes if self._recorder else ())
+        kept = save_batch(guilty.named_arguments if batch is None and guilty else batch, self.folder, step)
+        self.clear()
+        return NonFiniteError(f"Step {step:,}: {what}; {where}. {kept}", where.remedy)
 
 
 def warn_of_lstm(model: torch.nn.Module) -> None:
@@ -342,7 +342,7 @@ def warn_of_lstm(model: torch.nn.Module) -> None:
             return
 
 
-def checked_guards(guards: Guards | None) -> Guards:
+def validate_guards(guards: Guards | None) -> Guards:
     if guards is not None and not isinstance(guards, Guards):
         raise ConfigurationError(
             f"guards must be nb.Guards(...), got {describe_value(guards)}.",

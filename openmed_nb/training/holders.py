@@ -39,17 +39,17 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import Plain, Report, Shown, Table, counted, in_bytes
+from .._render.display import Displayable, JsonMixin, Report, Table, format_bytes, pluralize
 from .._utils.text import short_type_name
-from ..devices.backend import import_torch, torch_is_loaded
-from ..devices.machine import mps_is_simulated
+from ..devices.backend import import_torch, is_torch_imported
+from ..devices.machine import is_mps_simulated
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
 
 
-def living_tensors() -> list[torch.Tensor]:
+def iter_live_tensors() -> list[torch.Tensor]:
     """Return every tensor that Python knows of; types are asked, so that no proxy is woken up."""
     tensor = import_torch().Tensor
     things = gc.get_objects()
@@ -57,16 +57,16 @@ def living_tensors() -> list[torch.Tensor]:
     return list(compress(things, map(kinds.__contains__, map(type, things))))
 
 
-def living_bytes() -> int:
+def live_tensor_bytes() -> int:
     """Return the bytes of all tensors that Python objects or their autograd graphs reach."""
-    return sum(storage_sizes(living_tensors()).values())
+    return sum(storage_sizes(iter_live_tensors()).values())
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of each storage that the tensors and their graphs use, by its address; views share one."""
     with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no lazy parameter or foreign class is woken
         tensors = list(tensors)
-        reached = (*tensors, *saved_tensors(map(graph_of, tensors)))
+        reached = (*tensors, *saved_tensors(map(grad_fn_of, tensors)))
         storages = (tensor.untyped_storage() for tensor in reached if has_storage(tensor))
         return {one._cdata: one.nbytes() for one in storages}  # noqa: SLF001 - two wrappers of a storage have it in common
 
@@ -125,7 +125,7 @@ def _call_nothing(_frame: FrameType, event: str, _argument: Any) -> None:
         raise _HookCalled
 
 
-def graph_of(tensor: torch.Tensor) -> Any:
+def grad_fn_of(tensor: torch.Tensor) -> Any:
     """Return the node of the graph that made a tensor; ``None`` for a leaf, and where a graph was made invalid."""
     try:
         return tensor.grad_fn
@@ -142,14 +142,14 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 UNNAMED = "(reached by no name)"
 # Folders of installed packages: of this environment, of the user, and of another one that this one lies over.
-INSTALLED = {"site-packages", "dist-packages"}
+INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 PACKAGE = __name__.partition(".")[0]
 # How many containers and attributes lie between a name and a tensor at most.
-DEEPEST = 6
+MAX_DEPTH = 6
 # After so many containers and tensors the search ends.
-MOST_OBJECTS = 50_000
+MAX_OBJECTS = 50_000
 # Of the parts of a container that are not tensors, only the last so many are searched: a large table hides nothing after it.
-MOST_PARTS = 10_000
+MAX_CHILDREN = 10_000
 # References to the copy of a frame's variables that nothing else uses: the frame's, this module's, and the question's.
 UNSHARED = 3
 
@@ -168,7 +168,7 @@ WAITING = {
 
 
 @dataclass(frozen=True)
-class Holder(Plain):
+class TensorReferrer(JsonMixin):
     """A variable, container or attribute that holds tensors.
 
     Attributes:
@@ -183,45 +183,45 @@ class Holder(Plain):
     kind: str
     tensors: int
     size: int
-    graphs: int = 0
+    num_graphs: int = 0
 
     def __str__(self) -> str:
-        graphs = " with their autograd graphs" if self.graphs else ""
+        graphs = " with their autograd graphs" if self.num_graphs else ""
         kind = f" ({self.kind})" if self.kind else ""
-        return f"{self.name}{kind} holds {counted(self.tensors, 'tensor')}{graphs}, {in_bytes(self.size)}"
+        return f"{self.name}{kind} holds {pluralize(self.tensors, 'tensor')}{graphs}, {format_bytes(self.size)}"
 
 
-def table_of(holders: Iterable[Holder], caption: str = "") -> Table:
+def table_of(holders: Iterable[TensorReferrer], caption: str = "") -> Table:
     """Return a table with a row for each holder."""
     rows = []
     for holder in holders:
         count = str(holder.tensors)
-        if holder.graphs:
-            count += f", {'all' if holder.graphs == holder.tensors else holder.graphs} with graphs"
-        rows.append((holder.name, holder.kind, count, in_bytes(holder.size)))
+        if holder.num_graphs:
+            count += f", {'all' if holder.num_graphs == holder.tensors else holder.num_graphs} with graphs"
+        rows.append((holder.name, holder.kind, count, format_bytes(holder.size)))
     return Table(caption, ("name", "kind", "tensors", "memory"), tuple(rows))
 
 
 @dataclass(frozen=True, repr=False)
-class Holders(Shown, Sequence[Holder]):
+class TensorReferrers(Displayable, Sequence[TensorReferrer]):
     """What holds tensors, the most memory first."""
 
-    holders: tuple[Holder, ...]
+    referrers: tuple[TensorReferrer, ...]
     simulated: bool = False
 
     def __len__(self) -> int:
-        return len(self.holders)
+        return len(self.referrers)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.holders[index]
+        return self.referrers[index]
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the table of what holds tensors."""
         verb = "holds" if len(self) == 1 else "hold"
-        return Report(f"{counted(len(self), 'name')} {verb} tensors", tables=(table_of(self),))
+        return Report(f"{pluralize(len(self), 'name')} {verb} tensors", tables=(table_of(self),))
 
 
-def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
+def find_tensor_referrers(namespace: Mapping[str, Any] | None = None) -> TensorReferrers:
     """Return what holds tensors now, the most memory first.
 
     Args:
@@ -237,13 +237,13 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
 
     Example:
         >>> import torch
-        >>> print(who_holds({"losses": [torch.zeros(256), torch.zeros(256)]}))
+        >>> print(find_tensor_referrers({"losses": [torch.zeros(256), torch.zeros(256)]}))
         1 name holds tensors
           name    kind  tensors  memory
           losses  list  2        2.0 KiB
     """
-    if not torch_is_loaded():
-        return Holders(())
+    if not is_torch_imported():
+        return TensorReferrers(())
     if not isinstance(namespace, Mapping | None):
         raise ConfigurationError(
             f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or nothing."
@@ -251,17 +251,17 @@ def who_holds(namespace: Mapping[str, Any] | None = None) -> Holders:
     found, holders = _search(_roots() if namespace is None else namespace.items())
     if namespace is None:
         known = storage_sizes(tensor for tensors in found.values() for tensor in tensors)
-        others = {key: size for key, size in storage_sizes(living_tensors()).items() if key not in known and size}
-        holders += (Holder(UNNAMED, "", len(others), sum(others.values())),) if others else ()
-    return Holders(holders, mps_is_simulated())
+        others = {key: size for key, size in storage_sizes(iter_live_tensors()).items() if key not in known and size}
+        holders += (TensorReferrer(UNNAMED, "", len(others), sum(others.values())),) if others else ()
+    return TensorReferrers(holders, is_mps_simulated())
 
 
-def named_holders() -> tuple[Holder, ...]:
+def named_referrers() -> tuple[TensorReferrer, ...]:
     """Return what holds tensors by a name, the most memory first."""
     return _search(_roots())[1]
 
 
-def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> dict[Holder, int]:
+def grown_referrers(before: Iterable[TensorReferrer], after: Iterable[TensorReferrer]) -> dict[TensorReferrer, int]:
     """Return the holders of ``after`` that hold more bytes than they did ``before``, the largest growth first, with it."""
     known = {holder.name: holder.size for holder in before}
     grown = {holder: holder.size - known.get(holder.name, 0) for holder in after}
@@ -269,14 +269,16 @@ def grown_holders(before: Iterable[Holder], after: Iterable[Holder]) -> dict[Hol
     return {holder: grown[holder] for holder in order if grown[holder] > 0}
 
 
-def _search(roots: Iterable[tuple[str, Any]]) -> tuple[dict[tuple[str, str], list[Any]], tuple[Holder, ...]]:
+def _search(roots: Iterable[tuple[str, Any]]) -> tuple[dict[tuple[str, str], list[Any]], tuple[TensorReferrer, ...]]:
     """Return the tensors that names reach, by the name and the kind of what holds them, and these holders."""
     found: dict[tuple[str, str], list[Any]] = defaultdict(list)
     with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor class of others is woken
         for name, kind, tensor in _reached(roots):
             found[name, kind].append(tensor)
     holders = [
-        Holder(name, kind, len(held), sum(storage_sizes(held).values()), sum(graph_of(one) is not None for one in held))
+        TensorReferrer(
+            name, kind, len(held), sum(storage_sizes(held).values()), sum(grad_fn_of(one) is not None for one in held)
+        )
         for (name, kind), held in found.items()
     ]
     return found, tuple(sorted(holders, key=attrgetter("size"), reverse=True))
@@ -287,7 +289,7 @@ def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]
     torch = import_torch()
     waiting = deque((name, "variable", name, thing, 0) for name, thing in roots)
     seen: set[int] = set()
-    while waiting and len(seen) < MOST_OBJECTS:
+    while waiting and len(seen) < MAX_OBJECTS:
         holder, kind, name, thing, depth = waiting.popleft()
         if id(thing) in seen or issubclass(type(thing), LEAVES):
             continue
@@ -295,16 +297,16 @@ def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]
         if issubclass(type(thing), torch.Tensor):
             if has_storage(thing):
                 yield holder, kind, thing
-            with suppress(RuntimeError):  # As in graph_of. torch warns where others than leaves are asked.
+            with suppress(RuntimeError):  # As in grad_fn_of. torch warns where others than leaves are asked.
                 waiting.append((f"{holder}.grad", "gradients", name, thing.grad if thing.is_leaf else None, depth))
-        elif depth < DEEPEST:
-            parts = [step for step in _parts(name, thing) if not issubclass(type(step[-1]), LEAVES)]
+        elif depth < MAX_DEPTH:
+            parts = [step for step in _children(name, thing) if not issubclass(type(step[-1]), LEAVES)]
             held = [step for step in parts if issubclass(type(step[-1]), torch.Tensor)]
             others = [step for step in parts if not issubclass(type(step[-1]), torch.Tensor)]
-            waiting.extend((*step, depth + 1) for step in (*held, *others[-MOST_PARTS:]))
+            waiting.extend((*step, depth + 1) for step in (*held, *others[-MAX_CHILDREN:]))
 
 
-def _parts(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
+def _children(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
     """Yield (holder, kind, name, part) for each part of a container or an object."""
     torch = import_torch()
     kind = type(thing).__name__
@@ -436,7 +438,7 @@ def _roots() -> Iterator[tuple[str, Any]]:
 def _is_own(file: str) -> bool:
     """Tell whether a file is the person's: neither Python's, nor of an installed package."""
     python = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
-    return not (file.startswith((*python, "<frozen ")) or INSTALLED & set(Path(file).parts))
+    return not (file.startswith((*python, "<frozen ")) or INSTALLED_FOLDERS & set(Path(file).parts))
 
 
 def _with_classes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

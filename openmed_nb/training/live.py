@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from ipywidgets import HTML
 
-from .._render.display import Report, StaticForm, to_html
-from .._render.drawing import drawn
+from .._render.display import Report, StaticReprMixin, to_html
+from .._render.drawing import render_charts
 from .curve import MemoryCurve
 
 
-class LiveCurve(StaticForm, HTML):
+class LiveMemoryCurve(StaticReprMixin, HTML):
     """A small picture of a memory curve with its verdict; call it with a curve to show that.
 
     Its text and HTML forms, which stay where there is no widget, do not change between runs.
@@ -27,7 +27,9 @@ class LiveCurve(StaticForm, HTML):
 
     def __call__(self, curve: MemoryCurve) -> None:
         """Show a curve; a curve without samples shows that the first epoch is under way."""
-        self.value = picture(curve) if curve.samples else to_html(Report("Memory", ("The first epoch is under way.",)))
+        self.value = (
+            render_curve(curve) if curve.samples else to_html(Report("Memory", ("The first epoch is under way.",)))
+        )
 
     def __repr__(self) -> str:
         return "The live memory curve"
@@ -38,8 +40,8 @@ class LiveCurve(StaticForm, HTML):
         return Report(repr(self), (said,))
 
 
-def picture(curve: MemoryCurve) -> str:
+def render_curve(curve: MemoryCurve) -> str:
     """Return a curve as HTML: the pictures, and the verdict with its reason and what to do, which a screen reader reads out."""
-    report = curve.marked()
-    said = to_html(replace(report, tables=(), pictures=()))
-    return f'{drawn(*report.pictures)}<div role="status">{said}</div>'
+    report = curve.final_report()
+    said = to_html(replace(report, tables=(), charts=()))
+    return f'{render_charts(*report.charts)}<div role="status">{said}</div>'

@@ -16,21 +16,21 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._events.activity import Activity
-from .._render.display import MARK, Plain, Report, Shown, Table, in_bytes, milliseconds
-from .._utils.clock import now
-from .._utils.text import cause, short_type_name
-from .._utils.validation import cannot_be, choice, whole, whole_or_none, wrong_type
+from .._events.activity import ProgressEvent
+from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, format_bytes, format_milliseconds
+from .._utils.clock import current_time
+from .._utils.text import describe_error, short_type_name
+from .._utils.validation import check_choice, check_integer, check_optional_integer, invalid_type, invalid_value
 from ..devices import moving
-from ..devices.machine import Machine, import_psutil
-from ..devices.registry import device_of
+from ..devices.machine import MachineInfo, import_psutil
+from ..devices.registry import parse_device_argument
 from ..errors import ConfigurationError
 from ..session import SESSION
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check", "ladder", "settings"]
+__all__ = ["benchmark_workers", "check", "settings"]
 
 Thing = TypeVar("Thing")
 
@@ -47,7 +47,7 @@ def to_device(thing: Thing, device: Any = None) -> Thing:
         A module itself, moved in place; for anything else a new value of the same type.
 
     Raises:
-        NumberTooLarge: For a float64 number that would become infinite in float32; nothing was moved then.
+        DtypeOverflowError: For a float64 number that would become infinite in float32; nothing was moved then.
         ConfigurationError: For an optimizer, a module inside of something else, and a value that holds itself.
 
     Example:
@@ -60,11 +60,11 @@ def to_device(thing: Thing, device: Any = None) -> Thing:
 
 # The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that
 # tokenizes with the bundled model, begun by fork, in a measurement with nb.training.loader.ladder. More are worth a measurement.
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 # The start methods whose processes begin empty, and import the class of what is sent to them.
 IMPORTING = ("spawn", "forkserver")
 # So many items of a list are looked at: those of one list are mostly of one kind.
-FEW = 10
+MIN_ITEMS_FOR_WORKERS = 10
 
 CELL_REMEDY = "write the class into a .py file and import it"
 
@@ -79,7 +79,7 @@ class LoaderArgument:
 
 
 @dataclass(frozen=True, repr=False)
-class LoaderSettings(Shown):
+class LoaderSettings(Displayable):
     """The arguments for a ``DataLoader`` on a device.
 
     Attributes:
@@ -90,8 +90,8 @@ class LoaderSettings(Shown):
     device: str
     settings: tuple[LoaderArgument, ...]
 
-    HIDDEN = ("settings",)
-    ALSO = ("arguments", "reasons")
+    JSON_EXCLUDE = ("settings",)
+    JSON_PROPERTIES = ("arguments", "reasons")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -103,14 +103,14 @@ class LoaderSettings(Shown):
         """The reason of each argument."""
         return {setting.name: setting.reason for setting in self.settings}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return a table of the arguments with their reasons."""
         rows = tuple((setting.name, str(setting.value), setting.reason) for setting in self.settings)
         note = "Move batches with nb.training.to_device, which waits: non_blocking=True corrupts them (pytorch#189690)."
         table = Table("Arguments", ("argument", "value", "why"), rows)
         return Report(
             f"DataLoader for {self.device}",
-            (note,) if device_of(self.device).corrupts_unwaited_copies else (),
+            (note,) if parse_device_argument(self.device).corrupts_unwaited_copies else (),
             (table,),
         )
 
@@ -133,15 +133,15 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
         >>> settings([1, 2], "cpu").arguments["pin_memory"]
         False
     """
-    return settings_for(SESSION.device(device).device, dataset, SESSION.computer.machine)
+    return settings_for(SESSION.device(device).device, dataset, SESSION.device_manager.machine)
 
 
 def settings_for(
-    device: str, dataset: Any, machine: Machine, *, in_notebook: bool | None = None, start_method: str | None = None
+    device: str, dataset: Any, machine: MachineInfo, *, in_notebook: bool | None = None, start_method: str | None = None
 ) -> LoaderSettings:
-    known = device_of(device)
-    method = start_method or usual_start_method(machine.system)
-    workers = worker_count(dataset, machine, method, in_a_notebook() if in_notebook is None else in_notebook)
+    known = parse_device_argument(device)
+    method = start_method or default_start_method(machine.system)
+    workers = worker_count(dataset, machine, method, is_interactive_main() if in_notebook is None else in_notebook)
     settings = [LoaderArgument("pin_memory", known.pins_memory, known.pin_reason), workers]
     if workers.value:
         why = "workers stay for the next epoch; starting one takes seconds"
@@ -152,10 +152,10 @@ def settings_for(
     return LoaderSettings(device, tuple(settings))
 
 
-def worker_count(dataset: Any, machine: Machine, start_method: str, in_notebook: bool) -> LoaderArgument:
+def worker_count(dataset: Any, machine: MachineInfo, start_method: str, in_notebook: bool) -> LoaderArgument:
     """Return how many worker processes read a dataset, and why."""
     count = 0
-    cells = sorted(set(defined_in_main(dataset)))
+    cells = sorted(set(find_main_definitions(dataset)))
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         why = "each worker would deliver the whole stream, unless the dataset divides it"
     elif type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset":
@@ -165,12 +165,12 @@ def worker_count(dataset: Any, machine: Machine, start_method: str, in_notebook:
         why = f"workers begin empty here ({start_method}) and cannot import {named} from a cell; {CELL_REMEDY}"
     else:
         cores = machine.cores or os.cpu_count() or 1
-        count = min(MOST_WORKERS, cores // 2)
-        why = f"half of {cores} cores, {MOST_WORKERS} at most; measure with nb.training.loader.ladder"
+        count = min(MAX_WORKERS, cores // 2)
+        why = f"half of {cores} cores, {MAX_WORKERS} at most; measure with nb.training.loader.ladder"
     return LoaderArgument("num_workers", count, why)
 
 
-def defined_in_main(thing: Any, depth: int = 4) -> Iterator[str]:
+def find_main_definitions(thing: Any, depth: int = 4) -> Iterator[str]:
     """Yield the names of classes and functions in a dataset, its items left out, that the notebook or script defines."""
     for one in (type(thing), thing):
         name = getattr(one, "__qualname__", None)
@@ -181,16 +181,16 @@ def defined_in_main(thing: Any, depth: int = 4) -> Iterator[str]:
     if isinstance(thing, functools.partial):
         held: Iterable[Any] = (thing.func, *thing.args, *thing.keywords.values())
     elif type(thing) in {list, tuple}:
-        held = thing[:FEW]
+        held = thing[:MIN_ITEMS_FOR_WORKERS]
     elif type(thing) is dict:
-        held = itertools.islice(thing.values(), FEW)
+        held = itertools.islice(thing.values(), MIN_ITEMS_FOR_WORKERS)
     else:
         held = getattr(thing, "__dict__", {}).values()
     for one in held:
-        yield from defined_in_main(one, depth - 1)
+        yield from find_main_definitions(one, depth - 1)
 
 
-def usual_start_method(system: str = "") -> str:
+def default_start_method(system: str = "") -> str:
     """Return how worker processes begin where nobody says; on a Mac never by ``fork``, in whose children MPS hangs or crashes."""
     if system == "Darwin":
         return "spawn"
@@ -198,7 +198,7 @@ def usual_start_method(system: str = "") -> str:
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
-def in_a_notebook() -> bool:
+def is_interactive_main() -> bool:
     """Tell whether no other process could import the main module, as in a notebook or at a prompt."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
@@ -207,16 +207,16 @@ def in_a_notebook() -> bool:
 
 # Times that differ by less count as the same: five readings of one loader in a row took 0.63 to 0.68 ms per batch, 8 %
 # apart, and far more once the computer was busy with something else.
-CLOSE = 1.1
+SIMILAR_RATIO = 1.1
 # A loop that waits for less than this share of its time has nothing to gain from its loader: without any waiting it would
 # be 1 / (1 - 0.1) = 1.11 times as fast, which is hardly more than CLOSE.
-WORTH_WAITING = 0.1
+MIN_WAIT_FRACTION = 0.1
 # So many batches and steps are left out first: workers start, caches fill, graphs are compiled.
 WARM_UP = 2
 
 
 @dataclass(frozen=True, repr=False)
-class LoaderCheck(Shown):
+class LoaderCheck(Displayable):
     """How long a loader takes for a batch, and a model for a step.
 
     Attributes:
@@ -235,17 +235,17 @@ class LoaderCheck(Shown):
     batches: int
     simulated: bool = False
 
-    ALSO = ("bottleneck", "waiting")
+    JSON_PROPERTIES = ("bottleneck", "wait_fraction")
 
     @property
     def bottleneck(self) -> str:
         """What takes longer: ``"loader"``, ``"model"``, or ``"neither"`` where both are close."""
-        if self.data_seconds > CLOSE * self.step_seconds:
+        if self.data_seconds > SIMILAR_RATIO * self.step_seconds:
             return "loader"
-        return "model" if self.step_seconds > CLOSE * self.data_seconds else "neither"
+        return "model" if self.step_seconds > SIMILAR_RATIO * self.data_seconds else "neither"
 
     @property
-    def waiting(self) -> float:
+    def wait_fraction(self) -> float:
         """The share of its time, 0 to 1, that a loop waits for batches; workers read while the model computes."""
         waited = max(0.0, self.data_seconds - self.step_seconds) if self.workers else self.data_seconds
         whole = max(self.data_seconds, self.step_seconds) if self.workers else self.data_seconds + self.step_seconds
@@ -254,7 +254,7 @@ class LoaderCheck(Shown):
     @property
     def advice(self) -> str:
         """One thing to do."""
-        if self.waiting <= WORTH_WAITING:
+        if self.wait_fraction <= MIN_WAIT_FRACTION:
             return "Nothing to gain from the loader."
         if self.workers:
             return "Do the work on the texts once, before training, or try more workers with nb.training.loader.ladder."
@@ -262,22 +262,22 @@ class LoaderCheck(Shown):
             return "Do the work on the texts once, before training, or let workers read ahead: see nb.training.loader.ladder."
         return "Loading and computing take turns: let workers read ahead while the model computes, see nb.training.loader.ladder."
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what takes longer, both times, the share of waiting, and one thing to do."""
         titles = {
             "loader": "the loader takes longer than the model",
             "model": "the model takes longer than the loader",
             "neither": "loader and model take the same time",
         }
-        rows = (("loader", milliseconds(self.data_seconds)), ("step", milliseconds(self.step_seconds)))
-        share = f"Training waits {100 * self.waiting:.0f} % of its time for batches ({self.workers} workers)."
-        title = f"{self.device}{MARK if self.simulated else ''}: {titles[self.bottleneck]}"
+        rows = (("loader", format_milliseconds(self.data_seconds)), ("step", format_milliseconds(self.step_seconds)))
+        share = f"Training waits {100 * self.wait_fraction:.0f} % of its time for batches ({self.workers} workers)."
+        title = f"{self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {titles[self.bottleneck]}"
         table = Table(f"Over {self.batches} batches", ("alone", "per batch"), rows)
         return Report(title, (share, self.advice), (table,))
 
 
 @dataclass(frozen=True)
-class Rung(Plain):
+class WorkerTiming(JsonMixin):
     """A number of worker processes, and what it costs.
 
     Attributes:
@@ -294,7 +294,7 @@ class Rung(Plain):
 
 
 @dataclass(frozen=True, repr=False)
-class WorkerLadder(Shown):
+class WorkerBenchmark(Displayable):
     """How fast a dataset is read with several numbers of worker processes, and what memory they take.
 
     Attributes:
@@ -302,28 +302,30 @@ class WorkerLadder(Shown):
         batch_size: How many items a batch has.
     """
 
-    rungs: tuple[Rung, ...]
+    timings: tuple[WorkerTiming, ...]
     batch_size: int
 
-    ALSO = ("workers",)
+    JSON_PROPERTIES = ("workers",)
 
     @property
     def workers(self) -> int:
         """The smallest number of workers that no larger one beats by more than a tenth."""
-        best = self.rungs[0]
-        for rung in self.rungs[1:]:
-            if best.seconds > CLOSE * rung.seconds:
+        best = self.timings[0]
+        for rung in self.timings[1:]:
+            if best.seconds > SIMILAR_RATIO * rung.seconds:
                 best = rung
         return best.workers
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the choice and a table of the figures."""
         rows = []
-        for rung in self.rungs:
-            memory = in_bytes(round(mean(rung.worker_bytes))) if rung.worker_bytes else ""
-            rows.append((str(rung.workers), milliseconds(rung.seconds), milliseconds(rung.start_seconds), memory))
+        for rung in self.timings:
+            memory = format_bytes(round(mean(rung.worker_bytes))) if rung.worker_bytes else ""
+            rows.append(
+                (str(rung.workers), format_milliseconds(rung.seconds), format_milliseconds(rung.start_seconds), memory)
+            )
         sentences = []
-        if any(rung.workers and not rung.worker_bytes for rung in self.rungs):
+        if any(rung.workers and not rung.worker_bytes for rung in self.timings):
             sentences.append("The memory of some workers could not be read.")
         columns = ("workers", "per batch", "first batch", "memory of each")
         table = Table(f"Batches of {self.batch_size}", columns, tuple(rows))
@@ -366,24 +368,24 @@ def check(
 
     name = SESSION.device(device).device
     if not any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__")):
-        raise wrong_type("The loader", loader, "Pass a torch.utils.data.DataLoader.")
+        raise invalid_type("The loader", loader, "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
         what = f"A {short_type_name(loader)} can be gone through once, and would be used up."
         raise ConfigurationError(what, "Pass the loader itself.")
     if not callable(step):
-        raise wrong_type("The step", step, "Pass the model, or a function of a batch.")
-    whole("batches", batches, most=sys.maxsize)
-    with SESSION.told_after(progress), torch.random.fork_rng(devices=[]):
-        SESSION.tell(Activity("Timing", "the loader", 0, 2, "part"))
+        raise invalid_type("The step", step, "Pass the model, or a function of a batch.")
+    check_integer("batches", batches, maximum=sys.maxsize)
+    with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
+        SESSION.notify(ProgressEvent("Timing", "the loader", 0, 2, "part"))
         rung, count, kept = time_batches(loader, batches)
-        SESSION.tell(Activity("Timing", "the step", 1, 2, "part"))
+        SESSION.notify(ProgressEvent("Timing", "the step", 1, 2, "part"))
         step_seconds = median(_time_steps(step, kept, torch.device(name), count))
-        SESSION.tell(Activity("Timing", "the loader and the step", 2, 2, "part"))
-    simulated = device_of(name).is_simulated
+        SESSION.notify(ProgressEvent("Timing", "the loader and the step", 2, 2, "part"))
+    simulated = parse_device_argument(name).is_simulated
     return LoaderCheck(name, rung.seconds, step_seconds, rung.workers, count, simulated)
 
 
-def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
+def benchmark_workers(  # noqa: PLR0913 - each is one thing that a person may want to set
     dataset: Any,
     batch_size: int,
     workers: Sequence[int] = (0, 1, 2),
@@ -392,7 +394,7 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
     *,
     progress: bool = True,
     **arguments: Any,
-) -> WorkerLadder:
+) -> WorkerBenchmark:
     """Measure how fast a dataset is read with several numbers of worker processes, and the memory that they take.
 
     Args:
@@ -418,16 +420,16 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
     """
     import torch
 
-    method = usual_start_method() if start_method is None else start_method
-    choice("start_method", method, multiprocessing.get_all_start_methods())
-    counts = [whole("workers", count, 0) for count in workers] if isinstance(workers, Iterable) else []
+    method = default_start_method() if start_method is None else start_method
+    check_choice("start_method", method, multiprocessing.get_all_start_methods())
+    counts = [check_integer("workers", count, 0) for count in workers] if isinstance(workers, Iterable) else []
     if not counts:
-        raise cannot_be("workers", workers, "Pass numbers from 0 up, such as workers=(0, 1, 2).")
-    whole("batches", batches, most=sys.maxsize)
+        raise invalid_value("workers", workers, "Pass numbers from 0 up, such as workers=(0, 1, 2).")
+    check_integer("batches", batches, maximum=sys.maxsize)
     for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
         if name in arguments:
             raise ConfigurationError(f"The ladder sets {name} itself.", f"Pass {other}= instead.")
-    whole_or_none("batch_size", batch_size, most=sys.maxsize)
+    check_optional_integer("batch_size", batch_size, most=sys.maxsize)
     streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
     sequence = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
     if not streams and (not sequence or isinstance(dataset, Mapping)):
@@ -435,29 +437,29 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to set
         raise ConfigurationError(what, "Pass a list, a Dataset with a length, or an IterableDataset.")
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
     if max(counts) and method in IMPORTING:
-        check_sendable(settings)
-    with SESSION.told_after(progress), torch.random.fork_rng(devices=[]):
-        tried = SESSION.steps("Timing", "the loader", sorted(set(counts)), "rung")
-        rungs = tuple(_rung(settings, count, batches, method) for count in tried)
-    return WorkerLadder(rungs, batch_size)
+        check_picklable(settings)
+    with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
+        tried = SESSION.track("Timing", "the loader", sorted(set(counts)), "rung")
+        rungs = tuple(_time_workers(settings, count, batches, method) for count in tried)
+    return WorkerBenchmark(rungs, batch_size)
 
 
-def check_sendable(settings: Mapping[str, Any]) -> None:
+def check_picklable(settings: Mapping[str, Any]) -> None:
     """Refuse arguments of a ``DataLoader`` that cannot reach a worker process which begins empty."""
     for name, value in settings.items():
-        cells = sorted(set(defined_in_main(value)))
-        if cells and in_a_notebook():
+        cells = sorted(set(find_main_definitions(value)))
+        if cells and is_interactive_main():
             what = f"{name} cannot be imported by a worker process: {', '.join(cells)} is defined in a cell."
             raise ConfigurationError(what, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
         try:
             multiprocessing.reduction.ForkingPickler.dumps(value)
         except (pickle.PicklingError, TypeError, AttributeError) as error:  # What pickle raises for what it cannot do.
-            what = f"{name} cannot be sent to a worker process: {cause(error)}."
+            what = f"{name} cannot be sent to a worker process: {describe_error(error)}."
             remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
             raise ConfigurationError(what, remedy) from None
 
 
-def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) -> Rung:
+def _time_workers(settings: Mapping[str, Any], workers: int, batches: int, method: str) -> WorkerTiming:
     """Measure one number of workers."""
     import torch
 
@@ -466,13 +468,13 @@ def _rung(settings: Mapping[str, Any], workers: int, batches: int, method: str) 
     try:
         loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
     except (TypeError, ValueError) as error:
-        refused = f"torch.utils.data.DataLoader refuses its arguments: {cause(error)}."
+        refused = f"torch.utils.data.DataLoader refuses its arguments: {describe_error(error)}."
     if refused:  # Outside of the handler: torch's error quotes the arguments, and would be the context of this one.
         raise ConfigurationError(refused, "Pass what help(torch.utils.data.DataLoader) names.")
     return time_batches(loader, batches)[0]
 
 
-def time_batches(loader: Iterable[Any], batches: int) -> tuple[Rung, int, tuple[Any, Any]]:
+def time_batches(loader: Iterable[Any], batches: int) -> tuple[WorkerTiming, int, tuple[Any, Any]]:
     """Read a loader and nothing else; return the times, how many batches were timed, and the first and last of them.
 
     Workers deliver in bursts, so the mean counts. What they read ahead while they start comes at once and says nothing of
@@ -485,17 +487,17 @@ def time_batches(loader: Iterable[Any], batches: int) -> tuple[Rung, int, tuple[
     first = last = None
     total = 0
     sizes = []
-    begin = now()
+    begin = current_time()
     iterator = iter(loader)
     try:
         for last in itertools.islice(iterator, ahead + batches):
             total += 1
             if total == 1:
                 first = last
-                start_seconds = now() - begin
+                start_seconds = current_time() - begin
             if total == ahead:
-                begin = now()
-        seconds = now() - begin
+                begin = current_time()
+        seconds = current_time() - begin
         for process in multiprocessing.active_children() if workers else ():
             if process.pid is not None and process.pid not in others:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -510,7 +512,7 @@ def time_batches(loader: Iterable[Any], batches: int) -> tuple[Rung, int, tuple[
     if count <= 0:
         what = f"The loader has {total} batches, and {ahead} are left out as warm-up."
         raise ConfigurationError(what, "Pass more items or smaller batches.")
-    return Rung(workers, seconds / count, start_seconds, tuple(sizes)), count, (first, last)
+    return WorkerTiming(workers, seconds / count, start_seconds, tuple(sizes)), count, (first, last)
 
 
 def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.device, count: int) -> list[float]:
@@ -536,11 +538,11 @@ def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.dev
     try:
         with torch.no_grad() if modes else contextlib.nullcontext():
             for batch in itertools.islice(itertools.cycle(kept), WARM_UP + count):
-                device_of(device).finish()
-                begin = now()
+                parse_device_argument(device).finish()
+                begin = current_time()
                 run(moving.to_device(batch, device))
-                device_of(device).finish()
-                times.append(now() - begin)
+                parse_device_argument(device).finish()
+                times.append(current_time() - begin)
     finally:
         for part, training in modes.items():
             part.training = training

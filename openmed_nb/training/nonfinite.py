@@ -13,43 +13,43 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._utils.text import cause, short_type_name
-from ..devices.backend import States, random_numbers_from, random_states
-from ..devices.moving import named_tensors, numbers_in, shown_key, with_tensors
-from ..devices.request import kind_of
+from .._utils.text import describe_error, short_type_name
+from ..devices.backend import RngStates, get_rng_states, use_rng_states
+from ..devices.moving import map_tensors, named_tensors, safe_key_name, underlying_values
+from ..devices.request import device_type
 
 if TYPE_CHECKING:
     import torch
 
 # The most passes that are held: those of one step with accumulation. What they hold are inputs, no activations.
-HELD = 32
+MAX_RECORDED_PASSES = 32
 
 
 @dataclass(frozen=True)
-class Pass:
+class RecordedPass:
     """What a forward pass was given, cut off from any graph, and the random numbers with which it began."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    states: States
+    states: RngStates
     autocast: torch.dtype | None  # None where autocast was off.
     device: str  # Its kind, such as "mps".
     module: str = ""  # The name of the module that was called, in the watched model; empty for the model itself.
 
     @property
-    def given(self) -> dict[str, Any]:
+    def named_arguments(self) -> dict[str, Any]:
         """The arguments by name, those without one by their number."""
         return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
 
     @contextmanager
-    def conditions(self, model: torch.nn.Module) -> Iterator[None]:
+    def replay_context(self, model: torch.nn.Module) -> Iterator[None]:
         """Let a pass run as this one did; afterwards, buffers and random numbers are as they were before."""
         import torch
 
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
             autocast = torch.autocast(self.device, self.autocast, enabled=self.autocast is not None)
-            with random_numbers_from(self.states), torch.enable_grad(), autocast:
+            with use_rng_states(self.states), torch.enable_grad(), autocast:
                 yield
         finally:
             with torch.no_grad():
@@ -57,17 +57,17 @@ class Pass:
                     buffer.copy_(value)
 
 
-class PassRecorder:
+class ForwardRecorder:
     """Holds the passes that a model makes in training with gradients, from its hooks; in a copy of a model, nothing."""
 
     def __init__(self, device: str | None) -> None:
         self.device = device
         self._depth = 0
-        self.passes: deque[Pass] = deque(maxlen=HELD)
-        self.losses: deque[torch.Tensor] = deque(maxlen=HELD)
+        self.passes: deque[RecordedPass] = deque(maxlen=MAX_RECORDED_PASSES)
+        self.losses: deque[torch.Tensor] = deque(maxlen=MAX_RECORDED_PASSES)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PassRecorder, (None,)
+        return ForwardRecorder, (None,)
 
     def watch(self, model: torch.nn.Module, called: Iterable[str] = ("",)) -> list[Callable[[], None]]:
         """Hold the passes of the modules that may be called, by their names in a model; return what ends that."""
@@ -89,10 +89,12 @@ class PassRecorder:
         import torch
 
         if self._holds(model):
-            kind = kind_of(self.device or "")
+            kind = device_type(self.device or "")
             autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            cut_args, cut_kwargs = with_tensors((args, kwargs), torch.Tensor.detach)
-            self.passes.append(Pass(cut_args, cut_kwargs, random_states(self.device or ""), autocast, kind, name))
+            cut_args, cut_kwargs = map_tensors((args, kwargs), torch.Tensor.detach)
+            self.passes.append(
+                RecordedPass(cut_args, cut_kwargs, get_rng_states(self.device or ""), autocast, kind, name)
+            )
         self._depth += 1
 
     def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -121,14 +123,14 @@ def loss_of(output: Any) -> torch.Tensor | None:
 NO_TOKENS = ("labels", "label", "mask", "type_ids", "position_ids")
 
 
-def keep_batch(batch: Any, folder: Path, step: int) -> str:
+def save_batch(batch: Any, folder: Path, step: int) -> str:
     """Save a batch where there is one, and return a sentence about it; whatever goes wrong, there is a sentence."""
     if batch is None:
         return "No batch is held."
     try:
         return _saved(batch, folder, step)
     except Exception as error:  # noqa: BLE001 - the error of the training must be shown, whatever fails after it
-        why = cause(error) if isinstance(error, OSError) else short_type_name(error)
+        why = describe_error(error) if isinstance(error, OSError) else short_type_name(error)
         return f"The batch could not be saved: {why}."
 
 
@@ -144,7 +146,7 @@ def _saved(batch: Any, folder: Path, step: int) -> str:
             plain = tensor.detach().cpu().contiguous().clone()
             save({"tensor": plain})
         except Exception:  # noqa: BLE001 - each kind of tensor that cannot be kept fails with an error of its own
-            left_out.append(shown_key(name, place))
+            left_out.append(safe_key_name(name, place))
             continue
         key = name or "batch"
         numbered = (f"{key} ({number})" for number in itertools.count(2))
@@ -175,7 +177,7 @@ Kind = Literal[
     "input", "weight", "output", "loss", "input gradient", "weight gradient", "output gradient", "update", "unknown"
 ]
 
-UNCLEAR = "Lower the learning rate, clip gradients, or compute in float32."
+GENERIC_REMEDY = "Lower the learning rate, clip gradients, or compute in float32."
 # Of each kind of origin, where that is, and what to do about it.
 ORIGINS: dict[Kind, tuple[str, str]] = {
     "input": ("the input {!r} is already NaN or infinite", "Correct the data."),
@@ -188,11 +190,11 @@ ORIGINS: dict[Kind, tuple[str, str]] = {
         "it first appears in the loss",
         "Look at what the loss is given: an empty batch, labels that are all left out, a logarithm of zero.",
     ),
-    "input gradient": ("it first appears in the backward pass of {}", UNCLEAR),
-    "weight gradient": ("it first appears in the gradient of {}", UNCLEAR),
-    "output gradient": ("it first appears in the gradient that comes back to {}", UNCLEAR),
+    "input gradient": ("it first appears in the backward pass of {}", GENERIC_REMEDY),
+    "weight gradient": ("it first appears in the gradient of {}", GENERIC_REMEDY),
+    "output gradient": ("it first appears in the gradient that comes back to {}", GENERIC_REMEDY),
     "update": ("it first appears in the optimizer's step of {}", "Make the optimizer with fused=False."),
-    "unknown": ("where it first appears was not found ({})", UNCLEAR),
+    "unknown": ("where it first appears was not found ({})", GENERIC_REMEDY),
 }
 
 
@@ -221,7 +223,7 @@ def gradients_of(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [gradient._values() if gradient.is_sparse else gradient for gradient in found]  # noqa: SLF001 - uncoalesced
 
 
-def looks_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tensor] = ()) -> bool:
+def all_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tensor] = ()) -> bool:
     """Tell whether gradients and losses are finite, from one number for each tensor: the device is waited for once.
 
     A sum of finite numbers can be infinite, so ``False`` means that a closer look is needed.
@@ -243,33 +245,35 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
-def search(model: torch.nn.Module | None, passes: Iterable[Pass]) -> tuple[Origin, Pass | None]:
+def locate_non_finite(
+    model: torch.nn.Module | None, passes: Iterable[RecordedPass]
+) -> tuple[Origin, RecordedPass | None]:
     """Return where a step went wrong and in which of its passes; the last one where none goes wrong when repeated."""
     held = None
     for held in list(passes):  # Of those below, a repeated pass may be watched too.
-        if model is not None and (origin := find(model, held)) is not None:
+        if model is not None and (origin := replay_pass(model, held)) is not None:
             return origin, held
     if model is None or held is None:
         return Origin("unknown", "no pass of a watched model is held"), None
-    return from_gradients(model), held
+    return locate_from_gradients(model), held
 
 
-def find(model: torch.nn.Module, held: Pass) -> Origin | None:
+def replay_pass(model: torch.nn.Module, held: RecordedPass) -> Origin | None:
     """Repeat a pass and return where the first number appeared that is not finite; the model stays as it was."""
     try:
-        for name, value in held.given.items():
-            if not is_finite(tensors_in(value)):
+        for name, value in held.named_arguments.items():
+            if not is_finite(iter_float_tensors(value)):
                 return Origin("input", name)
         for name, weight in model.named_parameters():
-            if not is_finite(tensors_in(weight)):
+            if not is_finite(iter_float_tensors(weight)):
                 return Origin("weight", name)
-        with held.conditions(model):
+        with held.replay_context(model):
             return _repeat(model.get_submodule(held.module), held)
     except Exception as error:  # noqa: BLE001 - whatever the model fails with the second time; its text may be clinical
         return Origin("unknown", f"the pass could not be repeated: {short_type_name(error)}")
 
 
-def _repeat(model: torch.nn.Module, held: Pass) -> Origin | None:
+def _repeat(model: torch.nn.Module, held: RecordedPass) -> Origin | None:
     """Run forward and, where the model computes its loss, backward, and look at each output and gradient of a layer."""
     import torch
 
@@ -308,11 +312,11 @@ def watched_layers(
         return [tensor.register_hook(partial(note, kind, name)) for tensor in tensors if tensor.requires_grad]
 
     def returned(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        tensors = list(tensors_in(output))
+        tensors = list(iter_float_tensors(output))
         if layer is not model:
             look(Origin("output", name), tensors)
         watch("output gradient", name, tensors)
-        watch("input gradient", name, tensors_in([args, kwargs]))
+        watch("input gradient", name, iter_float_tensors([args, kwargs]))
 
     hooks = []
     for name, layer in model.named_modules(prefix=prefix):
@@ -345,7 +349,7 @@ def origin_of(arrivals: Arrivals) -> Origin | None:
     return first
 
 
-def from_gradients(model: torch.nn.Module) -> Origin:
+def locate_from_gradients(model: torch.nn.Module) -> Origin:
     """Return where a step went wrong by its gradients, where repeating its passes did not show it."""
     # Backward passes run from the last layer to the first: the last weight whose gradient is not finite came first, if
     # others are fine. After clipping none is, nor where the loss went wrong outside of the model.
@@ -356,7 +360,7 @@ def from_gradients(model: torch.nn.Module) -> Origin:
     return Origin("unknown", "all is finite in the model when the pass is repeated: look at what comes after it")
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def iter_float_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of fractions in a value; of sparse and nested ones what they hold, of those without any none."""
     found = (tensor for _, tensor in named_tensors(value) if tensor.is_floating_point() or tensor.is_complex())
-    return (numbers_in(tensor) for tensor in found if not tensor.is_meta)
+    return (underlying_values(tensor) for tensor in found if not tensor.is_meta)

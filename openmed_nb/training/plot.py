@@ -15,24 +15,24 @@ from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from .._render.drawing import INK, LIMIT, PALETTE, QUIET, Picture
+from .._render.drawing import INK, LIMIT_COLOR, MUTED_COLOR, PALETTE, Chart
 
-# What tells the lines apart without colour: their style and marker.
+# What tells the lines apart without color: their style and marker.
 STYLES = (("-", "o"), ("--", "s"), (":", "^"))
 
 
 # What is written and drawn stands out from a white and from a black page, as in the pictures of ``drawing``.
-COLOURS = {
+COLORS = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.edgecolor", "grid.color"), QUIET),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), MUTED_COLOR),
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     "axes.prop_cycle": cycler(color=PALETTE),
 }
 
 
 def themed() -> AbstractContextManager[None]:
-    """Return what lets figures that are made within it have no ground of their own, and colours for any."""
-    return rc_context(COLOURS)
+    """Return what lets figures that are made within it have no ground of their own, and colors for any."""
+    return rc_context(COLORS)
 
 
 class CurveFigure(Figure):
@@ -44,7 +44,7 @@ class CurveFigure(Figure):
         return written.getvalue()
 
 
-def draw(title: str, pictures: Sequence[Picture]) -> CurveFigure:
+def draw(title: str, pictures: Sequence[Chart]) -> CurveFigure:
     """Return pictures of lines in axes, which their HTML form shows too, as one matplotlib figure, one below the other."""
     with themed():
         figure = CurveFigure(figsize=(7.0, 4.0), layout="constrained")
@@ -56,26 +56,26 @@ def draw(title: str, pictures: Sequence[Picture]) -> CurveFigure:
     return figure
 
 
-def _draw_lines(part: Any, picture: Picture) -> None:
+def _draw_lines(part: Any, picture: Chart) -> None:
     """Draw the lines of a picture, with its limits and marks, into axes of matplotlib."""
     axes: Any = picture.axes
     for line, (style, marker) in zip(picture.lines, cycle(STYLES), strict=False):
-        dots = [index for index, said in enumerate(line.shown) if said]
-        part.plot(line.across, line.up, style, marker=marker, markevery=dots, label=line.name)
-        if line.spread:
-            part.vlines(line.across, *zip(*line.spread, strict=True), linewidth=1)
+        dots = [index for index, said in enumerate(line.tooltips) if said]
+        part.plot(line.x, line.y, style, marker=marker, markevery=dots, label=line.name)
+        if line.intervals:
+            part.vlines(line.x, *zip(*line.intervals, strict=True), linewidth=1)
     for limit, style in zip(axes.limits, cycle(("--", ":")), strict=False):
-        part.axhline(limit.at, linestyle=style, color=LIMIT, linewidth=1, label=limit.name)
+        part.axhline(limit.at, linestyle=style, color=LIMIT_COLOR, linewidth=1, label=limit.name)
     names = dict.fromkeys(mark.name for mark in axes.marks)
     for name, style in zip(names, cycle(("--", ":")), strict=False):  # Marks of one name have one line in the legend.
         places = [mark.at for mark in axes.marks if mark.name == name]
-        part.vlines(places, 0, 1, QUIET, style, label=name, transform=part.get_xaxis_transform())
+        part.vlines(places, 0, 1, MUTED_COLOR, style, label=name, transform=part.get_xaxis_transform())
     part.set_xticks([tick.at for tick in axes.ticks], [tick.name for tick in axes.ticks])
     if part.get_subplotspec().is_last_row():
         part.set_xlabel(axes.below)
     part.set_ylabel(axes.unit)
     part.margins(x=0.02)
-    if any(line.up for line in picture.lines):
+    if any(line.y for line in picture.lines):
         part.set_ylim(0, max(part.get_ylim()[1], part.dataLim.ymax * 1.1))
     with_legend(part)
 

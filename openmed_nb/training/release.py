@@ -10,25 +10,25 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from .._events.activity import RELEASING, Activity
-from .._render.display import Report, Shown, Table, in_bytes
+from .._events.activity import RELEASING, ProgressEvent
+from .._render.display import Displayable, Report, Table, format_bytes
 from .._utils.text import describe_names, short_type_name
-from .._utils.validation import check_flag, number
-from ..devices.backend import torch_is_loaded
-from ..devices.device import AllocatorMemory
-from ..devices.machine import mps_is_simulated
-from ..devices.memory import OutOfMemory
-from ..devices.registry import device_of
+from .._utils.validation import check_bool, check_number
+from ..devices.backend import is_torch_imported
+from ..devices.device import MemoryStats
+from ..devices.machine import is_mps_simulated
+from ..devices.memory import OutOfMemoryDetails
+from ..devices.registry import parse_device_argument
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
 from .curve import held_memory, resident_bytes
-from .guards import WATCHED
+from .guards import WATCHED_MODELS
 
 COLUMNS = ("let go", "tensors", "device", "process")
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryLimit(Shown):
+class MemoryLimit(Displayable):
     """A limit that is in force: torch raises an out-of-memory error before the process holds more.
 
     Attributes:
@@ -45,17 +45,17 @@ class MemoryLimit(Shown):
     low_watermark: float | None = None
     simulated: bool = False
 
-    ALSO = ("size",)
+    JSON_PROPERTIES = ("size",)
 
     @property
     def size(self) -> int | None:
         """The limit in bytes, ``None`` where there is none."""
         return int(self.fraction * self.recommended) if self.fraction else None
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the limit in bytes and what it does to the watermarks."""
         low = self.low_watermark
-        sentences = [f"{self.fraction:g} of {in_bytes(self.recommended)}."]
+        sentences = [f"{self.fraction:g} of {format_bytes(self.recommended)}."]
         if low is not None:
             # What torch does below and at the limit (MPSAllocator.mm; the low ratio cannot be set live).
             does = f"; from the low one ({low:g}) on, unused blocks are collected."
@@ -65,13 +65,13 @@ class MemoryLimit(Shown):
                 does = f", below the low one ({low:g}), so unused blocks are collected only when the limit is reached."
             sentences.append(f"The high watermark is {self.fraction:g} now{does}")
         if self.size is not None:
-            return Report(f"Memory limit on {self.device}: {in_bytes(self.size)}", tuple(sentences))
+            return Report(f"Memory limit on {self.device}: {format_bytes(self.size)}", tuple(sentences))
         none = "macOS may swap and then stop the process"
-        recommended = f"{self.device} recommends {in_bytes(self.recommended)}."
+        recommended = f"{self.device} recommends {format_bytes(self.recommended)}."
         return Report(
             f"Memory limit on {self.device}: no limit: {none}",
             tuple(sentences),
-            spoken=(f"No memory limit on {self.device}: {none}", recommended, *sentences[1:]),
+            html_sentences=(f"No memory limit on {self.device}: {none}", recommended, *sentences[1:]),
         )
 
 
@@ -95,23 +95,25 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
         ...
         openmed_nb.errors.ConfigurationError: torch has no memory limit for cpu. Choose batches that fit instead.
     """
-    with SESSION.told_after():
+    with SESSION.operation():
         name = SESSION.device(device).device
         fraction = check_fraction(name, fraction)
-        SESSION.computer.limit_memory(name, fraction)
-    recommended = device_of(name).memory().recommended or 0
-    return MemoryLimit(name, fraction, recommended, SESSION.computer.low_watermark(name), mps_is_simulated())
+        SESSION.device_manager.limit_memory(name, fraction)
+    recommended = parse_device_argument(name).memory().recommended or 0
+    return MemoryLimit(name, fraction, recommended, SESSION.device_manager.low_watermark(name), is_mps_simulated())
 
 
 def check_fraction(device: str, fraction: Any) -> float:
-    known = device_of(device)
+    known = parse_device_argument(device)
     if not known.has_allocator:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
-    return number(f"The fraction of {device}", fraction, known.max_fraction, above=None if known.takes_no_limit else 0)
+    return check_number(
+        f"The fraction of {device}", fraction, known.max_fraction, above=None if known.takes_no_limit else 0
+    )
 
 
 @dataclass(frozen=True)
-class Freed:
+class FreedMemory:
     """What one cause has given back.
 
     Attributes:
@@ -121,14 +123,14 @@ class Freed:
         resident: Bytes that the process no longer uses; the C library may keep them for a while.
     """
 
-    cause: str
+    source: str
     tensors: int
     reserved: int
     resident: int
 
 
 @dataclass(frozen=True, repr=False)
-class Release(Shown):
+class ReleaseReport(Displayable):
     """What was let go, cause by cause, and how much came back.
 
     Attributes:
@@ -139,7 +141,7 @@ class Release(Shown):
     """
 
     device: str
-    freed: tuple[Freed, ...]
+    freed: tuple[FreedMemory, ...]
     notes: tuple[str, ...] = ()
     simulated: bool = False
 
@@ -153,19 +155,19 @@ class Release(Shown):
         """Bytes that the device no longer holds for the process."""
         return sum(freed.reserved for freed in self.freed)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the causes that gave tensors back, and folded below them everything that was let go."""
         rows = tuple(
-            (freed.cause, in_bytes(freed.tensors), in_bytes(freed.reserved), in_bytes(freed.resident))
+            (freed.source, format_bytes(freed.tensors), format_bytes(freed.reserved), format_bytes(freed.resident))
             for freed in self.freed
         )
         back = tuple(row[:3] for row, freed in zip(rows, self.freed, strict=True) if freed.tensors or freed.reserved)
-        reserved = f", {in_bytes(self.reserved)} of the device" if self.reserved else ""
+        reserved = f", {format_bytes(self.reserved)} of the device" if self.reserved else ""
         return Report(
-            f"Released {in_bytes(self.tensors)} of tensors{reserved}",
+            f"Released {format_bytes(self.tensors)} of tensors{reserved}",
             self.notes,
             tables=(Table("", COLUMNS[:3], back),),
-            figures=(Table("Everything that was let go", COLUMNS, rows, folded=True),),
+            metrics=(Table("Everything that was let go", COLUMNS, rows, collapsed=True),),
         )
 
 
@@ -176,7 +178,7 @@ def release(
     history: bool = True,
     traceback: bool = True,
     progress: bool = True,
-) -> Release:
+) -> ReleaseReport:
     """Hand back the memory that variables, the notebook's history, the last error and the loaded models keep.
 
     Args:
@@ -201,7 +203,7 @@ def release(
         ({}, 'variables')
     """
     for flag, value in {"models": models, "history": history, "traceback": traceback}.items():
-        check_flag(flag, value)
+        check_bool(flag, value)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     variables = _checked_variables(names, namespace, shell)
     last = getattr(sys, "last_value", None)
@@ -210,16 +212,16 @@ def release(
     if names:
         causes["variables"] = partial(_delete_variables, names, variables)
     if history and shell is not None and shell.displayhook.do_full_cache:
-        causes["history of outputs"] = partial(_flush, shell)
+        causes["history of outputs"] = partial(_clear_history, shell)
     if traceback:
         causes["frames of the last error"] = partial(
-            drop_frames, getattr(getattr(shell, "InteractiveTB", None), "tb", None)
+            clear_tracebacks, getattr(getattr(shell, "InteractiveTB", None), "tb", None)
         )
     causes["batches of guards"] = _forget_batches
     if models:
         causes["loaded models"] = _unload_models
-    with SESSION.told_after(progress):
-        SESSION.tell(Activity(RELEASING, "memory"))
+    with SESSION.operation(progress):
+        SESSION.notify(ProgressEvent(RELEASING, "memory"))
         notes = []
         try:
             device = SESSION.device().device
@@ -228,12 +230,12 @@ def release(
             notes.append(f"No device's cache was emptied: {error}")
         if traceback and last is not None:
             notes.append("%debug and %tb have no frames of the last error now.")
-            if short := OutOfMemory.parse(last):
+            if short := OutOfMemoryDetails.parse(last):
                 notes.append(f"The last error was {short}.")
-        return Release(device, tuple(_freed(device, causes)), tuple(notes), mps_is_simulated())
+        return ReleaseReport(device, tuple(_release_and_measure(device, causes)), tuple(notes), is_mps_simulated())
 
 
-def _freed(device: str, causes: dict[str, Callable[[], bool]]) -> list[Freed]:
+def _release_and_measure(device: str, causes: dict[str, Callable[[], bool]]) -> list[FreedMemory]:
     """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own.
 
     A collection stops everything else for some tenths of a second where torch is loaded. So there is one at the beginning, for
@@ -241,20 +243,20 @@ def _freed(device: str, causes: dict[str, Callable[[], bool]]) -> list[Freed]:
     not collected by itself.
     """
     freed = []
-    before = _held(device)
-    for cause, let_go in SESSION.steps(RELEASING, "memory", causes.items(), "cause"):
+    before = _memory_in_use(device)
+    for cause, let_go in SESSION.track(RELEASING, "memory", causes.items(), "cause"):
         if let_go():
             gc.collect()
-        device_of(device).empty_cache()
-        after = _held(device)
-        freed.append(Freed(cause, *(former - left for former, left in zip(before, after, strict=True))))
+        parse_device_argument(device).empty_cache()
+        after = _memory_in_use(device)
+        freed.append(FreedMemory(cause, *(former - left for former, left in zip(before, after, strict=True))))
         before = after
     return freed
 
 
-def _held(device: str) -> tuple[int, int, int]:
+def _memory_in_use(device: str) -> tuple[int, int, int]:
     """Return the bytes that are held now by tensors, by the device for the process, and by the process."""
-    memory = held_memory(device) if torch_is_loaded() else AllocatorMemory()
+    memory = held_memory(device) if is_torch_imported() else MemoryStats()
     return memory.allocated or 0, memory.reserved or 0, resident_bytes()
 
 
@@ -269,9 +271,9 @@ def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any])
 
 
 def _forget_batches() -> bool:
-    guards = tuple(WATCHED.values())
+    guards = tuple(WATCHED_MODELS.values())
     for watching in guards:
-        watching.forget()
+        watching.clear()
     return bool(guards)
 
 
@@ -303,7 +305,7 @@ def _checked_variables(names: tuple[Any, ...], namespace: Any, shell: Any) -> Mu
     return variables
 
 
-def _flush(shell: Any) -> bool:
+def _clear_history(shell: Any) -> bool:
     """Clear Out, _ and the rest, also what IPython's own flush leaves: hidden _, __ and ___, and the last result."""
     if getattr(shell, "last_execution_result", None) is not None:
         shell.last_execution_result.result = None
@@ -314,7 +316,7 @@ def _flush(shell: Any) -> bool:
     return False
 
 
-def drop_frames(shown: TracebackType | None = None) -> bool:
+def clear_tracebacks(shown: TracebackType | None = None) -> bool:
     """Let go of the frames that the last error holds, with all their variables, and those that IPython showed last.
 
     Return whether there was an error.

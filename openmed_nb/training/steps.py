@@ -18,24 +18,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import Report, Shown
-from .._utils.text import cause, describe_value, short_type_name
-from .._utils.validation import check_flag, number, whole, wrong_type
+from .._render.display import Displayable, Report
+from .._utils.text import describe_error, describe_value, short_type_name
+from .._utils.validation import check_bool, check_integer, check_number, invalid_type
 from .._utils.warning import warn
-from ..devices.backend import import_torch, release_of
-from ..devices.machine import Machine
-from ..devices.memory import SMALLER_IN_GROUP
+from ..devices.backend import import_torch, parse_release
+from ..devices.machine import MachineInfo
+from ..devices.memory import ACCUMULATE_REMEDY
 from ..devices.mps import IGNORES_SCALER
-from ..devices.registry import device_of
+from ..devices.registry import parse_device_argument
 from ..errors import ConfigurationError
 from ..session import SESSION
-from .batch_checks import IGNORE_INDEX, labels_of
+from .batch_checks import IGNORE_INDEX, get_labels
 
 if TYPE_CHECKING:
     import torch
 
 # How a precision may be requested: as torch spells it, and as Accelerate and the Trainer do; auto takes the best 16 bits.
-SPELLINGS = {
+DTYPE_SPELLINGS = {
     **dict.fromkeys(("float32", "fp32", "no"), "float32"),
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
     **dict.fromkeys(("float16", "fp16", "half"), "float16"),
@@ -44,7 +44,7 @@ SPELLINGS = {
 
 
 @dataclass(frozen=True, repr=False)
-class Precision(Shown):
+class Precision(Displayable):
     """The numbers that a model is trained in, and why.
 
     Attributes:
@@ -61,7 +61,7 @@ class Precision(Shown):
     needs_scaler: bool = False
     notes: tuple[str, ...] = ()
 
-    ALSO = ("enabled",)
+    JSON_PROPERTIES = ("enabled",)
 
     @property
     def enabled(self) -> bool:
@@ -74,7 +74,7 @@ class Precision(Shown):
 
         dtype = getattr(torch, self.dtype) if self.enabled else None
         context: contextlib.AbstractContextManager[Any] = torch.autocast(
-            device_of(self.device).type, dtype=dtype, enabled=self.enabled
+            parse_device_argument(self.device).type, dtype=dtype, enabled=self.enabled
         )
         return context
 
@@ -82,9 +82,9 @@ class Precision(Shown):
         """Return a ``GradScaler``, which does nothing where none is needed."""
         import torch
 
-        return torch.amp.GradScaler(device_of(self.device).type, enabled=self.needs_scaler)
+        return torch.amp.GradScaler(parse_device_argument(self.device).type, enabled=self.needs_scaler)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the type, why, and what to know about it."""
         scaled = " with a GradScaler" if self.needs_scaler else ""
         title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{scaled}"
@@ -110,24 +110,26 @@ def precision(requested: str | None = None, device: Any = None) -> Precision:
         'float32'
     """
     name = SESSION.device(device).device
-    computer = SESSION.computer
-    return autocast_policy(name, computer.torch.release, computer.machine, requested, device_of(name).capability())
+    computer = SESSION.device_manager
+    return select_precision(
+        name, computer.torch.release, computer.machine, requested, parse_device_argument(name).capability()
+    )
 
 
-def autocast_policy(
+def select_precision(
     device: str,
     torch_release: tuple[int, ...],
-    machine: Machine,
+    machine: MachineInfo,
     requested: str | None = None,
     capability: tuple[int, int] | None = None,
 ) -> Precision:
     """Decide in which numbers a model is trained; nothing but float32 is chosen without a request."""
     spelling = "float32" if requested is None else str(requested).strip().lower().removeprefix("torch.")
-    if spelling not in SPELLINGS:
-        accepted = ", ".join(map(repr, SPELLINGS))
+    if spelling not in DTYPE_SPELLINGS:
+        accepted = ", ".join(map(repr, DTYPE_SPELLINGS))
         raise ConfigurationError(f"The precision cannot be {describe_value(requested)}.", f"Use one of {accepted}.")
-    known = device_of(device)
-    dtype = SPELLINGS[spelling]
+    known = parse_device_argument(device)
+    dtype = DTYPE_SPELLINGS[spelling]
     reason = "float32 was asked for."
     why = "was asked for"
     if requested is None or (dtype == "auto" and not known.is_accelerator):  # No 16-bit type is faster on the CPU.
@@ -149,11 +151,11 @@ def autocast_policy(
 
 AS_TORCH = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
 # The arguments of torch.optim.AdamW by which a person chooses the implementation.
-OTHER_WAYS = ("fused", "foreach", "differentiable", "capturable")
+CONFLICTING_OPTIONS = ("fused", "foreach", "differentiable", "capturable")
 
 
 @dataclass(frozen=True, repr=False)
-class FusedSupport(Shown):
+class FusedSupport(Displayable):
     """Whether AdamW runs fused, and why.
 
     Attributes:
@@ -164,7 +166,7 @@ class FusedSupport(Shown):
     fused: bool
     reason: str
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return both."""
         return Report(f"AdamW: {'fused' if self.fused else 'not fused'}", (self.reason,))
 
@@ -198,7 +200,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
     try:
         return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
     except (TypeError, ValueError, RuntimeError) as error:
-        refused = f"torch.optim.AdamW refuses its arguments: {cause(error)}."
+        refused = f"torch.optim.AdamW refuses its arguments: {describe_error(error)}."
     # Outside of the handler: torch's error quotes the arguments, and would be the context of this one.
     raise ConfigurationError(refused, "Pass what help(torch.optim.AdamW) names.")
 
@@ -223,7 +225,7 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
         AdamW: not fused
           torch has it on cpu for float64, float32, float16, bfloat16, and there are parameters in complex64.
     """
-    check_flag("scaled", scaled)
+    check_bool("scaled", scaled)
     torch = import_torch()
     kinds = set()
     for group in _listed(parameters):
@@ -233,7 +235,7 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
                 what = f"A parameter must be a tensor, and one is of type {short_type_name(tensor)}."
                 raise ConfigurationError(what, AS_TORCH)
             kinds.add((tensor.device.type, str(tensor.dtype).removeprefix("torch.")))
-    return fused_support(kinds, release_of(torch.__version__), options, scaled=scaled)
+    return fused_support(kinds, parse_release(torch.__version__), options, scaled=scaled)
 
 
 adamw.explain = explain_fused  # type: ignore[attr-defined]  # nb.training.adamw.explain
@@ -250,13 +252,13 @@ def fused_support(
 
     What a person sets among the options to choose an implementation is left alone.
     """
-    chosen = [name for name in OTHER_WAYS if options.get(name) is not None]
+    chosen = [name for name in CONFLICTING_OPTIONS if options.get(name) is not None]
     if chosen:
         named = ", ".join(f"{name}={describe_value(options[name])}" for name in chosen)
         return FusedSupport(bool(options.get("fused")), f"{named} was set, and is left as it is.")
     support = []
-    for kind, dtype in sorted({(device_of(device).type, dtype) for device, dtype in tensors}):
-        known = device_of(kind)
+    for kind, dtype in sorted({(parse_device_argument(device).type, dtype) for device, dtype in tensors}):
+        known = parse_device_argument(kind)
         types = known.fused_adamw_types
         if not known.fused_adamw_since:
             return FusedSupport(fused=False, reason=f"torch is not known to have it on {kind}.")
@@ -288,9 +290,9 @@ def _listed(parameters: Any) -> list[Any]:
 Weight = Callable[[Any], float]
 WEIGH = "Pass weight=, a function that returns over how many items the batch's mean loss is."
 
-LEFT_OUT = (
+INCOMPLETE_GROUP_WARNING = (
     "backward() failed, so that the gradients of this group of batches are forgotten and the rest of it is left out. "
-    + SMALLER_IN_GROUP
+    + ACCUMULATE_REMEDY
 )
 
 
@@ -299,7 +301,7 @@ class MicroBatch:
     """A batch with its share of the group that makes one step of the optimizer."""
 
     batch: Any
-    share: float  # The factor of its mean loss, 0 to 1; those of a group make 1, or 0 if nothing has weight.
+    fraction: float  # The factor of its mean loss, 0 to 1; those of a group make 1, or 0 if nothing has weight.
     last: bool  # Of its group.
 
 
@@ -322,7 +324,7 @@ def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool 
     Labels with fractions, as for regression or several labels at once, all count. With ``shifted`` the model moves the
     labels by one, as causal language models do: the first of a row is then never asked for.
     """
-    labels = labels_of(batch)
+    labels = get_labels(batch)
     if not isinstance(labels, import_torch().Tensor):
         raise ConfigurationError(f"A batch of type {short_type_name(batch)} has no labels to weigh it by.", WEIGH)
     if labels.is_floating_point():
@@ -330,7 +332,7 @@ def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool 
     return int((labels[..., 1:] if shifted else labels).ne(ignore_index).sum())
 
 
-def count_examples(batch: Any) -> int:
+def count_rows(batch: Any) -> int:
     """Return how many rows a batch has: the length of its first tensor."""
     values = batch.values() if isinstance(batch, Mapping) else batch
     for value in values if isinstance(values, Iterable) and not hasattr(values, "shape") else (values,):
@@ -345,11 +347,11 @@ def check_fused(
 ) -> None:
     """Refuse another value than an optimizer, and a fused one that ignores its scaler and would step with infinite gradients."""
     if not isinstance(optimizer, import_torch().optim.Optimizer):
-        raise wrong_type("The optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
+        raise invalid_type("The optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
     if scaler is None or not scaler.is_enabled():
         return
     fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
-    if any(device_of(weight.device).ignores_scaler(torch_release) for weight in fused):
+    if any(parse_device_argument(weight.device).ignores_scaler(torch_release) for weight in fused):
         remedy = "Make the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 
@@ -365,7 +367,7 @@ class GradientAccumulation:
         optimizer: The optimizer; its gradients are set to ``None`` before the first step and after each.
         steps: How many batches make a group; the last group may be shorter.
         weight: What the mean of a batch's loss is over: how many labels, as :func:`count_labels` says, or how many
-            rows, as :func:`count_examples` says. A class-weighted loss needs the sum of the weights of its labels.
+            rows, as :func:`count_rows` says. A class-weighted loss needs the sum of the weights of its labels.
         clip: The largest norm, above 0, that the gradient of a group may have; ``None`` for any.
         scaler: The ``GradScaler`` of float16; ``None`` for none.
         before_step: Called before each step, with the gradients unscaled and not yet clipped.
@@ -377,7 +379,7 @@ class GradientAccumulation:
         >>> import torch
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> accumulation = GradientAccumulation(optimizer, steps=2, weight=count_examples)
+        >>> accumulation = GradientAccumulation(optimizer, steps=2, weight=count_rows)
         >>> for inputs in accumulation.batches([torch.ones(3, 2), torch.ones(1, 2), torch.ones(5, 2)]):
         ...     accumulation.backward(model(inputs).square().mean())
         False
@@ -388,7 +390,7 @@ class GradientAccumulation:
     optimizer: torch.optim.Optimizer
     steps: int
     weight: Weight = count_labels
-    clip: float | None = None
+    max_norm: float | None = None
     scaler: torch.amp.GradScaler | None = None
     before_step: Callable[[], object] | None = None
     _current: MicroBatch | None = field(default=None, init=False, repr=False)
@@ -396,10 +398,10 @@ class GradientAccumulation:
     _broken: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        whole("steps", self.steps)
-        if self.clip is not None:
-            number("clip", self.clip, above=0, such_as="1.0, or None")
-        check_fused(self.optimizer, self.scaler, release_of(import_torch().__version__))
+        check_integer("steps", self.steps)
+        if self.max_norm is not None:
+            check_number("clip", self.max_norm, above=0, example="1.0, or None")
+        check_fused(self.optimizer, self.scaler, parse_release(import_torch().__version__))
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches as they come; the loss of each goes to :meth:`backward` before the next is taken.
@@ -423,7 +425,7 @@ class GradientAccumulation:
                     )
                     raise ConfigurationError("The loss of a batch was not handed to backward().", remedy)
                 if self._broken and not broken_before:
-                    warn(LEFT_OUT)
+                    warn(INCOMPLETE_GROUP_WARNING)
                 if micro.last:
                     self._broken = False
         finally:
@@ -453,8 +455,8 @@ class GradientAccumulation:
         if self._broken:
             return False
         try:
-            if micro.share:
-                scaled = loss * micro.share
+            if micro.fraction:
+                scaled = loss * micro.fraction
                 (self.scaler.scale(scaled) if self.scaler else scaled).backward()
                 self._weighed = True
             stepped = micro.last and self._weighed
@@ -476,13 +478,13 @@ class GradientAccumulation:
 
     def _step(self) -> None:
         """Let the optimizer step."""
-        if self.scaler and (self.clip is not None or self.before_step):
+        if self.scaler and (self.max_norm is not None or self.before_step):
             self.scaler.unscale_(self.optimizer)
         if self.before_step:
             self.before_step()
-        if self.clip is not None:
+        if self.max_norm is not None:
             weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-            import_torch().nn.utils.clip_grad_norm_(weights, self.clip)
+            import_torch().nn.utils.clip_grad_norm_(weights, self.max_norm)
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()

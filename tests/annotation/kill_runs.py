@@ -31,14 +31,14 @@ def slowly(texts: list[str], done: int, ends: bool) -> Iterator[str]:
 def annotate_all(pipe: Any, texts: Iterator[str], file: Path, said: Path) -> None:
     """Annotate the texts into a file; where that is interrupted, keep what is said of it."""
     from openmed_nb import annotate
-    from openmed_nb.errors import Interrupted
+    from openmed_nb.errors import RunInterrupted
 
     try:
         try:
             annotate(texts, pipe, resume=file, progress=False)
         except Exception:  # noqa: BLE001 - what careless code does
             said.write_text("swallowed", "utf-8")
-    except Interrupted as error:
+    except RunInterrupted as error:
         said.write_text(json.dumps([str(error), error.done, len(error.annotations)]), "utf-8")
 
 

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 import openmed_nb as nb
 from openmed_nb.annotation.boundaries import is_ignorable, whole_words
-from openmed_nb.annotation.lexicon import Lexicon
-from openmed_nb.annotation.masking import masked_text
+from openmed_nb.annotation.lexicon import WordTokenCache
+from openmed_nb.annotation.masking import mask_text
 from openmed_nb.annotation.pipeline import AnnotationPipeline
-from openmed_nb.annotation.tokens import in_parts, tokenise
+from openmed_nb.annotation.tokens import encode_in_parts, tokenize
 from openmed_nb.errors import ConfigurationError
 
 STRATEGIES = ("simple", "first", "average", "max")
@@ -33,7 +33,7 @@ NAMES = ("Anna", "Smith", "Carl", "Jones")
 
 def byte_level(trim=True, prefix=False):
     """Return a byte-level BPE tokenizer in which each name is one token, with and without a space."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = sorted(pre_tokenizers.ByteLevel.character_table())
     tokens, merges = ["<unk>", "<pad>", *alphabet], []
     for name in NAMES:
         for word in (name, f"Ġ{name}"):
@@ -147,7 +147,7 @@ def test_only_filters_dropped_spans_by_label_and_score(architectures):
     found = nb.annotate(list(architectures.CORPUS), architectures.boundary_pipes("Unigram", "first"), progress=False)
     spans = [span for spans in found.dropped.values() for span in spans]
 
-    kept = [span for spans in found.only("drug", score=0.4).dropped.values() for span in spans]
+    kept = [span for spans in found.filter("drug", min_score=0.4).dropped.values() for span in spans]
 
     assert kept == [span for span in spans if span.label == "DRUG" and span.score >= 0.4]
     assert 0 < len(kept) < len(spans)
@@ -187,7 +187,7 @@ def test_word_cache_has_the_subwords_of_the_library(own_unk_token):
     tokenizer = word_piece(normalizers.BertNormalizer(), own_unk_token=own_unk_token)
     texts = ["asthma no unknown asunknown. " * 20] * 10
 
-    cached, asked = Lexicon(tokenizer).tokens(texts), tokenise(tokenizer, texts)
+    cached, asked = WordTokenCache(tokenizer).tokens(texts), tokenize(tokenizer, texts)
 
     assert [column.tolist() for column in astuple(cached)] == [column.tolist() for column in astuple(asked)]
 
@@ -196,7 +196,7 @@ def test_words_of_a_long_text_are_those_of_the_text_at_once(architectures):
     text = "\n".join(architectures.CORPUS) * 30
     for kind in KINDS:
         tokenizer = architectures.boundary_tokenizer(kind)
-        (joined,) = [in_parts(tokenizer, text, length=2000, context=200)]
+        (joined,) = [encode_in_parts(tokenizer, text, length=2000, context=200)]
         encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         changed = np.diff(encoding.word_ids) != 0
         assert np.array_equal(np.diff(joined.word_ids) != 0, changed), kind
@@ -325,7 +325,7 @@ def test_whole_words_takes_linear_time_in_ignorable_characters():
 def test_masked_text_takes_linear_time_in_spans_of_one_word():
     text = "ACGT" * 50_000
 
-    masked = masked_text(text, [(place, place + 2, "GENE") for place in range(0, len(text), 4)], "[{label}]")
+    masked = mask_text(text, [(place, place + 2, "GENE") for place in range(0, len(text), 4)], "[{label}]")
 
     assert masked.text == "[GENE]"
 
@@ -349,7 +349,7 @@ def test_mask_keeps_neighbors_apart_and_white_space(architectures):
     ],
 )
 def test_masked_text_trims_spans_before_it_merges_them(text, spans, left):
-    assert masked_text(text, spans, "[{label}]").text == left
+    assert mask_text(text, spans, "[{label}]").text == left
 
 
 @pytest.mark.parametrize("label", ["E-MAIL", "L-NAME", "S-NUMBER", "B-SIDE", "I-CARD"])

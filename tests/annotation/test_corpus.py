@@ -18,12 +18,12 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
 from openmed_nb._annotate import _Inputs
-from openmed_nb.annotation.masking import SHOWN_TEXTS
+from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.annotation.stream import chunk_characters
-from openmed_nb.devices.machine import shown_device
-from openmed_nb.devices.registry import device_of
-from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
+from openmed_nb.devices.machine import format_device
+from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.errors import ConfigurationError, InvalidTextError, RunInterrupted
 from openmed_nb.session import SESSION
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus and hypertension", "asthma"]
@@ -42,7 +42,7 @@ def pipe(pipe_of, keyword_model):
 @pytest.fixture(scope="module")
 def few_at_once(pipe_of, keyword_model):
     """A pipeline with as many tokens at once as on the CPU, so that a few texts are many chunks on every device."""
-    return pipe_of(keyword_model, batch_tokens=device_of("cpu").batch_tokens)
+    return pipe_of(keyword_model, batch_tokens=parse_device_argument("cpu").batch_tokens)
 
 
 def words(found):
@@ -95,13 +95,13 @@ class TestSeries:
     @pytest.mark.parametrize("on_error", ["raise", "record"])
     def test_one_text_that_cannot_be_read(self, annotated, pipe, on_error):
         """One string that has no answer is an error, also where errors are recorded: there is nothing else to return."""
-        with pytest.raises(UnreadableText, match="half of a surrogate pair"):
+        with pytest.raises(InvalidTextError, match="half of a surrogate pair"):
             annotated(pipe, "asthma \ud800", on_error=on_error)
 
     @pytest.mark.parametrize("series", SERIES.values(), ids=SERIES)
     def test_a_text_beyond_the_first_is_read_again(self, annotated, pipe, monkeypatch, series):
         """Of whatever can be read again each text can be shown; of a stream only the first, and what has passed is an error."""
-        monkeypatch.setattr("openmed_nb._annotate.SHOWN_TEXTS", 1)
+        monkeypatch.setattr("openmed_nb._annotate.MAX_DISPLAYED_TEXTS", 1)
         found = annotated(pipe, series())
         again = annotated(pipe, found.texts) if found.texts is not None else None
         assert (again is None) == (series in {SERIES["generator"], SERIES["iterator"]})
@@ -172,7 +172,7 @@ class TestReading:
                 yield LONG
 
         assert words(annotated(few_at_once, stream(), resume=file)) == [["asthma"]] * 150
-        chunk = chunk_characters(few_at_once.own_annotator().budget) // len(LONG) + 1
+        chunk = chunk_characters(few_at_once.default_annotator().budget) // len(LONG) + 1
         assert max(ahead) <= 3 * chunk < 100
         assert next(number for number, one in enumerate(ahead) if one < number) <= chunk
 
@@ -194,9 +194,9 @@ class TestReading:
 
         found = annotated(few_at_once, stream())
 
-        assert max(alive) <= 4 * (chunk_characters(few_at_once.own_annotator().budget) // len(LONG) + 1) < 100
-        assert {number for number, one in enumerate(notes) if one() is not None} <= set(range(SHOWN_TEXTS))
-        assert (len(found), len(found.first_texts)) == (150, SHOWN_TEXTS)
+        assert max(alive) <= 4 * (chunk_characters(few_at_once.default_annotator().budget) // len(LONG) + 1) < 100
+        assert {number for number, one in enumerate(notes) if one() is not None} <= set(range(MAX_DISPLAYED_TEXTS))
+        assert (len(found), len(found.first_texts)) == (150, MAX_DISPLAYED_TEXTS)
 
 
 BAD = {
@@ -216,9 +216,9 @@ class TestTextThatCannotBeRead:
 
     def test_raise(self, annotated, pipe, text, what):
         """It stops the run by default; the error names it, repeats none of it, and has the answers before it."""
-        with pytest.raises(UnreadableText) as caught:
+        with pytest.raises(InvalidTextError) as caught:
             annotated(pipe, ["asthma", text, "asthma"])
-        assert caught.value.what == what
+        assert caught.value.message == what
         join = "Pass the words of a text as one string, such as ' '.join(words)."
         remedy = join if isinstance(text, list) else "Pass a string, '' where there is no text."
         assert caught.value.remedy == remedy or "surrogate" in what
@@ -238,9 +238,9 @@ class TestTextThatCannotBeRead:
         """When a run goes on from a file, texts are still counted from the first of all."""
         file = tmp_path / "run.jsonl"
         annotated(pipe, ["asthma"], resume=file)
-        with pytest.raises(UnreadableText) as caught:
+        with pytest.raises(InvalidTextError) as caught:
             annotated(pipe, ["asthma", text, "asthma"], resume=file)
-        assert caught.value.what == what
+        assert caught.value.message == what
         found = annotated(pipe, ["asthma", text, "asthma"], resume=file, on_error="record")
         assert list(found.errors) == [1]
 
@@ -254,7 +254,7 @@ def test_every_text_has_an_answer_or_a_reason(annotated, pipe, texts):
     assert list(found.errors) == bad
     assert words(found) == [["asthma"] if text == "asthma" else [] for text in texts]
     if bad:
-        with pytest.raises(UnreadableText, match=f"Text {bad[0]} ") as caught:
+        with pytest.raises(InvalidTextError, match=f"Text {bad[0]} ") as caught:
             annotated(pipe, texts)
         assert words(caught.value.annotations) == words(found)[: bad[0]]
 
@@ -318,7 +318,7 @@ class TestInterrupt:
     def test_goes_on_from_what_the_error_carries(self, annotated, pipe, at):
         """What was done is in the error, and a run that resumes from it has all answers, each text counted once."""
         texts = [f"{LONG}{number}" for number in range(61)]
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(RunInterrupted) as caught:
             annotated(pipe, interrupting(texts, at))
         done = caught.value.annotations
         assert caught.value.done == len(done) <= at
@@ -328,21 +328,21 @@ class TestInterrupt:
 
     def test_message(self, annotated, pipe, tmp_path):
         """It says how much is done and how to go on, in one line, with the name of the file where there is one."""
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(RunInterrupted) as caught:
             annotated(pipe, interrupting(TEXTS, 1))
         assert str(caught.value) == (
             "Interrupted after 0 texts. "
             "To go on, import sys and repeat the call with resume=sys.last_value.annotations."
         )
         file = tmp_path / "run.jsonl"
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(RunInterrupted) as caught:
             annotated(pipe, interrupting(TEXTS, 1), resume=file)
         assert str(caught.value).endswith(f"To go on, repeat the call with resume={str(file)!r}.")
 
     @pytest.mark.parametrize(("done", "counted"), [(0, "0 texts"), (1, "1 text."), (1200, "1,200 texts")])
     def test_counts_like_a_person(self, done, counted):
         """One text is singular, and thousands have a comma."""
-        assert f"Interrupted after {counted}" in str(Interrupted(done, None, ""))
+        assert f"Interrupted after {counted}" in str(RunInterrupted(done, None, ""))
 
     def test_no_except_exception_goes_on_after_it(self, annotated, pipe):
         """Code that catches every ``Exception`` lets it pass."""
@@ -351,12 +351,12 @@ class TestInterrupt:
             with contextlib.suppress(Exception):
                 annotated(pipe, interrupting(TEXTS, 0))
 
-        with pytest.raises(Interrupted):
+        with pytest.raises(RunInterrupted):
             careless()
 
     def test_survives_pickle_and_copy(self):
         """It can be sent to another process with what it carries."""
-        error = Interrupted(3, ["answers"], "run.jsonl")
+        error = RunInterrupted(3, ["answers"], "run.jsonl")
         for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301 - our own bytes
             assert (str(other), other.done, other.annotations) == (str(error), 3, ["answers"])
 
@@ -467,12 +467,12 @@ class TestProgress:
 
         def told(texts, **options):
             heard = []
-            stop = SESSION.listen(heard.append)
+            stop = SESSION.subscribe(heard.append)
             try:
                 nb.annotate(texts, pipe, **options)
             finally:
                 stop()
-            return [str(one) for one in heard if one and one.doing == "Annotating"]
+            return [str(one) for one in heard if one and one.operation == "Annotating"]
 
         return told
 
@@ -481,7 +481,7 @@ class TestProgress:
         texts = [LONG] * 50
         said = told(texts)
 
-        name = f"Annotating: {type(pipe.model).__name__} on {shown_device(home)}"
+        name = f"Annotating: {type(pipe.model).__name__} on {format_device(home)}"
         assert said[0] == f"{name} (text 1 of 50)"
         assert said[-1] == f"{name} (50 texts)"
         assert len(said) > 3

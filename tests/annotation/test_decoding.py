@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from openmed_nb.annotation.decoding import Decoder, LabelTables, Predictions, Speller
-from openmed_nb.annotation.tokens import tokenise
+from openmed_nb.annotation.decoding import Decoder, Detokenizer, LabelTables, Predictions
+from openmed_nb.annotation.tokens import tokenize
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ from openmed_nb.annotation.tokens import tokenise
 )
 def test_names_of_entities(labels, groups, begins):
     """The name of an entity is what follows the first hyphen; only ``B-`` begins one after one of its own kind."""
-    tables = LabelTables.of(dict(enumerate(labels)), ["O"])
+    tables = LabelTables.from_id2label(dict(enumerate(labels)), ["O"])
     assert tables.names == tuple(labels)
-    assert tables.groups == tuple(groups)
-    assert tables.begins.tolist() == begins
+    assert tables.entity_names == tuple(groups)
+    assert tables.is_begin.tolist() == begins
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_names_of_entities(labels, groups, begins):
 )
 def test_kinds(labels, equal):
     """Labels that differ in no more than ``B-`` and ``I-`` can be in one entity."""
-    first, second = LabelTables.of(dict(enumerate(labels)), []).kinds
+    first, second = LabelTables.from_id2label(dict(enumerate(labels)), []).entity_type_ids
     assert bool(first == second) is equal
 
 
 def test_order_of_numbers():
     """Labels go by their numbers, in whatever order the configuration has them."""
-    assert LabelTables.of({1: "B-DRUG", 0: "O"}, []).names == ("O", "B-DRUG")
+    assert LabelTables.from_id2label({1: "B-DRUG", 0: "O"}, []).names == ("O", "B-DRUG")
 
 
 LABELS = {0: "O", 1: "B-DRUG", 2: "I-DRUG", 3: "B-AGE", 4: "I-AGE"}
@@ -73,11 +73,13 @@ def entities(tokenizer):
     """A function that returns the entities of texts from a label and a score for each token, in one line each."""
 
     def entities(strategy, texts, spoken, ignored=("O",)):
-        tokens = tokenise(tokenizer, texts)
+        tokens = tokenize(tokenizer, texts)
         labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
         numbers = np.array([SPELLINGS[label] for label in labels])
         predictions = Predictions(numbers, np.array(scores, np.float32))
-        decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ignored), strategy, tokens_before=1)
+        decoder = Decoder(
+            Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ignored), strategy, num_prefix_tokens=1
+        )
         return [[line(one) for one in found] for found in decoder.entities(texts, tokens, predictions)]
 
     return entities
@@ -132,8 +134,8 @@ def test_average(tokenizer, probabilities, expected):
     texts = ["hypertension"]
     matrix = np.array(probabilities, np.float32)
     predictions = Predictions(matrix.argmax(1), matrix.max(1), matrix)
-    decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "average", tokens_before=1)
-    found = decoder.entities(texts, tokenise(tokenizer, texts), predictions)
+    decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "average", num_prefix_tokens=1)
+    found = decoder.entities(texts, tokenize(tokenizer, texts), predictions)
     assert [[line(one) for one in entities] for entities in found] == [expected]
 
 
@@ -141,8 +143,8 @@ def test_average(tokenizer, probabilities, expected):
 def test_threads_that_share_a_decoder(tokenizer, place):
     """A thread has every word, wherever it is when another thread, as on a worker of a cluster, spells the same entity."""
     texts = ["hypertension"]
-    tokens, labels = tokenise(tokenizer, texts), np.full(2, SPELLINGS["I"])
-    decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
+    tokens, labels = tokenize(tokenizer, texts), np.full(2, SPELLINGS["I"])
+    decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "first", num_prefix_tokens=1)
     left = iter(range(place))
 
     def decoded():
@@ -155,7 +157,7 @@ def test_threads_that_share_a_decoder(tokenizer, place):
         return between
 
     before = sys.gettrace()
-    sys.settrace(lambda frame, *_event: between if frame.f_code is Speller.stretches.__code__ else None)
+    sys.settrace(lambda frame, *_event: between if frame.f_code is Detokenizer.decode_spans.__code__ else None)
     try:
         word = decoded()
     finally:
@@ -207,9 +209,9 @@ def test_each_unknown_word_is_its_own(entities):
 def test_nothing(tokenizer):
     """No texts have no answers, and texts without tokens have empty ones."""
     nothing = Predictions(np.zeros(0, np.int64), np.zeros(0, np.float32))
-    decoder = Decoder(Speller(tokenizer), LabelTables.of(LABELS, ["O"]), "first", tokens_before=1)
-    assert list(decoder.entities([], tokenise(tokenizer, []), nothing)) == []
-    assert list(decoder.entities(["", " "], tokenise(tokenizer, ["", " "]), nothing)) == [[], []]
+    decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "first", num_prefix_tokens=1)
+    assert list(decoder.entities([], tokenize(tokenizer, []), nothing)) == []
+    assert list(decoder.entities(["", " "], tokenize(tokenizer, ["", " "]), nothing)) == [[], []]
 
 
 PIECES = st.sampled_from(
@@ -226,11 +228,11 @@ def test_joined(tiny, decoder):
     """Lists of pieces that are joined together, and again, are what the tokenizer's decoder makes of each."""
     tokenizer = tiny.tokenizer()
     tokenizer.backend_tokenizer.decoder = decoder
-    speller = Speller(tokenizer)
+    speller = Detokenizer(tokenizer)
 
     @settings(max_examples=200)
     @given(st.lists(st.lists(PIECES, min_size=1, max_size=4)))
     def check(lists):
-        assert speller.joined(lists) == [tokenizer.convert_tokens_to_string(pieces) for pieces in lists]
+        assert speller.decode_pieces(lists) == [tokenizer.convert_tokens_to_string(pieces) for pieces in lists]
 
     check()

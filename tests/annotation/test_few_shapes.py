@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openmed_nb._annotate import annotate
-from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
@@ -112,7 +112,7 @@ class TestCare:
         pipe = new_pipe()
         pipe.device = "mps"
         on_forward(pipe.model, lambda ids: ids.double())
-        with pytest.raises(DeviceUnavailable, match="doesn't support float64"):
+        with pytest.raises(DeviceUnavailableError, match="doesn't support float64"):
             pipe("asthma")
 
 

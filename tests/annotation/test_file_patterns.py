@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openmed_nb.annotation.references import files_matching
+from openmed_nb.annotation.references import expand_globs
 from openmed_nb.errors import ConfigurationError
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows allows no such names, or no links")
@@ -30,7 +30,7 @@ def write(tmp_path):
 
 def names_matching(*patterns):
     """Return the paths of the files that match patterns."""
-    files = files_matching([str(pattern) for pattern in patterns])
+    files = expand_globs([str(pattern) for pattern in patterns])
     assert not isinstance(files, ConfigurationError), files
     return [file.path for file in files]
 
@@ -100,7 +100,7 @@ def test_missing_name_with_one_character_in_brackets_is_not_another_file(tmp_pat
     write("note1.txt")
     write("wardA/n.txt")
 
-    assert isinstance(files_matching([str(tmp_path / name)]), ConfigurationError)
+    assert isinstance(expand_globs([str(tmp_path / name)]), ConfigurationError)
 
 
 @posix_only
@@ -108,7 +108,7 @@ def test_file_with_the_name_of_a_pattern_does_not_hide_the_others(write):
     """A shell makes ``*.txt`` where nothing matches; in a list, it is a file like any other."""
     named, other = write("*.txt"), write("p1.txt")
 
-    assert isinstance(files_matching([str(named)]), ConfigurationError)
+    assert isinstance(expand_globs([str(named)]), ConfigurationError)
     assert names_matching(named, other) == [str(named), str(other)]
     assert names_matching(named.parent.parent / f"{named.parent.name[:-1]}?" / "*.txt") == [str(named), str(other)]
     assert names_matching(named.parent / "**" / "*.txt") == [str(named), str(other)]
@@ -210,14 +210,14 @@ def test_folder_that_cannot_be_listed_is_refused(tmp_path, write):
     locked = write("locked/p2.txt").parent
     locked.chmod(0)
     try:
-        assert isinstance(files_matching([str(tmp_path / "**" / "*.txt")]), ConfigurationError)
+        assert isinstance(expand_globs([str(tmp_path / "**" / "*.txt")]), ConfigurationError)
     finally:
         locked.chmod(0o700)
 
 
 def test_missing_file_error_quotes_no_path_that_may_be_a_note(tmp_path):
     """A note may be passed as a path."""
-    error = files_matching([str(tmp_path / "Mr Smith of Leeds has HIV")])
+    error = expand_globs([str(tmp_path / "Mr Smith of Leeds has HIV")])
 
     assert isinstance(error, ConfigurationError)
     assert "Smith" not in str(error)
@@ -285,10 +285,10 @@ class TestSources:
 def test_sources_of_many_files_share_their_strings(tmp_path, write):
     """The paths are those of the references: nothing is copied."""
     write("p1.txt")
-    files = files_matching([str(tmp_path / "*.txt")]) * 1000
-    from openmed_nb.annotation.results import Annotations, Answers
+    files = expand_globs([str(tmp_path / "*.txt")]) * 1000
+    from openmed_nb.annotation.results import Annotations, ResultStore
 
-    answers = Answers()
+    answers = ResultStore()
     for _file in files:
         answers.add(0, [])
     found = Annotations(answers, (), "model", "cpu", texts=files)

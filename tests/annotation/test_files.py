@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.annotation.references import FileText, files_matching, fingerprint_of, located
+from openmed_nb.annotation.references import FileReference, expand_globs, resolve_paths, text_fingerprint
 from openmed_nb.annotation.stream import weight
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
@@ -61,7 +61,7 @@ class TestFiles:
 
     def test_what_cannot_be_read(self, folder, found_in):
         """A file that is gone or is no UTF-8 is recorded by its number; its name is not told, because it can be a person's."""
-        files = files_matching([str(folder / "*.txt")])
+        files = expand_globs([str(folder / "*.txt")])
         (folder / "note 0.txt").unlink()
         (folder / "note 1.txt").write_bytes(b"caf\xe9")
         found = found_in(files, on_error="record")
@@ -82,7 +82,7 @@ class TestFiles:
 
     def test_names_of_files(self, folder, found_in):
         """Names as glob.glob gives them are texts like any other, with a warning that has no word of them."""
-        with pytest.warns(
+        with pytest.warn_if(
             OpenMedWarning, match=r"^Text 0 is the name of a file, .* Pass pathlib\.Path\(name\)"
         ) as warned:
             found = found_in([str(path) for path in sorted(folder.glob("*.txt"))])
@@ -119,14 +119,16 @@ class TestFiles:
 
     def test_what_travels(self, folder):
         """What goes to a worker is where a text is, and not the text; what tells it from others is all of that."""
-        (file,) = files_matching([str(folder / "note 3.txt")])
+        (file,) = expand_globs([str(folder / "note 3.txt")])
         assert b"diabetes" not in pickle.dumps(file)
         assert weight(file) == len(TEXTS[3]) + 1
-        assert fingerprint_of(file) == fingerprint_of(FileText(file.path, file.characters, file.changed))
-        assert fingerprint_of(file) != fingerprint_of(FileText(file.path, file.characters, file.changed + 1))
+        assert text_fingerprint(file) == text_fingerprint(FileReference(file.path, file.characters, file.modified_ns))
+        assert text_fingerprint(file) != text_fingerprint(
+            FileReference(file.path, file.characters, file.modified_ns + 1)
+        )
         assert "note" not in repr(file)
 
     @pytest.mark.parametrize("texts", ["*.txt", ["*.txt"], [], [Path("a"), "b"]], ids=repr)
     def test_what_is_no_path(self, texts):
         """Strings stay texts, and nothing is looked for."""
-        assert located(texts, pytest.fail) is texts
+        assert resolve_paths(texts, pytest.fail) is texts

@@ -9,19 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.forward import Batch, Budget, allowed_lengths, input_names, plan_batches
-from openmed_nb.annotation.pipeline import device_budget
+from openmed_nb.annotation.forward import Batch, TokenBudget, input_names, length_buckets, plan_batches
+from openmed_nb.annotation.pipeline import budget_for_device
 from openmed_nb.devices.registry import DEVICE_TYPES
-from openmed_nb.errors import ModelUnusable
+from openmed_nb.errors import InvalidModelError
 
-BUDGETS = {name: device_budget(torch.device(name), SimpleNamespace(config=None)) for name in DEVICE_TYPES}
+BUDGETS = {name: budget_for_device(torch.device(name), SimpleNamespace(config=None)) for name in DEVICE_TYPES}
 
 LONGEST = (128, 512, 8192)
 """How many tokens the models of the field take."""
 
 
 budgets = st.builds(
-    Budget,
+    TokenBudget,
     tokens=st.integers(1, 40_000),
     waste=st.integers(0, 2_000),
     rows=st.none() | st.integers(1, 64),
@@ -51,10 +51,10 @@ class TestEveryBatch:
         """Every window is in exactly one batch, which is long enough for it and has a row for each of its windows."""
         longest, lengths = corpus
         batches = plan_batches(lengths, budget, longest)
-        rows = [row for batch in batches for row in batch.rows.tolist()]
+        rows = [row for batch in batches for row in batch.window_ids.tolist()]
         assert sorted(rows) == list(range(len(lengths)))
-        assert all((lengths[batch.rows] <= batch.length).all() for batch in batches)
-        assert all(1 <= len(batch.rows) <= batch.height for batch in batches)
+        assert all((lengths[batch.window_ids] <= batch.length).all() for batch in batches)
+        assert all(1 <= len(batch.window_ids) <= batch.num_rows for batch in batches)
         assert all(batch.length <= longest for batch in batches)
 
     @given(corpora(), budgets)
@@ -62,29 +62,29 @@ class TestEveryBatch:
         """A batch has at most the tokens and the rows of the budget, filling included, unless it is one row."""
         longest, lengths = corpus
         for batch in plan_batches(lengths, budget, longest):
-            assert batch.height == 1 or batch.height * batch.length <= budget.tokens
-            assert batch.height <= (budget.rows or batch.height)
+            assert batch.num_rows == 1 or batch.num_rows * batch.length <= budget.tokens
+            assert batch.num_rows <= (budget.rows or batch.num_rows)
 
     @given(corpora(), budgets)
     def test_filling(self, corpus, budget):
         """Where every shape is welcome, a batch has no more filling than the budget has for it."""
         longest, lengths = corpus
         for batch in plan_batches(lengths, replace(budget, few_shapes=False), longest):
-            assert (batch.length - lengths[batch.rows]).sum() <= budget.waste
+            assert (batch.length - lengths[batch.window_ids]).sum() <= budget.max_padding
 
     @given(corpora(), budgets)
     def test_without_padding_lengths_never_mix(self, corpus, budget):
         """Where rows may not be filled up, a batch has windows of its own length only, and no row without a window."""
         longest, lengths = corpus
         for batch in plan_batches(lengths, replace(budget, padding=False), longest):
-            assert (lengths[batch.rows] == batch.length).all()
-            assert batch.height == len(batch.rows)
+            assert (lengths[batch.window_ids] == batch.length).all()
+            assert batch.num_rows == len(batch.window_ids)
 
 
 KINDS = {
     "short": lambda _chance, count: np.full(count, 9),
     "sentences": lambda chance, count: chance.integers(8, 100, count),
-    "notes": lambda chance, count: np.clip(chance.lognormal(4.6, 0.8, count), 8, 512).astype(int),
+    "notes": lambda chance, count: np.max_norm(chance.lognormal(4.6, 0.8, count), 8, 512).astype(int),
     "just too long": lambda _chance, count: np.full(count, 33),
     "full": lambda _chance, count: np.full(count, 512),
 }
@@ -98,7 +98,7 @@ def test_at_most_as_much_filling_as_text(device, kind):
     chance = np.random.default_rng(0)
     for count in (*range(1, 201), 1000, 10_000):
         lengths = KINDS[kind](chance, count)
-        run = sum(batch.height * batch.length for batch in plan_batches(lengths, BUDGETS[device], 512))
+        run = sum(batch.num_rows * batch.length for batch in plan_batches(lengths, BUDGETS[device], 512))
         assert run <= 2 * lengths.sum()
 
 
@@ -111,7 +111,7 @@ class TestFewShapes:
         met = set()
         for _ in range(5):
             lengths = data.draw(st.lists(st.integers(3, longest), max_size=300))
-            met |= shapes(plan_batches(np.array(lengths, np.int64), Budget(tokens, few_shapes=True), longest))
+            met |= shapes(plan_batches(np.array(lengths, np.int64), TokenBudget(tokens, limit_shapes=True), longest))
         assert len(met) <= 35
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +137,7 @@ class TestFewShapes:
     )
     def test_lengths(self, longest, expected):
         """Lengths grow by one factor up to what the model takes, and are multiples of eight but for the last."""
-        assert allowed_lengths(longest) == expected
+        assert length_buckets(longest) == expected
 
     @pytest.mark.parametrize(
         ("lengths", "expected"),
@@ -152,8 +152,8 @@ class TestFewShapes:
     )
     def test_left_overs(self, lengths, expected):
         """Windows that do not fill a batch go with the longer ones before them, or one by one, as there is less filling."""
-        batches = plan_batches(np.array(lengths), Budget(8192, few_shapes=True), 512)
-        assert [(batch.rows.tolist(), batch.length, batch.height) for batch in batches] == expected
+        batches = plan_batches(np.array(lengths), TokenBudget(8192, limit_shapes=True), 512)
+        assert [(batch.window_ids.tolist(), batch.length, batch.num_rows) for batch in batches] == expected
 
 
 class TestOrder:
@@ -162,19 +162,19 @@ class TestOrder:
     @pytest.mark.parametrize(
         ("lengths", "budget", "expected"),
         [
-            ([], Budget(10), []),
-            ([3, 9, 4], Budget(10), [([1], 9), ([2, 0], 4)]),
-            ([3, 3, 3], Budget(100), [([0, 1, 2], 3)]),
-            ([3, 3, 3], Budget(100, rows=2), [([0, 1], 3), ([2], 3)]),
-            ([3, 3, 3], Budget(1), [([0], 3), ([1], 3), ([2], 3)]),
-            ([5, 4, 5], Budget(100, padding=False), [([0, 2], 5), ([1], 4)]),
-            ([5, 4, 5], Budget(5, padding=False), [([0], 5), ([2], 5), ([1], 4)]),
+            ([], TokenBudget(10), []),
+            ([3, 9, 4], TokenBudget(10), [([1], 9), ([2, 0], 4)]),
+            ([3, 3, 3], TokenBudget(100), [([0, 1, 2], 3)]),
+            ([3, 3, 3], TokenBudget(100, max_rows=2), [([0, 1], 3), ([2], 3)]),
+            ([3, 3, 3], TokenBudget(1), [([0], 3), ([1], 3), ([2], 3)]),
+            ([5, 4, 5], TokenBudget(100, allow_padding=False), [([0, 2], 5), ([1], 4)]),
+            ([5, 4, 5], TokenBudget(5, allow_padding=False), [([0], 5), ([2], 5), ([1], 4)]),
         ],
     )
     def test_batches(self, lengths, budget, expected):
         """Batches go from the longest window to the shortest, equal ones in their order."""
         batches = plan_batches(np.array(lengths, np.int64), budget, 64)
-        assert [(batch.rows.tolist(), batch.length) for batch in batches] == expected
+        assert [(batch.window_ids.tolist(), batch.length) for batch in batches] == expected
 
 
 class TestHalves:
@@ -193,12 +193,12 @@ class TestHalves:
     )
     def test_halves(self, rows, height, expected):
         """Each half has about half of the windows and of the height, at least one window, and the length of its longest."""
-        halves = Batch(np.arange(rows), 32, height).halves(30 - np.arange(rows))
-        assert [(half.rows.tolist(), half.length, half.height) for half in halves] == expected
+        halves = Batch(np.arange(rows), 32, height).split(30 - np.arange(rows))
+        assert [(half.window_ids.tolist(), half.length, half.num_rows) for half in halves] == expected
 
     def test_one_window_has_no_halves(self):
         """A window that is alone and not filled up cannot be made smaller."""
-        assert Batch(np.array([1]), 7, 1).halves(np.array([9, 7])) == []
+        assert Batch(np.array([1]), 7, 1).split(np.array([9, 7])) == []
 
     @given(st.integers(1, 50), st.integers(0, 50))
     def test_halving_ends_with_single_rows(self, rows, more):
@@ -206,17 +206,17 @@ class TestHalves:
         batches, ended, lengths = [Batch(np.arange(rows), 64, rows + more)], [], np.arange(rows) + 3
         while batches:
             batch = batches.pop()
-            halves = batch.halves(lengths)
+            halves = batch.split(lengths)
             batches += halves
             if not halves:
-                ended.append((*batch.rows.tolist(), batch.length, batch.height))
+                ended.append((*batch.window_ids.tolist(), batch.length, batch.num_rows))
         assert sorted(ended) == [(row, row + 3, 1) for row in range(rows)]
 
     @pytest.mark.parametrize(("tokens", "expected"), [(2048, 1024), (1024, 1024), (512, 512), (0, 1)])
     def test_smaller_budget(self, tokens, expected):
         """A budget never grows, is at least one token, and keeps everything else."""
-        whole = Budget(1024, rows=3, few_shapes=True, padding=False)
-        assert whole.within(tokens) == Budget(expected, rows=3, few_shapes=True, padding=False)
+        whole = TokenBudget(1024, max_rows=3, limit_shapes=True, allow_padding=False)
+        assert whole.capped_at(tokens) == TokenBudget(expected, max_rows=3, limit_shapes=True, allow_padding=False)
 
 
 def test_names_of_arrays(tiny):
@@ -249,7 +249,7 @@ def test_model_that_computes_no_numbers(new_pipe, tiny, annotated, rounded, stra
         pipe.model.bert.embeddings.word_embeddings.weight[tiny.VOCABULARY["has"]] = torch.nan
     answers = pipe(text for text in ["asthma", "asthma has type"])
     assert [next(answers)] == rounded(expected)
-    with pytest.raises(ModelUnusable, match="NaN"):
+    with pytest.raises(InvalidModelError, match="NaN"):
         next(answers)
 
     found = annotated(pipe, ["asthma has type", "asthma"], on_error="record")

@@ -11,8 +11,16 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from openmed_nb.annotation.lexicon import FEWEST_CHARACTERS, LONGEST_WORD, NONE, REMEMBERED, Lexicon, Pieces, serves
-from openmed_nb.annotation.tokens import tokenise
+from openmed_nb.annotation.lexicon import (
+    EMPTY_WORD_TOKENS,
+    MAX_CACHED_WORDS,
+    MAX_WORD_LENGTH,
+    MIN_CHARACTERS,
+    WordTokenCache,
+    WordTokens,
+    supports_tokenizer,
+)
+from openmed_nb.annotation.tokens import tokenize
 
 # Characters of Western Europe's code page, which mostly stay one character, and those that BERT leaves out, changes to several
 # or takes for white space.
@@ -20,7 +28,7 @@ CHARACTERS = (
     "aAzZ019.,-'# \t\n\réÉçÇñßÿŠŒœ\u2019“”\u2013…€™°µ½\xa0\xad\x00\x01\x0b\x0c\x7f\x80\x85\u0301\u200b\ufeffİﬁ가漢[M"
 )
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,-'#éÉçñßÿšŠœŒ\u2019“”\u2013…€™°µ½[]"
-ENOUGH = "a " * FEWEST_CHARACTERS
+ENOUGH = "a " * MIN_CHARACTERS
 
 
 @functools.cache
@@ -46,7 +54,7 @@ def values(tokens):
 
 def check(lexicon, texts):
     """Hold a lexicon against the tokenizers library."""
-    assert values(lexicon.tokens(texts)) == values(tokenise(lexicon.tokenizer, texts))
+    assert values(lexicon.tokens(texts)) == values(tokenize(lexicon.tokenizer, texts))
 
 
 @given(
@@ -54,7 +62,7 @@ def check(lexicon, texts):
     some.lists(
         some.lists(
             some.lists(
-                some.sampled_from([*CHARACTERS, "[MASK]", "Zz", "aa", " as", "z" * LONGEST_WORD]), max_size=9
+                some.sampled_from([*CHARACTERS, "[MASK]", "Zz", "aa", " as", "z" * MAX_WORD_LENGTH]), max_size=9
             ).map("".join),
             max_size=5,
         ),
@@ -64,7 +72,7 @@ def check(lexicon, texts):
 )
 def test_any_text(lowercase, strip_accents, clean_text, calls):
     """The tokens of any texts are those of the tokenizers library, also with the words of earlier texts."""
-    lexicon = Lexicon(tokenizer_of(lowercase, strip_accents, clean_text))
+    lexicon = WordTokenCache(tokenizer_of(lowercase, strip_accents, clean_text))
     for texts in calls:
         check(lexicon, [*texts, ENOUGH])
         check(lexicon, [ENOUGH, *reversed(texts)])
@@ -74,14 +82,14 @@ def test_any_text(lowercase, strip_accents, clean_text, calls):
     "texts",
     [
         ["", " ", ENOUGH, "", "as"],
-        ["漢" * FEWEST_CHARACTERS],
-        ["漢" * FEWEST_CHARACTERS, "", "가"],
+        ["漢" * MIN_CHARACTERS],
+        ["漢" * MIN_CHARACTERS, "", "가"],
         [ENOUGH + "漢", "as"],
-        [ENOUGH, "a " + "z" * LONGEST_WORD, "z" * (LONGEST_WORD + 1)],
+        [ENOUGH, "a " + "z" * MAX_WORD_LENGTH, "z" * (MAX_WORD_LENGTH + 1)],
         ["as Zzz", ENOUGH, "a [MASK]as"],
         [ENOUGH, "\x00"],
         ["as" + " " * 300 + "é.", ENOUGH],
-        [ENOUGH + " ".join(length * "a" + end for length in range(1, LONGEST_WORD) for end in ("", "s", "é", "és"))],
+        [ENOUGH + " ".join(length * "a" + end for length in range(1, MAX_WORD_LENGTH) for end in ("", "s", "é", "és"))],
     ],
     ids=[
         "empty",
@@ -97,19 +105,20 @@ def test_any_text(lowercase, strip_accents, clean_text, calls):
 )
 def test_chosen_texts(texts):
     """Texts without a word, without a character of the code page, with long words, added tokens or words alike are as others."""
-    check(Lexicon(tokenizer_of()), texts)
+    check(WordTokenCache(tokenizer_of()), texts)
 
 
 def test_real_tokenizer(architectures):
     """Words of a learnt vocabulary have the pieces that the library gives them, unknown ones too."""
     check(
-        Lexicon(architectures.tokenizer_of("bert")), ["No asthma—HYPO-thyroidism; ° 糖尿病", "µ naïve façade ¶¶ " * 300]
+        WordTokenCache(architectures.tokenizer_of("bert")),
+        ["No asthma—HYPO-thyroidism; ° 糖尿病", "µ naïve façade ¶¶ " * 300],
     )
 
 
 def test_each_word_is_asked_once():
     """A word is learnt when it comes first, in any case, and each mark is a word."""
-    lexicon = Lexicon(tokenizer_of())
+    lexicon = WordTokenCache(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
     counts = [len(lexicon._known.keys)]
     for text in ("as, a É", "e as", "E, an"):
@@ -120,28 +129,28 @@ def test_each_word_is_asked_once():
 
 def test_many_words():
     """More words than are remembered change no tokens."""
-    lexicon = Lexicon(tokenizer_of())
-    for begin in range(0, 2 * REMEMBERED, REMEMBERED // 2):
-        check(lexicon, [" ".join(map(str, range(begin, begin + REMEMBERED // 2)))])
-    assert len(lexicon._known.keys) < 2 * REMEMBERED
+    lexicon = WordTokenCache(tokenizer_of())
+    for begin in range(0, 2 * MAX_CACHED_WORDS, MAX_CACHED_WORDS // 2):
+        check(lexicon, [" ".join(map(str, range(begin, begin + MAX_CACHED_WORDS // 2)))])
+    assert len(lexicon._known.keys) < 2 * MAX_CACHED_WORDS
 
 
 def test_threads():
     """Threads that meet the same new words at once get the tokens of one thread."""
-    lexicon = Lexicon(tokenizer_of())
+    lexicon = WordTokenCache(tokenizer_of())
     texts = [[f"as{number % 50} {number} z" for number in range(begin, begin + 2000)] for begin in range(0, 8000, 500)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lexicon.tokens, texts))
-    assert [values(one) for one in found] == [values(tokenise(lexicon.tokenizer, some)) for some in texts]
+    assert [values(one) for one in found] == [values(tokenize(lexicon.tokenizer, some)) for some in texts]
 
 
 def test_words_that_are_forgotten_meanwhile():
     """Words that another thread makes a lexicon forget, after they were found, are asked for again."""
-    lexicon = Lexicon(tokenizer_of())
+    lexicon = WordTokenCache(tokenizer_of())
 
-    class Forgotten(Pieces):
-        def find(self, keys):
-            lexicon._known = NONE
+    class Forgotten(WordTokens):
+        def lookup(self, keys):
+            lexicon._known = EMPTY_WORD_TOKENS
             return super().find(keys)
 
     lexicon.tokens(["as a", ENOUGH])
@@ -169,7 +178,7 @@ def with_added(*tokens):
 )
 def test_added_tokens(tokens, served):
     """A tokenizer is served if its added tokens are few, have no white space and stand in the text as they are."""
-    assert serves(with_added(*tokens)) == served
+    assert supports_tokenizer(with_added(*tokens)) == served
 
 
 @pytest.mark.parametrize(
@@ -177,4 +186,4 @@ def test_added_tokens(tokens, served):
 )
 def test_kinds_of_tokenizers(architectures, name, served):
     """Only tokenizers that cut like BERT's are served."""
-    assert serves(architectures.tokenizer_of(name)) == served
+    assert supports_tokenizer(architectures.tokenizer_of(name)) == served

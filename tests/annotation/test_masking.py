@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb._render.display import plain
-from openmed_nb.annotation.masking import NO_GUARANTEE, checked_policy, masked_text, refine_spans
-from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
+from openmed_nb._render.display import to_plain_data
+from openmed_nb.annotation.masking import MASKING_DISCLAIMER, mask_text, refine_spans, validate_policy
+from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 STAY = "names, dates, places and numbers stay"  # By a model that knows diseases alone.
@@ -41,7 +41,7 @@ CASES = [
 @pytest.mark.parametrize(("text", "spans", "policy", "left"), CASES)
 def test_entities_are_replaced(text, spans, policy, left):
     """Overlapping spans are one, words stay whole, and each label has its replacement."""
-    assert masked_text(text, spans, checked_policy(policy)).text == left
+    assert mask_text(text, spans, validate_policy(policy)).text == left
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_entities_are_replaced(text, spans, policy, left):
 def test_a_replacement_that_cannot_be_used_is_refused(replacement):
     """A replacement is a text with no field but its label, or a mapping of labels to such texts."""
     with pytest.raises(ConfigurationError):
-        checked_policy(replacement)
+        validate_policy(replacement)
 
 
 @pytest.mark.parametrize("label", ["disease", "Disease", "DISEASE"])
@@ -68,10 +68,10 @@ def test_mask_warns_of_a_label_that_no_entity_has(label):
     """The warning is that of ``only``, and quotes no label with a space."""
     found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)
 
-    with pytest.warns(OpenMedWarning, match="No entity has the label") as caught:
+    with pytest.warn_if(OpenMedWarning, match="No entity has the label") as caught:
         found.mask({label: "***"})
-    with pytest.warns(OpenMedWarning, match="No entity has the label"):
-        found.only(label)
+    with pytest.warn_if(OpenMedWarning, match="No entity has the label"):
+        found.filter(label)
 
     assert "Smith" not in str(caught[0].message)
 
@@ -118,10 +118,10 @@ def test_no_character_of_an_entity_is_left_in_any_form(case, policy):
     text, spans, secrets = case
     entities = tuple({"entity": label, "score": 0.5, "word": text[a:b], "start": a, "end": b} for a, b, label in spans)
     masked = AnnotatedText(text, entities, "m", "cpu").mask(policy)
-    answers = Answers()
+    answers = ResultStore()
     answers.add(0, entities)  # With the fingerprint of another text, as of one that has changed.
     wrong = [
-        lambda: masked.original(len(masked.text) + 1),
+        lambda: masked.original_offset(len(masked.text) + 1),
         lambda: Annotations(answers, (), "m", "cpu", texts=[text]).mask(policy),
         lambda: Annotations(answers, (), "m", "cpu").mask(policy),
     ]
@@ -130,7 +130,7 @@ def test_no_character_of_an_entity_is_left_in_any_form(case, policy):
             call()
         assert not secrets & {*repr(raised.value), *str(raised.value), *raised.value._render_traceback_()[0]}
     for one in (masked, *Annotations(answers, (text,), "m", "cpu").mask(policy)):
-        forms = one.text, str(one), repr(one), one._repr_html_(), json.dumps(plain(one), ensure_ascii=False)
+        forms = one.text, str(one), repr(one), one._repr_html_(), json.dumps(to_plain_data(one), ensure_ascii=False)
         assert not secrets & {*"".join(forms)}
 
 
@@ -138,23 +138,23 @@ def test_no_character_of_an_entity_is_left_in_any_form(case, policy):
 def test_places_map_back_exactly(case, policy):
     """Every character that is not replaced maps to itself, and every replacement to where its entity began."""
     text, spans, _ = case
-    masked = masked_text(text, spans, policy)
+    masked = mask_text(text, spans, policy)
     inside = {place: one for one in masked.spans for place in range(one.masked_start, one.masked_end)}
 
     for place, character in enumerate(masked.text):
-        back = masked.original(place)
+        back = masked.original_offset(place)
         if place in inside:
             assert back == inside[place].start
         else:
             assert text[back] == character
-    assert masked.original(len(masked.text)) == len(text)
+    assert masked.original_offset(len(masked.text)) == len(text)
 
 
 @pytest.mark.parametrize("position", [-1, 3, 1.0, True, None])
 def test_a_place_that_the_text_does_not_have_is_refused(position):
     """A place outside the masked text is an error that does not repeat the text."""
     with pytest.raises(ConfigurationError, match="from 0 to 2"):
-        masked_text("Jo", [], "X").original(position)
+        mask_text("Jo", [], "X").original_offset(position)
 
 
 class TestManyTexts:
@@ -195,9 +195,9 @@ class TestManyTexts:
         """Masking replaces what the annotations have: ``only`` chooses among them."""
         found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
 
-        masked = found.only(score=1.0).mask()
+        masked = found.filter(min_score=1.0).mask()
         assert masked[0].text == "She has asthma."
-        assert "Only entities with a score from 1." in masked.report().sentences
+        assert "Only entities with a score from 1." in masked.to_report().sentences
 
     def test_the_first_texts_are_shown(self):
         """All masked texts together show how much was replaced, once what that does not promise, and the first of them."""
@@ -207,19 +207,19 @@ class TestManyTexts:
         assert str(masked).splitlines()[:6] == [
             f"4 entities masked in 8 texts; {STAY}",
             "  Only what the model labels DISEASE is replaced.",
-            f"  {NO_GUARANTEE}",
+            f"  {MASKING_DISCLAIMER}",
             "  Shown: the first 5 texts.",
             "0: She has [DISEASE].",
             f"1: {masked[1].error}",
         ]
         assert repr(masked) == str(masked)
-        assert masked._repr_html_().count(NO_GUARANTEE) == 1
+        assert masked._repr_html_().count(MASKING_DISCLAIMER) == 1
         assert (
             "The first 5 of 8 texts. <code>masked[5]</code> is another, where masked is this result."
             in masked._repr_html_()
         )
         assert "where masked" not in nb.annotate("No asthma.", "bundled_small", device="cpu").mask()._repr_html_()
-        assert [one["text"] for one in plain(masked)["texts"]][:2] == ["She has [DISEASE].", ""]
+        assert [one["text"] for one in to_plain_data(masked)["texts"]][:2] == ["She has [DISEASE].", ""]
 
     def test_hidden_texts_stay_hidden(self):
         """Where texts are not to be shown, masked ones are not shown either."""
@@ -229,7 +229,7 @@ class TestManyTexts:
 
     def test_an_empty_run_masks_nothing(self):
         """Without a text there is none to mask."""
-        masked = Annotations(Answers(), (), "m", "cpu").mask()
+        masked = Annotations(ResultStore(), (), "m", "cpu").mask()
 
         assert (masked, str(masked).splitlines()[0]) == ([], "0 entities masked in 0 texts")
 
@@ -324,11 +324,11 @@ def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, 
 
 def test_headline_of_masked_texts_counts_what_the_policy_or_the_filter_leaves_out():
     """A label that stays, and one that was filtered out, is masked nowhere."""
-    found = Annotations(Answers(), (), "m", "cpu", known_labels=("NAME", "DATE", "CITY", "ID"))
+    found = Annotations(ResultStore(), (), "m", "cpu", known_labels=("NAME", "DATE", "CITY", "ID"))
 
     assert str(found.mask()).splitlines()[0] == "0 entities masked in 0 texts"
     assert str(found.mask({"NAME": None})).splitlines()[0] == "0 entities masked in 0 texts; names stay"
-    assert str(found.only("name").mask()).splitlines()[0].endswith("; dates, places and numbers stay")
+    assert str(found.filter("name").mask()).splitlines()[0].endswith("; dates, places and numbers stay")
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first"])
@@ -344,19 +344,19 @@ def test_known_labels_are_those_of_entities_that_are_not_ignored(tiny, tmp_path,
 
 
 def test_only_knows_the_labels_of_tokens():
-    found = Annotations(Answers("entity"), (), "m", "cpu", known_labels=("NAME", "DATE"))
+    found = Annotations(ResultStore("entity"), (), "m", "cpu", known_labels=("NAME", "DATE"))
 
-    assert found.only("B-NAME").known_labels == ("NAME",)
-    assert found.only("i-name").known_labels == ("NAME",)
+    assert found.filter("B-NAME").known_labels == ("NAME",)
+    assert found.filter("i-name").known_labels == ("NAME",)
 
 
 def test_filter_by_score_is_said_with_a_single_masked_text():
     found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
-    masked = found.only(score=1.0).show(0).mask()
+    masked = found.filter(min_score=1.0).show(0).mask()
 
     assert masked.text == "She has asthma."
-    assert "Only entities with a score from 1." in masked.report().sentences
-    assert masked == found.only(score=1.0).mask()[0]
+    assert "Only entities with a score from 1." in masked.to_report().sentences
+    assert masked == found.filter(min_score=1.0).mask()[0]
 
 
 @pytest.mark.parametrize("label", ["DISEASE", "disease"])
@@ -364,14 +364,14 @@ def test_no_warning_of_a_label_that_the_model_knows(label):
     found = nb.annotate(["No complaints."], "bundled_small", device="cpu")
 
     assert found.mask({label: "X"})[0].text == "No complaints."
-    assert found.only(label)[0] == []
+    assert found.filter(label)[0] == []
     assert found.show(0).mask({label: "X"}).text == "No complaints."
 
 
 def test_unknown_label_is_a_warning_for_one_text_as_for_many():
     found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
     for call in (lambda: found.mask({"DISEASES": "X"}), lambda: found.show(0).mask({"DISEASES": "X"})):
-        with pytest.warns(OpenMedWarning, match="DISEASES"):
+        with pytest.warn_if(OpenMedWarning, match="DISEASES"):
             call()
-    with pytest.warns(OpenMedWarning, match="DISEASES"):
-        found.only("DISEASES")
+    with pytest.warn_if(OpenMedWarning, match="DISEASES"):
+        found.filter("DISEASES")

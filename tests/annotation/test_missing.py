@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, UnreadableText
+from openmed_nb.errors import ConfigurationError, InvalidTextError
 
 MISSING = {
     "None": None,
@@ -184,7 +184,7 @@ class TestResumeAfterRepair:
         recorded = run(texts, on_error="record", resume=file)
         written = file.read_bytes()
         for earlier in (file, recorded):
-            with pytest.raises(UnreadableText, match="Text 1 must be a string"):
+            with pytest.raises(InvalidTextError, match="Text 1 must be a string"):
                 run(texts, resume=earlier)
         again = run(texts, on_error="record", resume=file)
         assert (again.errors, list(again)) == (recorded.errors, list(recorded))
@@ -212,7 +212,7 @@ class TestResumeAfterRepair:
     def test_texts_come_again_after_all_others(self, run, file):
         """A text that fails again holds up no other text."""
         run([5, ASTHMA], on_error="record", resume=file)
-        with pytest.raises(UnreadableText, match="Text 0 ") as caught:
+        with pytest.raises(InvalidTextError, match="Text 0 ") as caught:
             run([5, ASTHMA, EPILEPSY], resume=file)
         assert words(caught.value.annotations) == [[], ["asthma"], ["diabetes mellitus"]]
 
@@ -241,7 +241,7 @@ class TestResumeAfterRepair:
     def test_what_was_read_again_survives_the_next_error(self, run, file):
         """A text that was read again before the run ended is not read a third time."""
         run([5, ASTHMA, 6], on_error="record", resume=file)
-        with pytest.raises(UnreadableText, match="Text 2 ") as caught:
+        with pytest.raises(InvalidTextError, match="Text 2 ") as caught:
             run([EPILEPSY, ASTHMA, 6], resume=file)
         assert words(caught.value.annotations) == [["diabetes mellitus"], ["asthma"], []]
         assert list(caught.value.annotations.errors) == [2]
@@ -259,10 +259,10 @@ class TestResumeAfterRepair:
 
     def test_repair_of_a_text_that_is_not_there_is_damage(self, run, file):
         """A line for a text that the file does not have is refused."""
-        from openmed_nb.annotation.resume import line_of, with_checksum
+        from openmed_nb.annotation.resume import append_checksum, to_json_line
 
         run([ASTHMA], resume=file)
-        line = with_checksum(line_of({"text": 1, "fingerprint": "00", "entities": []}))
+        line = append_checksum(to_json_line({"text": 1, "fingerprint": "00", "entities": []}))
         file.write_bytes(file.read_bytes() + line)
         with pytest.raises(ConfigurationError, match=r"is damaged in line 3\."):
             run([ASTHMA], resume=file)

@@ -7,7 +7,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.annotation.pipeline import AnnotationPipeline
-from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.errors import DeviceUnavailableError
 
 NOTE = "the patient has asthma and type 2 diabetes mellitus ."
 
@@ -80,7 +80,7 @@ class TestTrainingMode:
             raise error
 
         on_forward(training.model, fail)
-        with pytest.raises((DeviceUnavailable, KeyboardInterrupt)):
+        with pytest.raises((DeviceUnavailableError, KeyboardInterrupt)):
             annotated(training, [NOTE])
         assert modes(training.model) == before
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
 MPS = (
@@ -119,7 +119,7 @@ class TestSmallerBatches:
         with simulated_device() as mps:
             pipe.device = "mps"
             assert pipe(texts) == answers_to(texts)
-        assert mps.emptied == memory.refused > 0
+        assert mps.cache_clears == memory.refused > 0
 
 
 class TestOneWindow:
@@ -129,7 +129,7 @@ class TestOneWindow:
         """The error says how many tokens did not fit, where, and why, and nothing of the text."""
         pipe, _memory = limited(20, ALLOCATORS["MPS"])
         with pytest.raises(
-            DeviceUnavailable, match=r"A window of 28 tokens does not fit in the memory of (cpu|mps:0)"
+            DeviceUnavailableError, match=r"A window of 28 tokens does not fit in the memory of (cpu|mps:0)"
         ) as caught:
             pipe("asthma " * 26)
         assert "MPS backend out of memory" in str(caught.value)
@@ -139,8 +139,8 @@ class TestOneWindow:
         """The texts around one that does not fit have their answers, and the error is in its place."""
         texts = ["asthma", "asthma " * 26, "diabetes mellitus", "has " * 150, "hypertension"]
         pipe, _memory = limited(20)
-        answers = [answer for chunk in pipe.own_annotator().answers(texts) for answer in chunk.outcomes()]
-        assert [isinstance(answer, DeviceUnavailable) for answer in answers] == [False, True, False, True, False]
+        answers = [answer for chunk in pipe.default_annotator().answers(texts) for answer in chunk.outcomes()]
+        assert [isinstance(answer, DeviceUnavailableError) for answer in answers] == [False, True, False, True, False]
         assert [answers[place] for place in (0, 2, 4)] == answers_to([texts[place] for place in (0, 2, 4)])
 
     def test_answers_before_the_error(self, limited):
@@ -148,7 +148,7 @@ class TestOneWindow:
         pipe, _memory = limited(20)
         answers = pipe(text for text in ["asthma", "asthma " * 26, "diabetes"])
         assert len(next(answers)) == 1
-        with pytest.raises(DeviceUnavailable):
+        with pytest.raises(DeviceUnavailableError):
             next(answers)
         assert len(next(answers)) == 1
         assert next(answers, None) is None
@@ -173,7 +173,7 @@ class TestOtherFailures:
         pipe, memory = limited(10**9, error)
         memory.poison = pipe.tokenizer.mask_token_id
         texts, answers = [*sentences(400), "asthma [MASK]", "asthma"], []
-        with pytest.raises(DeviceUnavailable, match=r"The model could not run on (cpu|mps:0)") as caught:
+        with pytest.raises(DeviceUnavailableError, match=r"The model could not run on (cpu|mps:0)") as caught:
             answers.extend(pipe(text for text in texts))
         assert len(answers) > 40
         assert answers == answers_to(texts[: len(answers)])
@@ -193,5 +193,7 @@ class TestOtherFailures:
         pipe = new_pipe()
         with simulated_device(), Lost():
             pipe.device = "mps"
-            with pytest.raises(DeviceUnavailable, match="The model could not run on mps:0: index 99 is out of bounds"):
+            with pytest.raises(
+                DeviceUnavailableError, match="The model could not run on mps:0: index 99 is out of bounds"
+            ):
                 pipe(sentences(3))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, Interrupted, UnreadableText
+from openmed_nb.errors import ConfigurationError, InvalidTextError, RunInterrupted
 
 MARKER = "secretive"
 NOTES = [f"the {MARKER} patient has asthma", f"{MARKER} history", f"hypertension of {MARKER}"]
@@ -54,21 +54,21 @@ class TestErrors:
     def test_unreadable_text(self, annotated, pipe, kind, show_text):
         """A pickled error has its message and no text; the error itself is gone on from."""
         texts = (
-            stopped_by(UnreadableText("Text 3 is unreadable.", "Leave it out."))
+            stopped_by(InvalidTextError("Text 3 is unreadable.", "Leave it out."))
             if kind == "generator"
             else SERIES[kind]
         )
-        with pytest.raises(UnreadableText) as caught:
+        with pytest.raises(InvalidTextError) as caught:
             annotated(pipe, texts, show_text=show_text)
         assert leaks(caught.value) == []
         there = pickled(caught.value)
-        assert (type(there), str(there), len(there.annotations)) == (UnreadableText, str(caught.value), 0)
+        assert (type(there), str(there), len(there.annotations)) == (InvalidTextError, str(caught.value), 0)
         assert list(annotated(pipe, NOTES, resume=caught.value.annotations)) == list(annotated(pipe, NOTES))
         assert list(annotated(pipe, NOTES, resume=there.annotations)) == list(annotated(pipe, NOTES))
 
     def test_interrupted(self, annotated, pipe):
         """So it is for an interrupt, which tells how to go on after the trip as well."""
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(RunInterrupted) as caught:
             annotated(pipe, stopped_by(KeyboardInterrupt()), resume=annotated(pipe, NOTES))
         assert leaks(caught.value) == []
         there = pickled(caught.value)
@@ -93,7 +93,7 @@ class TestErrors:
         """An error that comes from a process of its own brings none of its texts."""
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             error = pool.submit(nb.annotate, SERIES["list"], str(keyword_model), device="cpu").exception()
-        assert isinstance(error, UnreadableText)
+        assert isinstance(error, InvalidTextError)
         assert leaks(error) == []
 
 

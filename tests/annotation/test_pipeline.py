@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from openmed_nb.annotation.pipeline import HOOKS, AnnotationPipeline
+from openmed_nb.annotation.pipeline import OVERRIDABLE_METHODS, AnnotationPipeline
 from openmed_nb.annotation.tuning import Compilation
 from openmed_nb.devices.backend import TENSOR_LOCK
-from openmed_nb.devices.registry import device_of
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, UnreadableText
+from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidTextError
 
 TEXT = "the patient has diabetes mellitus and hypertension ."
 
@@ -77,12 +77,12 @@ class TestInputs:
     def test_unreadable_text(self, pipe, rounded, bad):
         """A text that cannot be read is named by its number, and the texts around it are answered."""
         texts = [TEXT, "asthma", bad, TEXT]
-        with pytest.raises(UnreadableText, match=r"^Text 2 ") as caught:
+        with pytest.raises(InvalidTextError, match=r"^Text 2 ") as caught:
             pipe(texts)
         assert "asthma" not in str(caught.value)
         answers = pipe(text for text in texts)
         assert [len(next(answers)) > 0, len(next(answers)) > 0] == [True, True]
-        with pytest.raises(UnreadableText):
+        with pytest.raises(InvalidTextError):
             next(answers)
         assert [next(answers)] == rounded(pipe([TEXT]))
 
@@ -216,7 +216,7 @@ class TestDevice:
     @pytest.mark.parametrize("device", ["cuda:99", "xpu"])
     def test_that_is_not_here(self, pipe, device, home):
         """A device that this computer does not have is an error, and the pipeline stays where it was."""
-        with pytest.raises(DeviceUnavailable, match=device):
+        with pytest.raises(DeviceUnavailableError, match=device):
             pipe.device = device
         assert pipe.device.type == home
         assert len(pipe(TEXT)) > 0
@@ -265,7 +265,7 @@ def test_device_that_fails_while_it_computes(own_pipe_of, keyword_model):
     pipe = own_pipe_of(keyword_model)
     pipe.model.to("meta")
 
-    with pytest.raises(DeviceUnavailable, match="could not run on") as caught:
+    with pytest.raises(DeviceUnavailableError, match="could not run on") as caught:
         pipe("the patient has hypertension")
     assert "hypertension" not in str(caught.value)
 
@@ -309,9 +309,9 @@ def test_another_model_is_not_the_compiled_one(new_pipe):
     pipe._compiled = torch.compile(other.model, backend="eager")
     pipe.compilation = Compilation(True, 2.0, "", "cpu")
 
-    assert not pipe.own_annotator().network.compiled
+    assert not pipe.default_annotator().network.compiled
     pipe.model = other.model
-    assert pipe.own_annotator().network.compiled
+    assert pipe.default_annotator().network.compiled
 
 
 def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
@@ -329,7 +329,7 @@ def test_measured_budget_stays_on_its_kind_of_device(new_pipe, home):
     pipe = new_pipe()
     pipe.learned = {"cuda": 4096}
 
-    assert pipe.batch_tokens == device_of(home).batch_tokens
+    assert pipe.batch_tokens == parse_device_argument(home).batch_tokens
     pipe.learned = {home: 4096}
     assert pipe.batch_tokens == 4096
 
@@ -365,8 +365,8 @@ def test_order_of_ignored_labels_is_no_setting(new_pipe):
     """Labels that are ignored in another order, or twice, are the same settings."""
     one, other = new_pipe(ignore_labels=["O", "A"]), new_pipe(ignore_labels=["A", "O", "A"])
 
-    assert one.own_annotator().settings == other.own_annotator().settings
-    assert one.own_annotator().settings != replace(one.own_annotator().settings, ignore_labels=("O",))
+    assert one.default_annotator().settings == other.default_annotator().settings
+    assert one.default_annotator().settings != replace(one.default_annotator().settings, ignore_labels=("O",))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -409,12 +409,12 @@ def overriding(base, name):
 
     def step(self, *args, **kwargs):
         self.ran = name
-        return HOOKS[name](self, *args, **kwargs)
+        return OVERRIDABLE_METHODS[name](self, *args, **kwargs)
 
     return type("Overriding", (base,), {name: step, "ran": None})
 
 
-@pytest.mark.parametrize("name", [name for name in HOOKS if name != "aggregate_word"])
+@pytest.mark.parametrize("name", [name for name in OVERRIDABLE_METHODS if name != "aggregate_word"])
 def test_overridden_step_runs(new_pipe, rounded, name):
     """A step that a subclass overrides runs, and the answers are those of transformers' class with the same step."""
     ours = new_pipe("first", overriding(AnnotationPipeline, name))

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import openmed_nb as nb
-from openmed_nb.annotation.masking import SHOWN_TEXTS
-from openmed_nb.annotation.references import fingerprint_of
+from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
+from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import (
-    SHOWN_CHARACTERS,
-    SHOWN_ROWS,
+    MAX_TABLE_ROWS,
+    MAX_TEXT_CHARACTERS,
     AnnotatedText,
     Annotations,
-    Answered,
-    Answers,
+    FingerprintedResult,
+    ResultStore,
     Summary,
 )
-from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnreadableText
+from openmed_nb.errors import ConfigurationError, InvalidTextError, OpenMedWarning
 
 TEXT = "He has asthma and type 2 diabetes."
 
@@ -65,7 +65,7 @@ ASTHMA, DIABETES = placed(7, 13), placed(18, 33, score=0.5)
 @pytest.mark.parametrize("place", [2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**40])
 def test_places_of_any_size(place):
     """Places of entities are kept, however long a text is, and those before them too."""
-    answers = Answers()
+    answers = ResultStore()
     entities = [
         [{"entity_group": "DISEASE", "score": 0.5, "word": "flu", "start": start, "end": start + 3}]
         for start in (0, place)
@@ -201,12 +201,12 @@ def entity(text, word, name="DISEASE", score=0.875):
 
 def annotations(answers, texts, show_text=True, model="bundled"):
     """Return answers as annotations."""
-    return Annotations(held(answers), tuple(texts)[:SHOWN_TEXTS], model, "cpu", show_text)
+    return Annotations(held(answers), tuple(texts)[:MAX_DISPLAYED_TEXTS], model, "cpu", show_text)
 
 
 def held(answers):
     """Return answers as columns; the fingerprint of each is its number."""
-    columns = Answers()
+    columns = ResultStore()
     for number, answer in enumerate(answers):
         columns.add(number, answer)
     return columns
@@ -312,11 +312,11 @@ class TestManyTextsShown:
         """Of many texts only the first are shown, and it says so."""
         texts = [f"note {number} asthma" for number in range(20)]
         many = annotations([[entity(text, "asthma")] for text in texts], texts)
-        assert f"Shown: the first {SHOWN_TEXTS} texts." in str(many)
-        assert f"The first {SHOWN_TEXTS} of 20 texts." in many._repr_html_()
+        assert f"Shown: the first {MAX_DISPLAYED_TEXTS} texts." in str(many)
+        assert f"The first {MAX_DISPLAYED_TEXTS} of 20 texts." in many._repr_html_()
         for shown in (str(many), many._repr_html_()):
-            assert f"note {SHOWN_TEXTS - 1} " in shown
-            assert f"note {SHOWN_TEXTS} " not in shown
+            assert f"note {MAX_DISPLAYED_TEXTS - 1} " in shown
+            assert f"note {MAX_DISPLAYED_TEXTS} " not in shown
 
     def test_files_name_what_shows_one(self):
         """Of files no text is kept; the HTML says what to type to see one, and a hidden text is not promised."""
@@ -333,26 +333,26 @@ class TestManyTextsShown:
     def test_ten_thousand_texts_are_shown_in_a_few_lines(self):
         """What is shown of 10,000 texts, a thousand of which failed, is some lines, not thousands."""
         answers = ["an error" if number % 10 == 9 else [entity("asthma", "asthma")] for number in range(10_000)]
-        many = annotations(answers, ["asthma"] * SHOWN_TEXTS)
+        many = annotations(answers, ["asthma"] * MAX_DISPLAYED_TEXTS)
         assert str(many).startswith("9,000 entities found in 10,000 texts")
         assert len(str(many)) < 1500
         assert len(many._repr_html_()) < 6000
 
     def test_long_text_is_shortened(self):
         """Of a very long text the beginning is shown, with the entities in it, and a mark that it goes on."""
-        text = "He has asthma. " + "word " * SHOWN_CHARACTERS + "And pain."
+        text = "He has asthma. " + "word " * MAX_TEXT_CHARACTERS + "And pain."
         long = annotations([[entity(text, "asthma"), entity(text, "pain")]], [text])
         for shown in (str(long), long._repr_html_()):
             assert "asthma" in shown
             assert "…" in shown
             assert "And pain" not in shown
-        assert len(str(long)) < SHOWN_CHARACTERS + 300
+        assert len(str(long)) < MAX_TEXT_CHARACTERS + 300
         assert "[asthma](DISEASE)" in str(long)
 
     @given(some.integers(0, 30), some.integers(1, 40))
     def test_entity_at_the_edge_of_what_is_shown(self, before, length):
         """An entity is marked where all of it is shown, and shortening never fails."""
-        start = SHOWN_CHARACTERS - before
+        start = MAX_TEXT_CHARACTERS - before
         text = "x" * (start + length + 1)
         one = {"entity_group": "D", "score": 0.5, "word": "x", "start": start, "end": start + length}
         assert ("](D)" in str(annotations([[one]], [text]))) == (length <= before)
@@ -364,9 +364,9 @@ class TestManyTextsShown:
 
 def rereadable(texts, kept=1, settings=None):
     """Return annotations of texts that can be read again, of which the first few were kept."""
-    columns = Answers()
+    columns = ResultStore()
     for text in texts:
-        columns.add(fingerprint_of(text), [entity(text, "asthma")] if "asthma" in text else [])
+        columns.add(text_fingerprint(text), [entity(text, "asthma")] if "asthma" in text else [])
     return Annotations(columns, tuple(texts[:kept]), "bundled", "cpu", settings=settings or {}, texts=texts)
 
 
@@ -388,9 +388,9 @@ class TestOneOfMany:
     def test_a_split_text_is_joined(self):
         """Of a text that is split, the words are joined as they were read."""
         words = [["no", "pain"], ["has", "asthma"]]
-        columns = Answers()
+        columns = ResultStore()
         for one in words:
-            columns.add(fingerprint_of(one), [])
+            columns.add(text_fingerprint(one), [])
         split = Annotations(columns, (), "bundled", "cpu", settings={"delimiter": " "}, texts=words)
         assert split.show(1).text == "has asthma"
 
@@ -406,7 +406,7 @@ class TestOneOfMany:
 
     def test_a_text_without_an_answer(self):
         """Its reason is the error."""
-        with pytest.raises(UnreadableText, match="Text 2 must be a string"):
+        with pytest.raises(InvalidTextError, match="Text 2 must be a string"):
             found().show(2)
 
     def test_a_text_that_has_changed(self):
@@ -478,7 +478,7 @@ class TestSomeOfTheEntities:
 
     def test_a_label_that_no_entity_has(self):
         """A label that nothing has is a warning that names the nearest, and leaves nothing; where there is no entity it is none."""
-        with pytest.warns(OpenMedWarning, match=r"No entity has the label 'diseas'\. Did you mean 'disease'\?"):
+        with pytest.warn_if(OpenMedWarning, match=r"No entity has the label 'diseas'\. Did you mean 'disease'\?"):
             assert list(annotations(MIXED, ()).only("diseas")) == [[], [], []]
         assert list(annotations([[]], ["x"]).only("disease")) == [[]]
 
@@ -511,7 +511,7 @@ class TestManyHiddenTexts:
 
 def test_a_hundred_thousand_entities_are_held_small():
     """An entity of a short text takes 16 bytes, a text 16; words are held once, and columns keep some room free."""
-    columns, one = Answers(), entity(TEXTS[0], "asthma")
+    columns, one = ResultStore(), entity(TEXTS[0], "asthma")
     for number in range(50_000):
         columns.add(number, [one, one])
     parts = (*columns._columns.values(), columns._bounds)
@@ -541,7 +541,7 @@ def test_what_goes_in_comes_out(answers):
     """Every entity comes back with the same values and its keys in transformers' order, and every error with its number."""
     columns = held(answers)
 
-    assert list(columns.items()) == [Answered(number, answer) for number, answer in enumerate(answers)]
+    assert list(columns.items()) == [FingerprintedResult(number, answer) for number, answer in enumerate(answers)]
     assert {tuple(entity) for entities in columns for entity in entities} <= KEYS
     assert columns.errors == {number: answer for number, answer in enumerate(answers) if isinstance(answer, str)}
 
@@ -582,7 +582,7 @@ def test_answer_that_was_only_begun_does_not_count():
         columns.add(2, [FOUND_ASTHMA, {"entity_group": "DISEASE", "word": "pain"}])
 
     assert len(columns) == 2
-    assert list(columns.items()) == [Answered(0, [FOUND_ASTHMA]), Answered(1, "an error")]
+    assert list(columns.items()) == [FingerprintedResult(0, [FOUND_ASTHMA]), FingerprintedResult(1, "an error")]
     assert (list(columns.labels), list(columns.words), list(columns.counts())) == (["DISEASE"], ["asthma"], [1, 0])
     assert {len(column) for column in columns.columns().values()} == {1}
 
@@ -630,13 +630,13 @@ OTHER = [
 @pytest.mark.parametrize(("one", "other"), SAME, ids=repr)
 def test_same_text_has_the_same_fingerprint(one, other):
     """Equal texts, equal lists of words, and things of one kind that are no text, have one fingerprint."""
-    assert fingerprint_of(one) == fingerprint_of(other)
+    assert text_fingerprint(one) == text_fingerprint(other)
 
 
 @pytest.mark.parametrize(("one", "other"), OTHER, ids=ascii)
 def test_other_text_has_another_fingerprint(one, other):
     """Texts that differ in a character, in how they are split, or in their kind, have two fingerprints."""
-    assert fingerprint_of(one) != fingerprint_of(other)
+    assert text_fingerprint(one) != text_fingerprint(other)
 
 
 FOUND = some.lists(some.tuples(some.sampled_from("AB"), some.sampled_from(["Asthma", "asthma", "pain"])), max_size=4)
@@ -695,8 +695,8 @@ def test_shows_the_first_rows_and_holds_them_all():
     summary = summary_of(["failed"] * 50 + [[("A", f"word {number:02}") for number in range(50)]])
 
     assert (len(summary.words), len(summary.errors)) == (50, 50)
-    assert str(summary).count("\n  word ") == SHOWN_ROWS
-    assert str(summary).count("failed") == SHOWN_ROWS
+    assert str(summary).count("\n  word ") == MAX_TABLE_ROWS
+    assert str(summary).count("failed") == MAX_TABLE_ROWS
 
 
 def test_plain_values_of_a_summary_survive_json():

@@ -15,10 +15,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as some
 
 import openmed_nb as nb
-from openmed_nb.annotation.results import Answered
-from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, line_of, with_checksum
-from openmed_nb.devices.registry import device_of
-from openmed_nb.errors import ConfigurationError, Interrupted
+from openmed_nb.annotation.results import FingerprintedResult
+from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, append_checksum, to_json_line
+from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.errors import ConfigurationError, RunInterrupted
 
 TEXTS = [
     "the patient has asthma .",
@@ -73,7 +73,7 @@ class TestCutOff:
         file, settings, answers = (
             tmp_path / "run.jsonl",
             {"model": "a"},
-            [Answered(1, []), Answered(2, [entity]), Answered(3, "why")],
+            [FingerprintedResult(1, []), FingerprintedResult(2, [entity]), FingerprintedResult(3, "why")],
         )
         with ResultsFile(file, settings) as results:
             results.append(answers)
@@ -82,7 +82,7 @@ class TestCutOff:
             file.write_bytes(whole[:length])
             done = max(0, whole[:length].count(b"\n") - 1)
             with ResultsFile(file, settings) as results:
-                assert list(results.earlier()) == answers[:done]
+                assert list(results.completed_results()) == answers[:done]
                 results.append(answers[done:])
             assert file.read_bytes() == whole
 
@@ -159,13 +159,15 @@ class TestContent:
 
     def test_letters_stay_readable(self, tmp_path):
         """Letters beyond ASCII stand in the file as they are, and come back."""
-        answer = Answered(7, [{"entity_group": "D", "score": 0.5, "word": "ménière\u2028", "start": 0, "end": 8}])
+        answer = FingerprintedResult(
+            7, [{"entity_group": "D", "score": 0.5, "word": "ménière\u2028", "start": 0, "end": 8}]
+        )
         with ResultsFile(tmp_path / "run.jsonl", {}) as results:
-            list(results.earlier())
+            list(results.completed_results())
             results.append([answer])
         assert "ménière".encode() in (tmp_path / "run.jsonl").read_bytes()
         with ResultsFile(tmp_path / "run.jsonl", {}) as results:
-            assert list(results.earlier()) == [answer]
+            assert list(results.completed_results()) == [answer]
 
 
 class TestOtherRun:
@@ -214,7 +216,7 @@ class TestOtherRun:
         with pytest.raises(ConfigurationError, match=said) as caught:
             run(file, texts)
         assert len(caught.value.annotations) == number
-        assert "other" not in caught.value.what
+        assert "other" not in caught.value.message
         assert file.read_bytes() == finished[0]
 
     def test_more_texts(self, run, finished, tmp_path):
@@ -256,7 +258,7 @@ class TestNoResults:
     @given(content=some.binary(min_size=1, max_size=40))
     def test_any_bytes_are_left_alone(self, tmp_path_factory, content):
         """Whatever bytes a file has that are not the beginning of a header, they stay."""
-        assume(not line_of({"format": FORMAT, "model": "a"}).startswith(content))
+        assume(not to_json_line({"format": FORMAT, "model": "a"}).startswith(content))
         file = tmp_path_factory.mktemp("any") / "file"
         file.write_bytes(content)
         with pytest.raises(ConfigurationError, match="is not a file of results"), ResultsFile(file, {"model": "a"}):
@@ -344,7 +346,7 @@ def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
     """Where a file cannot grow the run ends with one error and what is done; with room it goes on to the same file."""
     import resource
 
-    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=device_of("cpu").batch_tokens)
+    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=parse_device_argument("cpu").batch_tokens)
 
     def run(file, texts):
         return annotated(pipe, texts, resume=file, on_error="record")
@@ -530,9 +532,9 @@ class TestInterruptedBeforeTheEarlierAnswers:
         """The message counts the answers that are in the file."""
         file = tmp_path / "run.jsonl"
         annotated(pipe, NOTES, resume=file)
-        with pytest.raises(Interrupted, match="after 4 texts") as before:
+        with pytest.raises(RunInterrupted, match="after 4 texts") as before:
             nb.annotate(NOTES, Interrupting(), resume=file)
-        with pytest.raises(Interrupted, match="after 4 texts") as during:
+        with pytest.raises(RunInterrupted, match="after 4 texts") as during:
             annotated(pipe, ending_with(KeyboardInterrupt(), 1), resume=file)
 
         assert before.value.file == during.value.file == str(file)
@@ -542,7 +544,7 @@ class TestInterruptedBeforeTheEarlierAnswers:
     def test_memory(self, annotated, pipe, error):
         """All earlier answers are carried on, not only those that were taken over already."""
         earlier = annotated(pipe, NOTES)
-        with pytest.raises((Interrupted, ZeroDivisionError)) as raised:
+        with pytest.raises((RunInterrupted, ZeroDivisionError)) as raised:
             annotated(pipe, ending_with(error(), 1), resume=earlier)
 
         assert len(raised.value.annotations) == 4
@@ -576,10 +578,10 @@ def test_wrong_types(tmp_path):
     """A line whose values have other types than this toolkit writes is damaged, even with a right checksum."""
     file = tmp_path / "run.jsonl"
     for answer in WRONG:
-        line = with_checksum(line_of({"fingerprint": "0" * 16, **answer}))
-        file.write_bytes(line_of({"format": FORMAT}) + line)
+        line = append_checksum(to_json_line({"fingerprint": "0" * 16, **answer}))
+        file.write_bytes(to_json_line({"format": FORMAT}) + line)
         with ResultsFile(file, {}) as results, pytest.raises(ConfigurationError, match="is damaged in line 2"):
-            list(results.earlier())
+            list(results.completed_results())
 
 
 def test_file_without_checksums(run, finished, tmp_path):
@@ -588,7 +590,7 @@ def test_file_without_checksums(run, finished, tmp_path):
     header, *lines = (json.loads(line) for line in whole.splitlines())
     old = [{"fingerprint": one["fingerprint"], "entities": one["entities"]} for one in lines[:2]]
     file = tmp_path / "run.jsonl"
-    file.write_bytes(b"".join(map(line_of, [{**header, "format": FORMAT_WITHOUT_CHECKSUMS}, *old])))
+    file.write_bytes(b"".join(map(to_json_line, [{**header, "format": FORMAT_WITHOUT_CHECKSUMS}, *old])))
 
     assert list(run(file).answers.items()) == answers
     assert [b"checksum" in line for line in file.read_bytes().splitlines()] == [False] * 3 + [True] * 5

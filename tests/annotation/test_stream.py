@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.stream import chunk_characters, in_chunks, unreadable, weight
-from openmed_nb.errors import UnreadableText
+from openmed_nb.annotation.stream import chunk_characters, iter_chunks, text_error, weight
+from openmed_nb.errors import InvalidTextError
 
 
 @given(st.lists(st.text(max_size=40) | st.none()), st.integers(1, 200), st.integers(0, 9))
 def test_nothing_is_lost_or_reordered(texts, characters, first):
     """All chunks end to end are the stream; each knows the number of its first text, and none is empty."""
-    chunks = list(in_chunks(iter(texts), characters, first))
+    chunks = list(iter_chunks(iter(texts), characters, first))
     assert [text for chunk in chunks for text in chunk.texts] == texts
     sizes = [len(chunk.texts) for chunk in chunks]
     assert all(sizes)
@@ -25,7 +25,7 @@ def test_nothing_is_lost_or_reordered(texts, characters, first):
 @given(st.lists(st.text(max_size=40)), st.integers(1, 200))
 def test_chunks_are_no_longer_than_needed(texts, characters):
     """Without its last text a chunk is shorter than the characters asked for."""
-    for chunk in in_chunks(texts, characters):
+    for chunk in iter_chunks(texts, characters):
         assert sum(map(weight, chunk.texts[:-1])) < characters
 
 
@@ -42,7 +42,7 @@ def test_chunks_are_no_longer_than_needed(texts, characters):
 )
 def test_chunks(texts, characters, expected):
     """The first chunk is an eighth of a full one, and each after it twice as long as the one before."""
-    assert [chunk.texts for chunk in in_chunks(texts, characters)] == expected
+    assert [chunk.texts for chunk in iter_chunks(texts, characters)] == expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_weight(text, expected):
 
 def test_short_texts_count_more():
     """Where a text counts so many characters at least, a chunk has no more than that many short ones."""
-    chunks = list(in_chunks(["a"] * 100, characters=80, least=8))
+    chunks = list(iter_chunks(["a"] * 100, characters=80, min_text_length=8))
 
     assert [len(chunk.texts) for chunk in chunks[:4]] == [2, 3, 5, 10]
     assert max(len(chunk.texts) for chunk in chunks) == 10
@@ -70,7 +70,7 @@ def test_the_end_is_shared_out():
         return left[0] / 4
 
     sizes = []
-    for chunk in in_chunks(["a"] * 100, characters=64, most=most):
+    for chunk in iter_chunks(["a"] * 100, characters=64, max_texts=most):
         sizes.append(len(chunk.texts))
         left[0] -= sizes[-1]
     assert sizes == [4, 8, 16, 18, 14, 10, 8, 6, 4, 4, 4, 4]
@@ -78,7 +78,7 @@ def test_the_end_is_shared_out():
 
 def test_a_chunk_is_not_shown():
     """What shows a chunk shows none of its texts."""
-    assert "asthma" not in repr(next(in_chunks(["asthma"], 10)))
+    assert "asthma" not in repr(next(iter_chunks(["asthma"], 10)))
 
 
 WHOLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -93,19 +93,19 @@ class UsersString(str):
 @given(WHOLE, st.lists(WHOLE, max_size=5))
 def test_every_text_that_can_be_encoded_is_read(text, words):
     """Every string without half of a surrogate pair can be read, whole or as one of some words."""
-    assert unreadable(text, 0, split=False) is None
-    assert unreadable(words, 0, split=True) is None
+    assert text_error(text, 0, split=False) is None
+    assert text_error(words, 0, split=True) is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "\0", "\n", UsersString("asthma"), np.str_("asthma")], ids=repr)
 def test_unusual_strings_are_read(text):
     """Empty strings, control characters and strings of other classes can be read."""
-    assert unreadable(text, 0, split=False) is None
+    assert text_error(text, 0, split=False) is None
 
 
 def test_path_that_is_no_text():
     """A path in a stream is no text, and how to pass paths is said."""
-    said = str(unreadable(Path("notes/smith.txt"), 3, split=False))
+    said = str(text_error(Path("notes/smith.txt"), 3, split=False))
 
     assert said.startswith("Text 3 must be a string, not ")
     assert said.endswith("Path. Pass paths in a list, such as sorted(folder.glob('*.txt')).")
@@ -114,9 +114,9 @@ def test_path_that_is_no_text():
 @given(before=WHOLE, half=st.integers(0xD800, 0xDFFF), after=WHOLE)
 def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
     """A text with half of a surrogate pair is refused by number and place, and its words are not repeated."""
-    error = unreadable(f"secret{before}{chr(half)}{after}", 3, split=False)
+    error = text_error(f"secret{before}{chr(half)}{after}", 3, split=False)
 
-    assert error.what == f"Text 3 has half of a surrogate pair at character {len('secret' + before)}."
+    assert error.message == f"Text 3 has half of a surrogate pair at character {len('secret' + before)}."
     assert "secret" not in str(error)
 
 
@@ -134,23 +134,23 @@ def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
 )
 def test_what_is_no_list_of_words_is_named(words, what):
     """A text that is split into words must be a list of strings that can be read; anything else is named."""
-    assert unreadable(words, 7, split=True).what == what
+    assert text_error(words, 7, split=True).message == what
 
 
 def test_why_a_text_could_not_be_read_stays():
     """In the place of a text that could not be read stands why, and that is the answer."""
-    failure = UnreadableText("Text 3: its file cannot be read.", "Make it readable.")
+    failure = InvalidTextError("Text 3: its file cannot be read.", "Make it readable.")
 
-    assert unreadable(failure, 3, split=False) is failure
+    assert text_error(failure, 3, split=False) is failure
 
 
 def test_slow_stream_does_not_hold_up_answers(new_pipe):
     """The first answers to a stream come when the two chunks after them have not both been read; a list's answers are the same."""
     texts, read = ["patient has hypertension ." * 40] * 200, []
-    annotator = new_pipe().own_annotator()
+    annotator = new_pipe().default_annotator()
     stream = annotator.answers(read.append(number) or text for number, text in enumerate(texts))
     first = list(next(stream))
-    sizes = [len(chunk.texts) for chunk in in_chunks(texts, chunk_characters(annotator.budget))]
+    sizes = [len(chunk.texts) for chunk in iter_chunks(texts, chunk_characters(annotator.budget))]
     assert len(first) == sizes[0]
     assert len(read) == sum(sizes[:2]) < len(texts)
     rest = [answer for answers in stream for answer in answers]

@@ -11,16 +11,16 @@ from transformers import TokenClassificationPipeline
 
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.tokens import (
-    PART,
-    Frame,
-    Joined,
+    MAX_PART_CHARACTERS,
+    JoinedEncoding,
+    SpecialTokens,
     Truncation,
     encode,
-    in_parts,
+    encode_in_parts,
+    lacks_leading_space,
     plan_windows,
-    tokenise,
-    tokenise_words,
-    without_space,
+    tokenize,
+    tokenize_words,
 )
 from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
 
@@ -51,13 +51,13 @@ class TestFrame:
     def test_special_tokens(self, architectures, name, before, after):
         """The special tokens of every kind of tokenizer are found on the side where they stand."""
         tokenizer = architectures.tokenizer_of(name)
-        frame = Frame.of(tokenizer)
-        assert (names(tokenizer, frame.before), names(tokenizer, frame.after)) == (before, after)
-        assert frame.size == len(before) + len(after) == tokenizer.num_special_tokens_to_add()
+        frame = SpecialTokens.from_tokenizer(tokenizer)
+        assert (names(tokenizer, frame.prefix_ids), names(tokenizer, frame.suffix_ids)) == (before, after)
+        assert frame.num_special_tokens == len(before) + len(after) == tokenizer.num_special_tokens_to_add()
 
     def test_no_padding(self, architectures):
         """A tokenizer without a token for padding fills rows up with token 0, which the mask hides."""
-        assert Frame.of(architectures.tokenizer_of("gpt2")).padding == 0
+        assert SpecialTokens.from_tokenizer(architectures.tokenizer_of("gpt2")).pad_token_id == 0
 
 
 class TestTokens:
@@ -67,7 +67,7 @@ class TestTokens:
     def test_any_text(self, architectures, name, texts):
         """Tokens and offsets of any texts are those that transformers has for each."""
         tokenizer = architectures.tokenizer_of(name)
-        tokens = tokenise(tokenizer, texts)
+        tokens = tokenize(tokenizer, texts)
         expected = [tokenizer(text, add_special_tokens=False, return_offsets_mapping=True) for text in texts]
         assert tokens.ids.tolist() == [number for encoding in expected for number in encoding.input_ids]
         pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
@@ -92,7 +92,7 @@ class TestParts:
     def test_any_text(self, architectures, name, words):
         """The tokens of a text that is read in parts are those of the whole text."""
         text, tokenizer = " ".join(words) * 9, architectures.tokenizer_of(name)
-        found = in_parts(tokenizer, text, length=100, context=80)
+        found = encode_in_parts(tokenizer, text, length=100, context=80)
 
         assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
 
@@ -101,18 +101,18 @@ class TestParts:
     )
     def test_long_text(self, architectures, name):
         """A text that is longer than a part is really read in parts, and is no other text for that."""
-        text, tokenizer = self.NOTE * (PART // len(self.NOTE) + 9), architectures.tokenizer_of(name)
-        tokens = tokenise(tokenizer, [text, "asthma"])
+        text, tokenizer = self.NOTE * (MAX_PART_CHARACTERS // len(self.NOTE) + 9), architectures.tokenizer_of(name)
+        tokens = tokenize(tokenizer, [text, "asthma"])
 
-        assert isinstance(in_parts(tokenizer, text), Joined)
+        assert isinstance(encode_in_parts(tokenizer, text), JoinedEncoding)
         ids, offsets = self.whole(tokenizer, text)
-        assert tokens.ids[: tokens.bounds[1]].tolist() == ids
-        assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.bounds[1]].tolist() == offsets
+        assert tokens.ids[: tokens.sequence_offsets[1]].tolist() == ids
+        assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.sequence_offsets[1]].tolist() == offsets
 
     def test_word_over_a_seam(self, architectures):
         """A word that is longer than what two parts both read is read at once with its text."""
         text, tokenizer = "asthma " + "hypo" * 200, architectures.tokenizer_of("roberta")
-        found = in_parts(tokenizer, text, length=100, context=80)
+        found = encode_in_parts(tokenizer, text, length=100, context=80)
 
         assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
 
@@ -131,7 +131,7 @@ class TestSubwords:
     )
     def test_marked(self, architectures, text, expected):
         """A tokenizer that marks pieces inside words says which they are; punctuation and unknown words begin one."""
-        assert tokenise(architectures.tokenizer_of("bert"), [text]).subwords.tolist() == expected
+        assert tokenize(architectures.tokenizer_of("bert"), [text]).is_subword.tolist() == expected
 
     @pytest.mark.parametrize(
         ("text", "inside"),
@@ -148,7 +148,7 @@ class TestSubwords:
     def test_by_space(self, text, inside):
         """Elsewhere a character is inside a word unless it or the one before it is a space; only U+0020 counts as one."""
         starts = np.arange(len(text))
-        found = without_space([text], starts, np.zeros(len(text), np.int64))
+        found = lacks_leading_space([text], starts, np.zeros(len(text), np.int64))
         assert "".join(str(int(one)) for one in found) == inside
 
     @given(some.lists(some.text(some.sampled_from(" a中\u00a0\0🙂"), min_size=1, max_size=12), min_size=1, max_size=4))
@@ -157,7 +157,7 @@ class TestSubwords:
         places = [(owner, start) for owner, text in enumerate(texts) for start in range(len(text) + 1)]
         owners, starts = np.array(places).T
         expected = [start > 0 and " " not in texts[owner][start - 1 : start + 1] for owner, start in places]
-        assert without_space(texts, starts, owners).tolist() == expected
+        assert lacks_leading_space(texts, starts, owners).tolist() == expected
 
 
 class TestWords:
@@ -177,7 +177,7 @@ class TestWords:
     )
     def test_offsets(self, architectures, words, delimiter, expected):
         """Offsets count in the words joined by the delimiter, also with empty words and words with spaces."""
-        tokens = tokenise_words(architectures.tokenizer_of("bert"), [words], delimiter)
+        tokens = tokenize_words(architectures.tokenizer_of("bert"), [words], delimiter)
         assert list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)) == expected
 
 
@@ -187,7 +187,7 @@ class TestTruncation:
     def test_nothing_stays_set(self, architectures):
         """A tokenizer that has cut a text reads the next one whole."""
         tokenizer = architectures.tokenizer_of("bert")
-        tokenise(tokenizer, ["no asthma " * 9], Truncation(Frame.of(tokenizer), 4, 1, "right"))
+        tokenize(tokenizer, ["no asthma " * 9], Truncation(SpecialTokens.from_tokenizer(tokenizer), 4, 1, "right"))
         assert len(encode(tokenizer, ["no asthma " * 9])[0]) == 18
 
 
@@ -196,7 +196,7 @@ def test_types_of_numbers(architectures):
     for kind in KINDS:
         tokenizer = architectures.tokenizer_of(kind)
         for texts in (["no asthma", "", "患者"], [""], []):
-            for tokens in (tokenise(tokenizer, texts), tokenise_words(tokenizer, [[text] for text in texts], " ")):
+            for tokens in (tokenize(tokenizer, texts), tokenize_words(tokenizer, [[text] for text in texts], " ")):
                 types = {name: array.dtype.name for name, array in vars(tokens).items()}
                 assert types == {**dict.fromkeys(types, "int64"), "subwords": "bool"}, (kind, texts)
 
@@ -226,7 +226,7 @@ def sequences(draw):
 
 def rows(windows):
     """Return windows as rows of first, last, first owned and last owned."""
-    table = np.stack([windows.firsts, windows.lasts, windows.owned_firsts, windows.owned_lasts], axis=1)
+    table = np.stack([windows.firsts, windows.ends, windows.owned_starts, windows.owned_ends], axis=1)
     return [tuple(row) for row in table.tolist()]
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb._utils.clock import timed_by
-from openmed_nb.annotation.tuning import LADDER, Calibration, compare
-from openmed_nb.devices.machine import shown_device
+from openmed_nb._utils.clock import use_clock
+from openmed_nb.annotation.tuning import CALIBRATION_TOKENS, Calibration, compare_compiled
+from openmed_nb.devices.machine import format_device
 from openmed_nb.errors import OpenMedWarning
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.session import SESSION
@@ -46,7 +46,7 @@ def test_pipeline_uses_what_was_measured(pipe, words_of):
     measured = pipe.calibrate()
 
     assert pipe.batch_tokens == measured.batch_tokens
-    assert measured.batch_tokens in LADDER
+    assert measured.batch_tokens in CALIBRATION_TOKENS
     assert all(speed > 0 for _tokens, speed in measured.speeds)
     assert words_of(pipe) == before
 
@@ -59,7 +59,7 @@ def test_report_names_device_and_choice():
         "512 tokens at once on cpu\nMeasured\n  tokens at once  tokens per second\n"
         "  256             900\n  512             1,000"
     )
-    assert measured.to_dict() == {"device": "cpu", "batch_tokens": 512, "tokens_per_second": {256: 900.0, 512: 1000.4}}
+    assert measured.to_dict() == {"device": "cpu", "batch_tokens": 512, "measure_throughput": {256: 900.0, 512: 1000.4}}
 
 
 def test_sizes_that_do_not_fit_are_left_out(pipe):
@@ -103,16 +103,18 @@ class TestLearned:
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
         measured = pipe.calibrate().batch_tokens
-        SESSION.learn(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")  # Later, and so instead of that.
+        SESSION.save_batch_size(
+            SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()"
+        )  # Later, and so instead of that.
         again = self.fresh(keyword_model, home)
         choice = nb.device(home)
 
-        assert (measured in LADDER, again.batch_tokens) == (True, 96)
-        assert [tokens for _, tokens in choice.learned] == [96]
+        assert (measured in CALIBRATION_TOKENS, again.batch_tokens) == (True, 96)
+        assert [tokens for _, tokens in choice.tuned_batch_tokens] == [96]
         assert "Batches as they were measured here" in str(choice)
         assert "96" not in str(choice)
         again.forget()
-        assert (again.batch_tokens, nb.device(home).learned) == (usual, ())
+        assert (again.batch_tokens, nb.device(home).tuned_batch_tokens) == (usual, ())
         assert self.fresh(keyword_model, home).batch_tokens == usual
         assert list(data.iterdir()) == []
 
@@ -120,7 +122,7 @@ class TestLearned:
         """Every pipeline over that model takes it from then on; what a person says counts more."""
         pipe = self.fresh(keyword_model, home)
         other = nb.load_pipeline(keyword_model, device=home, aggregation_strategy="simple")
-        SESSION.learn(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+        SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
         taken = pipe.batch_tokens, other.batch_tokens, nb.load_pipeline(keyword_model, device=home).batch_tokens
         pipe.batch_tokens = 32
 
@@ -133,7 +135,7 @@ class TestLearned:
         """With another file, version or computer, nothing was learned; a damaged file says nothing either."""
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
-        SESSION.learn(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+        SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
         (file,) = data.iterdir()
         kept = json.loads(file.read_text("utf-8"))
         file.write_text(json.dumps({**kept, "identity": {**kept["identity"], name: "other"}}), "utf-8")
@@ -158,7 +160,7 @@ class TestLearned:
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         pipe = self.fresh(keyword_model, home)
 
-        with pytest.warns(OpenMedWarning, match="cannot be kept"):
+        with pytest.warn_if(OpenMedWarning, match="cannot be kept"):
             measured = pipe.calibrate()
         assert pipe.batch_tokens == measured.batch_tokens
 
@@ -187,8 +189,8 @@ def compared(clock):
         return read
 
     def compared(plain, compiled, device="cpu"):
-        with timed_by(lambda: clock.now):
-            return compare(reader(*plain), reader(*compiled), device)
+        with use_clock(lambda: clock.now):
+            return compare_compiled(reader(*plain), reader(*compiled), device)
 
     return compared
 
@@ -214,7 +216,7 @@ def test_faster_way_with_the_same_entities(compared):
     result = compared(([[ENTITY]], 8, 4, 6), ([[ENTITY]], 3, 2), "mps:0")
 
     assert (result.kept, result.gain) == (True, 2)
-    device = shown_device("mps:0")
+    device = format_device("mps:0")
     assert (result.device, str(result).splitlines()[0]) == (device, f"torch.compile is used on {device}")
 
 
@@ -232,9 +234,9 @@ def test_what_does_not_compile_runs_as_before():
     def fails(_texts):
         raise RuntimeError("no C++ compiler was found")
 
-    result = compare(lambda _texts: [[]], fails, "cpu")
+    result = compare_compiled(lambda _texts: [[]], fails, "cpu")
 
-    assert (result.kept, result.gain) == (False, None)
+    assert (result.kept, result.speedup) == (False, None)
     assert "no C++ compiler was found" in str(result)
 
 

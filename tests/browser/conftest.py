@@ -37,7 +37,7 @@ WIDE = {"width": 1200, "height": 1400}
 LOADED = "%load_ext openmed_nb\nimport openmed_nb as nb\nfrom openmed_nb.session import SESSION as session"
 """The first cell of a notebook of these tests."""
 
-CLOCK = "panel.model.clock = lambda: 0.0 if panel.model.state.cell_runs else 60.0"
+CLOCK = "panel.model.clock = lambda: 0.0 if panel.model.state.cell_running else 60.0"
 """A minute after the last cell it is, for ever."""
 
 PATIENCE = 120_000

@@ -12,7 +12,7 @@ CONTRAST = """root => {
   const parse = text => { const m = text.match(/[\\d.]+/g).map(Number); return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
   const over = (front, back) => [0, 1, 2].map(i => front[i] * front[3] + back[i] * (1 - front[3])).concat(1);
   const mix = (front, back, share) => [0, 1, 2].map(i => front[i] * share + back[i] * (1 - share)).concat(1);
-  const light = colour => { const v = colour.slice(0, 3).map(x => { x /= 255; return x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; });
+  const light = color => { const v = color.slice(0, 3).map(x => { x /= 255; return x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; });
     return .2126 * v[0] + .7152 * v[1] + .0722 * v[2]; };
   const ratio = element => {
     const chain = []; for (let e = element; e; e = e.parentElement) chain.unshift(e);
@@ -59,7 +59,7 @@ BROKEN_APART = """root => {
 
 def contrasts(panel: Locator) -> dict[str, float]:
     """Return the contrast of each visible text, the lowest where a text is there more than once."""
-    panel.page.mouse.move(1, 1)  # What is under the mouse has a colour of its own.
+    panel.page.mouse.move(1, 1)  # What is under the mouse has a color of its own.
     lowest: dict[str, float] = {}
     for text, ratio in panel.evaluate(CONTRAST):
         lowest[text] = min(ratio, lowest.get(text, ratio))

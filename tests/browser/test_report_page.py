@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb._render.display import Report, Table
-from openmed_nb._render.drawing import Bar, Picture
+from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.runbook.records.logbook.sections import Software
-from openmed_nb.runbook.records.report.page import page_of
-from openmed_nb.runbook.records.report.record import SCHEMA, Outcome, Record, Subject
+from openmed_nb.runbook.records.report.page import render_page
+from openmed_nb.runbook.records.report.record import SCHEMA, ReportData, StepOutcome, Subject
 
 pytestmark = pytest.mark.slow
 
@@ -23,16 +23,18 @@ def page_file(tmp_path_factory):
         Bar(f"aten::_scaled_dot_product_flash_attention_for_cpu_{number}", number, f"{number:,} MiB")
         for number in range(12)
     )
-    pictures = (Picture("Many", many), Picture("One", (Bar("cpu", 0.0, "0"),)), Picture("None"))
-    whole = Report("Found", ("All is well.",), (wide,), figures=(wide,), pictures=pictures)
-    well = Outcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole)
-    died = Outcome("rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0)
+    pictures = (Chart("Many", many), Chart("One", (Bar("cpu", 0.0, "0"),)), Chart("None"))
+    whole = Report("Found", ("All is well.",), (wide,), metrics=(wide,), charts=pictures)
+    well = StepOutcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole)
+    died = StepOutcome(
+        "rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0
+    )
     steps = (well, replace(well, step="doctor", status="failed"), replace(well, step="memory", status="warning"), died)
     software = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
     subject = Subject(False, (), None, True, False, "Apple M2", 16 << 30, software)
-    record = Record(SCHEMA, WRITTEN, subject, "mps", (), steps, "One. Two.", ("Not known: power.",))
+    record = ReportData(SCHEMA, WRITTEN, subject, "mps", (), steps, "One. Two.", ("Not known: power.",))
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(page_of(record, Report("Report on mps", ("One. Two.",), figures=(wide,))), "utf-8")
+    file.write_text(render_page(record, Report("Report on mps", ("One. Two.",), metrics=(wide,))), "utf-8")
     return file
 
 

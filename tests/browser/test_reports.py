@@ -11,21 +11,21 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
-from openmed_nb.annotation.masking import SHOWN_TEXTS
-from openmed_nb.annotation.references import fingerprint_of
-from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers
+from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
+from openmed_nb.annotation.references import text_fingerprint
+from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
 from openmed_nb.devices.choice import DeviceChoice, Rejection
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import Interval, Split
+from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.verdict.gates import Gates
 from openmed_nb.runbook.verdict.metrics import Evidence
-from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.runbook.verdict.verdict import evaluate
 
 pytestmark = pytest.mark.slow
 
-SPLIT = Split({"data": 0.01, "transfer": 0.005, "forward": 0.07, "decode": 0.015})
+SPLIT = PhaseTimes({"data": 0.01, "transfer": 0.005, "forward": 0.07, "decode": 0.015})
 TEXT = "The patient takes metformin for type 2 diabetes; no asthma."
 ENTITIES = (("DRUG", 18, 27), ("DISEASE", 32, 47), ("DISEASE", 52, 58))
 FOUND = tuple({"entity_group": label, "score": 0.9, "word": "", "start": a, "end": b} for label, a, b in ENTITIES)
@@ -33,10 +33,10 @@ FOUND = tuple({"entity_group": label, "score": 0.9, "word": "", "start": a, "end
 
 def annotations(count):
     """Return annotations of a text that is there some times."""
-    answers, texts = Answers(), [TEXT] * count
+    answers, texts = ResultStore(), [TEXT] * count
     for text in texts:
-        answers.add(fingerprint_of(text), FOUND)
-    return Annotations(answers, tuple(texts[:SHOWN_TEXTS]), "m", "cpu", texts=texts)
+        answers.add(text_fingerprint(text), FOUND)
+    return Annotations(answers, tuple(texts[:MAX_DISPLAYED_TEXTS]), "m", "cpu", texts=texts)
 
 
 REPORTS = {
@@ -55,14 +55,14 @@ REPORTS = {
         )
     ),
     "entities": AnnotatedText(TEXT, FOUND, "m", "cpu"),
-    "gates": Gates(speed_up=0.3),
+    "gates": Gates(speedup=0.3),
     "sweep": SweepReport(
         *("m", "annotation", "cpu", tuple(Point(rows, 9.0 * rows, (8.0, 10.0), rows << 20, 0.5, 9) for rows in (1, 2))),
         knee=2,
-        stopped="time",
+        stop_code="time",
         length=128,
     ),
-    "verdict": judge(
+    "verdict": evaluate(
         Evidence(
             *(("m",), "mps", "annotation", 2.9, 3.1, 3.3, 0.7, {"data": 0.4, "transfer": 0.1, "forward": 0.5}),
             entity_agreement=1.0,
@@ -73,8 +73,8 @@ REPORTS = {
     "comparison": Comparison(
         *("m", "annotation"),
         (
-            DeviceFigures("cpu", 0.4, (0.38, 0.45), 32, SPLIT),
-            DeviceFigures("mps", 0.13, (0.12, 0.16), 32, SPLIT, Interval(2.9, 3.1, 3.3, 0.959)),
+            DeviceMetrics("cpu", 0.4, (0.38, 0.45), 32, SPLIT),
+            DeviceMetrics("mps", 0.13, (0.12, 0.16), 32, SPLIT, Interval(2.9, 3.1, 3.3, 0.959)),
         ),
         20,
     ),

@@ -15,19 +15,19 @@ import torch
 
 from openmed_nb.devices.backend import (
     MINIMUM_TORCH,
-    OTHER_NUMBERS,
-    TorchFacts,
+    NUMERICAL_MISMATCH,
+    TorchInfo,
     _metal_name,
-    collector_at_rest,
+    gc_disabled,
+    get_rng_states,
     gpu_build,
-    installed_torch,
-    loaded_torch,
-    mps_allocator_started,
+    inspect_imported_torch,
+    inspect_installed_torch,
+    is_mps_allocator_initialized,
     parse_gpu_build,
-    probe,
-    random_numbers_from,
-    random_states,
-    reinstalling,
+    probe_device,
+    reinstall_remedy,
+    use_rng_states,
 )
 from openmed_nb.simulation.device import simulated_device
 
@@ -46,15 +46,15 @@ def python(code, *options, folder=None):
 def test_installed_torch_is_not_imported():
     """Version and build are read from files, and torch stays unimported."""
     code = """
-facts = installed_torch()
+facts = inspect_installed_torch()
 heavy = [name for name in sys.modules if name.split(".")[0] in ("torch", "transformers")]
-print(json.dumps([facts.version, facts.gpu_build, facts.loaded, torch_is_loaded(), mps_allocator_started(), heavy]))"""
+print(json.dumps([facts.version, facts.gpu_build, facts.is_imported, is_torch_imported(), is_mps_allocator_initialized(), heavy]))"""
 
-    assert python(code) == [version("torch"), loaded_torch().gpu_build, False, False, False, []]
+    assert python(code) == [version("torch"), inspect_imported_torch().gpu_build, False, False, False, []]
 
 
 def test_no_torch_installed():
-    code = """print(json.dumps([installed_torch().version, "torch" in sys.modules]))"""
+    code = """print(json.dumps([inspect_installed_torch().version, "torch" in sys.modules]))"""
 
     assert python(code, "-S") == [None, False]
 
@@ -80,12 +80,12 @@ def test_build_from_a_version_file(text, build):
 
 def test_files_and_torch_agree():
     """What the files of the installed torch say is what torch says of itself once it is loaded."""
-    planned, confirmed = installed_torch(), loaded_torch()
+    planned, confirmed = inspect_installed_torch(), inspect_imported_torch()
 
     # Wheels for a GPU leave their build out of the version in their files.
     assert confirmed.version in {planned.version, f"{planned.version}+{confirmed.version.partition('+')[2]}"}
     assert planned.gpu_build == confirmed.gpu_build == gpu_build(torch.version.cuda, torch.version.hip)
-    assert (planned.loaded, confirmed.loaded) == (False, True)
+    assert (planned.is_imported, confirmed.is_imported) == (False, True)
     assert None not in (confirmed.mps_built, confirmed.mps_available, confirmed.cuda_names)
     assert confirmed.release >= MINIMUM_TORCH
 
@@ -116,9 +116,9 @@ def test_name_of_the_metal_device():
 )
 def test_version(text, release, unreleased):
     """A version is compared as numbers, and one that is no release is named as what it is."""
-    facts = TorchFacts(text)
-    assert (facts.release, facts.unreleased) == (release, unreleased)
-    assert facts.shown == (f"{text}, {unreleased}" if unreleased else text or "")
+    facts = TorchInfo(text)
+    assert (facts.release, facts.prerelease_note) == (release, unreleased)
+    assert facts.display_version == (f"{text}, {unreleased}" if unreleased else text or "")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_version(text, release, unreleased):
 )
 def test_probe_is_remembered_by_device(probed, asked, same):
     """The outcome of a probe holds for every spelling of the same device, and for no other."""
-    assert TorchFacts("2.13.0", probes=((probed, "no"),)).failure(asked) == ("no" if same else None)
+    assert TorchInfo("2.13.0", probes=((probed, "no"),)).probe_failure(asked) == ("no" if same else None)
 
 
 def test_probe_of_the_cpu():
@@ -142,12 +142,12 @@ def test_probe_of_the_cpu():
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"):
-            assert probe("cpu") == ""
+            assert probe_device("cpu") == ""
     finally:
         torch.set_default_dtype(former)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
-            assert probe("cpu") == ""
+            assert probe_device("cpu") == ""
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
@@ -155,19 +155,19 @@ def test_probe_of_the_cpu():
 def test_probe_computes_as_models_do(defect):
     """A device on which linear layers over three dimensions go wrong fails its probe, also under autocast."""
     with simulated_device(environ={}, defects=defect or ()):
-        failure = probe("mps")
-        assert (failure.startswith(OTHER_NUMBERS), defect in failure) == (bool(defect), True)
+        failure = probe_device("mps")
+        assert (failure.startswith(NUMERICAL_MISMATCH), defect in failure) == (bool(defect), True)
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast("cpu", dtype), torch.autocast("mps", dtype), torch.inference_mode():
-                assert probe("mps") == failure
+                assert probe_device("mps") == failure
 
 
 @pytest.mark.parametrize(
     ("device", "words", "works"),
     [
         ("meta", "meta", False),
-        ("mps", "PyTorch is not linked with support for mps devices", loaded_torch().mps_available),
-        ("cuda", "Torch not compiled with CUDA enabled", loaded_torch().gpu_build),
+        ("mps", "PyTorch is not linked with support for mps devices", inspect_imported_torch().mps_available),
+        ("cuda", "Torch not compiled with CUDA enabled", inspect_imported_torch().gpu_build),
     ],
 )
 def test_probe_of_a_device_that_is_not_there(device, words, works):
@@ -175,17 +175,17 @@ def test_probe_of_a_device_that_is_not_there(device, words, works):
     if works:
         pytest.skip("this computer has it")
 
-    assert words in probe(device)
+    assert words in probe_device(device)
 
 
 def test_living_mps_tensor():
     """A living tensor that says it is on MPS proves that the allocator has started; one that is gone proves nothing."""
-    assert mps_allocator_started() is None
+    assert is_mps_allocator_initialized() is None
     kept = [type("OnMps", (torch.Tensor,), {"is_mps": True})()]
-    assert mps_allocator_started() is True
+    assert is_mps_allocator_initialized() is True
 
     kept.clear()
-    assert mps_allocator_started() is None
+    assert is_mps_allocator_initialized() is None
 
 
 INTERRUPTED = """
@@ -224,10 +224,10 @@ def test_torch_that_does_not_import(file, source, words, tmp_path):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(source, "utf-8")
     code = """
-from openmed_nb.errors import TorchUnusable
+from openmed_nb.errors import TorchImportError
 try:
-    loaded_torch()
-except TorchUnusable as error:
+    inspect_imported_torch()
+except TorchImportError as error:
     print(json.dumps(str(error)))"""
     said = python(code, folder=tmp_path)
 
@@ -240,13 +240,13 @@ except TorchUnusable as error:
 )
 def test_same_release_is_reinstalled(release, named):
     """The newest torch may want a newer macOS."""
-    assert reinstalling(release).endswith(f" --force-reinstall {named}.")
+    assert reinstall_remedy(release).endswith(f" --force-reinstall {named}.")
 
 
 def test_imported_objects_are_old_at_once():
     """What was made while the collector rested is not young afterwards, so that the next collection does not go through it."""
     gc.unfreeze()
-    with collector_at_rest():
+    with gc_disabled():
         assert not gc.isenabled()
         made = [[]]
     assert gc.isenabled()
@@ -258,11 +258,11 @@ def test_collector_that_the_person_changed():
     gc.disable()
     gc.freeze()
     try:
-        with collector_at_rest():
+        with gc_disabled():
             pass
         assert not gc.isenabled()
         gc.enable()
-        with collector_at_rest():
+        with gc_disabled():
             pass
         assert gc.get_freeze_count()
     finally:
@@ -280,10 +280,10 @@ def test_random_numbers_are_repeated(device):
     def numbers():
         return torch.rand(5, device=device), torch.rand(5)
 
-    states = random_states(*{device} - {"cpu"})
+    states = get_rng_states(*{device} - {"cpu"})
     first = numbers()
     before = torch.get_rng_state()
-    with contextlib.suppress(ZeroDivisionError), random_numbers_from(states):
+    with contextlib.suppress(ZeroDivisionError), use_rng_states(states):
         again = numbers()
         raise ZeroDivisionError
     assert all(map(torch.equal, first, again))

@@ -7,40 +7,40 @@ from typing import NamedTuple
 
 import pytest
 
-from openmed_nb.devices.backend import TorchFacts
-from openmed_nb.devices.causes import Surroundings
+from openmed_nb.devices.backend import TorchInfo
+from openmed_nb.devices.causes import DeviceContext
 from openmed_nb.devices.choice import (
-    Candidate,
     DeviceChoice,
     DeviceList,
+    DeviceStatus,
     Explanation,
     Rejection,
-    resolve,
+    select_device,
 )
-from openmed_nb.devices.environment import plan
-from openmed_nb.devices.machine import Machine
-from openmed_nb.devices.registry import DEVICE_TYPES, device_of
-from openmed_nb.devices.request import DeviceRequest, Wish, decide, precedence
-from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnknownDevice
+from openmed_nb.devices.environment import plan_mps_variables
+from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.devices.registry import DEVICE_TYPES, parse_device_argument
+from openmed_nb.devices.request import DeviceRequest, DeviceSetting, resolution_order, resolve_request
+from openmed_nb.errors import DeviceUnavailableError, OpenMedError, UnknownDeviceError
 
 MACHINES = {
-    "M4 Max": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(15, 5), gpu_driver=False),
-    "M1 with macOS 13": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(13, 6)),
-    "M1 with macOS 14": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14,)),
-    "M1 with macOS 14.0": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14, 0)),
-    "M2 whose sysctl does not answer": Machine("Darwin", "arm64", apple_silicon=True),
-    "M2 Pro under Rosetta": Machine("Darwin", "x86_64", apple_silicon=True, translated=True, macos=(14, 5)),
-    "Intel Mac": Machine("Darwin", "x86_64", chip="Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", macos=(14, 5)),
-    "virtual Mac": Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2 (Virtual)", macos=(14, 5)),
-    "Linux without a GPU": Machine("Linux", "x86_64", gpu_driver=False),
-    "Linux with NVIDIA driver": Machine("Linux", "x86_64", gpu_driver=True),
-    "Linux with AMD driver": Machine("Linux", "x86_64", gpu_driver=True),
-    "Linux whose driver is unknown": Machine("Linux", "x86_64"),
-    "Linux on arm64": Machine("Linux", "aarch64", gpu_driver=False),
-    "Linux container on a Mac": Machine("Linux", "aarch64", apple_silicon=True, gpu_driver=False),
-    "WSL": Machine("Linux", "x86_64", gpu_driver=True),
-    "Windows with NVIDIA driver": Machine("Windows", "AMD64", gpu_driver=True),
-    "Windows without a GPU": Machine("Windows", "AMD64", gpu_driver=False),
+    "M4 Max": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(15, 5), gpu_driver=False),
+    "M1 with macOS 13": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(13, 6)),
+    "M1 with macOS 14": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14,)),
+    "M1 with macOS 14.0": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14, 0)),
+    "M2 whose sysctl does not answer": MachineInfo("Darwin", "arm64", apple_silicon=True),
+    "M2 Pro under Rosetta": MachineInfo("Darwin", "x86_64", apple_silicon=True, under_rosetta=True, macos=(14, 5)),
+    "Intel Mac": MachineInfo("Darwin", "x86_64", chip="Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", macos=(14, 5)),
+    "virtual Mac": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2 (Virtual)", macos=(14, 5)),
+    "Linux without a GPU": MachineInfo("Linux", "x86_64", gpu_driver=False),
+    "Linux with NVIDIA driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
+    "Linux with AMD driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
+    "Linux whose driver is unknown": MachineInfo("Linux", "x86_64"),
+    "Linux on arm64": MachineInfo("Linux", "aarch64", gpu_driver=False),
+    "Linux container on a Mac": MachineInfo("Linux", "aarch64", apple_silicon=True, gpu_driver=False),
+    "WSL": MachineInfo("Linux", "x86_64", gpu_driver=True),
+    "Windows with NVIDIA driver": MachineInfo("Windows", "AMD64", gpu_driver=True),
+    "Windows without a GPU": MachineInfo("Windows", "AMD64", gpu_driver=False),
 }
 
 CUDA, ROCM = ("2.13.0+cu130", "CUDA 13.0"), ("2.13.0+rocm7.1", "ROCm 7.1.25424")
@@ -50,37 +50,37 @@ NO_MPS = {"loaded": True, "mps_built": False, "mps_available": False}
 TWO_GPUS = {**NO_MPS, "cuda_names": ("NVIDIA A100", "NVIDIA T4")}
 
 TORCHES = {
-    "no torch": TorchFacts(None),
-    "torch 1.12": TorchFacts("1.12.1", gpu_build=""),
-    "torch 2.2": TorchFacts("2.2.2", gpu_build=""),
-    "torch 2.5": TorchFacts("2.5.1", gpu_build=""),
-    "torch 2.6": TorchFacts("2.6.0", gpu_build=""),
-    "torch of unknown build": TorchFacts("2.14.0a0+git035290b"),
-    "planned Mac build": TorchFacts("2.13.0", gpu_build=""),
-    "loaded Mac build": TorchFacts("2.13.0", **METAL),
-    "MPS works": TorchFacts("2.13.0", **METAL, probes=(("mps", ""),)),
-    "MPS fails": TorchFacts("2.13.0", **METAL, probes=(("mps", "MPS backend out of memory"),)),
-    "MPS gives wrong numbers": TorchFacts("2.13.0", **METAL, probes=(("mps", "it gave other numbers than the CPU"),)),
-    "MPS refuses its watermarks": TorchFacts("2.13.0", **METAL, probes=(("mps", "invalid low watermark ratio 1.4"),)),
-    "built without MPS": TorchFacts("2.13.0", gpu_build="", cuda_names=(), **NO_MPS),
-    "no Metal device": TorchFacts("2.13.0", **NO_METAL),
-    "planned CPU build": TorchFacts("2.13.0+cpu", gpu_build=""),
-    "loaded CPU build": TorchFacts("2.13.0+cpu", gpu_build="", cuda_names=(), **NO_MPS),
-    "planned CUDA build": TorchFacts(CUDA[0], gpu_build=CUDA[1]),
-    "CUDA build that finds none": TorchFacts(CUDA[0], gpu_build=CUDA[1], cuda_names=(), **NO_MPS),
-    "one GPU, not probed": TorchFacts(CUDA[0], gpu_build=CUDA[1], cuda_names=("NVIDIA L4",), **NO_MPS),
-    "two GPUs that work": TorchFacts(CUDA[0], gpu_build=CUDA[1], **TWO_GPUS, probes=(("cuda", ""), ("cuda:1", ""))),
-    "first of two GPUs fails": TorchFacts(
+    "no torch": TorchInfo(None),
+    "torch 1.12": TorchInfo("1.12.1", gpu_build=""),
+    "torch 2.2": TorchInfo("2.2.2", gpu_build=""),
+    "torch 2.5": TorchInfo("2.5.1", gpu_build=""),
+    "torch 2.6": TorchInfo("2.6.0", gpu_build=""),
+    "torch of unknown build": TorchInfo("2.14.0a0+git035290b"),
+    "planned Mac build": TorchInfo("2.13.0", gpu_build=""),
+    "loaded Mac build": TorchInfo("2.13.0", **METAL),
+    "MPS works": TorchInfo("2.13.0", **METAL, probes=(("mps", ""),)),
+    "MPS fails": TorchInfo("2.13.0", **METAL, probes=(("mps", "MPS backend out of memory"),)),
+    "MPS gives wrong numbers": TorchInfo("2.13.0", **METAL, probes=(("mps", "it gave other numbers than the CPU"),)),
+    "MPS refuses its watermarks": TorchInfo("2.13.0", **METAL, probes=(("mps", "invalid low watermark ratio 1.4"),)),
+    "built without MPS": TorchInfo("2.13.0", gpu_build="", cuda_names=(), **NO_MPS),
+    "no Metal device": TorchInfo("2.13.0", **NO_METAL),
+    "planned CPU build": TorchInfo("2.13.0+cpu", gpu_build=""),
+    "loaded CPU build": TorchInfo("2.13.0+cpu", gpu_build="", cuda_names=(), **NO_MPS),
+    "planned CUDA build": TorchInfo(CUDA[0], gpu_build=CUDA[1]),
+    "CUDA build that finds none": TorchInfo(CUDA[0], gpu_build=CUDA[1], cuda_names=(), **NO_MPS),
+    "one GPU, not probed": TorchInfo(CUDA[0], gpu_build=CUDA[1], cuda_names=("NVIDIA L4",), **NO_MPS),
+    "two GPUs that work": TorchInfo(CUDA[0], gpu_build=CUDA[1], **TWO_GPUS, probes=(("cuda", ""), ("cuda:1", ""))),
+    "first of two GPUs fails": TorchInfo(
         CUDA[0], gpu_build=CUDA[1], **TWO_GPUS, probes=(("cuda", "CUDA error: no kernel image is available"),)
     ),
-    "planned ROCm build": TorchFacts(ROCM[0], gpu_build=ROCM[1]),
-    "ROCm build that finds none": TorchFacts(ROCM[0], gpu_build=ROCM[1], cuda_names=(), **NO_MPS),
-    "ROCm build with a GPU that works": TorchFacts(
+    "planned ROCm build": TorchInfo(ROCM[0], gpu_build=ROCM[1]),
+    "ROCm build that finds none": TorchInfo(ROCM[0], gpu_build=ROCM[1], cuda_names=(), **NO_MPS),
+    "ROCm build with a GPU that works": TorchInfo(
         ROCM[0], gpu_build=ROCM[1], cuda_names=("AMD Instinct MI210",), **NO_MPS, probes=(("cuda", ""),)
     ),
 }
 
-ERRORS = {"unavailable": DeviceUnavailable, "unknown": UnknownDevice}
+ERRORS = {"unavailable": DeviceUnavailableError, "unknown": UnknownDeviceError}
 
 
 class Row(NamedTuple):
@@ -112,18 +112,21 @@ ROWS = read_rows(Path(__file__).with_name("choice_matrix.txt").read_text("utf-8"
 def ask(row):
     """Return the answer to a row's wish, spelled as in the table, and everything that it says."""
     said = dict(pair.split("=", 1) for pair in shlex.split(row.wish.removeprefix("-")))
-    argument = Wish("argument", said.pop("argument", None))
+    argument = DeviceSetting("argument", said.pop("argument", None))
     if "config" in said:
-        argument = Wish("OpenMedConfig", said.pop("config"))
+        argument = DeviceSetting("OpenMedConfig", said.pop("config"))
     session = said.pop("session", None)
     torch = TORCHES[row.torch]
     try:
         override = None if session is None else DeviceRequest.parse(session, "use()")
-        choice = resolve(decide(precedence(said, argument, override)), Surroundings(MACHINES[row.machine], torch, said))
+        choice = select_device(
+            resolve_request(resolution_order(said, argument, override)),
+            DeviceContext(MACHINES[row.machine], torch, said),
+        )
     except OpenMedError as error:
         return next(name for name, kind in ERRORS.items() if type(error) is kind), str(error)
-    grade = "confirmed" if choice.certain else "planned"
-    unprobed = choice.device != "cpu" and torch.failure(choice.device) is None
+    grade = "confirmed" if choice.confirmed else "planned"
+    unprobed = choice.device != "cpu" and torch.probe_failure(choice.device) is None
     return f"{choice.device} {grade}{' probe' if unprobed else ''}", str(choice)
 
 
@@ -140,7 +143,7 @@ def test_nobody_is_sent_to_another_computer():
     for name, machine in MACHINES.items():
         for torch in TORCHES.values():
             for device in DEVICE_TYPES:
-                remedy = Candidate.of(device_of(device), Surroundings(machine, torch, {})).remedy
+                remedy = DeviceStatus.of(parse_device_argument(device), DeviceContext(machine, torch, {})).remedy
                 assert ("the Mac itself" if "Mac" in name else "") in remedy or "Mac" not in remedy, (name, remedy)
                 assert "Use a " not in remedy, (name, remedy)
 
@@ -148,9 +151,9 @@ def test_nobody_is_sent_to_another_computer():
 def test_switch_of_accelerate_is_told():
     """Where Accelerate's switch asks for the CPU, each other device is ruled out for that, with what switches it back."""
     environ = {"ACCELERATE_USE_CPU": "1"}
-    request = decide(precedence(environ, Wish("argument", None), None))
-    here = Surroundings(MACHINES["Linux with NVIDIA driver"], TORCHES["two GPUs that work"], environ)
-    choice = resolve(request, here)
+    request = resolve_request(resolution_order(environ, DeviceSetting("argument", None), None))
+    here = DeviceContext(MACHINES["Linux with NVIDIA driver"], TORCHES["two GPUs that work"], environ)
+    choice = select_device(request, here)
 
     assert choice.device == "cpu"
     told = "ACCELERATE_USE_CPU=1 asks for the CPU", "Unset ACCELERATE_USE_CPU."
@@ -169,20 +172,21 @@ NO_MAC = Rejection("mps", "this computer runs Linux", "Use a Mac.")
 
 def choice(device="cpu", **facts):
     """Return a choice of a device that was asked for."""
-    return DeviceChoice(device, device, "argument", f"{device!r} was asked for.", certain=True, **facts)
+    return DeviceChoice(device, device, "argument", f"{device!r} was asked for.", confirmed=True, **facts)
 
 
 @pytest.mark.parametrize(("in_force", "place"), {"cuda": 1, "cuda:0": 1, "cuda:1": 2, "cpu": 3, None: None}.items())
 def test_list_of_devices(in_force, place):
     """Each device has its state; that in force is marked under either spelling."""
-    gpus = (Candidate("cuda:0"), Candidate("cuda:1", usable=None))
+    gpus = (DeviceStatus("cuda:0"), DeviceStatus("cuda:1", usable=None))
     listed = DeviceList(
-        (Candidate("mps", False, NO_MAC.reason, NO_MAC.remedy), *gpus, Candidate("cpu")), in_force and choice(in_force)
+        (DeviceStatus("mps", False, NO_MAC.reason, NO_MAC.remedy), *gpus, DeviceStatus("cpu")),
+        in_force and choice(in_force),
     )
     states = ["cannot be used", "usable", "not tried", "usable"]
     if place is not None:
         states[place] = "in force"
-    assert [row[1] for row in listed.report().tables[0].rows] == states
+    assert [row[1] for row in listed.to_report().tables[0].rows] == states
     assert listed.to_dict()["in_force"] == in_force
     assert [device["usable"] for device in listed.to_dict()["devices"]] == [False, True, None, True]
     assert listed.to_dict()["devices"][0] == {**vars(NO_MAC), "usable": False}
@@ -200,15 +204,17 @@ def test_list_of_devices(in_force, place):
 )
 def test_chain_shows_who_decides(environ, argument, override, decides):
     """Exactly one link of the chain is marked as the one that decides."""
-    chain = precedence(environ, Wish("argument", argument), override)
-    explained = Explanation(chain, choice(), plan({}, "cpu"), {})
-    assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == [decides]
+    chain = resolution_order(environ, DeviceSetting("argument", argument), override)
+    explained = Explanation(chain, choice(), plan_mps_variables({}, "cpu"), {})
+    assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "decides"] == [decides]
 
 
 def test_explanation_as_json():
     """An explanation is the chain, the choice with what was ruled out, the variables, and an odd torch."""
-    chain = precedence({"OPENMED_DEVICE": "cpu"})
-    explained = Explanation(chain, choice(rejected=(NO_MAC,)), plan({}), {"HF_HUB_OFFLINE": "1"}, "2.16.0.dev1")
+    chain = resolution_order({"OPENMED_DEVICE": "cpu"})
+    explained = Explanation(
+        chain, choice(rejected=(NO_MAC,)), plan_mps_variables({}), {"HF_HUB_OFFLINE": "1"}, "2.16.0.dev1"
+    )
 
     told = json.loads(json.dumps(explained.to_dict()))
     assert list(told) == ["chain", "choice", "environment", "variables", "unreleased"]
@@ -228,8 +234,8 @@ def test_explanation_as_json():
 )
 def test_hidden_spelling_is_masked_and_escaped(spelling, shown, leak):
     """The value of a variable that does not count is masked where it looks secret, and escaped in HTML."""
-    chain = precedence({"OPENMED_TORCH_DEVICE": "cpu", "OPENMED_DEVICE": spelling})
-    explained = Explanation(chain, choice(), plan({}, "cpu"), {})
+    chain = resolution_order({"OPENMED_TORCH_DEVICE": "cpu", "OPENMED_DEVICE": spelling})
+    explained = Explanation(chain, choice(), plan_mps_variables({}, "cpu"), {})
     html = explained._repr_html_()
 
     assert shown in html
@@ -240,9 +246,9 @@ def test_hidden_spelling_is_masked_and_escaped(spelling, shown, leak):
 def test_choice_in_words():
     """A choice says how sure it is, whether it is simulated, and what moved."""
     moved = choice("mps", rejected=(NO_MAC,), moved=("a", "b"))
-    planned = DeviceChoice("cpu", "auto", "nobody", "nothing else.", certain=False, simulated=True)
+    planned = DeviceChoice("cpu", "auto", "nobody", "nothing else.", confirmed=False, simulated=True)
 
     assert moved.report().title == "Device: mps (confirmed)"
     assert "Moved to mps: a, b." in moved.report().sentences
-    assert planned.report().title == "Device: cpu (SIMULATED, planned; torch is not loaded yet)"
+    assert planned.to_report().title == "Device: cpu (SIMULATED, planned; torch is not loaded yet)"
     assert moved.to_dict() == {**vars(moved), "rejected": [vars(NO_MAC)], "moved": ["a", "b"], "learned": []}

@@ -4,9 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.computer import Computer
-from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, IN_TIME, LOW, TOO_LATE, UNSURE, VARIABLES
-from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.computer import DeviceManager
+from openmed_nb.devices.environment import (
+    ACTIVE,
+    FALLBACK_VARIABLE,
+    HIGH_WATERMARK_VARIABLE,
+    LOW_WATERMARK_VARIABLE,
+    PENDING,
+    TOO_LATE,
+    UNSURE,
+    VARIABLES,
+)
+from openmed_nb.devices.machine import MachineInfo
 
 
 class Kernel:
@@ -14,31 +23,31 @@ class Kernel:
 
     def __init__(self):
         self.environ: dict[str, str] = {}
-        self.computer = Computer(self.environ, lambda: Machine("Darwin", "arm64", apple_silicon=True), self)
+        self.computer = DeviceManager(self.environ, lambda: MachineInfo("Darwin", "arm64", apple_silicon=True), self)
         self.read: dict[str, str | None] = {}
         self.tensor_lives = False
 
-    def torch_is_loaded(self):
+    def is_torch_imported(self):
         """Tell whether torch was imported."""
-        return FALLBACK in self.read
+        return FALLBACK_VARIABLE in self.read
 
-    def mps_allocator_started(self):
+    def is_mps_allocator_initialized(self):
         """Tell what can be known from outside: a tensor that is gone leaves no trace."""
         return True if self.tensor_lives else None
 
-    def installed_torch(self):
+    def inspect_installed_torch(self):
         """Return what nobody asks for here."""
         raise NotImplementedError
 
-    loaded_torch = installed_torch
+    inspect_imported_torch = inspect_installed_torch
 
-    def probe(self, device):
+    def probe_device(self, device):
         """Compute nothing."""
         raise NotImplementedError
 
     def load(self):
         """Type ``import torch``."""
-        self.read.setdefault(FALLBACK, self.environ.get(FALLBACK))
+        self.read.setdefault(FALLBACK_VARIABLE, self.environ.get(FALLBACK_VARIABLE))
 
     def compute(self):
         """Make an MPS tensor and keep it."""
@@ -48,7 +57,7 @@ class Kernel:
     def touch(self):
         """Make an MPS tensor and drop it, which leaves no trace."""
         self.load()
-        for name in (HIGH, LOW):
+        for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE):
             self.read.setdefault(name, self.environ.get(name))
 
     def drop(self):
@@ -57,15 +66,15 @@ class Kernel:
 
     def enter(self):
         """Choose mps."""
-        self.computer.enter_mps()
+        self.computer.apply_mps_variables()
 
     def leave(self):
         """Choose another device."""
-        self.computer.leave_mps()
+        self.computer.restore_mps_variables()
 
     def look(self):
         """Ask for the plan."""
-        self.computer.environment("mps")
+        self.computer.mps_environment("mps")
 
     def type(self, name, value):
         """Look, then set or unset a variable."""
@@ -78,11 +87,11 @@ class Kernel:
     @property
     def effects(self):
         """What is told of each variable."""
-        return {one.name: one.effect for one in self.computer.environment("mps").settings}
+        return {one.name: one.effect for one in self.computer.mps_environment("mps").settings}
 
 
 VERBS = ("load", "compute", "touch", "drop", "enter", "leave", "look")
-NAMES = {"FALLBACK": FALLBACK, "HIGH": HIGH, "LOW": LOW}
+NAMES = {"FALLBACK": FALLBACK_VARIABLE, "HIGH": HIGH_WATERMARK_VARIABLE, "LOW": LOW_WATERMARK_VARIABLE}
 
 
 def play(*steps):
@@ -99,17 +108,17 @@ def play(*steps):
 
 # What is told of the fallback and of the high watermark -> what a person did before.
 TOLD = {
-    (IN_TIME, IN_TIME): ("enter",),
-    (IN_FORCE, IN_FORCE): (
+    (PENDING, PENDING): ("enter",),
+    (ACTIVE, ACTIVE): (
         *("enter load", "enter load compute", "enter leave enter load"),
         *("enter compute leave enter", "enter compute leave drop enter"),
         *("FALLBACK=1 HIGH=0.7 enter load", "FALLBACK=1 HIGH=0.7 look load enter"),
         *("enter FALLBACK=0 look load", "enter load look FALLBACK= enter"),
     ),
-    (IN_FORCE, UNSURE): ("enter load HIGH=0.7 compute", "enter load leave enter"),
-    (IN_FORCE, TOO_LATE): ("enter compute look HIGH=0.7",),
-    (UNSURE, IN_FORCE): ("enter FALLBACK=0 load",),
-    (TOO_LATE, IN_FORCE): ("enter load look FALLBACK=0", "enter FALLBACK= look load FALLBACK=1"),
+    (ACTIVE, UNSURE): ("enter load HIGH=0.7 compute", "enter load leave enter"),
+    (ACTIVE, TOO_LATE): ("enter compute look HIGH=0.7",),
+    (UNSURE, ACTIVE): ("enter FALLBACK=0 load",),
+    (TOO_LATE, ACTIVE): ("enter load look FALLBACK=0", "enter FALLBACK= look load FALLBACK=1"),
     (TOO_LATE, UNSURE): (
         *("load enter", "load enter compute", "touch enter", "compute drop enter", "enter leave load enter"),
     ),
@@ -122,16 +131,20 @@ def test_story(told, story):
     """After what a person does in a notebook, each variable is told as torch has read it, or as unsure."""
     effects = play(*story.split()).effects
 
-    assert (effects[FALLBACK], effects[HIGH]) == told
+    assert (effects[FALLBACK_VARIABLE], effects[HIGH_WATERMARK_VARIABLE]) == told
 
 
 def test_person_who_imported_torch_before_the_first_look():
     """What a kernel.json set is kept and told as unsure where torch was imported before anyone looked."""
     kernel = Kernel()
-    kernel.environ[FALLBACK] = "1"
+    kernel.environ[FALLBACK_VARIABLE] = "1"
     kernel.load()
 
-    assert kernel.effects == {FALLBACK: UNSURE, HIGH: UNSURE, LOW: UNSURE}
+    assert kernel.effects == {
+        FALLBACK_VARIABLE: UNSURE,
+        HIGH_WATERMARK_VARIABLE: UNSURE,
+        LOW_WATERMARK_VARIABLE: UNSURE,
+    }
 
 
 CHANGES = [f"{name}={value}" for name in NAMES for value in ("", "0", "1", "1.0", "0.9", "0.5", "2.5")]
@@ -144,11 +157,11 @@ def test_every_claim_is_true(story):
     kernel = play(*story)
 
     for one in kernel.computer.environment("mps").settings:
-        if one.effect == IN_FORCE and one.name in kernel.read:
+        if one.effect == ACTIVE and one.name in kernel.read:
             assert kernel.read[one.name] == one.value
         if one.effect == TOO_LATE:
             assert kernel.read[one.name] != one.value
-        if one.effect == IN_TIME:
+        if one.effect == PENDING:
             assert one.name not in kernel.read
 
 
@@ -168,7 +181,11 @@ def test_nothing_of_ours_remains(story):
     alone = play(*(step for step in story if step not in ("enter", "leave")))
 
     assert kernel.environ.items() <= alone.environ.items()
-    assert alone.environ.items() - kernel.environ.items() <= {(FALLBACK, "1"), (HIGH, "1.0"), (LOW, "0.9")}
+    assert alone.environ.items() - kernel.environ.items() <= {
+        (FALLBACK_VARIABLE, "1"),
+        (HIGH_WATERMARK_VARIABLE, "1.0"),
+        (LOW_WATERMARK_VARIABLE, "0.9"),
+    }
 
 
 @given(
@@ -180,7 +197,7 @@ def test_leaving_takes_back_only_ours(person, later):
     kernel = Kernel()
     kernel.environ.update({"HOME": "/home/me", **person})
     kernel.enter()
-    added = kernel.computer.applied
+    added = kernel.computer.applied_variables
     kernel.environ.update(later)
     kernel.leave()
 
@@ -191,15 +208,15 @@ def test_leaving_takes_back_only_ours(person, later):
 def test_failed_step_gives_former_values_back():
     """Going back to what had been applied restores our former values, and keeps the person's."""
     kernel = play("enter", "HIGH=0.5")
-    before = kernel.computer.applied
+    before = kernel.computer.applied_variables
     kernel.enter()
-    assert kernel.environ[LOW] == "0.45"
+    assert kernel.environ[LOW_WATERMARK_VARIABLE] == "0.45"
 
-    kernel.computer.leave_mps(before)
+    kernel.computer.restore_mps_variables(before)
 
-    assert kernel.environ == {FALLBACK: "1", HIGH: "0.5", LOW: "0.9"}
+    assert kernel.environ == {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "0.5", LOW_WATERMARK_VARIABLE: "0.9"}
     kernel.leave()
-    assert kernel.environ == {HIGH: "0.5"}
+    assert kernel.environ == {HIGH_WATERMARK_VARIABLE: "0.5"}
 
 
 @pytest.mark.parametrize("shell", [None, "cuda:1", "cpu"])
@@ -212,9 +229,9 @@ def test_published_device_is_taken_back(shell):
     for device in ("cuda:1", "cpu", "cuda:0"):
         computer.enter(device, published=True)
         assert environ["OPENMED_TORCH_DEVICE"] == device
-        assert computer.shell == before
-    computer.unpublish()
-    computer.unpublish()
+        assert computer.user_environ == before
+    computer.restore_device_variable()
+    computer.restore_device_variable()
 
     assert environ == before
 
@@ -226,9 +243,9 @@ def test_published_device_that_the_person_changed():
     environ["OPENMED_TORCH_DEVICE"] = "cuda"
     computer.enter("cpu", published=True)
     environ["OPENMED_TORCH_DEVICE"] = "mps"
-    assert computer.shell == {"OPENMED_TORCH_DEVICE": "mps"}
+    assert computer.user_environ == {"OPENMED_TORCH_DEVICE": "mps"}
 
     computer.enter("cpu", published=True)
-    computer.unpublish()
+    computer.restore_device_variable()
 
     assert environ == {"OPENMED_TORCH_DEVICE": "mps"}

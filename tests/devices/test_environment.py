@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from openmed_nb.devices.environment import (
     CONFLICT,
-    FALLBACK,
-    HIGH,
-    IDLE,
-    IN_TIME,
-    LOW,
-    NOT_READ,
+    FALLBACK_VARIABLE,
+    HIGH_WATERMARK_VARIABLE,
+    IGNORED,
+    LOW_WATERMARK_VARIABLE,
+    NOT_FOR_DEVICE,
+    PENDING,
     RESTART,
     TOO_LATE,
     UNSET_BOTH,
     UNSURE,
     VARIABLES,
-    Moment,
+    TorchState,
     parse_ratio,
-    plan,
+    plan_mps_variables,
 )
 
 strtod = ctypes.CDLL(None).strtod
@@ -39,8 +39,8 @@ UNSET_OR_WRITTEN = st.none() | WRITTEN
 
 def torch_refuses(environ):
     """Return what torch raises for the watermarks of an environment: the checks of MPSAllocator.mm:86 and :100."""
-    high = strtod(environ.get(HIGH, "1.7").encode(), None)
-    low = strtod(environ.get(LOW, "1.4").encode(), None)
+    high = strtod(environ.get(HIGH_WATERMARK_VARIABLE, "1.7").encode(), None)
+    low = strtod(environ.get(LOW_WATERMARK_VARIABLE, "1.4").encode(), None)
     if not 0 <= high <= 2.0:
         return f"invalid high watermark ratio {high:g}"
     if not 0 <= low <= (2.0 if high == 0 else high):
@@ -50,17 +50,21 @@ def torch_refuses(environ):
 
 def shell(high, low):
     """Return an environment in which a person set these watermarks."""
-    return {name: value for name, value in ((HIGH, high), (LOW, low)) if value is not None}
+    return {
+        name: value
+        for name, value in ((HIGH_WATERMARK_VARIABLE, high), (LOW_WATERMARK_VARIABLE, low))
+        if value is not None
+    }
 
 
 def with_plan(person):
     """Return the environment after the plan for MPS is applied to what a person set."""
-    return {**person, **plan(person).additions}
+    return {**person, **plan_mps_variables(person).variables_to_set}
 
 
 def settings_of(person, moment=None, device="mps"):
     """Return the settings of a plan by the names of their variables."""
-    return {one.name: one for one in plan(person, device, moment).settings}
+    return {one.name: one for one in plan_mps_variables(person, device, moment).settings}
 
 
 def check_pair(high, low):
@@ -71,8 +75,10 @@ def check_pair(high, low):
 
     assert {name: environ[name] for name in person} == person
     assert not torch_refuses(environ) or torch_refuses(person), person
-    assert [planned[name].effect == CONFLICT for name in (HIGH, LOW)] == [bool(torch_refuses(environ))] * 2, person
-    assert torch_refuses(environ) in planned[HIGH].note, person
+    assert [planned[name].effect == CONFLICT for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE)] == [
+        bool(torch_refuses(environ))
+    ] * 2, person
+    assert torch_refuses(environ) in planned[HIGH_WATERMARK_VARIABLE].note, person
 
 
 def test_pair_on_the_grid():
@@ -104,59 +110,125 @@ def test_ratio_is_read_as_c_reads_it(text):
 
 def test_what_is_added():
     """Only what a person left unset is added, and the watermarks adapt to what they set."""
-    pairs = ({HIGH: "0.7", LOW: "1.4"}, {HIGH: "1.5", LOW: "0.5"})
+    pairs = (
+        {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "1.4"},
+        {HIGH_WATERMARK_VARIABLE: "1.5", LOW_WATERMARK_VARIABLE: "0.5"},
+    )
     for person, expected in (
-        ({}, {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}),
-        *(({FALLBACK: value}, {HIGH: "1.0", LOW: "0.9"}) for value in ("0", "")),
-        ({HIGH: "0.7"}, {FALLBACK: "1", LOW: "0.63"}),
-        *(({HIGH: high}, {FALLBACK: "1", LOW: "0.9"}) for high in ("0.0", "1.0", "2.0")),
-        *(({LOW: low}, {FALLBACK: "1", HIGH: high}) for low, high in (("0.5", "1.0"), ("1.2", "1.2"), ("1.9", "1.9"))),
-        *((person, {FALLBACK: "1"}) for person in ({HIGH: "2.5"}, {HIGH: "nan"}, {LOW: "2.5"}, {LOW: "-1"}, *pairs)),
-        ({FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}, {}),
+        ({}, {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}),
+        *(
+            ({FALLBACK_VARIABLE: value}, {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"})
+            for value in ("0", "")
+        ),
+        ({HIGH_WATERMARK_VARIABLE: "0.7"}, {FALLBACK_VARIABLE: "1", LOW_WATERMARK_VARIABLE: "0.63"}),
+        *(
+            ({HIGH_WATERMARK_VARIABLE: high}, {FALLBACK_VARIABLE: "1", LOW_WATERMARK_VARIABLE: "0.9"})
+            for high in ("0.0", "1.0", "2.0")
+        ),
+        *(
+            ({LOW_WATERMARK_VARIABLE: low}, {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: high})
+            for low, high in (("0.5", "1.0"), ("1.2", "1.2"), ("1.9", "1.9"))
+        ),
+        *(
+            (person, {FALLBACK_VARIABLE: "1"})
+            for person in (
+                {HIGH_WATERMARK_VARIABLE: "2.5"},
+                {HIGH_WATERMARK_VARIABLE: "nan"},
+                {LOW_WATERMARK_VARIABLE: "2.5"},
+                {LOW_WATERMARK_VARIABLE: "-1"},
+                *pairs,
+            )
+        ),
+        ({FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}, {}),
     ):
-        assert plan(person).additions == expected, person
+        assert plan_mps_variables(person).variables_to_set == expected, person
 
 
 def test_odd_values_are_told():
     """A value that torch refuses, or reads otherwise than it looks, is kept and explained with a remedy."""
     for person, name, note, remedy in (
-        ({HIGH: "0,9"}, HIGH, "'0,9' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
-        ({HIGH: "many"}, HIGH, "'many' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
-        ({LOW: "0.5x"}, LOW, "'0.5x' is no number, and torch reads it as 0.5", "Set it to a number, 0 to 2."),
-        ({LOW: ""}, LOW, "'' is no number, and torch reads it as 0", "Set it to a number, 0 to 2."),
-        ({HIGH: "0"}, HIGH, "no limit", ""),
-        ({HIGH: "nan"}, HIGH, "torch will say: invalid high watermark ratio nan", UNSET_BOTH),
-        ({HIGH: "2.5"}, HIGH, "torch will say: invalid high watermark ratio 2.5", UNSET_BOTH),
-        ({HIGH: "2.5"}, LOW, "torch will say: invalid high watermark ratio 2.5", UNSET_BOTH),
-        ({LOW: "-1"}, LOW, "torch will say: invalid low watermark ratio -1", UNSET_BOTH),
-        ({HIGH: "0.7", LOW: "1.4"}, LOW, "torch will say: invalid low watermark ratio 1.4", UNSET_BOTH),
-        ({FALLBACK: "false"}, FALLBACK, "torch reads 'false' as on", "Set it to 0 or 1."),
-        ({FALLBACK: ""}, FALLBACK, "torch reads '' as on", "Set it to 0 or 1."),
-        ({FALLBACK: "0"}, FALLBACK, "", ""),
-        ({}, HIGH, "", ""),
+        (
+            {HIGH_WATERMARK_VARIABLE: "0,9"},
+            HIGH_WATERMARK_VARIABLE,
+            "'0,9' is no number, and torch reads it as 0",
+            "Set it to a number, 0 to 2.",
+        ),
+        (
+            {HIGH_WATERMARK_VARIABLE: "many"},
+            HIGH_WATERMARK_VARIABLE,
+            "'many' is no number, and torch reads it as 0",
+            "Set it to a number, 0 to 2.",
+        ),
+        (
+            {LOW_WATERMARK_VARIABLE: "0.5x"},
+            LOW_WATERMARK_VARIABLE,
+            "'0.5x' is no number, and torch reads it as 0.5",
+            "Set it to a number, 0 to 2.",
+        ),
+        (
+            {LOW_WATERMARK_VARIABLE: ""},
+            LOW_WATERMARK_VARIABLE,
+            "'' is no number, and torch reads it as 0",
+            "Set it to a number, 0 to 2.",
+        ),
+        ({HIGH_WATERMARK_VARIABLE: "0"}, HIGH_WATERMARK_VARIABLE, "no limit", ""),
+        (
+            {HIGH_WATERMARK_VARIABLE: "nan"},
+            HIGH_WATERMARK_VARIABLE,
+            "torch will say: invalid high watermark ratio nan",
+            UNSET_BOTH,
+        ),
+        (
+            {HIGH_WATERMARK_VARIABLE: "2.5"},
+            HIGH_WATERMARK_VARIABLE,
+            "torch will say: invalid high watermark ratio 2.5",
+            UNSET_BOTH,
+        ),
+        (
+            {HIGH_WATERMARK_VARIABLE: "2.5"},
+            LOW_WATERMARK_VARIABLE,
+            "torch will say: invalid high watermark ratio 2.5",
+            UNSET_BOTH,
+        ),
+        (
+            {LOW_WATERMARK_VARIABLE: "-1"},
+            LOW_WATERMARK_VARIABLE,
+            "torch will say: invalid low watermark ratio -1",
+            UNSET_BOTH,
+        ),
+        (
+            {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "1.4"},
+            LOW_WATERMARK_VARIABLE,
+            "torch will say: invalid low watermark ratio 1.4",
+            UNSET_BOTH,
+        ),
+        ({FALLBACK_VARIABLE: "false"}, FALLBACK_VARIABLE, "torch reads 'false' as on", "Set it to 0 or 1."),
+        ({FALLBACK_VARIABLE: ""}, FALLBACK_VARIABLE, "torch reads '' as on", "Set it to 0 or 1."),
+        ({FALLBACK_VARIABLE: "0"}, FALLBACK_VARIABLE, "", ""),
+        ({}, HIGH_WATERMARK_VARIABLE, "", ""),
     ):
         one = settings_of(person)[name]
         assert (one.note, one.remedy) == (note, remedy)
         assert one.value == person.get(name, one.value)
 
 
-BEFORE = Moment()
-UNTOUCHED = Moment(torch_loaded=True, allocator_started=False)
-UNKNOWN = Moment(torch_loaded=True, allocator_started=None)
-IN_USE = Moment(torch_loaded=True, allocator_started=True)
+BEFORE = TorchState()
+UNTOUCHED = TorchState(torch_loaded=True, allocator_started=False)
+UNKNOWN = TorchState(torch_loaded=True, allocator_started=None)
+IN_USE = TorchState(torch_loaded=True, allocator_started=True)
 
 
 def test_effect_where_nobody_watched():
     """Without a watch, what torch sees follows from when it reads the variable and whether the value stood there."""
     for name, value, effects in (
-        (FALLBACK, None, (IN_TIME, TOO_LATE, TOO_LATE, TOO_LATE)),
-        (FALLBACK, "1", (IN_TIME, UNSURE, UNSURE, UNSURE)),
-        (FALLBACK, "0", (IN_TIME, UNSURE, UNSURE, UNSURE)),
-        (HIGH, None, (IN_TIME, IN_TIME, UNSURE, TOO_LATE)),
-        (HIGH, "0.7", (IN_TIME, IN_TIME, UNSURE, UNSURE)),
-        (LOW, None, (IN_TIME, IN_TIME, UNSURE, TOO_LATE)),
-        (LOW, "1.2", (IN_TIME, IN_TIME, UNSURE, UNSURE)),
-        (HIGH, "2.5", (CONFLICT, CONFLICT, CONFLICT, CONFLICT)),
+        (FALLBACK_VARIABLE, None, (PENDING, TOO_LATE, TOO_LATE, TOO_LATE)),
+        (FALLBACK_VARIABLE, "1", (PENDING, UNSURE, UNSURE, UNSURE)),
+        (FALLBACK_VARIABLE, "0", (PENDING, UNSURE, UNSURE, UNSURE)),
+        (HIGH_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNSURE, TOO_LATE)),
+        (HIGH_WATERMARK_VARIABLE, "0.7", (PENDING, PENDING, UNSURE, UNSURE)),
+        (LOW_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNSURE, TOO_LATE)),
+        (LOW_WATERMARK_VARIABLE, "1.2", (PENDING, PENDING, UNSURE, UNSURE)),
+        (HIGH_WATERMARK_VARIABLE, "2.5", (CONFLICT, CONFLICT, CONFLICT, CONFLICT)),
     ):
         person = {} if value is None else {name: value}
         moments = (BEFORE, UNTOUCHED, UNKNOWN, IN_USE)
@@ -165,46 +237,54 @@ def test_effect_where_nobody_watched():
 
 def test_other_devices_need_nothing():
     """For any other device nothing is set and nothing is complained about."""
-    persons = ({}, {HIGH: "0.7"}, {FALLBACK: "", HIGH: "2.5", LOW: "x"})
+    persons = (
+        {},
+        {HIGH_WATERMARK_VARIABLE: "0.7"},
+        {FALLBACK_VARIABLE: "", HIGH_WATERMARK_VARIABLE: "2.5", LOW_WATERMARK_VARIABLE: "x"},
+    )
     for device, person in itertools.product(("cpu", "cuda", "cuda:1"), persons):
-        planned = plan(person, device, IN_USE)
-        assert planned.additions == {}
-        idle = [(person.get(name), IDLE, "") for name in VARIABLES]
+        planned = plan_mps_variables(person, device, IN_USE)
+        assert planned.variables_to_set == {}
+        idle = [(person.get(name), NOT_FOR_DEVICE, "") for name in VARIABLES]
         assert [(one.value, one.effect, one.remedy) for one in planned.settings] == idle
 
 
 def test_late_variables_need_a_restart():
     for moment in (UNKNOWN, IN_USE):
-        assert {setting.remedy for setting in plan({}, "mps", moment).settings} == {RESTART}
-    assert [setting.origin for setting in plan({HIGH: "0.7"}).settings] == ["set", "kept", "set"]
+        assert {setting.remedy for setting in plan_mps_variables({}, "mps", moment).settings} == {RESTART}
+    assert [setting.source for setting in plan_mps_variables({HIGH_WATERMARK_VARIABLE: "0.7"}).settings] == [
+        "set",
+        "kept",
+        "set",
+    ]
 
 
 def test_high_watermark_that_is_in_force():
     """The high watermark is known where torch reads it or has read it, and not where it has read or refuses another."""
-    low = {HIGH: "0.7"}
+    low = {HIGH_WATERMARK_VARIABLE: "0.7"}
     for environ, moment, high in (
         ({}, BEFORE, 1.0),
         (low, BEFORE, 0.7),
-        ({HIGH: "0"}, BEFORE, 0.0),
-        (low, Moment(True, True, seen={HIGH: frozenset(["0.7"])}), 0.7),
-        (low, Moment(True, True, seen={HIGH: frozenset([None])}), None),
-        (low, Moment(True, None, seen={HIGH: frozenset([None, "0.7"])}), None),
-        *(({HIGH: refused}, BEFORE, None) for refused in ("2.5", "nan", "inf")),
-        ({LOW: "2.5"}, BEFORE, None),
+        ({HIGH_WATERMARK_VARIABLE: "0"}, BEFORE, 0.0),
+        (low, TorchState(True, True, observed_values={HIGH_WATERMARK_VARIABLE: frozenset(["0.7"])}), 0.7),
+        (low, TorchState(True, True, observed_values={HIGH_WATERMARK_VARIABLE: frozenset([None])}), None),
+        (low, TorchState(True, None, observed_values={HIGH_WATERMARK_VARIABLE: frozenset([None, "0.7"])}), None),
+        *(({HIGH_WATERMARK_VARIABLE: refused}, BEFORE, None) for refused in ("2.5", "nan", "inf")),
+        ({LOW_WATERMARK_VARIABLE: "2.5"}, BEFORE, None),
     ):
-        assert plan(environ, "mps", moment).high_watermark == high
+        assert plan_mps_variables(environ, "mps", moment).high_watermark == high
 
 
 def test_a_secret_in_a_variable_is_not_shown():
     """A token that was pasted into a variable appears neither in the text nor in the JSON of the plan."""
-    planned = plan({FALLBACK: "hf_abcdefgh", HIGH: "token=abcdefgh"})
+    planned = plan_mps_variables({FALLBACK_VARIABLE: "hf_abcdefgh", HIGH_WATERMARK_VARIABLE: "token=abcdefgh"})
 
     assert "abcdefgh" not in f"{planned} {planned.to_dict()}"
 
 
 def test_a_long_number_is_read_soon():
     """A ratio of a hundred thousand digits is read once, not once for each of its digits."""
-    assert plan({HIGH: "9" * 100_000 + "x"}).settings[1].effect == CONFLICT
+    assert plan_mps_variables({HIGH_WATERMARK_VARIABLE: "9" * 100_000 + "x"}).settings[1].effect == CONFLICT
     assert parse_ratio("9" * 100_000 + "x") == math.inf
 
 
@@ -212,8 +292,13 @@ PREFILL = "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"
 UNREAD = [
     ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", "no torch up to 2.15 reads it", "Unset it."),
     ("PYTORCH_MPS_LOG_LEVEL", None, "no torch up to 2.15 reads it", "Unset it."),
-    ("PYTORCH_MPS_HIGH_WATERMARK", "2.13.0", "no torch up to 2.15 reads it", f"Use {HIGH}, or unset it."),
-    ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", "no torch up to 2.15 reads it", f"Use {FALLBACK}, or unset it."),
+    (
+        "PYTORCH_MPS_HIGH_WATERMARK",
+        "2.13.0",
+        "no torch up to 2.15 reads it",
+        f"Use {HIGH_WATERMARK_VARIABLE}, or unset it.",
+    ),
+    ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", "no torch up to 2.15 reads it", f"Use {FALLBACK_VARIABLE}, or unset it."),
     ("PYTORCH_DEBUG_MPS", "2.13.0", "no torch up to 2.15 reads it", "Unset it."),
     ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "torch 2.14.1 does not read it; 2.15 is the first that does", "Unset it."),
     (PREFILL, "2.12.1", "torch 2.12.1 does not read it; 2.13 is the first that does", "Unset it."),
@@ -226,17 +311,17 @@ UNREAD = [
 def test_variables_that_torch_does_not_read():
     """A variable of MPS that this torch does not read is listed after the others, with what to do; it changes nothing."""
     for name, torch, note, remedy in UNREAD:
-        planned = plan({name: "1"}, "mps", torch=torch)
-        others = [(one.name, one.value, one.origin, one.effect, one.note, one.remedy) for one in planned.settings[3:]]
+        planned = plan_mps_variables({name: "1"}, "mps", torch=torch)
+        others = [(one.name, one.value, one.source, one.effect, one.note, one.remedy) for one in planned.settings[3:]]
 
-        assert others == ([(name, "1", "kept", NOT_READ, note, remedy)] if note else []), (name, torch)
-        assert planned.additions == plan({}).additions
+        assert others == ([(name, "1", "kept", IGNORED, note, remedy)] if note else []), (name, torch)
+        assert planned.variables_to_set == plan_mps_variables({}).variables_to_set
         assert (name in str(planned)) == bool(note)
 
 
 def test_variables_that_torch_does_not_read_on_other_devices():
     """On another device nothing has to be done about such a variable, and it is told all the same."""
-    (other,) = plan({"PYTORCH_MPS_LOG_LEVEL": "hf_abcdefgh"}, "cpu").settings[3:]
+    (other,) = plan_mps_variables({"PYTORCH_MPS_LOG_LEVEL": "hf_abcdefgh"}, "cpu").settings[3:]
 
-    assert (other.effect, other.note, other.remedy) == (IDLE, "no torch up to 2.15 reads it", "")
-    assert other.shown == "***"
+    assert (other.effect, other.note, other.remedy) == (NOT_FOR_DEVICE, "no torch up to 2.15 reads it", "")
+    assert other.display_value == "***"

@@ -8,21 +8,21 @@ from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode, _pop_mode
 
 from openmed_nb.devices.linear import (
-    FEWEST_ROWS,
-    WORTH,
-    attention_without_plans,
+    MIN_ONEDNN_SPEEDUP,
+    MIN_ROWS,
+    cudnn_attention_disabled,
     fast_linear,
-    linear_mode,
-    mask_class,
-    onednn_gain,
-    suits,
-    telling_mask,
+    get_linear_mode_class,
+    get_mask_class,
+    is_onednn_candidate,
+    measure_onednn_speedup,
+    wrap_mask,
 )
-from openmed_nb.devices.profilers import modes_like
+from openmed_nb.devices.profilers import active_modes
 
-needs_onednn = pytest.mark.skipif(onednn_gain() == 0, reason="this torch has no oneDNN")
+needs_onednn = pytest.mark.skipif(measure_onednn_speedup() == 0, reason="this torch has no oneDNN")
 
-SHAPES = [(64, 48), (2, 40, 48), (1, 64, 48), (2, 2, 32, 48), (3, 48), (1, 1, 48), (48,), (0, 48), (FEWEST_ROWS, 48)]
+SHAPES = [(64, 48), (2, 40, 48), (1, 64, 48), (2, 2, 32, 48), (3, 48), (1, 1, 48), (48,), (0, 48), (MIN_ROWS, 48)]
 
 
 def numbers(*shape, **settings):
@@ -44,7 +44,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_same_numbers(case):
     """For inputs of any shape, and for views, both ways compute the same."""
-    with torch.no_grad(), linear_mode()():
+    with torch.no_grad(), get_linear_mode_class()():
         computed = functional.linear(*CASES[case])
     torch.testing.assert_close(computed, functional.linear(*CASES[case]), rtol=1e-4, atol=1e-4)
 
@@ -53,7 +53,7 @@ def test_same_numbers(case):
 def test_changed_weights():
     """Weights that change between two calls take effect: in place, replaced, or loaded."""
     layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48)
-    with torch.no_grad(), linear_mode()():
+    with torch.no_grad(), get_linear_mode_class()():
         layer(inputs)
         layer.weight.zero_()
         assert torch.equal(layer(inputs), layer.bias.expand(64, 16))
@@ -69,7 +69,7 @@ def test_whole_model(tiny):
     model, ids = tiny.random_bert(), torch.arange(5, 21).repeat(16, 2)
     with torch.no_grad():
         expected = model(ids).logits
-        with linear_mode()():
+        with get_linear_mode_class()():
             computed = model(ids).logits
     torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-3)
 
@@ -79,7 +79,7 @@ def test_gradients():
     """Where gradients are recorded they are those of torch, for the inputs, the weight and the bias."""
     layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48).requires_grad_()
     expected = torch.autograd.grad(layer(inputs).square().sum(), (inputs, *layer.parameters()))
-    with linear_mode()():
+    with get_linear_mode_class()():
         computed = torch.autograd.grad(layer(inputs).square().sum(), (inputs, *layer.parameters()))
     torch.testing.assert_close(computed, expected)
 
@@ -87,7 +87,7 @@ def test_gradients():
 @needs_onednn
 def test_autocast():
     """In a block of autocast a product has the type that was asked for there."""
-    with torch.no_grad(), linear_mode()(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), get_linear_mode_class()(), torch.autocast("cpu", torch.bfloat16):
         assert torch.nn.Linear(48, 16)(numbers(64, 48)).dtype == torch.bfloat16
 
 
@@ -120,7 +120,7 @@ def test_product_that_is_left_alone(case):
             return torch.tensor([*str(error).encode()])
 
     expected = outcome()
-    with torch.no_grad(), linear_mode()():
+    with torch.no_grad(), get_linear_mode_class()():
         computed = outcome()
     assert computed.dtype == expected.dtype
     assert torch.equal(computed, expected)
@@ -128,37 +128,37 @@ def test_product_that_is_left_alone(case):
 
 @pytest.mark.parametrize(
     ("device", "rows"),
-    [("cpu", FEWEST_ROWS - 1), *((name, 1000) for name in ("mps", "cuda", "cuda:1", "meta", "lazy"))],
+    [("cpu", MIN_ROWS - 1), *((name, 1000) for name in ("mps", "cuda", "cuda:1", "meta", "lazy"))],
 )
 def test_no_context_without_a_gain(device, rows):
     """On any device but the CPU, and for few rows, the context does nothing: looking at every function costs time."""
     assert isinstance(fast_linear(torch.device(device), rows), contextlib.nullcontext)
 
 
-@pytest.mark.skipif(onednn_gain() < WORTH, reason="the context does nothing here")
+@pytest.mark.skipif(measure_onednn_speedup() < MIN_ONEDNN_SPEEDUP, reason="the context does nothing here")
 def test_interrupt_while_torch_has_taken_it_off():
     """An interrupt while torch computes without the mode takes no other mode along, such as one of the person's."""
     with BaseTorchFunctionMode() as own:
         with contextlib.suppress(KeyboardInterrupt), fast_linear(torch.device("cpu"), 1000):
             _pop_mode()
             raise KeyboardInterrupt
-        assert modes_like(own) == [own]
+        assert active_modes(own) == [own]
 
 
 @pytest.mark.parametrize(
-    ("inputs", "expected"), [((FEWEST_ROWS, 48), True), ((FEWEST_ROWS - 1, 48), False), ((2, FEWEST_ROWS, 48), True)]
+    ("inputs", "expected"), [((MIN_ROWS, 48), True), ((MIN_ROWS - 1, 48), False), ((2, MIN_ROWS, 48), True)]
 )
 def test_fewest_rows(inputs, expected):
     """A product of few rows is left to torch."""
     with torch.no_grad():
-        assert suits(numbers(*inputs), numbers(16, 48)) is expected
+        assert is_onednn_candidate(numbers(*inputs), numbers(16, 48)) is expected
 
 
 def test_gain():
     """The gain is measured once, and decides whether the CPU's context does anything."""
-    gain = onednn_gain()
+    gain = measure_onednn_speedup()
     assert gain > 0
-    assert onednn_gain() is gain
+    assert measure_onednn_speedup() is gain
     assert isinstance(fast_linear(torch.device("cpu"), 1000), contextlib.nullcontext) is (gain < 1.2)
 
 
@@ -168,7 +168,7 @@ class TestMasks:
     @pytest.fixture
     def mask(self):
         """A mask that says it is full although it is not, so that one can see who answers."""
-        mask = torch.tensor([[1, 1, 1], [1, 0, 0]]).as_subclass(mask_class())
+        mask = torch.tensor([[1, 1, 1], [1, 0, 0]]).as_subclass(get_mask_class())
         mask.full = True
         return mask
 
@@ -185,7 +185,7 @@ class TestMasks:
     @pytest.mark.parametrize("full", [True, False])
     def test_answers_for_the_device(self, ask, full):
         """It answers itself, also once it has another type; a device that has no numbers at all could not."""
-        answer = ask(telling_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
+        answer = ask(wrap_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
         assert answer.device.type == "cpu"
         assert bool(answer) is full
 
@@ -213,7 +213,7 @@ class TestMasks:
     def test_none_on_the_cpu(self):
         """On the CPU a mask stays as it is."""
         mask = torch.ones(2, 3)
-        assert telling_mask(mask, full=True) is mask
+        assert wrap_mask(mask, full=True) is mask
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,6 @@ def test_attention_without_plans(kind, dtype, changed):
     from torch.backends.cuda import cudnn_sdp_enabled
 
     before = cudnn_sdp_enabled()
-    with attention_without_plans(torch.device(kind), dtype):
+    with cudnn_attention_disabled(torch.device(kind), dtype):
         assert cudnn_sdp_enabled() == (before and not changed)
     assert cudnn_sdp_enabled() == before

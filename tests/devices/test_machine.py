@@ -10,26 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.machine import (
-    MACOS_KEYS,
+    SYSCTL_KEYS,
     Footprint,
-    Machine,
-    apple_generation,
+    MachineInfo,
+    apple_chip_generation,
     parse_sysctl,
     processor_name,
     read_footprint,
     read_machine,
     run_command,
 )
-from openmed_nb.devices.registry import device_of
+from openmed_nb.devices.registry import parse_device_argument
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 def mac(*facts):
     """Return a Mac, which is never asked for a driver."""
-    return Machine("Darwin", *facts, gpu_driver=False)
+    return MachineInfo("Darwin", *facts, gpu_driver=False)
 
 
 GIB = 2**30
@@ -62,7 +62,7 @@ def test_mac_whose_sysctl_cannot_be_run():
     asked: list[list[str]] = []
 
     assert read_machine("Darwin", "arm64", run=asked.append) == MACS["unreadable", "arm64"]
-    assert asked == [["/usr/sbin/sysctl", "-i", *MACOS_KEYS]]
+    assert asked == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
 
 
 def test_native_apple_silicon():
@@ -80,7 +80,7 @@ def test_gpu_driver():
     assert read_machine("Windows", "AMD64", exists=lambda path: path.endswith("nvcuda.dll")).gpu_driver is True
     for system in ("Linux", "Windows"):
         machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False, cpuinfo=Path(os.devnull))
-        assert machine == Machine(system, "x86_64", gpu_driver=False)
+        assert machine == MachineInfo(system, "x86_64", gpu_driver=False)
 
 
 CPUINFO = {
@@ -102,7 +102,7 @@ def test_linux_on_an_apple_chip(tmp_path):
     for text, apple in CPUINFO.items():
         file.write_text("processor\t: 0\nBogoMIPS\t: 48.00\n" + text)
         machine = read_machine("Linux", "aarch64", exists=lambda _: False, cpuinfo=file)
-        assert machine == Machine("Linux", "aarch64", apple_silicon=apple, gpu_driver=False), text
+        assert machine == MachineInfo("Linux", "aarch64", apple_silicon=apple, gpu_driver=False), text
         assert not machine.native_apple_silicon
     assert not read_machine("Linux", "aarch64", cpuinfo=tmp_path / "none").apple_silicon
 
@@ -144,12 +144,12 @@ def test_generation_of_a_chip():
     names |= dict.fromkeys(("A18", "A12Z Bionic", "processor", "M", "M2X"))
     others = dict.fromkeys(("VirtualApple @ 2.50GHz", "Intel(R) Core(TM) M3-7Y32", None))
     for chip, generation in {**{f"Apple {name}": number for name, number in names.items()}, **others}.items():
-        assert apple_generation(Machine("Darwin", "arm64", chip=chip)) == generation
+        assert apple_chip_generation(MachineInfo("Darwin", "arm64", chip=chip)) == generation
 
 
-LINUX, MAC = Machine("Linux", "x86_64"), Machine("Darwin", "arm64", chip="Apple M2 Pro")
-SIMULATED = Machine("Darwin", "arm64", chip="Apple M2", simulated=True)
-TWO_GPUS, UNKNOWN = TorchFacts("2.13.0", cuda_names=("NVIDIA A100", "NVIDIA T4")), TorchFacts("2.13.0")
+LINUX, MAC = MachineInfo("Linux", "x86_64"), MachineInfo("Darwin", "arm64", chip="Apple M2 Pro")
+SIMULATED = MachineInfo("Darwin", "arm64", chip="Apple M2", simulated=True)
+TWO_GPUS, UNKNOWN = TorchInfo("2.13.0", cuda_names=("NVIDIA A100", "NVIDIA T4")), TorchInfo("2.13.0")
 HERE = processor_name()
 
 
@@ -167,7 +167,7 @@ def test_name_of_a_device():
         ("cpu", SIMULATED, UNKNOWN, HERE),
         ("cpu", LINUX, UNKNOWN, HERE),
     ):
-        assert device_of(device).own_name(machine, torch) == name
+        assert parse_device_argument(device).own_name(machine, torch) == name
 
 
 def test_name_of_a_processor(tmp_path):
@@ -193,13 +193,13 @@ class Library:
         # rusage_info_v4 of xnu's bsd/sys/resource.h: a uuid and 35 numbers of 64 bits, ri_phys_footprint the eighth and
         # ri_lifetime_max_phys_footprint the 29th.
         self.numbers = [*range(101, 108), footprint, *range(109, 129), peak, *range(130, 136)]
-        self.fails, self.asked = fails, []
+        self.fail_if, self.asked = fails, []
 
     def proc_pid_rusage(self, process, flavor, buffer):
         """Fill the buffer."""
         self.asked.append((process, flavor, len(buffer)))
         buffer[:] = struct.pack("<16s35Q", b"\xff" * 16, *self.numbers)
-        return -self.fails
+        return -self.fail_if
 
 
 def test_footprint_of_this_process():

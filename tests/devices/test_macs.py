@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 import pytest
 
-from openmed_nb.devices.backend import MINIMUM_TORCH, TorchFacts, release_of
-from openmed_nb.devices.causes import MACOS_OF_TORCH, Surroundings, oldest_macos, torch_for
-from openmed_nb.devices.choice import TAKE_BEST, resolve
-from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.backend import MINIMUM_TORCH, TorchInfo, parse_release
+from openmed_nb.devices.causes import MIN_MACOS_BY_TORCH, DeviceContext, min_macos_for, torch_requirement
+from openmed_nb.devices.choice import USE_AUTO_REMEDY, select_device
+from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.request import DeviceRequest
-from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.errors import DeviceUnavailableError
 
 REMEDIES = {
     "update": "Update macOS to 14 or later.",
     "arm64": "Install an arm64 Python and make the environment with it.",
     "conda": "Take it from conda-forge: conda install -c conda-forge pytorch.",
     "outside": "Run on the Mac itself, outside of containers, virtual machines and sandboxes.",
-    "nothing": TAKE_BEST,
+    "nothing": USE_AUTO_REMEDY,
 }
 """What a person does, by the words of the table; a version of torch stands for a command."""
 
@@ -54,24 +54,30 @@ CELLS = read_cells(Path(__file__).with_name("mac_matrix.txt").read_text("utf-8")
 def machine_of(cell):
     """Return the computer of a cell."""
     if cell.chip.startswith("container"):
-        return Machine("Linux", {"amd64": "x86_64"}.get(cell.python, cell.python), apple_silicon=True, gpu_driver=False)
+        return MachineInfo(
+            "Linux", {"amd64": "x86_64"}.get(cell.python, cell.python), apple_silicon=True, gpu_driver=False
+        )
     rosetta, macos = cell.python == "rosetta", None
     if cell.macos != "?":
         macos = tuple(int(part) for part in cell.macos.split("."))
     apple = cell.chip.startswith("Apple") or rosetta
-    return Machine("Darwin", "x86_64" if rosetta else cell.python, apple, rosetta, cell.chip, macos, gpu_driver=False)
+    return MachineInfo(
+        "Darwin", "x86_64" if rosetta else cell.python, apple, rosetta, cell.chip, macos, gpu_driver=False
+    )
 
 
 def facts_of(torch):
     """Return what is known of an installed release that nobody imported."""
-    return TorchFacts(None if torch == "none" else torch, gpu_build=None if torch == "none" else "")
+    return TorchInfo(None if torch == "none" else torch, gpu_build=None if torch == "none" else "")
 
 
 def answer(cell, torch):
     """Return the device that a cell's Mac takes with a torch for the device that is asked for, and its error's text."""
     try:
-        return resolve(DeviceRequest(cell.device, "argument"), Surroundings(machine_of(cell), torch, {})).device, ""
-    except DeviceUnavailable as error:
+        return select_device(
+            DeviceRequest(cell.device, "argument"), DeviceContext(machine_of(cell), torch, {})
+        ).device, ""
+    except DeviceUnavailableError as error:
         return "", error.remedy
 
 
@@ -80,7 +86,7 @@ def commanded(cell):
     asked = "torch" if cell.helps == "torch" else f"torch=={cell.helps}"
     if cell.torch == "none":
         return f"Install it: python -m pip install {asked}."
-    if release_of(cell.torch) < MINIMUM_TORCH:
+    if parse_release(cell.torch) < MINIMUM_TORCH:
         return f"Upgrade it: python -m pip install --upgrade {asked}."
     return f"Update macOS, or install a torch for this one: python -m pip install {asked}."
 
@@ -102,30 +108,30 @@ def test_what_is_told_helps():
 
     assert len(named) > 50
     for cell in named:
-        assert torch_for(machine_of(cell)) == f"torch=={cell.helps}", cell
-        assert answer(cell, TorchFacts(cell.helps, gpu_build="")) == (cell.device, ""), cell
+        assert torch_requirement(machine_of(cell)) == f"torch=={cell.helps}", cell
+        assert answer(cell, TorchInfo(cell.helps, gpu_build="")) == (cell.device, ""), cell
 
 
 def test_auto_agrees():
     """Without a wish, a Mac takes MPS where its cell says so, and otherwise never."""
     for cell in (one for one in CELLS if one.device == "mps"):
         try:
-            device = resolve(
-                DeviceRequest("auto", "nobody"), Surroundings(machine_of(cell), facts_of(cell.torch), {})
+            device = select_device(
+                DeviceRequest("auto", "nobody"), DeviceContext(machine_of(cell), facts_of(cell.torch), {})
             ).device
-        except DeviceUnavailable:
+        except DeviceUnavailableError:
             device = "none"
         assert (device == "mps") is (cell.helps == "mps"), cell
 
 
 def test_table_is_large_and_whole():
     """The tables have at least 120 different cells, on both sides of each release at which the oldest macOS changes."""
-    releases = {release_of(cell.torch)[:2] for cell in CELLS}
+    releases = {parse_release(cell.torch)[:2] for cell in CELLS}
 
     assert len({cell[:5] for cell in CELLS}) == len(CELLS) >= 120
     assert {(2, minor) for minor in range(6, 16)} <= releases
-    assert {first for first, _ in MACOS_OF_TORCH} <= releases
-    oldest = [oldest_macos((2, minor, 1)) for minor in (5, 6, 8, 9, 14, 15, 16)]
+    assert {first for first, _ in MIN_MACOS_BY_TORCH} <= releases
+    oldest = [min_macos_for((2, minor, 1)) for minor in (5, 6, 8, 9, 14, 15, 16)]
     assert oldest == [(13,), (13,), (13,), (14,), (14,), (15,), (15,)]
 
 
@@ -133,5 +139,7 @@ def test_nightly_counts_as_its_release():
     """A nightly of 2.15 wants the macOS of 2.15."""
     (mac,) = (machine_of(cell) for cell in CELLS if cell[1:5] == ("arm64", "14.8.2", "none", "mps"))
 
-    with pytest.raises(DeviceUnavailable, match=r"supports MPS from macOS 15 on, and this is macOS 14\.8\.2"):
-        resolve(DeviceRequest("mps", "argument"), Surroundings(mac, TorchFacts("2.15.0.dev20260901", gpu_build=""), {}))
+    with pytest.raises(DeviceUnavailableError, match=r"supports MPS from macOS 15 on, and this is macOS 14\.8\.2"):
+        select_device(
+            DeviceRequest("mps", "argument"), DeviceContext(mac, TorchInfo("2.15.0.dev20260901", gpu_build=""), {})
+        )

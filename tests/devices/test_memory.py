@@ -7,18 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.backend import release_of
+from openmed_nb.devices.backend import parse_release
 from openmed_nb.devices.cpu import Cpu
 from openmed_nb.devices.cuda import Cuda
-from openmed_nb.devices.device import AllocatorMemory, Device
+from openmed_nb.devices.device import Device, MemoryStats
 from openmed_nb.devices.memory import (
-    OutOfMemory,
-    does_not_fit,
+    OutOfMemoryDetails,
     empty_cache,
     is_out_of_memory,
+    out_of_memory_error,
 )
 from openmed_nb.devices.mps import Mps
-from openmed_nb.devices.registry import device_of
+from openmed_nb.devices.registry import parse_device_argument
 from openmed_nb.simulation.device import simulated_device
 
 # What stands in no recorded file.
@@ -52,21 +52,23 @@ def test_lack_of_memory(name):
     """What an allocator says where memory is short is known as that, and names the device that was short of it."""
     assert is_out_of_memory(SHORT[name])
     device = "cpu" if name in {"Python", "numpy"} else "cuda"
-    assert OutOfMemory.parse(SHORT[name]) == OutOfMemory(device, tried=TRIED.get(name), allowed=ALLOWED.get(name))
+    assert OutOfMemoryDetails.parse(SHORT[name]) == OutOfMemoryDetails(
+        device, requested=TRIED.get(name), limit=ALLOWED.get(name)
+    )
 
 
 @pytest.mark.parametrize("error", OTHER, ids=repr)
 def test_other_failure(error):
     """A failure that a smaller batch would meet again is not taken for a lack of memory, and has no figures."""
     assert not is_out_of_memory(error)
-    assert OutOfMemory.parse(error) is None
+    assert OutOfMemoryDetails.parse(error) is None
 
 
 def test_allocator_of_this_computer():
     """More memory than any computer has is refused by torch's own allocator, in words that are known, with its figure."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**15)
-    assert OutOfMemory.parse(caught.value) == OutOfMemory("cpu", tried=4 * 10**15)
+    assert OutOfMemoryDetails.parse(caught.value) == OutOfMemoryDetails("cpu", requested=4 * 10**15)
 
 
 @pytest.mark.parametrize(
@@ -94,34 +96,34 @@ def size(number, unit):
 
 
 FIGURES = {
-    "mps_gib": OutOfMemory("mps", size(9.57, G), size(17.35, G), size(27.20, G), size(292.5, M)),
-    "mps_gib_small_other": OutOfMemory("mps", size(15.72, G), size(2.41, M), size(18.13, G), size(5.81, G)),
-    "mps_gb": OutOfMemory("mps", size(8.89, G), size(172.98, M), size(9.07, G), size(6.25, M)),
-    "mps_gb_shared_bytes": OutOfMemory("mps", 16 * G, size(3.31, G), size(18.13, G), 256),
-    "mps_no_limit": OutOfMemory("mps", size(15.21, G), 384 * K, None, 256 * M),
-    "mps_buffer": OutOfMemory("mps", tried=size(21.47, G)),
-    "cuda_2_2": OutOfMemory("cuda", size(22.9, G), size(23.6, G) - size(22.9, G), size(23.65, G), 22 * M),
-    "cuda_in_a_container": OutOfMemory("cuda", size(47.14, G), size(57.79, M), size(47.53, G), 256 * M),
-    "cuda_2_11": OutOfMemory("cuda", 0, 518 * M, size(139.8, G), 4096 * G),
-    "cuda_2_11_limited": OutOfMemory("cuda", 512 * M, size(1.01, G) - 512 * M, size(1.4, G), 4 * G),
-    "cuda_runtime": OutOfMemory("cuda"),
-    "cublas": OutOfMemory("cuda"),
-    "cpu": OutOfMemory("cpu", tried=4_000_000_000_000_000),
-    "cpu_windows": OutOfMemory("cpu", tried=4_000_000_000_000),
+    "mps_gib": OutOfMemoryDetails("mps", size(9.57, G), size(17.35, G), size(27.20, G), size(292.5, M)),
+    "mps_gib_small_other": OutOfMemoryDetails("mps", size(15.72, G), size(2.41, M), size(18.13, G), size(5.81, G)),
+    "mps_gb": OutOfMemoryDetails("mps", size(8.89, G), size(172.98, M), size(9.07, G), size(6.25, M)),
+    "mps_gb_shared_bytes": OutOfMemoryDetails("mps", 16 * G, size(3.31, G), size(18.13, G), 256),
+    "mps_no_limit": OutOfMemoryDetails("mps", size(15.21, G), 384 * K, None, 256 * M),
+    "mps_buffer": OutOfMemoryDetails("mps", requested=size(21.47, G)),
+    "cuda_2_2": OutOfMemoryDetails("cuda", size(22.9, G), size(23.6, G) - size(22.9, G), size(23.65, G), 22 * M),
+    "cuda_in_a_container": OutOfMemoryDetails("cuda", size(47.14, G), size(57.79, M), size(47.53, G), 256 * M),
+    "cuda_2_11": OutOfMemoryDetails("cuda", 0, 518 * M, size(139.8, G), 4096 * G),
+    "cuda_2_11_limited": OutOfMemoryDetails("cuda", 512 * M, size(1.01, G) - 512 * M, size(1.4, G), 4 * G),
+    "cuda_runtime": OutOfMemoryDetails("cuda"),
+    "cublas": OutOfMemoryDetails("cuda"),
+    "cpu": OutOfMemoryDetails("cpu", requested=4_000_000_000_000_000),
+    "cpu_windows": OutOfMemoryDetails("cpu", requested=4_000_000_000_000),
 }
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures(name):
     """The figures in a recorded text, in old units and in new ones, are read as bytes."""
-    assert OutOfMemory.parse(RuntimeError(TEXTS[name])) == FIGURES[name]
+    assert OutOfMemoryDetails.parse(RuntimeError(TEXTS[name])) == FIGURES[name]
     assert FIGURES.keys() == TEXTS.keys()
 
 
 @pytest.mark.parametrize("error", [*map(RuntimeError, TEXTS.values()), SHORT["ROCm"], SHORT["cuDNN"]])
 def test_error_quotes_torch(error):
     """The error that says what does not fit quotes torch, whatever its words."""
-    assert str(error)[:20] in does_not_fit("A batch", "cuda", error, "Pass a smaller one.").what
+    assert str(error)[:20] in out_of_memory_error("A batch", "cuda", error, "Pass a smaller one.").message
 
 
 @pytest.mark.parametrize(
@@ -129,8 +131,8 @@ def test_error_quotes_torch(error):
 )
 def test_error_quotes_no_person(error):
     """Of anyone else's error the kind alone is told."""
-    refused = does_not_fit("A window", "mps", error, "Pass a shorter one.")
-    assert type(error).__name__ in refused.what
+    refused = out_of_memory_error("A window", "mps", error, "Pass a shorter one.")
+    assert type(error).__name__ in refused.message
     assert "John" not in str(refused)
 
 
@@ -138,7 +140,7 @@ def test_error_quotes_no_person(error):
 def test_any_text(text, kind):
     """Whatever an error says, it is read where it is a lack of memory, and only there."""
     error = kind(text)
-    assert (OutOfMemory.parse(error) is None) == (not is_out_of_memory(error))
+    assert (OutOfMemoryDetails.parse(error) is None) == (not is_out_of_memory(error))
 
 
 @given(st.integers(0, 1023), st.sampled_from(["bytes", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TiB"]))
@@ -146,7 +148,7 @@ def test_every_unit(number, unit):
     """A size is read in every unit, old or new, as a multiple of 1024."""
     power = "bkmgt".index(unit[0].lower())
     said = f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool."
-    assert OutOfMemory.parse(RuntimeError(said)) == OutOfMemory("mps", tried=number * 1024**power)
+    assert OutOfMemoryDetails.parse(RuntimeError(said)) == OutOfMemoryDetails("mps", requested=number * 1024**power)
 
 
 @pytest.mark.parametrize(
@@ -155,30 +157,30 @@ def test_every_unit(number, unit):
 )
 def test_device_of_a_name(name, kind):
     """The name decides the class; of a device that only torch knows nothing is asked."""
-    device = device_of(name)
+    device = parse_device_argument(name)
     assert (type(device), device.name, device.type) == (kind, name, name.partition(":")[0])
-    assert device_of(torch.device(name)).type == device.type
+    assert parse_device_argument(torch.device(name)).type == device.type
 
 
 def test_cpu_has_no_figures():
     """On the CPU there is nothing to empty, to limit and to ask, and nothing raises."""
-    cpu = device_of("cpu")
+    cpu = parse_device_argument("cpu")
     empty_cache("cpu")
     cpu.reset_peak()
     cpu.limit(0.5)
 
-    assert cpu.memory() == AllocatorMemory()
+    assert cpu.memory() == MemoryStats()
 
 
 def figures_of(device):
     """Return the figures of a device before it has a tensor of 64 MiB, with it, without it and with its cache emptied."""
-    before = device_of(device).memory()
+    before = parse_device_argument(device).memory()
     tensor = torch.zeros(16 * M, device=device)
-    held = device_of(device).memory()
+    held = parse_device_argument(device).memory()
     del tensor
-    freed = device_of(device).memory()
+    freed = parse_device_argument(device).memory()
     empty_cache(device)
-    return before, held, freed, device_of(device).memory()
+    return before, held, freed, parse_device_argument(device).memory()
 
 
 def test_mps_figures_and_cache():
@@ -189,21 +191,21 @@ def test_mps_figures_and_cache():
     assert held.allocated - before.allocated == 64 * M
     assert (freed.allocated, freed.reserved) == (before.allocated, held.reserved)
     assert emptied.reserved == before.reserved < held.reserved
-    assert device.emptied == 1
+    assert device.cache_clears == 1
     assert before.recommended == device.allocator.memory.recommended
 
 
 def test_mps_peaks():
     """On MPS the peak is the most since it was reset; torch counts it from 2.13 on, and before there is none."""
     with simulated_device("8 GiB"):
-        mps = device_of("mps")
+        mps = parse_device_argument("mps")
         mps.reset_peak()
         tensor = torch.zeros(16 * M, device="mps")
         del tensor
         peak = mps.memory().peak
         mps.reset_peak()
 
-        if release_of(torch.__version__) < (2, 13):
+        if parse_release(torch.__version__) < (2, 13):
             assert peak is None
         else:
             assert peak >= 64 * M
@@ -213,7 +215,7 @@ def test_mps_peaks():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_figures_and_cache():
     """On CUDA the figures follow the tensors, the peak can be reset, and emptying the cache hands blocks back."""
-    cuda = device_of("cuda:0")
+    cuda = parse_device_argument("cuda:0")
     cuda.empty_cache()
     before, held, freed, emptied = figures_of("cuda:0")
     cuda.reset_peak()
@@ -229,7 +231,7 @@ def test_cuda_figures_and_cache():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_limit_on_cuda_is_kept():
     """Behind a limit CUDA refuses more memory."""
-    cuda = device_of("cuda:0")
+    cuda = parse_device_argument("cuda:0")
     share = 0.05
     cuda.limit(share)
     try:

@@ -14,19 +14,19 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from openmed_nb.devices.moving import (
-    REPORTED,
+    REPORTED_CONVERSIONS,
     arrays_to_device,
-    copy_of,
+    copy_model,
+    copy_to_host_async,
+    map_tensors,
     named_tensors,
-    to_array,
     to_device,
-    towards_host,
-    with_tensors,
+    to_numpy,
 )
-from openmed_nb.devices.registry import device_of
-from openmed_nb.errors import ConfigurationError, NumberTooLarge, OpenMedWarning
+from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.errors import ConfigurationError, DtypeOverflowError, OpenMedWarning
 from openmed_nb.simulation.device import simulated_device
-from openmed_nb.simulation.modes import Copy
+from openmed_nb.simulation.modes import DeviceCopy
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -62,12 +62,12 @@ class Both(tuple):  # noqa: SLOT001 - it has an attribute
 @pytest.fixture
 def mps():
     """The simulated device, with the memory of what was reported put aside."""
-    before = set(REPORTED)
-    REPORTED.clear()
+    before = set(REPORTED_CONVERSIONS)
+    REPORTED_CONVERSIONS.clear()
     with simulated_device() as device:
         yield device
-    REPORTED.clear()
-    REPORTED.update(before)
+    REPORTED_CONVERSIONS.clear()
+    REPORTED_CONVERSIONS.update(before)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ BATCHES = [
 def test_kind_of_batch(batch):
     """A batch comes back as what it was, with all tensors moved, or changed, and its own attributes."""
     moved = to_device(batch, "mps")
-    doubled = with_tensors(batch, lambda tensor: tensor * 2)
+    doubled = map_tensors(batch, lambda tensor: tensor * 2)
     before = dict(named_tensors(batch))
     assert type(moved) is type(doubled) is type(batch)
     assert before.keys() == dict(named_tensors(moved)).keys()
@@ -212,7 +212,7 @@ def test_sparse_and_nested_float64(pack):
     tensor = pack(wide(0, 3.0))
     moved = to_device(tensor, "mps")
     assert (moved.dtype, moved.layout) == (torch.float32, tensor.layout)
-    with pytest.raises(NumberTooLarge):
+    with pytest.raises(DtypeOverflowError):
         to_device(pack(wide(0, 1e200)), "mps")
 
 
@@ -300,7 +300,7 @@ def test_names_of_layers_are_shown():
 )
 def test_number_that_does_not_fit(tensor):
     """A number that would become infinite is refused, with its name and no number."""
-    with pytest.raises(NumberTooLarge, match="weights has 1 number") as caught:
+    with pytest.raises(DtypeOverflowError, match="weights has 1 number") as caught:
         to_device({"weights": tensor}, "mps")
     assert "e+3" not in str(caught.value)
 
@@ -321,7 +321,7 @@ def test_refused_module_is_not_changed():
     """A module with one number that does not fit stays on its device, in its types."""
     module = torch.nn.Sequential(torch.nn.Linear(2, 2, dtype=torch.float64), torch.nn.Linear(2, 2, dtype=torch.float64))
     module[1].bias.data.fill_(1e200)
-    with pytest.raises(NumberTooLarge, match=r"1\.bias"):
+    with pytest.raises(DtypeOverflowError, match=r"1\.bias"):
         to_device(module, "mps")
     assert {(parameter.dtype, parameter.device.type) for parameter in module.parameters()} == {(torch.float64, "cpu")}
 
@@ -336,7 +336,7 @@ class Tied(torch.nn.Module):
         self.head.weight = self.embedding.weight
         self.register_buffer("positions", wide(0, 1, 2), persistent=False)
         self.inner = torch.nn.Module()
-        self.inner.register_buffer("positions", self.positions)
+        self.inner.register_buffer("positions", self.max_position_embeddings)
         self.inner.register_buffer("steps", torch.tensor(3))
         self.small = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
 
@@ -353,8 +353,8 @@ def test_module_in_place(device):
     assert to_device(module, device) is module
     kind = torch.float32 if device == "mps" else torch.float64
     assert module.head.weight is module.embedding.weight is weight
-    assert module.positions is module.inner.positions
-    assert {weight.dtype, weight.grad.dtype, module.positions.dtype} == {kind}
+    assert module.max_position_embeddings is module.inner.max_position_embeddings
+    assert {weight.dtype, weight.grad.dtype, module.max_position_embeddings.dtype} == {kind}
     assert {tensor.device.type for tensor in [*module.parameters(), *module.buffers(), weight.grad]} == {device}
     assert (module.inner.steps.dtype, module.small.weight.dtype) == (torch.int64, torch.bfloat16)
     assert (weight.is_leaf, weight.requires_grad) == (True, True)
@@ -408,7 +408,7 @@ def test_on_cuda():
 def test_value_without_tensors(value):
     """A value without a tensor stays itself."""
     assert list(named_tensors(value)) == []
-    assert with_tensors(value, torch.neg) is value
+    assert map_tensors(value, torch.neg) is value
     moved = to_device(value, "cpu")
     assert (moved, type(moved)) == (value, type(value))
 
@@ -424,13 +424,13 @@ def test_names_of_tensors():
 def test_copy_of_a_model():
     """A copy is one of the model inside of a compiled one; a type that MPS lacks is refused before anything is copied."""
     model = torch.nn.Linear(2, 1)
-    copied = copy_of(torch.compile(model))
+    copied = copy_model(torch.compile(model))
 
     assert type(copied) is torch.nn.Linear
     assert torch.equal(copied.weight, model.weight)
     assert copied.weight is not model.weight
     with pytest.raises(ConfigurationError, match="float64"):
-        copy_of(model.double(), "mps")
+        copy_model(model.double(), "mps")
 
 
 ARRAYS = [np.arange(6).reshape(2, 3), np.arange(4)[::2], np.zeros((0, 5), np.int64), np.array(7)]
@@ -445,12 +445,12 @@ def test_arrays_there_and_back(name, arrays):
     """Arrays go to a device in one copy, with their shapes, and come back; towards MPS and back both copies wait."""
     with simulated_device() as mps:
         tensors = arrays_to_device(arrays, torch.device(name))
-        assert mps.copies == [Copy("cpu", "mps", False)] * (name == "mps")
-        hosts = [towards_host(tensor) for tensor in tensors]
-        device_of(name).finish()
+        assert mps.copies == [DeviceCopy("cpu", "mps", False)] * (name == "mps")
+        hosts = [copy_to_host_async(tensor) for tensor in tensors]
+        parse_device_argument(name).finish()
         for tensor, host, array in zip(tensors, hosts, arrays, strict=True):
             assert tensor.device.type == name
-            np.testing.assert_array_equal(to_array(host), array)
+            np.testing.assert_array_equal(to_numpy(host), array)
         assert not any(copy.non_blocking for copy in mps.copies)
         assert arrays_to_device([], torch.device(name)) == []
 

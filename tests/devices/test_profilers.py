@@ -13,14 +13,14 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openmed_nb.devices.profilers import (
+    active_modes,
     check_metal_capture,
     check_no_profiler,
     check_signposts,
-    memory_changes,
-    modes_like,
-    modes_on,
-    profiler_is_on,
-    profiling,
+    is_profiler_active,
+    iter_memory_changes,
+    profile_device,
+    push_modes,
 )
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.simulation.device import simulated_device
@@ -44,35 +44,35 @@ def test_a_mode_is_taken_off_alone(kind, lost):
     """A mode that was put on twice, or that torch has taken off itself, is gone afterwards, and the one around it stays."""
     with kind() as outer:
         mode = kind()
-        with contextlib.suppress(KeyboardInterrupt), modes_on(mode):
+        with contextlib.suppress(KeyboardInterrupt), push_modes(mode):
             (POP[kind] if lost else mode.__enter__)()
             raise KeyboardInterrupt
-        assert modes_like(outer) == [outer]
+        assert active_modes(outer) == [outer]
 
-    assert modes_like(outer) == []
+    assert active_modes(outer) == []
 
 
 def test_default_device_that_is_set_meanwhile_stays():
     """What somebody else puts on inside of the block, such as a default device, stays as it is."""
     try:
-        with modes_on(BaseTorchFunctionMode()):
+        with push_modes(BaseTorchFunctionMode()):
             torch.set_default_device("meta")
         assert torch.empty(1).is_meta
     finally:
         torch.set_default_device(None)
 
-    assert modes_like(BaseTorchFunctionMode()) == []
+    assert active_modes(BaseTorchFunctionMode()) == []
 
 
 def test_memory_is_seen_in_order():
     """Every tensor is seen when it comes and when it goes, in bytes."""
-    with profiling("cpu", profile_memory=True) as profiler:
+    with profile_device("cpu", profile_memory=True) as profiler:
         first = torch.ones(10, device="cpu")
         second = torch.ones(20, device="cpu")
         del first
         del second
 
-    assert memory_changes(profiler) == [40, 80, -40, -80]
+    assert iter_memory_changes(profiler) == [40, 80, -40, -80]
 
 
 def test_an_interrupt_at_any_moment_leaves_no_profiler_on():
@@ -80,7 +80,7 @@ def test_an_interrupt_at_any_moment_leaves_no_profiler_on():
     number, ended = 0, False
     while not ended:
         ended, number = profile_interrupted_at(number + 1), number + 1
-        assert not profiler_is_on(), number
+        assert not is_profiler_active(), number
     assert number > 1
 
 
@@ -94,7 +94,7 @@ def profile_interrupted_at(number):
 
     try:
         sys.setprofile(interrupt)
-        with profiling("cpu"):
+        with profile_device("cpu"):
             pass
     except KeyboardInterrupt:
         return False
@@ -105,12 +105,12 @@ def profile_interrupted_at(number):
 
 def test_a_second_profiler_is_refused():
     """While a profiler is on, another one is refused, and after it not any more."""
-    with profiling("cpu"):
-        assert profiler_is_on()
+    with profile_device("cpu"):
+        assert is_profiler_active()
         with pytest.raises(ConfigurationError, match="Another profiler of torch is on"):
             check_no_profiler()
 
-    assert not profiler_is_on()
+    assert not is_profiler_active()
 
 
 WRITERS = [
@@ -125,7 +125,7 @@ def test_other_devices():
         for device in ("cpu", "cuda:1"):
             with pytest.raises(ConfigurationError) as caught:
                 check(device)
-            assert caught.value.what == f"There are no {what} of {device}: torch writes them for MPS alone."
+            assert caught.value.message == f"There are no {what} of {device}: torch writes them for MPS alone."
             assert caught.value.remedy == remedy
 
 
@@ -135,7 +135,7 @@ def test_simulated_device():
     for check, what, remedy in WRITERS:
         with simulated_device(), pytest.raises(ConfigurationError) as caught:
             check("mps")
-        assert caught.value.what == f"There are no {what} of a simulated MPS device."
+        assert caught.value.message == f"There are no {what} of a simulated MPS device."
         assert caught.value.remedy == remedy
 
 

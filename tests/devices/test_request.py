@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from openmed_nb._utils.text import describe_value
 from openmed_nb.devices.request import (
+    ACCEPTED_SPELLINGS,
+    DEFAULT_SOURCE,
     MASK,
-    NOBODY,
-    SHOWN,
-    SPELLINGS,
+    VISIBLE_VARIABLES,
     DeviceRequest,
-    Wish,
-    canonical,
-    decide,
-    kind_of,
-    masked,
+    DeviceSetting,
+    device_type,
+    mask_secrets,
+    normalize_device,
     parse_device_argument,
-    precedence,
-    shown_variables,
+    resolution_order,
+    resolve_request,
+    visible_variables,
 )
-from openmed_nb.errors import ConfigurationError, UnknownDevice
+from openmed_nb.errors import ConfigurationError, UnknownDeviceError
 
 MEANINGS = {
     **{name: name for name in ("cpu", "cuda", "cuda:0", "cuda:7", "mps", "gpu")},
@@ -61,11 +61,11 @@ UNLIKE = ("tpu", "TPU", "tpu:0", "xpu", "npu", "hpu:1", "ipu", "meta", "xla", "h
 @pytest.mark.parametrize(("spelling", "suggestion"), [*SUGGESTIONS.items(), *((word, None) for word in UNLIKE)])
 def test_unknown_spelling(spelling, suggestion):
     """A bad spelling is an error that names the value, its source, what was meant, if that is clear, and all accepted ones."""
-    with pytest.raises(UnknownDevice) as caught:
+    with pytest.raises(UnknownDeviceError) as caught:
         DeviceRequest.parse(spelling, "OPENMED_DEVICE")
 
-    accepted = ", ".join(SPELLINGS)
-    assert caught.value.what == f"{describe_value(spelling)} (from OPENMED_DEVICE) names no device."
+    accepted = ", ".join(ACCEPTED_SPELLINGS)
+    assert caught.value.message == f"{describe_value(spelling)} (from OPENMED_DEVICE) names no device."
     offer = f"Use {suggestion!r}; accepted are {accepted}." if suggestion else f"Use one of {accepted}."
     assert caught.value.remedy == offer
 
@@ -78,12 +78,12 @@ def test_any_text(spelling):
         asks = spelling.strip().lower() not in ("", "auto", "default")
         assert (DeviceRequest.parse(spelling, "argument").value != "auto") is asks
         return
-    with pytest.raises(UnknownDevice) as caught:
+    with pytest.raises(UnknownDeviceError) as caught:
         DeviceRequest.parse(spelling, "argument")
     suggestion = re.match(r"Use '([^']+)';", caught.value.remedy)
 
     assert len(str(caught.value).splitlines()) == 1
-    assert suggestion or caught.value.remedy == f"Use one of {', '.join(SPELLINGS)}."
+    assert suggestion or caught.value.remedy == f"Use one of {', '.join(ACCEPTED_SPELLINGS)}."
     assert suggestion is None or DeviceRequest.parse(suggestion[1], "argument")
 
 
@@ -94,31 +94,33 @@ BY_HAND = DeviceRequest("auto", "use()")
 def test_precedence():
     """An argument beats the override, which beats the two variables in their order, which beat the automatic choice."""
     for argument, override, environ, expected in (
-        (None, None, {}, ("auto", NOBODY)),
+        (None, None, {}, ("auto", DEFAULT_SOURCE)),
         ("cpu", SESSION, {"OPENMED_TORCH_DEVICE": "cuda", "OPENMED_DEVICE": "gpu"}, ("cpu", "argument")),
         (None, SESSION, {"OPENMED_TORCH_DEVICE": "cuda", "OPENMED_DEVICE": "gpu"}, ("mps", "use()")),
         (None, None, {"OPENMED_TORCH_DEVICE": "cuda", "OPENMED_DEVICE": "gpu"}, ("cuda", "OPENMED_TORCH_DEVICE")),
         (None, None, {"OPENMED_DEVICE": "gpu"}, ("gpu", "OPENMED_DEVICE")),
         ("auto", SESSION, {}, ("mps", "use()")),
         ("auto", None, {"OPENMED_DEVICE": "gpu"}, ("gpu", "OPENMED_DEVICE")),
-        ("", None, {"OPENMED_TORCH_DEVICE": " ", "OPENMED_DEVICE": "default"}, ("auto", NOBODY)),
+        ("", None, {"OPENMED_TORCH_DEVICE": " ", "OPENMED_DEVICE": "default"}, ("auto", DEFAULT_SOURCE)),
         (None, BY_HAND, {"OPENMED_TORCH_DEVICE": "cuda"}, ("auto", "use()")),
         ("cpu", BY_HAND, {}, ("cpu", "argument")),
         ("cpu", None, {"OPENMED_DEVICE": "nonsense"}, ("cpu", "argument")),
         (None, None, {"OPENMED_TORCH_DEVICE": "mps", "OPENMED_DEVICE": "nonsense"}, ("mps", "OPENMED_TORCH_DEVICE")),
     ):
-        assert decide(precedence(environ, Wish("argument", argument), override)) == DeviceRequest(*expected)
+        assert resolve_request(
+            resolution_order(environ, DeviceSetting("argument", argument), override)
+        ) == DeviceRequest(*expected)
 
 
 def test_bad_variable_that_counts():
     """A bad value is an error where nothing stronger hides it."""
-    with pytest.raises(UnknownDevice, match="from OPENMED_DEVICE"):
-        decide(precedence({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "nonsense"}))
+    with pytest.raises(UnknownDeviceError, match="from OPENMED_DEVICE"):
+        resolve_request(resolution_order({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "nonsense"}))
 
 
 def test_a_secret_in_a_bad_spelling_is_not_shown():
     """A token that was pasted where a device belongs is not repeated by the error."""
-    with pytest.raises(UnknownDevice) as caught:
+    with pytest.raises(UnknownDeviceError) as caught:
         DeviceRequest.parse("hf_abcdefgh", "OPENMED_DEVICE")
 
     assert "abcdefgh" not in str(caught.value)
@@ -145,8 +147,8 @@ def test_one_spelling_of_a_device():
     others = {"cpu:0": "cpu", "mps:0": "mps", "cuda": "cuda:0"}
     for spelling in (*others, "cpu", "cpu:1", "mps", "cuda:0", "cuda:1"):
         device = others.get(spelling, spelling)
-        assert canonical(spelling) == device
-        assert kind_of(spelling) == kind_of(device) in {"cpu", "mps", "cuda"}
+        assert normalize_device(spelling) == device
+        assert device_type(spelling) == device_type(device) in {"cpu", "mps", "cuda"}
 
 
 SECRET = "tRuStNo1"
@@ -163,7 +165,7 @@ PLANTED = [
 @pytest.mark.parametrize(("name", "value"), PLANTED)
 def test_planted_secret(name, value):
     """A secret is masked by the name of its variable or by its look."""
-    shown = masked(name, value)
+    shown = mask_secrets(name, value)
     assert SECRET not in shown
     assert MASK in shown
 
@@ -180,29 +182,35 @@ def test_plain_value():
         ("HF_ENDPOINT", "http://127.0.0.1:8080/hub"),
         ("TRANSFORMERS_OFFLINE", ""),
     ):
-        assert masked(name, value) == value
+        assert mask_secrets(name, value) == value
 
 
 def test_only_the_allowed_variables_are_shown():
     """Of a whole environment only the variables of the allow list remain, in its order."""
-    environ = dict.fromkeys(reversed(SHOWN), "1") | {"HOME": "/home/me", "PATIENT": "Jane", "HF_TOKEN": SECRET}
+    environ = dict.fromkeys(reversed(VISIBLE_VARIABLES), "1") | {
+        "HOME": "/home/me",
+        "PATIENT": "Jane",
+        "HF_TOKEN": SECRET,
+    }
 
-    assert list(shown_variables(environ)) == list(SHOWN)
+    assert list(visible_variables(environ)) == list(VISIBLE_VARIABLES)
     libraries = {"ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}
-    assert set(SHOWN) == {"OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", *libraries}
-    assert shown_variables({"HOME": "/home/me"}) == {}
+    assert set(VISIBLE_VARIABLES) == {"OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", *libraries}
+    assert visible_variables({"HOME": "/home/me"}) == {}
 
 
 @given(
-    st.dictionaries(st.text(min_size=1, max_size=20).filter(lambda text: text not in SHOWN), st.just(SECRET)),
-    st.sampled_from(SHOWN),
+    st.dictionaries(
+        st.text(min_size=1, max_size=20).filter(lambda text: text not in VISIBLE_VARIABLES), st.just(SECRET)
+    ),
+    st.sampled_from(VISIBLE_VARIABLES),
 )
 def test_no_other_variable_leaks(environ, name):
     """Whatever else the environment holds, it is not shown."""
-    assert shown_variables({**environ, name: f"https://x:{SECRET}@y"}) == {name: f"https://{MASK}@y"}
+    assert visible_variables({**environ, name: f"https://x:{SECRET}@y"}) == {name: f"https://{MASK}@y"}
 
 
 def test_a_long_value_is_masked_soon():
     """A value of a hundred thousand characters is read once, not once for each of its characters."""
-    assert masked("OPENMED_DEVICE", "x" * 100_000) == "x" * 100_000
-    assert masked("HF_ENDPOINT", "x" * 100_000 + "://me:pass@hub") == "x" * 100_000 + "://***@hub"
+    assert mask_secrets("OPENMED_DEVICE", "x" * 100_000) == "x" * 100_000
+    assert mask_secrets("HF_ENDPOINT", "x" * 100_000 + "://me:pass@hub") == "x" * 100_000 + "://***@hub"

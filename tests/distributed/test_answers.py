@@ -18,23 +18,23 @@ import numpy as np
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.results import Answers
-from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, CHUNK_TOKENS, Chunk
-from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
+from openmed_nb.annotation.results import ResultStore
+from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, MIN_CHUNK_TOKENS, Chunk
+from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.distributed import worker
-from openmed_nb.distributed.client import ask_scheduler, call_on_workers, compute
-from openmed_nb.distributed.stream import AHEAD, ClusterAnnotator, while_workers_last
-from openmed_nb.distributed.worker import Work
+from openmed_nb.distributed.client import call_on_workers, call_scheduler, fetch_result
+from openmed_nb.distributed.stream import CHUNKS_PER_THREAD, ClusterAnnotator, stop_after_repeated_kills
+from openmed_nb.distributed.worker import RunSpec
 from openmed_nb.errors import (
     ClusterError,
-    ClusterUnusable,
+    ClusterUnavailableError,
     ConfigurationError,
-    Interrupted,
+    InvalidTextError,
     OpenMedError,
-    UnknownModel,
-    UnreadableText,
-    WorkerKilled,
-    WorkersDiffer,
+    RunInterrupted,
+    UnknownModelError,
+    WorkerKilledError,
+    WorkerMismatchError,
 )
 
 pytestmark = [
@@ -181,7 +181,7 @@ class TestAnswers:
     def test_shown(self, on_pool, numbered):
         """What is shown, and told, is that of one computer, with the workers in the place of the device."""
         heard = []
-        stop = worker.SESSION.listen(heard.append)
+        stop = worker.SESSION.subscribe(heard.append)
         try:
             found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
         finally:
@@ -226,8 +226,8 @@ class TestStreaming:
 
         with pytest.raises(RuntimeError, match="enough") as caught:
             on_pool(endless(), resume=file)
-        in_a_chunk = CHUNK_TOKENS * CHARACTERS_PER_TOKEN // len(text) + 1
-        assert max(ahead) <= in_a_chunk * (2 * AHEAD + 1)
+        in_a_chunk = MIN_CHUNK_TOKENS * CHARACTERS_PER_TOKEN // len(text) + 1
+        assert max(ahead) <= in_a_chunk * (2 * CHUNKS_PER_THREAD + 1)
         assert len(caught.value.annotations) == len(ahead) - 1 > 200
 
     def test_answers_come_while_texts_are_read(self, on_pool, tmp_path):
@@ -253,7 +253,7 @@ class TestStreaming:
         """An interrupt keeps what is done and says how to go on; what was under way is called off, and the workers go on."""
         file, texts, others = tmp_path / "run.jsonl", numbered(3000), set(pool.client.futures)
         message = r"Interrupted after \d+ texts\. To go on, repeat the call"
-        with pytest.raises(Interrupted, match=message) as caught, interrupt_when(lambda: lines_of(file) > 20):
+        with pytest.raises(RunInterrupted, match=message) as caught, interrupt_when(lambda: lines_of(file) > 20):
             on_pool(slowly(texts, 0.02), resume=file)
         done = len(caught.value.annotations)
         assert 0 < done < len(texts)
@@ -273,7 +273,7 @@ class TestStreaming:
             ended.set()
 
         with pytest.raises(KeyboardInterrupt), interrupt_when(begun.is_set):
-            ask_scheduler(pool.client, call)
+            call_scheduler(pool.client, call)
         go_on.set()
         assert ended.wait(timeout=60)
 
@@ -295,7 +295,7 @@ class TestStreaming:
         held = pool.client.map(hold, range(2), pure=False)
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         with (
-            pytest.raises(Interrupted, match=r"To go on, .*repeat the call") as caught,
+            pytest.raises(RunInterrupted, match=r"To go on, .*repeat the call") as caught,
             interrupt_when(lambda: sum(pool.client.run(waiting).values())),
         ):
             on_pool(["asthma", "diabetes"], "bundled_small", resume=resume)
@@ -313,7 +313,7 @@ class TestWorker:
     @pytest.fixture
     def work(self, keyword_model):
         """A run, of which nothing is left."""
-        yield Work("own", str(keyword_model), {"device": "cpu"}, batch_tokens=256)
+        yield RunSpec("own", str(keyword_model), {"device": "cpu"}, batch_tokens=256)
         worker.load.cache_clear()
         worker.SESSION.unload(str(keyword_model))
 
@@ -323,7 +323,7 @@ class TestWorker:
 
         def asking(_number):
             together.wait()
-            return worker.loaded(work)
+            return worker.get_or_load(work)
 
         with ThreadPoolExecutor(2) as threads:
             first, second = threads.map(asking, range(2))
@@ -332,16 +332,18 @@ class TestWorker:
 
     def test_warning(self, on_pool):
         """What workers warn of when they load a model is said once, at the line that asked for the answers."""
-        with pytest.warns(nb.OpenMedWarning, match="'bundled_small' is used in bfloat16 on cpu") as caught:
+        with pytest.warn_if(nb.OpenMedWarning, match="'bundled_small' is used in bfloat16 on cpu") as caught:
             on_pool(["She has asthma."], "bundled_small", dtype="bfloat16")
         assert [one.filename for one in caught] == [__file__]
 
     def test_late_worker(self, work):
         """A worker that comes later and is not like the others refuses to answer."""
-        terms, chunk = worker.loaded(work).ready.terms, Chunk(0, ["asthma"])
-        assert worker.answers_of(replace(work, terms=terms), chunk)[0][0]["word"] == "asthma"
-        with pytest.raises(WorkersDiffer, match=r"^On .+: The worker on .+ has torch .+, and others have 1\.0\. "):
-            worker.answers_of(replace(work, terms={**terms, "torch": "1.0"}), chunk)
+        terms, chunk = worker.get_or_load(work).ready.compatibility_key, Chunk(0, ["asthma"])
+        assert worker.annotate_chunk(replace(work, terms=terms), chunk)[0][0]["word"] == "asthma"
+        with pytest.raises(
+            WorkerMismatchError, match=r"^On .+: The worker on .+ has torch .+, and others have 1\.0\. "
+        ):
+            worker.annotate_chunk(replace(work, terms={**terms, "torch": "1.0"}), chunk)
 
     @pytest.mark.slow
     def test_variables_before_torch(self):
@@ -361,7 +363,9 @@ class TestWorker:
             class Watching(importlib.abc.MetaPathFinder):
                 def find_spec(self, name, *_where):
                     if name == "torch":
-                        platform.seen = {name: value for name, value in os.environ.items() if "_MPS_" in name}
+                        platform.observed_values = {
+                            name: value for name, value in os.environ.items() if "_MPS_" in name
+                        }
 
             loaded = "torch" in sys.modules
             sys.meta_path.insert(0, Watching())
@@ -378,7 +382,7 @@ class TestWorker:
             import os
             import platform
 
-            return platform.seen, [name for name in os.environ if "_MPS_" in name]
+            return platform.observed_values, [name for name in os.environ if "_MPS_" in name]
 
         elsewhere = {name: value for name, value in os.environ.items() if "OPENMED" not in name and "_MPS_" not in name}
         with (
@@ -388,9 +392,9 @@ class TestWorker:
             Client(cluster) as client,
         ):
             assert list(client.run(pretend).values()) == [False]
-            (member,) = call_on_workers(client, worker.introduce)
+            (member,) = call_on_workers(client, worker.describe_worker)
             ((at_import, afterwards),) = client.run(seen).values()
-        assert at_import == {FALLBACK: "1", HIGH: "1.0", LOW: "0.9"}
+        assert at_import == {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}
         assert member.device == "cpu"
         assert afterwards == []
 
@@ -413,7 +417,7 @@ class TestErrors:
         found = on_pool(texts, on_error="record")
         assert found.errors == {77: "Text 77 must be a string, not int. Pass a string, '' where there is no text."}
         assert [len(one) for one in found] == [1] * 77 + [0] + [1] * 22
-        with pytest.raises(UnreadableText, match="Text 77 must be a string") as caught:
+        with pytest.raises(InvalidTextError, match="Text 77 must be a string") as caught:
             on_pool(texts)
         assert len(caught.value.annotations) == 77
 
@@ -433,10 +437,10 @@ class TestErrors:
         ("model", "arguments", "error", "message"),
         [
             ("no_such_model_at_all_x", {}, OpenMedError, r"^On .+: "),
-            ("./nowhere/model", {}, UnknownModel, r"^On .+: There is no model named './nowhere/model'"),
-            ("", {}, UnknownModel, r"^On .+: There is no model named ''"),
+            ("./nowhere/model", {}, UnknownModelError, r"^On .+: There is no model named './nowhere/model'"),
+            ("", {}, UnknownModelError, r"^On .+: There is no model named ''"),
             ("~", {}, OpenMedError, r"^On .+: "),
-            ("x" * 5000, {}, UnknownModel, r"^On .+: There is no model named a string of 5,000 characters"),
+            ("x" * 5000, {}, UnknownModelError, r"^On .+: There is no model named a string of 5,000 characters"),
             (None, {"bogus": 1}, ConfigurationError, r"^On .+: The pipeline does not take these options"),
             (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' \(asked for by argument\) cannot be used"),
         ],
@@ -525,7 +529,7 @@ class TestNoWorkers:
     def test_all_workers_gone(self, threads_cluster, keyword_model):
         """Where no worker is left and none comes, the run ends after the answers that were there."""
         client, cluster, answers = threads_cluster.client, threads_cluster.cluster, []
-        annotator = ClusterAnnotator(client, Work("gone", str(keyword_model), {"device": "cpu"}), 20000, patience=1)
+        annotator = ClusterAnnotator(client, RunSpec("gone", str(keyword_model), {"device": "cpu"}), 20000, timeout=1)
 
         def texts():
             while not answers:
@@ -534,11 +538,11 @@ class TestNoWorkers:
             wait_until(lambda: not client.nthreads())
             yield "asthma"
 
-        with pytest.raises(ClusterUnusable, match=r"No worker of the cluster has worked for 1 s\."):
-            answers.extend(itertools.chain.from_iterable(annotator.answers(texts())))
+        with pytest.raises(ClusterUnavailableError, match=r"No worker of the cluster has worked for 1 s\."):
+            answers.extend(itertools.chain.from_iterable(annotator.annotate(texts())))
         assert {len(one) for one in answers} == {1}
-        with pytest.raises(ClusterUnusable, match="The cluster has no worker"):
-            call_on_workers(client, worker.introduce, patience=0.1)
+        with pytest.raises(ClusterUnavailableError, match="The cluster has no worker"):
+            call_on_workers(client, worker.describe_worker, patience=0.1)
         cluster.scale(1)
         client.wait_for_workers(1)
 
@@ -547,8 +551,8 @@ class TestNoWorkers:
         future = pool.client.submit(time.sleep, 1, pure=False)
         future.cancel()
         message = r"called off: it was closed or started again\. Start the cluster again"
-        with pytest.raises(ClusterUnusable, match=message):
-            compute(pool.client, future, patience=1)
+        with pytest.raises(ClusterUnavailableError, match=message):
+            fetch_result(pool.client, future, patience=1)
 
     @pytest.mark.parametrize("closed", ["by the stream", "by another thread", "with its cluster"])
     def test_closed_in_mid_run(self, request, on_pool, numbered, tmp_path, closed):
@@ -567,21 +571,21 @@ class TestNoWorkers:
                     read.append(text)
                     yield text
 
-            with pytest.raises(ClusterUnusable, match="Start the cluster again") as caught:
+            with pytest.raises(ClusterUnavailableError, match="Start the cluster again") as caught:
                 on_pool(texts(), client=client, resume=file)
         assert len(caught.value.annotations) > 0
         assert len(read) == 1 or closed != "by the stream"
-        with pytest.raises(ClusterUnusable, match="The client is closed"):
+        with pytest.raises(ClusterUnavailableError, match="The client is closed"):
             on_pool(["asthma"], client=client)
 
     def test_scheduler_that_is_gone(self, pool):
         """Where the scheduler cannot be reached, that is told."""
-        with pytest.raises(ClusterUnusable, match="The scheduler of the cluster cannot be reached"):
-            ask_scheduler(pool.client, lambda: fail(OSError("Timed out trying to connect")))
+        with pytest.raises(ClusterUnavailableError, match="The scheduler of the cluster cannot be reached"):
+            call_scheduler(pool.client, lambda: fail(OSError("Timed out trying to connect")))
 
 
-KILLED = WorkerKilled("Text 1 ended the worker that read it 3 times.", "Read it alone.")
-OTHER = UnreadableText("Text 2 must be a string.", "Pass a string.")
+KILLED = WorkerKilledError("Text 1 ended the worker that read it 3 times.", "Read it alone.")
+OTHER = InvalidTextError("Text 2 must be a string.", "Pass a string.")
 
 
 @pytest.mark.parametrize(
@@ -600,8 +604,10 @@ OTHER = UnreadableText("Text 2 must be a string.", "Pass a string.")
 def test_workers_that_end_whatever_they_read(answers, hopeless):
     """Five texts in a row that end their workers alone end the run, after their answers; any answer between counts."""
     given = []
-    expected = pytest.raises(ClusterUnusable, match="5 texts in a row ended") if hopeless else contextlib.nullcontext()
+    expected = (
+        pytest.raises(ClusterUnavailableError, match="5 texts in a row ended") if hopeless else contextlib.nullcontext()
+    )
     with expected:
-        for some in while_workers_last(Answers.of(one) for one in [*answers, [[]]]):
+        for some in stop_after_repeated_kills(ResultStore.of(one) for one in [*answers, [[]]]):
             given.append(list(some.outcomes()))  # noqa: PERF401 - what came before the error counts
     assert given == (answers if hopeless else [*answers, [[]]])

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.references import MISSING, fingerprint_of, read
-from openmed_nb.distributed.columns import ColumnText, Partition, is_column, partitions_of, texts_of_column
+from openmed_nb.annotation.references import MISSING, read_text, text_fingerprint
+from openmed_nb.distributed.columns import ColumnText, Partition, column_references, get_partitions, is_column
 from openmed_nb.errors import ConfigurationError
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
@@ -60,18 +60,18 @@ class TestPartitions:
         import dask.dataframe as dd
 
         column = dd.from_pandas(table, npartitions=10)["note"]
-        rows = list(texts_of_column(change(column)))
+        rows = list(column_references(change(column)))
         notes = sum(map(len, table["note"]))
         one, chunk = len(cloudpickle.dumps(rows[500])), len(cloudpickle.dumps(rows[500:600]))
         assert notes / 10 < one < notes / 2 < len(pickle.dumps(table)) / 50
         assert chunk < one + 99 * 40  # Each row has its number and the fingerprint of its text.
-        assert [row.text().lower() for row in rows[::99]] == table["note"][::99].tolist()
+        assert [row.read().lower() for row in rows[::99]] == table["note"][::99].tolist()
 
     def test_rows_of_files(self, column):
         """A row of a file carries where it is, and none of the texts."""
         import cloudpickle
 
-        sent = cloudpickle.dumps(texts_of_column(column)[0])
+        sent = cloudpickle.dumps(column_references(column)[0])
         assert len(sent) < 20000
         assert b"asthma" not in sent
 
@@ -80,28 +80,28 @@ class TestPartitions:
         import dask.dataframe as dd
 
         column = dd.from_pandas(table, npartitions=3).sort_values("note")["note"]
-        assert [row.text() for row in texts_of_column(column)] == sorted(table["note"])
+        assert [row.read() for row in column_references(column)] == sorted(table["note"])
 
     def test_names(self, column):
         """The same column named twice is read twice: in between its files can change."""
-        first, again = partitions_of(column), partitions_of(column)
+        first, again = get_partitions(column), get_partitions(column)
         assert len(first) == 3
         assert not set(first) & set(again)
 
     def test_rows_have_the_fingerprints_of_their_texts(self, column):
         """A row is told from others by its text alone, as in a list: a run over one goes on over the other."""
-        rows = list(texts_of_column(column))
-        assert list(map(fingerprint_of, rows)) == [fingerprint_of(row.text()) for row in rows]
+        rows = list(column_references(column))
+        assert list(map(text_fingerprint, rows)) == [text_fingerprint(row.read()) for row in rows]
         assert [number for number, row in enumerate(rows) if row.fingerprint() == MISSING] == [4, 8, 11]
 
     def test_row_that_changed_is_not_read(self, column, tmp_path):
         """A row whose file has another text by now is an error: its entities would be placed in the wrong text."""
-        row = texts_of_column(column)[1]
+        row = column_references(column)[1]
         table = pd.read_parquet(tmp_path / "0.parquet")
         table["note"] = table["note"][::-1].to_numpy()
         table.to_parquet(tmp_path / "0.parquet")
-        again = ColumnText(partitions_of(column)[0], row.row, row.characters, row.of_text)
-        assert "RowChanged" in str(read(again, 1))
+        again = ColumnText(get_partitions(column)[0], row.row, row.characters, row.of_text)
+        assert "RowChanged" in str(read_text(again, 1))
 
 
 @pytest.mark.real_computer
@@ -223,9 +223,9 @@ class TestOnWorkers:
 
     def test_rows(self, pool, column):
         """The rows of a column are a sequence that holds none of them; their sizes are those of their partition."""
-        rows = texts_of_column(column, pool.client)
+        rows = column_references(column, pool.client)
         identities = [row.identity for row in rows]
-        assert identities == [row.identity for row in texts_of_column(column)]
+        assert identities == [row.identity for row in column_references(column)]
         assert identities == [rows[number].identity for number in range(len(rows))]
         assert (len({*identities}), len(rows)) == (len({*TEXTS, None}), 12)  # Equal texts have equal identities.
         assert [row.row for row in rows] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
@@ -239,7 +239,7 @@ class TestOnWorkers:
         (tmp_path / "1.parquet").unlink()
         message = r"The column cannot be read on .+: No such file or directory\."
         with pytest.raises(ConfigurationError, match=message) as caught:
-            texts_of_column(column, pool.client)
+            column_references(column, pool.client)
         assert "parquet" not in str(caught.value)
         assert "1.parquet" not in str(pool.client.get_worker_logs())
 
@@ -257,7 +257,7 @@ def unreadable():
 
 def test_a_row_that_cannot_be_read():
     """A row that cannot be read when its turn comes is told by its number and the kind of the failure."""
-    error = read(ColumnText(Partition("gone", "rows", {"rows": (unreadable,)}), 0, 5, 0x1F), 7)
+    error = read_text(ColumnText(Partition("gone", "rows", {"rows": (unreadable,)}), 0, 5, 0x1F), 7)
     what = f"Text 7: its row cannot be read on {socket.gethostname()}: ValueError."
     assert str(error) == f"{what} Make the row readable there."
     assert error.__context__ is None

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import DeviceUnavailable
+from openmed_nb.errors import DeviceUnavailableError
 
 pytestmark = [
     pytest.mark.real_computer,  # Workers are processes.
@@ -164,7 +164,7 @@ def test_failing_chunk_leaves_no_text_in_logs(pool, fault, poisoned, annotated_b
     """Where a device fails, the error names the host and comes after all answers before; no log shows a text."""
     with (
         fault(pool.client, "fail") as fails,
-        pytest.raises(DeviceUnavailable, match=r"^On .+: The model could not run on cpu: it fails\. ") as caught,
+        pytest.raises(DeviceUnavailableError, match=r"^On .+: The model could not run on cpu: it fails\. ") as caught,
     ):
         annotated_by(pool.client, poisoned)
     logs = str(pool.client.get_worker_logs())

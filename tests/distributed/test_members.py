@@ -5,24 +5,24 @@ from dataclasses import replace
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.client import host_of, import_extra, works
-from openmed_nb.distributed.members import Member, Members, Ready, check_alike
-from openmed_nb.errors import ConfigurationError, WorkersDiffer
+from openmed_nb.distributed.client import is_running, parse_host, require_extra
+from openmed_nb.distributed.members import ReadyWorker, WorkerInfo, WorkerList, check_workers_match
+from openmed_nb.errors import ConfigurationError, WorkerMismatchError
 
 VERSIONS = {"openmed_nb": nb.__version__, "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.23.3"}
-MAC = Member("mac1", "Darwin arm64", "mps", "No device was asked for, and mps comes first.", VERSIONS)
-LINUX = Member("box", "Linux x86_64", "cuda", "'cuda' was asked for by argument.", VERSIONS)
+MAC = WorkerInfo("mac1", "Darwin arm64", "mps", "No device was asked for, and mps comes first.", VERSIONS)
+LINUX = WorkerInfo("box", "Linux x86_64", "cuda", "'cuda' was asked for by argument.", VERSIONS)
 SETTINGS = {"model": "1f", "aggregation_strategy": "first"}
 
 
 def ready(member, settings=SETTINGS, **versions):
     """Return a worker that has loaded a model, with other versions than usual."""
-    return Ready(replace(member, versions={**VERSIONS, **versions}), settings, 65536)
+    return ReadyWorker(replace(member, versions={**VERSIONS, **versions}), settings, 65536)
 
 
 def test_text_form():
     """The text says how many workers there are and why they use their devices; hosts and versions stand in the HTML."""
-    members = Members((MAC, MAC, LINUX))
+    members = WorkerList((MAC, MAC, LINUX))
 
     assert str(members).splitlines() == [
         "3 workers (cuda, mps) on 2 computers",
@@ -33,7 +33,7 @@ def test_text_form():
     assert "2.13.0" in members._repr_html_()
     assert members.to_dict()["workers"][2]["device"] == "cuda"
     assert len(members) == 3
-    assert Members((MAC,)).label == "1 worker (mps)"
+    assert WorkerList((MAC,)).label == "1 worker (mps)"
 
 
 ALIKE = {
@@ -59,14 +59,14 @@ OTHER = {
 @pytest.mark.parametrize("workers", ALIKE.values(), ids=ALIKE)
 def test_workers_that_are_alike(workers):
     """Workers with other devices, which compute the same in float32, may take part together."""
-    check_alike(workers)
+    check_workers_match(workers)
 
 
 @pytest.mark.parametrize(("workers", "message"), OTHER.values(), ids=OTHER)
 def test_workers_that_differ(workers, message):
     """A worker that would give other answers than the others is named by its computer, with what it has."""
-    with pytest.raises(WorkersDiffer) as caught:
-        check_alike(workers)
+    with pytest.raises(WorkerMismatchError) as caught:
+        check_workers_match(workers)
     assert str(caught.value).startswith(f"The worker on box has {message}")
 
 
@@ -81,7 +81,7 @@ def test_workers_that_differ(workers, message):
 )
 def test_a_worker_that_works(worker, expected):
     """A worker that computes something works, also where it is short of memory."""
-    assert works(worker) is expected
+    assert is_running(worker) is expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_worker_that_works(worker, expected):
 )
 def test_host_of_an_address(address, host):
     """The computer of an address is what stands between protocol and port."""
-    assert host_of(address) == host
+    assert parse_host(address) == host
 
 
 def test_a_package_that_is_missing():
@@ -104,4 +104,4 @@ def test_a_package_that_is_missing():
         r"^A cluster needs it: No module named 'no_such_package'\. Install it: .* 'dask\[distributed\]' asyncssh\.$"
     )
     with pytest.raises(ConfigurationError, match=message):
-        import_extra("no_such_package", "A cluster needs it")
+        require_extra("no_such_package", "A cluster needs it")

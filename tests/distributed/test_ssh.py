@@ -17,19 +17,19 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.members import WorkerPlan
+from openmed_nb.distributed.members import WorkerSpec
 from openmed_nb.distributed.ssh import (
-    Host,
-    Login,
-    addresses_to_listen_on,
+    HostInfo,
+    SshLogin,
+    build_cluster,
     certificate_files,
-    checked_answer,
-    checked_hosts,
     hosts_that_share_gpus,
-    not_started,
+    listen_addresses,
+    parse_probe_output,
+    validate_hosts,
 )
-from openmed_nb.distributed.starting import checked_security
-from openmed_nb.errors import ClusterUnusable, ConfigurationError, WorkersDiffer
+from openmed_nb.distributed.starting import validate_security
+from openmed_nb.errors import ClusterUnavailableError, ConfigurationError, WorkerMismatchError
 
 pytestmark = [
     pytest.mark.real_computer,  # Hosts are processes.
@@ -221,7 +221,7 @@ class TestEnd:
         """Where one process does not start, its host is named, and those that did are ended."""
         python = python_that(f"*distributed.{what}*", "true")
         message = r"^The cluster does not start on 127\.0\.0\.1: .*failed to start\. Look"
-        with pytest.raises(ClusterUnusable, match=message):
+        with pytest.raises(ClusterUnavailableError, match=message):
             nb.cluster(hosts=HOSTS[:1], **login, remote_python=python)
 
     @pytest.mark.slow
@@ -269,18 +269,20 @@ def test_a_gpu_for_each_worker(login, python_that):
         again = sorted(pool.client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values())
 
     assert first == again == ["0", "1"]
-    assert {member.device for member in pool.members.members} == {"cpu"}
+    assert {member.device for member in pool.workers.workers} == {"cpu"}
 
 
 def test_what_each_process_is_given():
     """A worker has its device and its share of the host's memory; all run with the connection, and listen on one address."""
     from distributed.deploy import ssh
 
-    login = Login("me", python="/my folder/python")
-    plans = [WorkerPlan(None), WorkerPlan("cuda", "1"), WorkerPlan("cpu", threads=1)]
+    login = SshLogin("me", python="/my folder/python")
+    plans = [WorkerSpec(None), WorkerSpec("cuda", "1"), WorkerSpec("cpu", threads=1)]
 
     async def made():
-        return not_started(["a", "a", "b"], plans, {"a": Host("10.0.0.2"), "b": Host()}, login, checked_security(None))
+        return build_cluster(
+            ["a", "a", "b"], plans, {"a": HostInfo("10.0.0.2"), "b": HostInfo()}, login, validate_security(None)
+        )
 
     cluster = asyncio.run(made())
     specs = [cluster.scheduler_spec, *cluster.worker_spec.values()]
@@ -322,14 +324,14 @@ UNUSABLE = {
 def test_host_that_cannot_be_used(server, login, wrong, message):
     """A host that is not the one that is known, lets nobody in or has no openmed_nb is named, and nothing is started."""
     given = {name: server.folder / value if name in ("key", "known_hosts") else value for name, value in wrong.items()}
-    with pytest.raises(ClusterUnusable, match=message):
+    with pytest.raises(ClusterUnavailableError, match=message):
         nb.cluster(hosts=["localhost"], **{**login, **given})
 
 
 ANSWERS = {
-    "greeting": ("Welcome!\n" + ANSWER % (1, "null", '"10.0.0.1 5 10.0.0.2 22"'), Host("10.0.0.2", ("0", "1"))),
-    "named GPUs": (ANSWER % (1, '"3,GPU-5a"', '""'), Host("", ("3", "GPU-5a"))),
-    "no connection": (ANSWER % (1, "null", "null"), Host("", ("0", "1"))),
+    "greeting": ("Welcome!\n" + ANSWER % (1, "null", '"10.0.0.1 5 10.0.0.2 22"'), HostInfo("10.0.0.2", ("0", "1"))),
+    "named GPUs": (ANSWER % (1, '"3,GPU-5a"', '""'), HostInfo("", ("3", "GPU-5a"))),
+    "no connection": (ANSWER % (1, "null", "null"), HostInfo("", ("0", "1"))),
 }
 NO_ANSWERS = {
     "version": (ANSWER % (2, "null", "null"), "", "mac1 has openmed_nb 2, and this process has 1. Install the same"),
@@ -342,14 +344,14 @@ NO_ANSWERS = {
 @pytest.mark.parametrize(("output", "host"), ANSWERS.values(), ids=ANSWERS)
 def test_answer_of_a_host(output, host):
     """A host says by which address it was reached, and what its GPUs are called; a shell may greet before."""
-    assert checked_answer("mac1", "python", "1", output, "") == host
+    assert parse_probe_output("mac1", "python", "1", output, "") == host
 
 
 @pytest.mark.parametrize(("output", "errors", "message"), NO_ANSWERS.values(), ids=NO_ANSWERS)
 def test_answer_that_cannot_be_used(output, errors, message):
     """What is no answer of openmed_nb, or one of another version, is an error that names the host."""
-    with pytest.raises(WorkersDiffer if "version" in output else ClusterUnusable) as caught:
-        checked_answer("mac1", "python", "1", output, errors)
+    with pytest.raises(WorkerMismatchError if "version" in output else ClusterUnavailableError) as caught:
+        parse_probe_output("mac1", "python", "1", output, errors)
     assert str(caught.value).startswith(message)
 
 
@@ -365,7 +367,7 @@ LISTEN = {
 @pytest.mark.parametrize(("reached", "expected"), LISTEN.values(), ids=LISTEN)
 def test_addresses_to_listen_on(reached, expected):
     """A process listens on the address by which its host was reached, where that means the same computer for all."""
-    assert addresses_to_listen_on({name: Host(address) for name, address in reached.items()}) == expected
+    assert listen_addresses({name: HostInfo(address) for name, address in reached.items()}) == expected
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ def test_certificates_of_a_person():
 
     own = Security(tls_ca_file="ca.pem", tls_worker_cert="w.pem", require_encryption=True)
     _folder, files, config = certificate_files(own)
-    _folder, made_files, made_config = certificate_files(checked_security(None))
+    _folder, made_files, made_config = certificate_files(validate_security(None))
 
     assert (files, config["distributed.comm.tls.ca-file"]) == ({}, "ca.pem")
     assert len(made_files) == 5
@@ -408,9 +410,9 @@ def test_what_are_no_certificates(change, message):
     made = Security.temporary()
     fields = {name: getattr(made, name) for name in made.__slots__ if name.startswith("tls_") and "version" not in name}
     with pytest.raises(ConfigurationError, match=message):
-        checked_security(Security(**({**fields, **change} if change else {})))
+        validate_security(Security(**({**fields, **change} if change else {})))
     with pytest.raises(ConfigurationError, match="security cannot be str"):
-        checked_security("tls")
+        validate_security("tls")
 
 
 def test_login_leaves_the_rest_to_ssh(tmp_path):
@@ -419,9 +421,9 @@ def test_login_leaves_the_rest_to_ssh(tmp_path):
     for path in (key, known):
         Path(path).touch()
     named = {"username": "me", "client_keys": [key], "port": 22, "known_hosts": known}
-    given = Login.of("me", key, 22, Path(known), None)
+    given = SshLogin.from_arguments("me", key, 22, Path(known), None)
 
     assert given.command("mac1") == f"ssh -i {key} -p 22 -o UserKnownHostsFile={known} me@mac1"
-    assert given.options == {**Login().options, **named}
-    assert Login().options.keys() == {"connect_timeout", "keepalive_interval"}
-    assert checked_hosts(iter(HOSTS)) == ("127.0.0.1", "localhost")
+    assert given.options == {**SshLogin().options, **named}
+    assert SshLogin().options.keys() == {"connect_timeout", "keepalive_interval"}
+    assert validate_hosts(iter(HOSTS)) == ("127.0.0.1", "localhost")

@@ -16,27 +16,33 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.members import WorkerPlan, plan_hosts, plan_workers, visible_gpus
-from openmed_nb.distributed.ssh import STARTING
-from openmed_nb.distributed.starting import SET_BY_DASK, Lifetime, begin, checked_security, local_cluster
-from openmed_nb.errors import ClusterUnusable, ConfigurationError, OpenMedWarning
+from openmed_nb.distributed.members import WorkerSpec, plan_hosts, plan_workers, visible_gpu_ids
+from openmed_nb.distributed.ssh import START_LOCK
+from openmed_nb.distributed.starting import (
+    DASK_VARIABLES,
+    BackgroundContext,
+    local_cluster,
+    start_cluster,
+    validate_security,
+)
+from openmed_nb.errors import ClusterUnavailableError, ConfigurationError, OpenMedWarning
 
 TWO = {"gpu1": ("0", "1")}
 PLANS = {
-    "CPU": (("cpu", None, (), 8), [WorkerPlan("cpu")]),
-    "two on a CPU": (("cpu", 2, (), 8), [WorkerPlan("cpu", threads=4)] * 2),
-    "as many as cores": (("cpu", 3, (), 3), [WorkerPlan("cpu", threads=1)] * 3),
-    "two on a core": (("cpu", 2, (), 1), [WorkerPlan("cpu", threads=1)] * 2),
-    "threads of a CPU": (("cpu", 1, (), 8, 1), [WorkerPlan("cpu", threads=1)]),
-    "MPS": (("mps", None, (), 8), [WorkerPlan("mps")]),
-    "one on MPS": (("mps", 1, (), 8), [WorkerPlan("mps")]),
-    "GPUs": (("cuda", None, ("0", "1"), 8), [WorkerPlan("cuda", "0"), WorkerPlan("cuda", "1")]),
-    "some GPUs": (("cuda", 1, ("2", "3"), 8), [WorkerPlan("cuda", "2")]),
-    "one GPU by its number": (("cuda:1", None, ("2", "3"), 8), [WorkerPlan("cuda", "3")]),
-    "hosts without GPUs": ((["mac1", "mac2"], {}, None, None), [WorkerPlan(None)] * 2),
-    "a GPU each": ((["gpu1", "mac1", "gpu1"], TWO, None, 2), [WorkerPlan(None, gpu, 2) for gpu in ("0", None, "1")]),
-    "fewer than GPUs": ((["gpu1"], TWO, "cuda", None), [WorkerPlan("cuda", "0")]),
-    "counted in vain": ((["mac1", "mac1"], {"mac1": ()}, None, None), [WorkerPlan(None)] * 2),
+    "CPU": (("cpu", None, (), 8), [WorkerSpec("cpu")]),
+    "two on a CPU": (("cpu", 2, (), 8), [WorkerSpec("cpu", threads=4)] * 2),
+    "as many as cores": (("cpu", 3, (), 3), [WorkerSpec("cpu", threads=1)] * 3),
+    "two on a core": (("cpu", 2, (), 1), [WorkerSpec("cpu", threads=1)] * 2),
+    "threads of a CPU": (("cpu", 1, (), 8, 1), [WorkerSpec("cpu", threads=1)]),
+    "MPS": (("mps", None, (), 8), [WorkerSpec("mps")]),
+    "one on MPS": (("mps", 1, (), 8), [WorkerSpec("mps")]),
+    "GPUs": (("cuda", None, ("0", "1"), 8), [WorkerSpec("cuda", "0"), WorkerSpec("cuda", "1")]),
+    "some GPUs": (("cuda", 1, ("2", "3"), 8), [WorkerSpec("cuda", "2")]),
+    "one GPU by its number": (("cuda:1", None, ("2", "3"), 8), [WorkerSpec("cuda", "3")]),
+    "hosts without GPUs": ((["mac1", "mac2"], {}, None, None), [WorkerSpec(None)] * 2),
+    "a GPU each": ((["gpu1", "mac1", "gpu1"], TWO, None, 2), [WorkerSpec(None, gpu, 2) for gpu in ("0", None, "1")]),
+    "fewer than GPUs": ((["gpu1"], TWO, "cuda", None), [WorkerSpec("cuda", "0")]),
+    "counted in vain": ((["mac1", "mac1"], {"mac1": ()}, None, None), [WorkerSpec(None)] * 2),
 }
 NOT_PLANNED = {
     "two on MPS": (("mps", 2, (), 8), "n cannot be 2 with one MPS device, which several processes"),
@@ -84,16 +90,16 @@ def test_more_workers_than_devices(asked, message):
 )
 def test_gpus_that_this_process_sees(count, variable, names):
     """The GPUs are called as in the variable that this process has, as many as torch sees."""
-    assert visible_gpus(count, variable) == names
+    assert visible_gpu_ids(count, variable) == names
 
 
 def test_options_of_a_worker():
     """A worker sees its own GPU alone, computes on its device and threads, and has two tasks where there is a thread for both."""
-    assert [WorkerPlan("cuda", "GPU-5a").options, WorkerPlan(None, threads=3).options] == [
+    assert [WorkerSpec("cuda", "GPU-5a").options, WorkerSpec(None, threads=3).options] == [
         {"nthreads": 2, "env": {"OPENMED_TORCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "GPU-5a"}},
         {"nthreads": 2, "env": {"OMP_NUM_THREADS": "3"}},
     ]
-    assert WorkerPlan("cpu", threads=1).options["nthreads"] == 1
+    assert WorkerSpec("cpu", threads=1).options["nthreads"] == 1
 
 
 def test_a_cluster_that_does_not_start():
@@ -104,8 +110,8 @@ def test_a_cluster_that_does_not_start():
         raise RuntimeError("no more processes")
         yield
 
-    with pytest.raises(ClusterUnusable, match=r"^The cluster does not start: no more processes\. Try again\.$"):
-        begin(cluster(), checked_security(None), 1, None, "Try again.")
+    with pytest.raises(ClusterUnavailableError, match=r"^The cluster does not start: no more processes\. Try again\.$"):
+        start_cluster(cluster(), validate_security(None), 1, None, "Try again.")
 
 
 def test_a_cluster_that_fails_at_its_end():
@@ -116,19 +122,19 @@ def test_a_cluster_that_fails_at_its_end():
         yield
         raise OSError("nobody there")
 
-    life = Lifetime(room())
-    life.begin()
-    with pytest.warns(OpenMedWarning, match=r"^The cluster did not end as it should: nobody there\. Look whether"):
-        life.end()
+    life = BackgroundContext(room())
+    life.start()
+    with pytest.warn_if(OpenMedWarning, match=r"^The cluster did not end as it should: nobody there\. Look whether"):
+        life.stop()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        life.end()
+        life.stop()
 
 
 def test_end_before_the_beginning():
     """The life of a cluster that never began has ended."""
     before = {*threading.enumerate()}
-    Lifetime(contextlib.nullcontext()).end()
+    BackgroundContext(contextlib.nullcontext()).stop()
 
     assert {*threading.enumerate()} <= before
 
@@ -226,11 +232,11 @@ class TestProcesses:
 
     def test_a_start_that_takes_too_long(self):
         """A start that takes longer than it may is given up with its processes, and the error says so."""
-        security = checked_security(None)
-        cluster = local_cluster([WorkerPlan("cpu", threads=1)] * 2, security, timeout=0.2)
+        security = validate_security(None)
+        cluster = local_cluster([WorkerSpec("cpu", threads=1)] * 2, security, timeout=0.2)
         message = r"^The cluster does not start: it takes longer than 0\.2 s\. Wait\.$"
-        with pytest.raises(ClusterUnusable, match=message):
-            begin(cluster, security, 2, None, "Wait.")
+        with pytest.raises(ClusterUnavailableError, match=message):
+            start_cluster(cluster, security, 2, None, "Wait.")
 
     def test_interrupted_wait_for_another_start(self, interrupt_when):
         """An interrupt while another cluster starts is told as one, and nothing is started."""
@@ -239,25 +245,25 @@ class TestProcesses:
         def waits():
             return any(one.name == "openmed_nb cluster" for one in set(threading.enumerate()) - others)
 
-        with STARTING, pytest.raises(KeyboardInterrupt), interrupt_when(waits):
+        with START_LOCK, pytest.raises(KeyboardInterrupt), interrupt_when(waits):
             nb.cluster(n=1, device="cpu")
 
     @pytest.mark.parametrize("order", [(0, 1), pytest.param((1, 0), marks=pytest.mark.slow)], ids=str)
     def test_two_at_once(self, order, monkeypatch):
         """What a cluster changes of the whole process stays until the last has ended, and is then as it was before."""
-        monkeypatch.setenv(SET_BY_DASK[0], "7")
+        monkeypatch.setenv(DASK_VARIABLES[0], "7")
         before, levels = copy.deepcopy(dask.config.config), levels_of_dask()
         clusters = [nb.cluster(n=1, device="cpu", threads=1) for _ in order]
         clusters[order[0]].close()
         during = dask.config.get("distributed.admin.low-level-log-length"), levels_of_dask()
-        variables = [os.environ.get(name) for name in SET_BY_DASK]
+        variables = [os.environ.get(name) for name in DASK_VARIABLES]
         ready = clusters[order[1]].client.run(os.getpid)
         clusters[order[1]].close()
 
         assert len(ready) == 1
         assert during == (0, [logging.CRITICAL] * len(levels))
         assert not {"7", None} & {*variables}
-        assert os.environ[SET_BY_DASK[0]] == "7"
+        assert os.environ[DASK_VARIABLES[0]] == "7"
         assert dask.config.config == before
         assert levels_of_dask() == levels
 

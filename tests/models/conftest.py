@@ -35,10 +35,10 @@ def folder(keyword_model: Path, tmp_path: Path) -> Path:
 def load_folder(home: str) -> Callable[..., Any]:
     """A function that loads the model of a folder; the remaining arguments are settings."""
     from openmed_nb.models.config import OpenMedConfig
-    from openmed_nb.models.loading import LoadSpec, load
+    from openmed_nb.models.loading import LoadSpec, load_from_spec
 
     def load_folder(folder: Path, remote_code: bool = False, **config: Any) -> Any:
-        return load(LoadSpec.of(str(folder), OpenMedConfig(**config), remote_code), home)
+        return load_from_spec(LoadSpec.from_name(str(folder), OpenMedConfig(**config), remote_code), home)
 
     return load_folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from openmed_nb.annotation.pipeline import pipeline_over
+from openmed_nb.annotation.pipeline import get_pipeline
 from openmed_nb.models.config import DEFAULT_STRATEGY, OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.registry import BUNDLED
@@ -27,7 +27,7 @@ def store():
 @pytest.fixture
 def find(store, name):
     """Find the pieces of a text that a bundled model takes for diseases."""
-    pipe = pipeline_over(store.model(LoadSpec.of(name, OpenMedConfig()), "cpu", True), DEFAULT_STRATEGY, {})
+    pipe = get_pipeline(store.model(LoadSpec.from_name(name, OpenMedConfig()), "cpu", True), DEFAULT_STRATEGY, {})
 
     def find(text):
         found = pipe(text)

@@ -7,7 +7,7 @@ import torch
 from transformers.pipelines.token_classification import AggregationStrategy
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.models.config import BACKENDS_ELSEWHERE, OpenMedConfig, check_strategy, check_task, with_arguments
+from openmed_nb.models.config import UNSUPPORTED_BACKENDS, OpenMedConfig, apply_overrides, check_strategy, check_task
 
 TYPES = "float32, float16, bfloat16, int8, auto"
 
@@ -33,7 +33,7 @@ def test_setting_that_cannot_be_used(settings):
 def test_backend():
     """The backend "hf", or none, is accepted; one of the openmed package is refused with how to get it."""
     assert [OpenMedConfig(backend=one).backend for one in ("hf", None)] == ["hf", None]
-    for backend, command in BACKENDS_ELSEWHERE.items():
+    for backend, command in UNSUPPORTED_BACKENDS.items():
         with pytest.raises(ConfigurationError, match=f"not part of openmed_nb.*{re.escape(command)}"):
             OpenMedConfig(backend=backend)
 
@@ -73,7 +73,7 @@ def test_strategy():
 def test_arguments_of_a_load_change_the_settings():
     """Arguments with the name of a setting replace it, checked in the same way; the others are left for the pipeline."""
     arguments = {"revision": "v2", "stride": 16, "torch_dtype": "bfloat16"}
-    config, rest = with_arguments(OpenMedConfig(revision="v1"), arguments)
+    config, rest = apply_overrides(OpenMedConfig(revision="v1"), arguments)
     assert (config.revision, config.dtype, rest) == ("v2", "bfloat16", {"stride": 16})
     with pytest.raises(ConfigurationError, match="'local_only'"):
-        with_arguments(OpenMedConfig(), {"local_only": "no"})
+        apply_overrides(OpenMedConfig(), {"local_only": "no"})

@@ -7,7 +7,7 @@ import shutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from openmed_nb.models.files import content_of, read_digest, weight_files
+from openmed_nb.models.files import hash_model_files, read_digest, weight_files
 
 PARTS = ("weights", "settings", "tokenizer")
 
@@ -19,13 +19,13 @@ def differing(one, other):
 
 def test_one_weight_counts(folder):
     """One number in one weight, changed by the smallest step, changes the weights and nothing else."""
-    before = content_of(folder)
+    before = hash_model_files(folder)
     weights = load_file(folder / "model.safetensors")
     bias = weights["classifier.bias"]
     bias[0] = torch.nextafter(bias[0], torch.tensor(1e9))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
-    assert differing(content_of(folder), before) == ["weights"]
+    assert differing(hash_model_files(folder), before) == ["weights"]
 
 
 FILES = {
@@ -40,9 +40,9 @@ def test_what_else_counts(folder):
     """Settings, code and the files of a tokenizer count; what is not loaded does not."""
     for part, files in FILES.items():
         for file in files:
-            before, path = content_of(folder), folder / file
+            before, path = hash_model_files(folder), folder / file
             path.write_text((path.read_text("utf-8") if path.is_file() else "") + " ", "utf-8")
-            assert differing(content_of(folder), before) == ([part] if part else []), file
+            assert differing(hash_model_files(folder), before) == ([part] if part else []), file
 
 
 def test_weights_in_several_files(folder):
@@ -55,10 +55,10 @@ def test_weights_in_several_files(folder):
 
     names = [path.name for path in weight_files(folder)]
     assert names == ["model.safetensors.index.json", "model-00001-of-00001.safetensors"]
-    before = content_of(folder)
+    before = hash_model_files(folder)
     with (folder / names[1]).open("ab") as file:
         file.write(b"\0")
-    assert differing(content_of(folder), before) == ["weights"]
+    assert differing(hash_model_files(folder), before) == ["weights"]
 
 
 def test_pickle_is_the_last_choice(folder):
@@ -72,22 +72,22 @@ def test_pickle_is_the_last_choice(folder):
 
 def test_unchanged_files_are_read_once(folder):
     """A file is read again only where its size or its time of change differs."""
-    content_of(folder)
+    hash_model_files(folder)
     before = read_digest.cache_info().misses
-    content_of(folder)
+    hash_model_files(folder)
     assert read_digest.cache_info().misses == before
     (folder / "config.json").touch()
-    content_of(folder)
+    hash_model_files(folder)
     assert read_digest.cache_info().misses == before + 1
 
 
 def test_time_of_change_that_was_set_back(folder):
     """A file of the same length with the former time of change, as some copies have it, is read again."""
-    before, weights = content_of(folder), folder / "model.safetensors"
+    before, weights = hash_model_files(folder), folder / "model.safetensors"
     times = weights.stat()
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    assert differing(content_of(folder), before) == ["weights"]
+    assert differing(hash_model_files(folder), before) == ["weights"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ModelRefused, ModelUnusable
+from openmed_nb.errors import InvalidModelError, UntrustedModelError
 from openmed_nb.models.limits import overrun_of_trial, panics_as_errors, read_json
 from openmed_nb.models.registry import BUNDLED
 
@@ -20,7 +20,7 @@ NOTE = "MrsSmithHasAsthma"
 
 def refusal(folder):
     """Return the error of a load, which has to be one sentence and a remedy."""
-    with pytest.raises(ModelUnusable) as caught:
+    with pytest.raises(InvalidModelError) as caught:
         nb.load_model(str(folder), device="cpu")
     error = caught.value
     assert "\n" not in str(error)
@@ -48,7 +48,7 @@ def test_load_model_refuses_a_part_of_the_weights_that_is_no_file(folder, kind):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     HOSTILE["in_place_of"]("parts/model-1.safetensors", kind)(folder)
     if kind == "device":  # It is outside, which is found first.
-        with pytest.raises(ModelRefused, match="outside its folder"):
+        with pytest.raises(UntrustedModelError, match="outside its folder"):
             nb.load_model(str(folder), device="cpu")
     else:
         assert repr(part.name) in refusal(folder).what
@@ -88,12 +88,12 @@ def test_load_model_loads_a_tokenizer_of_files_without_a_tokenizer_json(folder):
 
 UNGUARDED = """
 import pathlib, sys
-from openmed_nb.errors import ModelRefused, ModelUnusable
+from openmed_nb.errors import UntrustedModelError, InvalidModelError
 from openmed_nb.models.limits import check_tokenizer_files
 print("once")
 try:
     check_tokenizer_files(pathlib.Path(sys.argv[1]), "model")
-except ModelUnusable:
+except InvalidModelError:
     print("refused")
 """
 

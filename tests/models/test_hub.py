@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 import openmed_nb as nb
 from openmed_nb._utils.text import describe_value
-from openmed_nb.errors import ModelUnreachable
-from openmed_nb.models.registry import answers
+from openmed_nb.errors import ModelDownloadError
+from openmed_nb.models.registry import is_reachable
 
 pytestmark = pytest.mark.real_computer  # The client is a process of its own.
 
@@ -55,7 +55,7 @@ def load(online_client, tmp_path):
 
 def check_unreachable(answer, why="the model hub cannot be reached"):
     """Check for the one error of a model that cannot be had now."""
-    assert answer["error"] == "ModelUnreachable"
+    assert answer["error"] == "ModelDownloadError"
     assert ID in answer["text"]
     assert why in answer["text"]
     assert "'bundled', which works offline" in answer["text"]
@@ -114,7 +114,7 @@ def test_missing_revision(load, revision, hub_server, keyword_model):
     """An unknown model; a commit by its hash is a revision."""
     assert load(revision=hub_server.commit(keyword_model)) == FOUND
     answer = load(revision=revision)
-    assert answer["error"] == "UnknownModel"
+    assert answer["error"] == "UnknownModelError"
     assert f"has no revision {describe_value(revision)}" in answer["text"]
 
 
@@ -150,7 +150,7 @@ class TestRefusal:
         for status in (401, 403):
             hub.refused[ID] = status
             answer = load()
-            assert answer["error"] == "ModelUnreachable"
+            assert answer["error"] == "ModelDownloadError"
             assert "is gated" in answer["text"]
             assert "hf auth login" in answer["text"]
         hub.refused.clear()
@@ -160,13 +160,13 @@ class TestRefusal:
         """An id that the hub does not have is an unknown model, with the nearest ids; a bare name is shown as that id."""
         for name, shown in (("OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-13M", ID), ("No-Such", "OpenMed/No-Such")):
             answer = load(name)
-            assert answer["error"] == "UnknownModel"
+            assert answer["error"] == "UnknownModelError"
             assert repr(shown) in answer["text"]
 
     @pytest.mark.parametrize("name", ["a/..", "a/b..c", "a/" + "b" * 120])
     def test_name_that_no_hub_can_have(self, hub, load, name):
         """An id that breaks the hub's own rules is an unknown model, and the hub is not asked."""
-        assert load(name)["error"] == "UnknownModel"
+        assert load(name)["error"] == "UnknownModelError"
         assert not any("/resolve/" in request or "/models/" in request for request in hub.requests)
 
     def test_hub_is_out_of_service(self, hub, load):
@@ -189,7 +189,7 @@ class TestWhatMustBeAllowed:
         torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
         answer = load()
-        assert answer["error"] == "ModelUnusable"
+        assert answer["error"] == "InvalidModelError"
         assert "allow_pickle=True" in answer["text"]
         assert hub.downloads("pytorch_model.bin") == 0
         assert load(allow_pickle=True) == FOUND
@@ -200,7 +200,7 @@ class TestWhatMustBeAllowed:
         own = {"AutoConfig": "own.A", "AutoModelForTokenClassification": "own.B"}
         tiny.change_json(folder / "config.json", model_type="own_bert", auto_map=own)
         answer = load("disease_detection_tiny")
-        assert answer["error"] == "ModelRefused"
+        assert answer["error"] == "UntrustedModelError"
         assert "remote_code_allowed=('disease_detection_tiny',)" in answer["text"]
         assert hub.downloads("own.py") == 0
         assert load("disease_detection_tiny", remote_code_allowed=[ID]) == FOUND
@@ -241,7 +241,7 @@ class TestNoNetwork:
                 client = waiting.enter_context(socket.socket())
                 client.setblocking(False)
                 client.connect_ex(server.getsockname())
-            assert not answers(f"http://127.0.0.1:{server.getsockname()[1]}", seconds=0.05)
+            assert not is_reachable(f"http://127.0.0.1:{server.getsockname()[1]}", seconds=0.05)
 
     def test_offline_mode(self, load, tmp_path, words_of):
         """HF_HUB_OFFLINE=1, as in this process, leaves the hub alone; a model in the cache loads."""
@@ -251,7 +251,7 @@ class TestNoNetwork:
             assert words_of(loader.create_pipeline(ID), "no history of asthma .") == ["asthma"]
         finally:
             loader.unload()
-        with pytest.raises(ModelUnreachable, match="HF_HUB_OFFLINE switches the network off"):
+        with pytest.raises(ModelDownloadError, match="HF_HUB_OFFLINE switches the network off"):
             nb.load_model(ID, cache_dir=str(tmp_path / "another cache"))
 
 

@@ -13,9 +13,9 @@ from transformers.utils import logging
 
 import openmed_nb as nb
 from openmed_nb.annotation.pipeline import build_pipeline
-from openmed_nb.errors import ModelUnusable
+from openmed_nb.errors import InvalidModelError
 from openmed_nb.models.files import usable_length
-from openmed_nb.models.loading import move
+from openmed_nb.models.loading import move_model
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
@@ -50,7 +50,7 @@ def test_load_says_nothing_and_leaves_transformers_settings(folder, tiny, capfd,
             set_bar()
             logging.set_verbosity(verbosity)
             was_enabled = logging.is_progress_bar_enabled()
-            with pytest.raises(ModelUnusable) if fails else contextlib.nullcontext():
+            with pytest.raises(InvalidModelError) if fails else contextlib.nullcontext():
                 load_folder(folder)
             assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == (was_enabled, verbosity)
         assert capfd.readouterr() == ("", "")
@@ -100,7 +100,7 @@ def test_float64_becomes_float32_for_mps(keyword_model, load_folder):
     model.classifier.double()
     model.register_buffer("angles", torch.zeros(2, dtype=torch.complex128))
     with nb.simulated_mps():
-        move(model, "mps", "mine")
+        move_model(model, "mps", "mine")
         assert {model.classifier.weight.dtype, model.classifier.bias.dtype} == {torch.float32}
         assert (model.angles.dtype, model.angles.device.type) == (torch.complex64, "mps")
         assert model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
@@ -127,11 +127,11 @@ def test_load_ignores_meta_as_default_device(keyword_model, load_folder, home):
         ("text_config", {"dropout": float("nan")}),
     ],
 )
-def test_load_rejects_settings_that_are_not_numbers_or_probabilities(key, value, folder, tiny, load_folder):
+def test_load_rejects_settings_that_are_non_finite_tokens_or_probabilities(key, value, folder, tiny, load_folder):
     """Regression: the run failed with the advice to restart the kernel."""
     tiny.change_json(folder / "config.json", **{key: value})
 
-    with pytest.raises(ModelUnusable, match=r"config\.json") as caught:
+    with pytest.raises(InvalidModelError, match=r"config\.json") as caught:
         load_folder(folder)
 
     assert caught.value.remedy == "Correct its config.json."

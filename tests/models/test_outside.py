@@ -152,7 +152,7 @@ class TestSettings:
         """Each is refused in one sentence that names file and setting; nothing is imported, fetched or opened outside."""
         for name, change in REFUSED.items():
             answer = load_watched(changed(f"refused {name}", change))
-            assert answer["error"] == "ModelRefused", (name, answer)
+            assert answer["error"] == "UntrustedModelError", (name, answer)
             assert change[0] in answer["text"], (name, answer)
             assert "\n" not in answer["text"], (name, answer)
             assert any(key in answer["text"] for key in keys_of(change[1])) or "adapter" in name, (name, answer)
@@ -211,7 +211,9 @@ class TestPaths:
         elsewhere.mkdir()
         (elsewhere / "model.safetensors").write_bytes((keyword_model / "model.safetensors").read_bytes())
         index_of(folder, part.format(elsewhere=elsewhere))
-        with pytest.raises(nb.errors.ModelRefused, match=r"index of the weights of .* names a file outside its folder"):
+        with pytest.raises(
+            nb.errors.UntrustedModelError, match=r"index of the weights of .* names a file outside its folder"
+        ):
             nb.load_model(str(folder), device="cpu")
 
     def test_index_of_a_folder_inside_loads(self, folder):
@@ -228,7 +230,7 @@ class TestPaths:
         target.write_bytes((keyword_model / name).read_bytes() if (keyword_model / name).is_file() else b"secret")
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(target)
-        with pytest.raises(nb.errors.ModelRefused, match=f"file '{name}' of .* is a link to a file outside"):
+        with pytest.raises(nb.errors.UntrustedModelError, match=f"file '{name}' of .* is a link to a file outside"):
             nb.load_model(str(folder), device="cpu")
 
     def test_link_to_templates_outside_is_refused(self, folder, tmp_path):
@@ -236,7 +238,7 @@ class TestPaths:
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / "note.jinja").write_text("private")
         (folder / "additional_chat_templates").symlink_to(tmp_path / "notes")
-        with pytest.raises(nb.errors.ModelRefused, match="additional_chat_templates"):
+        with pytest.raises(nb.errors.UntrustedModelError, match="additional_chat_templates"):
             nb.load_model(str(folder), device="cpu")
 
     def test_links_of_the_cache_of_the_hub_load(self, folder, tmp_path):
@@ -252,7 +254,7 @@ class TestPaths:
         blob = Path(os.path.realpath(snapshot / "config.json"))
         blob.rename(tmp_path / "elsewhere")
         blob.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(nb.errors.ModelRefused, match="is a link to a file outside"):
+        with pytest.raises(nb.errors.UntrustedModelError, match="is a link to a file outside"):
             nb.load_model(str(snapshot), device="cpu")
 
 

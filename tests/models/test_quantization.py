@@ -7,11 +7,19 @@ import pytest
 import torch
 
 from openmed_nb.annotation.pipeline import build_pipeline
-from openmed_nb.annotation.resume import fingerprint_of_model
+from openmed_nb.annotation.resume import model_fingerprint
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, dtype_of, is_quantized, load, move, packed_layers, quantize
-from openmed_nb.models.store import ModelStore, model_in_memory
+from openmed_nb.models.loading import (
+    LoadSpec,
+    dtype_of,
+    is_quantized,
+    load_from_spec,
+    move_model,
+    packed_layers,
+    quantize,
+)
+from openmed_nb.models.store import ModelStore, describe_model
 
 pytestmark = pytest.mark.real_computer
 
@@ -22,13 +30,13 @@ WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 @pytest.fixture
 def spec(keyword_model):
     """The keyword model in int8."""
-    return LoadSpec.of(str(keyword_model), OpenMedConfig(dtype="int8"))
+    return LoadSpec.from_name(str(keyword_model), OpenMedConfig(dtype="int8"))
 
 
 @pytest.fixture
 def loaded(spec):
     """The keyword model in int8 on the CPU."""
-    return load(spec, "cpu")
+    return load_from_spec(spec, "cpu")
 
 
 def test_model_in_int8_answers(loaded, words_of):
@@ -46,7 +54,7 @@ def test_load_says_nothing(spec):
     before = list(warnings.filters)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        load(spec, "cpu")
+        load_from_spec(spec, "cpu")
 
     assert said == []
     assert list(warnings.filters) == before
@@ -68,14 +76,14 @@ def test_other_warnings_are_heard(spec, category, message, monkeypatch):
         return model
 
     monkeypatch.setattr(torch.ao.quantization, "quantize_dynamic", quantize_dynamic)
-    with pytest.warns(category, match=message):
-        load(spec, "cpu")
+    with pytest.warn_if(category, match=message):
+        load_from_spec(spec, "cpu")
 
 
 def test_inventory_tells_type_size_and_that_it_stays(loaded):
     """A model in int8 is listed as such, with the size of its packed weights, and as one that stays."""
-    plain = load(LoadSpec.of(loaded.name, OpenMedConfig()), "cpu")
-    listed, full = model_in_memory(loaded, follows=False), model_in_memory(plain, follows=True)
+    plain = load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu")
+    listed, full = describe_model(loaded, follows=False), describe_model(plain, follows=True)
     linear = [one for one in plain.model.modules() if isinstance(one, torch.nn.Linear)]
     packed = sum(one.weight.numel() + 4 * one.bias.numel() for one in linear)
     unpacked = sum(4 * (one.weight.numel() + one.bias.numel()) for one in linear)
@@ -83,13 +91,13 @@ def test_inventory_tells_type_size_and_that_it_stays(loaded):
     assert (listed.dtype, dtype_of(plain.model)) == ("int8", "float32")
     assert listed.size == full.size - unpacked + packed
     store = ModelStore()
-    store.model(LoadSpec.of(loaded.name, OpenMedConfig(dtype="int8")), "cpu", follows=False)
+    store.get(LoadSpec.from_name(loaded.name, OpenMedConfig(dtype="int8")), "cpu", follows=False)
     assert "no: int8 stays on the CPU" in str(store.inventory())
 
 
 def test_fingerprint_sees_packed_weights(tiny, loaded):
     """A run in int8 is told from one in float32, and from one with another weight in a linear layer."""
-    plain = build_pipeline(load(LoadSpec.of(loaded.name, OpenMedConfig()), "cpu"), "first", {})
+    plain = build_pipeline(load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu"), "first", {})
     pipe = build_pipeline(loaded, "first", {})
     other = tiny.keyword_bert()
     with torch.no_grad():
@@ -97,9 +105,9 @@ def test_fingerprint_sees_packed_weights(tiny, loaded):
     changed = copy.copy(pipe)
     changed.model = quantize(other)
 
-    prints = [fingerprint_of_model(one) for one in (plain, pipe, changed)]
+    prints = [model_fingerprint(one) for one in (plain, pipe, changed)]
     assert len({*prints}) == 3
-    assert fingerprint_of_model(pipe) == prints[1]
+    assert model_fingerprint(pipe) == prints[1]
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])
@@ -107,9 +115,9 @@ def test_it_leaves_the_cpu_on_no_way(spec, loaded, words_of, device):
     """int8 cannot be loaded for another device, moved there, or sent there by its pipeline; it goes on working."""
     pipe = build_pipeline(loaded, "first", {})
     with pytest.raises(ConfigurationError, match=f"int8 runs on the CPU alone, and the device is {device}"):
-        load(spec, device)
+        load_from_spec(spec, device)
     with pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
-        move(loaded.model, device, loaded.name)
+        move_model(loaded.model, device, loaded.name)
     with pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
         pipe.device = device
     assert words_of(pipe, NOTE) == WORDS
@@ -119,4 +127,4 @@ def test_torch_without_it(spec, monkeypatch):
     """A torch that quantizes no more is an error that names it, and another type."""
     monkeypatch.delattr(torch.ao.quantization, "quantize_dynamic")
     with pytest.raises(ConfigurationError, match=r"torch 2\..* has no dynamic quantization.*dtype='bfloat16'"):
-        load(spec, "cpu")
+        load_from_spec(spec, "cpu")

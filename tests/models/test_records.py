@@ -8,22 +8,22 @@ import transformers
 
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.files import content_of
+from openmed_nb.models.files import hash_model_files
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.records import (
-    Certificate,
-    CertificateEvidence,
-    Identity,
-    Learned,
+    ModelIdentity,
     RecordStore,
-    identity_of,
+    TunedBatchSize,
+    ValidationMetrics,
+    ValidationRecord,
+    identify_model,
     record_store,
 )
 from openmed_nb.models.registry import ModelReference
 
-HERE = Identity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
-EVIDENCE = CertificateEvidence(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
-CERTIFICATE = Certificate(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
+HERE = ModelIdentity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
+EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
+CERTIFICATE = ValidationRecord(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
 NONE = "there is no certificate"
 
 
@@ -49,14 +49,14 @@ def test_stored_is_found(store):
 
 def test_batch_does_not_disturb_a_certificate(store):
     """What was learned of an identity stands beside its certificate; each is removed alone."""
-    learned = Learned(HERE, 96, "nb.sweep()", "2026-03-01")
+    learned = TunedBatchSize(HERE, 96, "nb.sweep()", "2026-03-01")
     store.store(CERTIFICATE)
     store.store(learned)
     assert list(store.learned()) == [learned]
 
     store.remove(HERE)
     assert (store.find(HERE), list(store.learned())) == (None, [learned])
-    store.remove(HERE, Learned)
+    store.remove(HERE, TunedBatchSize)
     assert list(store.folder.iterdir()) == []
     store.remove(HERE)
 
@@ -135,7 +135,7 @@ DAMAGED = {
     "no identity": (damaged(identity=None), "its identity cannot be NoneType"),
     "a field less": (damaged().replace('"missing": 0, ', ""), "its evidence has no missing"),
     "a field more": (damaged(evidence={"x": 1}), "its evidence has fields of another kind"),
-    "a text for a number": (damaged(evidence={"speed_up": "fast"}), "its evidence.speed_up cannot be str"),
+    "a text for a number": (damaged(evidence={"speedup": "fast"}), "its evidence.speedup cannot be str"),
     "fewer than none": (damaged(evidence={"extra": -5}), "its evidence.extra does not look as it must"),
     "no number": (damaged(evidence={"recall": float("nan")}), "its evidence.recall is no finite number"),
     "no date": (damaged(date=5), "its date cannot be int"),
@@ -199,8 +199,8 @@ def test_folder_that_cannot_be_written(tmp_path):
     assert store.explain(HERE) == NONE
     with pytest.raises(ConfigurationError, match="OPENMED_NB_DATA") as caught:
         store.store(CERTIFICATE)
-    assert str(store.folder) in caught.value.what
-    assert caught.value.__cause__.strerror in caught.value.what
+    assert str(store.folder) in caught.value.message
+    assert caught.value.__cause__.strerror in caught.value.message
 
 
 def test_folder_of_the_person(tmp_path, monkeypatch):
@@ -221,11 +221,11 @@ def test_report():
         "Certificate: mine in bfloat16 on mps",
         "  On 50 texts it kept 60 of 60 entities.",
     ]
-    measured, rest = CERTIFICATE.report().figures
-    known = {**vars(HERE), **vars(EVIDENCE), "date": "2026-03-01", **CERTIFICATE.gate}
+    measured, rest = CERTIFICATE.to_report().metrics
+    known = {**vars(HERE), **vars(EVIDENCE), "date": "2026-03-01", **CERTIFICATE.criteria}
     shown = [value for _, value in (*measured.rows, *rest.rows)]
     assert sorted(shown) == sorted(str(value) for value in known.values() if value is not None)
-    assert (measured.rows[3], rest.folded) == (("entities that are the same", "60"), True)
+    assert (measured.rows[3], rest.collapsed) == (("entities that are the same", "60"), True)
     assert "mine is validated in bfloat16 on mps since 2026-03-01" in CERTIFICATE._repr_html_()
 
 
@@ -240,7 +240,7 @@ def test_certificate_of_a_simulated_device_says_so():
 
 def test_number_of_a_device_does_not_count(computers, keyword_model):
     """A certificate is of a kind of device and its name: which number a GPU has does not count."""
-    spec = LoadSpec.of(str(keyword_model), OpenMedConfig())
+    spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig())
     for computer, device, identified in (
         (computers.box(), "cuda", ("cuda", "NVIDIA A100")),
         (computers.box(), "cuda:0", ("cuda", "NVIDIA A100")),
@@ -249,15 +249,15 @@ def test_number_of_a_device_does_not_count(computers, keyword_model):
     ):
         here = computer.session.computer
         here.load_torch()
-        identity = identity_of(spec, "bfloat16", device, here)
+        identity = identify_model(spec, "bfloat16", device, here)
         assert (identity.device, identity.device_name, identity.simulated) == (*identified, False), device
 
 
 def test_path_whose_bytes_are_not_text(store, computers, keyword_model):
     """A model in a folder whose name cannot be decoded has a certificate that is found again."""
-    spec = LoadSpec.of(str(keyword_model), OpenMedConfig())
+    spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig())
     spec = replace(spec, reference=ModelReference("mine \udcff", str(keyword_model)))
-    identity = identity_of(spec, "bfloat16", "mps", computers.mac().session.computer)
+    identity = identify_model(spec, "bfloat16", "mps", computers.mac().session.computer)
     store.store(replace(CERTIFICATE, identity=identity))
 
     assert store.find(identity).identity == identity
@@ -265,12 +265,14 @@ def test_path_whose_bytes_are_not_text(store, computers, keyword_model):
 
 def test_identity_of_a_model_on_this_device(computers, keyword_model):
     """An identity has the fingerprints of the model's files, the versions, and whether the device is simulated."""
-    spec = LoadSpec.of(str(keyword_model), OpenMedConfig())
+    spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig())
     mac = computers.mac().session.computer
     simulated = computers.Computer(replace(computers.MAC, simulated=True), computers.MAC_TORCH, {}).session.computer
-    content = content_of(keyword_model)
+    content = hash_model_files(keyword_model)
 
     files = (content.weights, content.settings, content.tokenizer)
     here = ("float16", "mps", "Apple M2", "2.13.0", transformers.__version__)
-    assert identity_of(spec, "float16", "mps", mac) == Identity(str(keyword_model), *files, *here, simulated=False)
-    assert [identity_of(spec, "float16", device, simulated).simulated for device in ("mps", "cpu")] == [True, False]
+    assert identify_model(spec, "float16", "mps", mac) == ModelIdentity(
+        str(keyword_model), *files, *here, simulated=False
+    )
+    assert [identify_model(spec, "float16", device, simulated).simulated for device in ("mps", "cpu")] == [True, False]

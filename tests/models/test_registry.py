@@ -11,8 +11,15 @@ from hypothesis import strategies as some
 from openmed.core.backends import PRIVACY_FILTER_TORCH_FALLBACK
 from openmed.core.model_registry import OPENMED_MODELS
 
-from openmed_nb.errors import UnknownModel
-from openmed_nb.models.registry import ALIASES, BUNDLED, ModelReference, find_model, openmed_aliases, unknown_model
+from openmed_nb.errors import UnknownModelError
+from openmed_nb.models.registry import (
+    ALIASES,
+    BUNDLED,
+    ModelReference,
+    find_model,
+    openmed_aliases,
+    unknown_model_error,
+)
 
 TINY = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
 
@@ -82,7 +89,7 @@ NAMELESS = [
 @pytest.mark.parametrize("name", NAMELESS)
 def test_name_that_stands_for_nothing(name):
     """Anything else is an unknown model, shown in one short line, with what works offline."""
-    with pytest.raises(UnknownModel, match="'bundled', which works offline") as caught:
+    with pytest.raises(UnknownModelError, match="'bundled', which works offline") as caught:
         find_model(name, default_org="")
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
@@ -104,9 +111,9 @@ def test_nearest_names(name, offered):
 
     The bundled model is offered once, and nothing where no name is near.
     """
-    assert repr(offered) in unknown_model(name).remedy
+    assert repr(offered) in unknown_model_error(name).remedy
     for other in ("bundled ", "xyz"):
-        assert unknown_model(other).remedy == "Use 'bundled', which works offline."
+        assert unknown_model_error(other).remedy == "Use 'bundled', which works offline."
 
 
 NASTY = (
@@ -121,7 +128,7 @@ def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
     """Any text whatsoever stands for a model or is an unknown one; no other error comes out."""
     try:
         found = find_model(text, organisation)
-    except UnknownModel:
+    except UnknownModelError:
         return
     assert found.name == text
     assert found.location.count("/") == 1 if found.on_hub else Path(found.location).is_dir()
@@ -133,4 +140,4 @@ def test_file_of_the_name_openmed(tmp_path):
     code = "from openmed_nb.models.registry import find_model\nfind_model('heart_model')"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    assert "UnknownModel: There is no model named 'heart_model'" in done.stderr
+    assert "UnknownModelError: There is no model named 'heart_model'" in done.stderr

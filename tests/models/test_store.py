@@ -7,12 +7,12 @@ import weakref
 import pytest
 import torch
 
-from openmed_nb.annotation.pipeline import pipeline_over
-from openmed_nb.devices.machine import shown_device
-from openmed_nb.errors import DeviceUnavailable, ModelUnusable
+from openmed_nb.annotation.pipeline import get_pipeline
+from openmed_nb.devices.machine import format_device
+from openmed_nb.errors import DeviceUnavailableError, InvalidModelError
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec, move
-from openmed_nb.models.store import Inventory, ModelInMemory, ModelStore
+from openmed_nb.models.loading import LoadSpec, move_model
+from openmed_nb.models.store import LoadedModelInfo, LoadedModels, ModelStore
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
@@ -29,13 +29,13 @@ def store():
 @pytest.fixture
 def spec(keyword_model):
     """The keyword model with default settings."""
-    return LoadSpec.of(str(keyword_model), OpenMedConfig())
+    return LoadSpec.from_name(str(keyword_model), OpenMedConfig())
 
 
 @pytest.fixture
 def another_spec(random_model):
     """Another model."""
-    return LoadSpec.of(str(random_model), OpenMedConfig())
+    return LoadSpec.from_name(str(random_model), OpenMedConfig())
 
 
 def place(loaded):
@@ -50,9 +50,9 @@ class TestCache:
     def test_pipelines_with_equal_options_are_one(self, store, spec):
         loaded = store.model(spec, "cpu", True)
         assert store.model(spec, "cpu", True) is loaded
-        first = pipeline_over(loaded, "first", {"stride": 8, "ignore_labels": ["O"]})
-        assert pipeline_over(loaded, "first", {"ignore_labels": ["O"], "stride": 8}) is first
-        others = [pipeline_over(loaded, "first", {}), pipeline_over(loaded, "simple", {"stride": 8})]
+        first = get_pipeline(loaded, "first", {"stride": 8, "ignore_labels": ["O"]})
+        assert get_pipeline(loaded, "first", {"ignore_labels": ["O"], "stride": 8}) is first
+        others = [get_pipeline(loaded, "first", {}), get_pipeline(loaded, "simple", {"stride": 8})]
         assert len({id(pipe) for pipe in (first, *others)}) == 3
         assert {id(pipe.model) for pipe in (first, *others)} == {id(loaded.model)}
 
@@ -72,25 +72,25 @@ class TestCache:
     def test_settings_of_what_is_loaded_make_another_copy(self, store, spec, keyword_model, settings, is_same):
         """How the files are fetched makes no other model of them, nor does the device of the settings."""
         former = store.model(spec, "cpu", True)
-        other = store.model(LoadSpec.of(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
+        other = store.model(LoadSpec.from_name(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
         assert (other.model is former.model) is is_same
         assert former.model.dtype == torch.float32
 
     def test_two_names_of_one_folder_are_one_copy(self, store, spec, keyword_model, monkeypatch):
         monkeypatch.chdir(keyword_model.parent)
-        relative = LoadSpec.of(f"./{keyword_model.name}", OpenMedConfig())
+        relative = LoadSpec.from_name(f"./{keyword_model.name}", OpenMedConfig())
         assert store.model(relative, "cpu", True) is store.model(spec, "cpu", True)
 
     def test_another_device_is_another_copy(self, store, spec, words_of, second_device):
         here = store.model(spec, "cpu", False)
         there = store.model(spec, second_device, False)
         assert (place(here), place(there)) == ("cpu", second_device)
-        assert words_of(pipeline_over(there, "first", {})) == WORDS
+        assert words_of(get_pipeline(there, "first", {})) == WORDS
 
     def test_failed_load_leaves_nothing(self, store, tmp_path, spec):
         kept = store.model(spec, "cpu", True)
-        with pytest.raises(ModelUnusable):
-            store.model(LoadSpec.of(str(tmp_path), OpenMedConfig()), "cpu", True)
+        with pytest.raises(InvalidModelError):
+            store.model(LoadSpec.from_name(str(tmp_path), OpenMedConfig()), "cpu", True)
         assert store.model(spec, "cpu", True) is kept
         assert store.unload() == (spec.reference.name,)
 
@@ -108,19 +108,19 @@ class TestFollowing:
     def test_followers_move_and_pinned_models_stay(self, store, spec, another_spec, second_device):
         follower = store.model(spec, "cpu", True)
         pinned = store.model(another_spec, "cpu", False)
-        assert store.follow(second_device) == (spec.reference.name,)
+        assert store.move_followers(second_device) == (spec.reference.name,)
         assert (place(follower), place(pinned)) == (second_device, "cpu")
-        assert store.follow(second_device) == ()
-        assert store.follow("cpu") == (spec.reference.name,)
+        assert store.move_followers(second_device) == ()
+        assert store.move_followers("cpu") == (spec.reference.name,)
         assert place(follower) == "cpu"
 
     def test_pipeline_works_after_every_move(self, store, spec, words_of, second_device):
-        pipe = pipeline_over(store.model(spec, "cpu", True), "first", {})
+        pipe = get_pipeline(store.model(spec, "cpu", True), "first", {})
         for device in (second_device, "cpu", second_device):
-            store.follow(device)
+            store.move_followers(device)
             assert str(pipe.device) == device
             assert words_of(pipe) == WORDS
-            assert pipeline_over(store.model(spec, device, True), "first", {}) is pipe
+            assert get_pipeline(store.model(spec, device, True), "first", {}) is pipe
 
     def test_asking_for_a_follower_brings_all_followers(self, store, spec, another_spec, second_device):
         models = [store.model(model_spec, "cpu", True) for model_spec in (spec, another_spec)]
@@ -131,21 +131,21 @@ class TestFollowing:
         """Those that moved before the one that cannot are moved back; the error names that one."""
         movable = store.model(spec, "cpu", True)
         stuck = store.model(another_spec, "cpu", True)
-        store.follow(second_device)
+        store.move_followers(second_device)
         stuck.model.to("meta")  # without contents, so that it cannot be moved anywhere
-        with pytest.raises(DeviceUnavailable) as caught:
-            store.follow("cpu")
+        with pytest.raises(DeviceUnavailableError) as caught:
+            store.move_followers("cpu")
         assert another_spec.reference.name in str(caught.value)
         assert (place(movable), place(stuck)) == (second_device, "meta")
-        assert words_of(pipeline_over(movable, "first", {})) == WORDS
+        assert words_of(get_pipeline(movable, "first", {})) == WORDS
 
     @pytest.mark.parametrize("device", ["no such device", "xpu", "vulkan"])
     def test_move_to_a_device_that_torch_lacks_leaves_the_model(self, store, spec, device, words_of):
         loaded = store.model(spec, "cpu", True)
-        with pytest.raises(DeviceUnavailable, match=device):
-            move(loaded.model, device, loaded.name)
+        with pytest.raises(DeviceUnavailableError, match=device):
+            move_model(loaded.model, device, loaded.name)
         assert place(loaded) == "cpu"
-        assert words_of(pipeline_over(loaded, "first", {})) == WORDS
+        assert words_of(get_pipeline(loaded, "first", {})) == WORDS
 
 
 class TestArriving:
@@ -154,17 +154,19 @@ class TestArriving:
     def test_loads_and_moves_are_announced_once(self, spec, another_spec, second_device):
         """A model is announced when it is loaded and when it moved, not when it is asked for again or stays."""
         arrivals = []
-        store = ModelStore(arriving=lambda key, device: arrivals.append((key.spec.reference.name, key.device, device)))
+        store = ModelStore(
+            on_placement=lambda key, device: arrivals.append((key.spec.reference.name, key.device, device))
+        )
         name = spec.reference.name
         for _ in range(2):
-            store.model(spec, "cpu", True)
-            store.model(another_spec, "cpu", False)
-        store.follow(second_device)
-        store.follow("cpu", quietly=True)
+            store.get(spec, "cpu", True)
+            store.get(another_spec, "cpu", False)
+        store.move_followers(second_device)
+        store.move_followers("cpu", skip_checks=True)
 
         pinned = (another_spec.reference.name, "cpu", "cpu")
         assert arrivals == [(name, None, "cpu"), pinned, (name, None, second_device)]
-        store.announce()
+        store.recheck_followers()
         assert arrivals[3:] == [(name, None, "cpu")]
 
     def test_objection_leaves_all_as_it_was(self, spec, another_spec, second_device):
@@ -175,12 +177,12 @@ class TestArriving:
             if len(arrivals) > 2:
                 raise PermissionError(device)
 
-        store = ModelStore(arriving=object_to)
-        loaded = [store.model(model_spec, "cpu", True) for model_spec in (spec, another_spec)]
+        store = ModelStore(on_placement=object_to)
+        loaded = [store.get(model_spec, "cpu", True) for model_spec in (spec, another_spec)]
         with pytest.raises(PermissionError):
-            store.follow(second_device)
+            store.move_followers(second_device)
         with pytest.raises(PermissionError):
-            store.model(spec, "cpu", False)
+            store.get(spec, "cpu", False)
         assert [place(model) for model in loaded] == ["cpu", "cpu"]
         assert len(store.inventory()) == 2
 
@@ -189,7 +191,7 @@ class TestUnloading:
     """Forgetting a model frees its memory."""
 
     def test_memory_is_freed(self, store, spec):
-        gone = [weakref.ref(pipeline_over(store.model(spec, "cpu", True), "first", {}))]
+        gone = [weakref.ref(get_pipeline(store.model(spec, "cpu", True), "first", {}))]
         gone.append(weakref.ref(store.model(spec, "cpu", True).model))
         gc.disable()
         try:
@@ -216,11 +218,11 @@ class TestInventory:
     """What is in memory: where each copy is, of which type, how large."""
 
     def test_text_has_a_row_for_each_copy(self):
-        inventory = Inventory(
+        inventory = LoadedModels(
             (
-                ModelInMemory("bundled", "cpu", "float32", 3 * MIB, follows=True),
-                ModelInMemory("bundled", "cuda:1", "bfloat16", 5 * MIB // 2, follows=False),
-                ModelInMemory("another", "mps", "float16", 512, follows=True),
+                LoadedModelInfo("bundled", "cpu", "float32", 3 * MIB, follows_session=True),
+                LoadedModelInfo("bundled", "cuda:1", "bfloat16", 5 * MIB // 2, follows_session=False),
+                LoadedModelInfo("another", "mps", "float16", 512, follows_session=True),
             )
         )
         second = {"name": "bundled", "device": "cuda:1", "dtype": "bfloat16", "size": 5 * MIB // 2, "follows": False}
@@ -262,11 +264,11 @@ class TestInventory:
         """Also of one that a person moved."""
         store.model(spec, "cpu", follows=True)
         stays = store.model(another_spec, "cpu", follows=False)
-        store.follow(second_device)
+        store.move_followers(second_device)
         there, here = store.inventory()
         stays.model.to("meta")
 
-        assert (there.device, here.device) == (shown_device(second_device), "cpu")
+        assert (there.device, here.device) == (format_device(second_device), "cpu")
         assert (store.inventory()[1].device, store.inventory()[1].size) == ("meta", here.size)
 
     def test_inventory_computes_nothing(self, store, spec):
@@ -284,7 +286,7 @@ class TestInventory:
 
     def test_session_without_models_has_no_store(self, computers):
         session = computers.plain().session
-        assert session.inventory() == Inventory(())
+        assert session.inventory() == LoadedModels(())
         assert session._models is None
         session.load_model("bundled_small", OpenMedConfig())
         session.load_model("bundled_small", OpenMedConfig(device="cpu"))

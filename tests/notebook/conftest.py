@@ -44,7 +44,7 @@ class Reply:
 
     Attributes:
         status: ``"ok"`` or ``"error"``.
-        error: The error's name, value and traceback lines, without colours.
+        error: The error's name, value and traceback lines, without colors.
         shown: The data of everything that was displayed or returned, the result last.
         streams: What was printed, under ``"stdout"`` and ``"stderr"``.
         page: What a front end opens beside the notebook, as for ``%magic?``.
@@ -230,10 +230,10 @@ def variables() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def contrast() -> Callable[[str, str], float]:
-    """The function that returns the contrast of two colours by WCAG 2.2, 1 to 21 (https://www.w3.org/TR/WCAG22/)."""
+    """The function that returns the contrast of two colors by WCAG 2.2, 1 to 21 (https://www.w3.org/TR/WCAG22/)."""
 
-    def luminance(colour: str) -> float:
-        parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    def luminance(color: str) -> float:
+        parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

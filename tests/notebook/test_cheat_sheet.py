@@ -3,7 +3,7 @@
 import pytest
 
 from openmed_nb.notebook.extension import PARSERS
-from openmed_nb.notebook.magics import CHEATS, words
+from openmed_nb.notebook.magics import CHEAT_SHEET_ROWS, split_words
 
 
 def test_it_says_the_state_of_this_session(kernel):
@@ -20,12 +20,12 @@ def test_it_says_the_state_of_this_session(kernel):
 
 def test_every_magic_is_in_it():
     """Each magic but itself stands in it, and is read by its own parser as it stands there."""
-    named = {typed.split()[0].lstrip("%") for typed, _ in CHEATS if typed.startswith("%")}
+    named = {typed.split()[0].lstrip("%") for typed, _ in CHEAT_SHEET_ROWS if typed.startswith("%")}
     assert named == set(PARSERS) - {"openmed"}
-    for typed, _ in CHEATS:
+    for typed, _ in CHEAT_SHEET_ROWS:
         magic, *_rest = typed.split()
         if magic.startswith("%") and not magic.endswith("ner"):
-            PARSERS[magic.lstrip("%")].parse_args(words(typed.removeprefix(magic)))
+            PARSERS[magic.lstrip("%")].parse_args(split_words(typed.removeprefix(magic)))
 
 
 @pytest.mark.parametrize("name", sorted(set(PARSERS) - {"openmed"}))

@@ -144,6 +144,6 @@ def test_a_terminal_shows_plain_text(run_ipython, arguments):
 
     assert "Device: cpu (planned; torch is not loaded yet)\n" in process.stdout
     assert [line for line in lines if re.search("banana|Error|Traceback", line)] == lines[-1:]
-    assert lines[-1].startswith("UnknownDevice: 'banana' (from %openmed_device) names no device.")
+    assert lines[-1].startswith("UnknownDeviceError: 'banana' (from %openmed_device) names no device.")
     assert "<" not in process.stdout
     assert process.returncode != 0

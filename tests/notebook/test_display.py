@@ -5,12 +5,12 @@ import re
 import pytest
 
 from openmed_nb._render.display import (
-    COLOURS,
+    LABEL_COLORS,
+    Displayable,
     Finding,
-    Piece,
     Report,
-    Shown,
     Table,
+    TextSegment,
     findings_table,
     label_style,
     to_html,
@@ -43,25 +43,25 @@ SENTENCES = (
     "masked[5] is another; openmed_nb.service and openmed_nb.plist are files",
 )
 PIECES = (
-    Piece("[NAME]", "NAME"),
-    Piece(" "),
-    Piece("***", "NAME"),
-    Piece(" "),
-    Piece("DNA polymerase", "DNA", "0.912"),
+    TextSegment("[NAME]", "NAME"),
+    TextSegment(" "),
+    TextSegment("***", "NAME"),
+    TextSegment(" "),
+    TextSegment("DNA polymerase", "DNA", "0.912"),
 )
 
 REPORTS = {
     "title, sentence and table": REPORT,
     "a page says it as a person would": Report(
-        "Device: cpu (confirmed)", ("x.",), spoken=("Device: cpu", "It computes.")
+        "Device: cpu (confirmed)", ("x.",), html_sentences=("Device: cpu", "It computes.")
     ),
     "a status is a sign and a word": Report("Doctor", status="failed"),
     "the worst is first, what is well or does not apply is counted and folded": Report("", tables=(WORST,)),
     "where nothing applies nothing is folded": Report("", tables=(findings_table("", FINDINGS[2:]),)),
     "what is wrong is a sentence and a row": Report(
-        "Doctor", wrong=(Finding("b", "failed", "wrong", "Mend it.", "2.7"),)
+        "Doctor", problems=(Finding("b", "failed", "wrong", "Mend it.", "2.7"),)
     ),
-    "a replacement says its label once": Report("", pieces=PIECES),
+    "a replacement says its label once": Report("", segments=PIECES),
     "a folded table": of_table(("1", "two"), folded=True),
     "a column that is empty is left out": of_table(("a", "", "c"), ("b", "", "")),
     "a table without rows is left out": Report("title", tables=(Table("Nothing", ("name",), ()),)),
@@ -82,7 +82,7 @@ def test_reports_are_as_recorded(as_recorded):
     as_recorded("display", shown)
 
 
-@pytest.mark.parametrize("background", COLOURS)
+@pytest.mark.parametrize("background", LABEL_COLORS)
 def test_marked_text_has_contrast(contrast, background):
     """The letters of a mark stand out from each of its backgrounds by 7 to 1 or more, on any theme."""
     assert contrast(background, "#000000") >= 7
@@ -96,10 +96,10 @@ def test_the_sign_of_a_status_has_contrast(contrast, status):
     assert len({sign for sign, _ in SIGNS.values()}) == len(SIGNS)
 
 
-def test_a_label_has_one_colour_everywhere():
-    """The colour of a label does not depend on the other labels of the text, and labels that often meet differ."""
-    alone = to_html(Report("", pieces=(Piece("x", "DRUG"),)))
-    among = to_html(Report("", pieces=(Piece("x", "ANATOMY"), Piece("y", "DRUG"))))
+def test_a_label_has_one_color_everywhere():
+    """The color of a label does not depend on the other labels of the text, and labels that often meet differ."""
+    alone = to_html(Report("", segments=(TextSegment("x", "DRUG"),)))
+    among = to_html(Report("", segments=(TextSegment("x", "ANATOMY"), TextSegment("y", "DRUG"))))
     often = ("DISEASE", "DRUG", "GENE", "ANATOMY", "CELL", "PROTEIN"), ("PROBLEM", "TREATMENT", "TEST")
 
     assert label_style("DRUG") in alone
@@ -107,24 +107,24 @@ def test_a_label_has_one_colour_everywhere():
     assert all(len(set(map(label_style, together))) == len(together) for together in often)
 
 
-def test_a_label_that_nothing_can_write_has_a_colour():
-    """Half a character in a label, which has no bytes, gets a colour all the same."""
+def test_a_label_that_nothing_can_write_has_a_color():
+    """Half a character in a label, which has no bytes, gets a color all the same."""
     assert "background-color:#" in label_style("\ud800")
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    """The HTML has no style sheet and no script, loads nothing, and names no colour of a theme."""
+    """The HTML has no style sheet and no script, loads nothing, and names no color of a theme."""
     assert not re.search(r"<style|<script|url\(|@import|http|var\(", to_html(REPORT))
 
 
 def test_what_is_simulated_says_so_however_it_is_spoken():
     """The mark and the first sentence of the simulation stand in the text, and in a page that is spoken."""
 
-    class Figure(Shown):
+    class Figure(Displayable):
         simulated = True
 
-        def report(self):
-            return Report("mps", spoken=("It is fast",))
+        def to_report(self):
+            return Report("mps", html_sentences=("It is fast",))
 
     for shown in (str(Figure()), Figure()._repr_html_()):
         assert "(SIMULATED)" in shown
@@ -133,10 +133,10 @@ def test_what_is_simulated_says_so_however_it_is_spoken():
 
 def test_report_of_a_long_text_scrolls_and_keeps_all_of_it():
     """A long note has a box of a bounded height; a short one has none, and nothing of either is lost."""
-    long = tuple(Piece(f"Sentence {number}. ") for number in range(1000))
-    shown, short = to_html(Report("Found", pieces=long)), to_html(Report("Found", pieces=long[:9]))
+    long = tuple(TextSegment(f"Sentence {number}. ") for number in range(1000))
+    shown, short = to_html(Report("Found", segments=long)), to_html(Report("Found", segments=long[:9]))
 
     assert "max-height" in shown
     assert "max-height" not in short
     assert all(f"Sentence {number}. " in shown for number in range(999))
-    assert "Sentence 998. " in to_text(Report("Found", pieces=long))
+    assert "Sentence 998. " in to_text(Report("Found", segments=long))

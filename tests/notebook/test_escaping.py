@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb._render.display import Report, Table, to_html
-from openmed_nb.annotation.results import AnnotatedText, Annotations, Answers, Summary
+from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.models.store import Inventory, ModelInMemory
-from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, look
+from openmed_nb.models.store import LoadedModelInfo, LoadedModels
+from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, read_state
 
 PAYLOADS = (
     "<img src=x onerror=alert(1)>",
@@ -50,7 +50,7 @@ def with_label(payload):
 
 def several(text="asthma", label="D", error=""):
     """Return what was found in many texts: an entity over all of the first, and perhaps a text that failed."""
-    answers = Answers()
+    answers = ResultStore()
     answers.add(0, [{"entity_group": label, "score": 1.0, "word": text, "start": 0, "end": len(text)}])
     if error:
         answers.add(1, error)
@@ -66,7 +66,7 @@ def choice(text):
 
 
 def inventory(text):
-    return Inventory((ModelInMemory(text, text, text, 1, follows=True),))
+    return LoadedModels((LoadedModelInfo(text, text, text, 1, follows_session=True),))
 
 
 def error_of_many(text):
@@ -74,11 +74,11 @@ def error_of_many(text):
 
 
 def panel_of_variable(computers, text):
-    return PanelState(**look(computers.plain(OPENMED_DEVICE=text).session))
+    return PanelState(**read_state(computers.plain(OPENMED_DEVICE=text).session))
 
 
 def panel_of_models(computers, text):
-    shown = {**look(computers.plain().session), "models": inventory(text)}
+    shown = {**read_state(computers.plain().session), "models": inventory(text)}
     return PanelState(**{**shown, "memory": (MemoryBar(text, (MemoryPart(text, 1),), 1, text),)})
 
 

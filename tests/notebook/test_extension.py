@@ -98,7 +98,7 @@ def test_unloading_leaves_what_others_do_to_cells(shell):
     def others(lines):
         return lines
 
-    others.__qualname__ = "with_body"
+    others.__qualname__ = "ensure_cell_body"
     shell.input_transformers_cleanup.append(others)
     try:
         shell.run_line_magic("unload_ext", "openmed_nb")

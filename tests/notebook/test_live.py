@@ -5,7 +5,7 @@ import pytest
 import openmed_nb as nb
 from openmed_nb._render.display import escape
 from openmed_nb.training import MemoryCurve, MemorySample
-from openmed_nb.training.live import LiveCurve, picture
+from openmed_nb.training.live import LiveMemoryCurve, render_curve
 
 pytestmark = pytest.mark.usefixtures("quick_collection")  # Each epoch ends with one.
 
@@ -21,7 +21,7 @@ def curve_of(*sizes, device="mps"):
 
 def test_the_value_changes_in_place():
     """Each curve becomes the value of the same widget; a front end is told of each change."""
-    live, values = LiveCurve(), []
+    live, values = LiveMemoryCurve(), []
     live.observe(lambda change: values.append(change["new"]), "value")
     waiting = live.value
     live(curve_of(50))
@@ -29,7 +29,7 @@ def test_the_value_changes_in_place():
 
     assert "under way" in waiting
     assert len(values) == 2
-    assert live.value == values[-1] == picture(curve_of(50, 60, 90, 120))
+    assert live.value == values[-1] == render_curve(curve_of(50, 60, 90, 120))
     assert "growing" in live.value
     live(MemoryCurve("cpu"))
     assert live.value == waiting
@@ -37,7 +37,7 @@ def test_the_value_changes_in_place():
 
 def test_the_text_form_is_stable():
     """The text form does not change with the value, so that a notebook that is run again stays the same."""
-    live = LiveCurve()
+    live = LiveMemoryCurve()
     before = repr(live)
     live(curve_of(50, 60))
 
@@ -47,7 +47,7 @@ def test_the_text_form_is_stable():
 
 def test_the_picture_is_safe():
     """Whatever the names are, the picture has no script in it, and a screen reader is read the verdict alone."""
-    shown = picture(curve_of(50, 60, 90, 120, device=EVIL))
+    shown = render_curve(curve_of(50, 60, 90, 120, device=EVIL))
     _, said = shown.split('<div role="status">')
 
     assert "<script" not in shown
@@ -68,7 +68,7 @@ def test_the_axis_knows_how_many_epochs_there_are():
 def test_hooks_update_the_live_curve(capsys):
     """With live=True a widget is shown, and is drawn again after each epoch."""
     loop = nb.epochs(2, "cpu", live=True)
-    live = next(hook for hook in loop.hooks.after if isinstance(hook, LiveCurve))
+    live = next(hook for hook in loop.hooks.after if isinstance(hook, LiveMemoryCurve))
     values = []
     live.observe(lambda change: values.append(change["new"]), "value")
     list(loop)
@@ -81,7 +81,7 @@ def test_hooks_update_the_live_curve(capsys):
 def test_bad_arguments_show_no_widget(capsys):
     """Where the hooks are refused, nothing is shown."""
     with pytest.raises(nb.OpenMedError):
-        nb.training.EpochHooks("cpu", live=True, every=0)
+        nb.training.EpochHooks("cpu", live=True, every_n_steps=0)
 
     assert capsys.readouterr().out == ""
 
@@ -93,7 +93,7 @@ def test_a_kernel_shows_one_output(kernel):
     assert reply.status == "ok"
     assert [one["text/plain"] for one in reply.shown] == ["The live memory curve"]
     assert reply.streams == {}
-    live = "[hook for hook in loop.hooks.after if type(hook).__name__ == 'LiveCurve'][0]"
+    live = "[hook for hook in loop.hooks.after if type(hook).__name__ == 'LiveMemoryCurve'][0]"
     assert "image/svg+xml" in kernel.value(f"{live}.value")
 
 
@@ -104,7 +104,7 @@ def train():
     from accelerate import Accelerator
     epochs = nb.epochs(2, Accelerator(cpu=True), live=True)
     list(epochs)
-    print(f"{epochs.curve.process.sentence} It has {len(epochs.curve.boundaries)} epochs.")
+    print(f"{epochs.curve.process.sentence} It has {len(epochs.curve.epoch_samples)} epochs.")
 
 from accelerate import debug_launcher
 debug_launcher(train, num_processes=2)

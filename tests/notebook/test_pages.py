@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import openmed_nb
-from openmed_nb.notebook.magics import OpenMedMagics, parse, split
+from openmed_nb.notebook.magics import OpenMedMagics, parse_line, split_options
 
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
@@ -69,7 +69,7 @@ def test_every_magic_takes_its_options(page):
     for line in (one for one in (*spans(page), *cells) if one.lstrip("%").startswith("openmed") and one[0] == "%"):
         name, _, rest = line.lstrip("%").partition(" ")
         magic = getattr(OpenMedMagics, name)
-        parse(magic, split(magic.parser, rest)[0] if name == "openmed_ner" else rest)
+        parse_line(magic, split_options(magic.parser, rest)[0] if name == "openmed_ner" else rest)
 
 
 def calls(page):

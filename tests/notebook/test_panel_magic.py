@@ -2,7 +2,7 @@
 
 import pytest
 
-from openmed_nb.notebook.panel import NO_KERNEL
+from openmed_nb.notebook.panel import NO_KERNEL_NOTICE
 from openmed_nb.notebook.panel.state import COMMANDS
 
 pytestmark = pytest.mark.real_computer  # The kernel and the terminal are processes of their own.
@@ -101,6 +101,6 @@ print(type(state).__name__, pressed, {"ipywidgets", "torch", "transformers"} & s
     assert lines[0] == "PanelState ['cpu'] set()"
     title = lines.index("openmed_nb: device, environment, memory and models")
     assert "Device: cpu, asked for by OPENMED_DEVICE." in lines[title + 1]
-    assert f"  {NO_KERNEL}" in lines
+    assert f"  {NO_KERNEL_NOTICE}" in lines
     assert "cannot be used" in process.stdout
     assert all(any(line.strip().startswith(command) for line in lines) for command, _ in COMMANDS)

@@ -8,9 +8,15 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.environment import FALLBACK, HIGH, IN_FORCE, LOW, VARIABLES
-from openmed_nb.devices.machine import mps_is_simulated
-from openmed_nb.errors import DeviceUnavailable, OpenMedError
+from openmed_nb.devices.environment import (
+    ACTIVE,
+    FALLBACK_VARIABLE,
+    HIGH_WATERMARK_VARIABLE,
+    LOW_WATERMARK_VARIABLE,
+    VARIABLES,
+)
+from openmed_nb.devices.machine import is_mps_simulated
+from openmed_nb.errors import DeviceUnavailableError, OpenMedError
 from openmed_nb.session import SESSION, Session
 
 pytestmark = [
@@ -30,7 +36,7 @@ def pipe():
 def state():
     """Everything that a simulation must give back."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return SESSION.device().to_dict(), environment, SESSION.override, SESSION.computer
+    return SESSION.device().to_dict(), environment, SESSION.override, SESSION.device_manager
 
 
 def test_function_device_is_mps():
@@ -38,9 +44,9 @@ def test_function_device_is_mps():
     with nb.simulated_mps(memory="8 GiB"):
         choice = nb.device()
         assert choice.device == "mps"
-        assert choice.certain
+        assert choice.confirmed
         assert choice.simulated is choice.to_dict()["simulated"] is True
-        for shown in (str(choice), choice._repr_html_(), str(SESSION.explain()), str(SESSION.devices())):
+        for shown in (str(choice), choice._repr_html_(), str(SESSION.explain()), str(SESSION.list_devices())):
             assert "SIMULATED" in shown
         assert json.loads(json.dumps(choice.to_dict()))["device"] == "mps"
     assert nb.device().simulated is False
@@ -53,14 +59,14 @@ def test_function_everything_comes_back(pipe):
     for error in (None, ValueError, KeyboardInterrupt):
         try:
             with nb.simulated_mps(fallback=True):
-                assert os.environ[FALLBACK] == "1"
+                assert os.environ[FALLBACK_VARIABLE] == "1"
                 if error:
                     raise error
         except (ValueError, KeyboardInterrupt):
             pass
         assert state() == before
         assert pipe.device.type == "cpu"
-    assert not mps_is_simulated()
+    assert not is_mps_simulated()
 
 
 def test_function_models_follow(pipe):
@@ -70,8 +76,8 @@ def test_function_models_follow(pipe):
         assert str(pipe.device) == "mps:0"
         assert [entity["word"] for entity in pipe(NOTE)] == [entity["word"] for entity in here]
         assert mps.allocator.allocated >= sum(weight.nbytes for weight in pipe.model.parameters())
-        assert nb.use("cpu").moved == ("bundled_small",)
-        assert nb.use("mps").moved == ("bundled_small",)
+        assert nb.use("cpu").moved_models == ("bundled_small",)
+        assert nb.use("mps").moved_models == ("bundled_small",)
     assert {weight.device.type for weight in pipe.model.parameters()} == {"cpu"}
     assert pipe(NOTE) == here
 
@@ -104,17 +110,17 @@ def test_function_model_that_does_not_fit(pipe):
     """A Mac that is too small for the models that follow is refused, and everything is as before."""
     before = state()
     for memory in ("1 MiB", 1 << 20):
-        with pytest.raises(DeviceUnavailable), nb.simulated_mps(memory):
+        with pytest.raises(DeviceUnavailableError), nb.simulated_mps(memory):
             pass
         assert state() == before
         assert pipe.device.type == "cpu"
-        assert not mps_is_simulated()
+        assert not is_mps_simulated()
 
 
 def test_function_no_second_one():
     """A simulation inside of another is refused, and the outer one goes on."""
     with nb.simulated_mps():
-        with pytest.raises(DeviceUnavailable, match="there can be only one"), nb.simulated_mps():
+        with pytest.raises(DeviceUnavailableError, match="there can be only one"), nb.simulated_mps():
             pass
         assert nb.device().simulated
         assert torch.ones(2, device="mps").is_mps
@@ -144,8 +150,8 @@ def test_function_other_thread_cannot_end_it():
 def test_function_fallback(fallback, said):
     """What is asked for is what the variable says and what happens; where nobody says, openmed_nb switches it on."""
     with nb.simulated_mps(fallback=fallback) as mps:
-        setting = {one.name: one for one in SESSION.computer.environment("mps").settings}[FALLBACK]
-        assert (setting.value, setting.effect) == (said, IN_FORCE)
+        setting = {one.name: one for one in SESSION.device_manager.mps_environment("mps").settings}[FALLBACK_VARIABLE]
+        assert (setting.value, setting.effect) == (said, ACTIVE)
         if said == "1":
             torch.mode(torch.ones(2, device="mps"))
             assert mps.fallbacks == {"aten::mode": 1}
@@ -158,34 +164,34 @@ def test_function_environment_is_in_force():
     """The variables that openmed_nb sets rule the simulated device, and the explanation says that they do."""
     with nb.simulated_mps("8 GiB") as mps:
         torch.ones(2, device="mps")
-        assert [one.effect for one in SESSION.computer.environment("mps").settings] == [IN_FORCE] * 3
+        assert [one.effect for one in SESSION.device_manager.mps_environment("mps").settings] == [ACTIVE] * 3
         assert nb.device().reason.endswith("; the chip is Apple Silicon (SIMULATED).")
-        assert mps.allocator.allowed == mps.allocator.memory.recommended
-    assert not any(name in os.environ for name in (HIGH, LOW))
+        assert mps.allocator.limit == mps.allocator.memory.recommended
+    assert not any(name in os.environ for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE))
 
 
 @pytest.mark.parametrize(("high", "allowed"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
 def test_function_shell_is_heard(high, allowed):
     """Watermarks of the person rule a simulated device as they would rule a real one, and stay afterwards."""
-    environ = {HIGH: high}
+    environ = {HIGH_WATERMARK_VARIABLE: high}
     session = Session(environ)
     device = session.simulate("8 GiB")
     try:
         torch.ones(2, device="mps")
-        assert device.allocator.allowed == (allowed and int(allowed * device.allocator.memory.recommended))
+        assert device.allocator.limit == (allowed and int(allowed * device.allocator.memory.recommended))
     finally:
         session.end_simulation()
-    assert environ == {HIGH: high}
+    assert environ == {HIGH_WATERMARK_VARIABLE: high}
 
 
 def test_function_bad_watermarks():
     """A pair that torch refuses makes the simulated device unusable too, and nothing is left of it."""
-    environ = {HIGH: "1.0", LOW: "1.4"}
+    environ = {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "1.4"}
     session = Session(environ)
-    with pytest.raises(DeviceUnavailable, match="invalid low watermark ratio"):
+    with pytest.raises(DeviceUnavailableError, match="invalid low watermark ratio"):
         session.simulate("8 GiB")
-    assert environ == {HIGH: "1.0", LOW: "1.4"}
-    assert not mps_is_simulated()
+    assert environ == {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "1.4"}
+    assert not is_mps_simulated()
     assert session.device().device != "mps"
 
 
@@ -193,7 +199,7 @@ def test_function_stop_ends_it():
     """Unloading the extension ends a simulation; the block that began it then ends in peace."""
     with nb.simulated_mps():
         SESSION.stop()
-        assert not mps_is_simulated()
+        assert not is_mps_simulated()
     assert not nb.device().simulated
 
 

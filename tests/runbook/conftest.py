@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from openmed_nb._utils.clock import timed_by
+from openmed_nb._utils.clock import use_clock
 
 
 class MadeClock:
@@ -32,5 +32,5 @@ class MadeClock:
 def clock() -> Iterator[MadeClock]:
     """The clock by which everything that is measured in a test is timed."""
     made = MadeClock()
-    with timed_by(made):
+    with use_clock(made):
         yield made

@@ -10,7 +10,7 @@ import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.device import simulated_device
-from openmed_nb.simulation.operators import DEFECTS, KNOWN
+from openmed_nb.simulation.operators import DEFECTS, DEFECTS_BY_ISSUE
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
 
@@ -219,7 +219,7 @@ def test_argmax():
 
 def test_the_cpu_has_no_defect():
     """Tensors of the CPU are computed rightly meanwhile, and afterwards everything is."""
-    with simulated(*KNOWN):
+    with simulated(*DEFECTS_BY_ISSUE):
         assert torch.tensor([1, 3, 2]).argmax().item() == 1
         with pytest.raises(IndexError):
             functional.embedding(torch.tensor([7]), torch.ones(3, 2))
@@ -247,7 +247,7 @@ def test_unknown_defect(defects):
     with pytest.raises(ConfigurationError, match="pytorch#177116") as caught, nb.simulated_mps(defects=defects):
         pass
 
-    assert all(issue in str(caught.value) for issue in KNOWN)
+    assert all(issue in str(caught.value) for issue in DEFECTS_BY_ISSUE)
     assert SESSION.device().simulated is False
 
 
@@ -260,6 +260,6 @@ def test_session_takes_one_or_several():
 
 def test_every_defect_says_what_goes_wrong():
     """Every defect has an issue of its own, a sentence, and operators, each once."""
-    assert len(KNOWN) == len(DEFECTS)
+    assert len(DEFECTS_BY_ISSUE) == len(DEFECTS)
     assert all(defect.operators and len(set(defect.operators)) == len(defect.operators) for defect in DEFECTS)
-    assert all(defect.what and defect.issue.startswith("pytorch#") for defect in DEFECTS)
+    assert all(defect.description and defect.issue.startswith("pytorch#") for defect in DEFECTS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from openmed_nb.devices.environment import FALLBACK
+from openmed_nb.devices.environment import FALLBACK_VARIABLE
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.simulation.device import parse_memory, simulated_device
 from openmed_nb.simulation.operators import ALWAYS_ON_CPU, UNSUPPORTED
@@ -221,9 +221,9 @@ class TestFallback:
     def test_variable(self):
         """The variable is read when the simulation begins, and everything but exactly 0 is on."""
         for value, on in {None: False, "0": False, "1": True, "": True, "false": True, "00": True}.items():
-            environ = {} if value is None else {FALLBACK: value}
+            environ = {} if value is None else {FALLBACK_VARIABLE: value}
             with simulated_device(environ=environ) as mps:
-                environ[FALLBACK] = "0" if on else "1"
+                environ[FALLBACK_VARIABLE] = "0" if on else "1"
                 with contextlib.nullcontext() if on else pytest.raises(NotImplementedError):
                     torch.mode(ones(2))
             assert mps.fallbacks == ({"aten::mode": 1} if on else {})

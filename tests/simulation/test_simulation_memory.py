@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.environment import HIGH, LOW
-from openmed_nb.devices.memory import OutOfMemory, is_out_of_memory
+from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
+from openmed_nb.devices.memory import OutOfMemoryDetails, is_out_of_memory
 from openmed_nb.simulation.device import simulated_device
-from openmed_nb.simulation.memory import OTHER, MacMemory, SimulatedAllocator, block_size
+from openmed_nb.simulation.memory import OTHER_ALLOCATIONS, MacMemory, SimulatedAllocator, block_size
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
 
@@ -36,7 +36,12 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS, ratios=st.sampled_from([{}, {HIGH: "0.0"}, {HIGH: "1.0", LOW: "0.5"}]))
+@given(
+    steps=STEPS,
+    ratios=st.sampled_from(
+        [{}, {HIGH_WATERMARK_VARIABLE: "0.0"}, {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.5"}]
+    ),
+)
 def test_account_of_blocks(steps, ratios):
     """Whatever is taken, freed and emptied, the figures are those of the living blocks, and the limit holds."""
     allocator = SimulatedAllocator(MacMemory(24 * MIB), ratios)
@@ -45,7 +50,7 @@ def test_account_of_blocks(steps, ratios):
     for step, number in steps:
         before = allocator.allocated
         if step == "allocate":
-            if before + OTHER + block_size(number) <= (allocator.allowed or 24 * MIB):
+            if before + OTHER_ALLOCATIONS + block_size(number) <= (allocator.limit or 24 * MIB):
                 living.append(allocator.allocate(number))
             else:
                 with pytest.raises(RuntimeError, match="MPS backend out of memory"):
@@ -55,16 +60,19 @@ def test_account_of_blocks(steps, ratios):
             allocator.free(living.pop(number % len(living)))
         elif step == "empty":
             allocator.empty_cache()
-            assert allocator.driver == allocator.allocated
+            assert allocator.driver_allocated == allocator.allocated
         elif step == "reset":
             allocator.reset_peak()
             peak = 0
         peak = max(peak, sum(living))
         assert allocator.allocated == sum(living)
-        assert allocator.driver >= allocator.allocated
-        assert allocator.driver + OTHER <= (allocator.allowed or 24 * MIB) or allocator.driver == 0
+        assert allocator.driver_allocated >= allocator.allocated
+        assert (
+            allocator.driver_allocated + OTHER_ALLOCATIONS <= (allocator.limit or 24 * MIB)
+            or allocator.driver_allocated == 0
+        )
         assert allocator.peak == peak
-        assert allocator.driver_peak >= max(peak, allocator.driver)
+        assert allocator.driver_peak >= max(peak, allocator.driver_allocated)
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["make", "view", "drop", "empty"]), st.integers(1, 4000)), max_size=30))
@@ -176,8 +184,8 @@ def test_peak():
 
 LIMITS = {
     "as torch has it": ({}, "9.07 GiB"),
-    "as openmed_nb sets it": ({HIGH: "1.0", LOW: "0.9"}, "5.33 GiB"),
-    "no limit": ({HIGH: "0.0"}, None),
+    "as openmed_nb sets it": ({HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}, "5.33 GiB"),
+    "no limit": ({HIGH_WATERMARK_VARIABLE: "0.0"}, None),
 }
 
 
@@ -185,7 +193,7 @@ LIMITS = {
 def test_out_of_memory(environ, allowed):
     """On a Mac with 8 GiB it is the allocator's own text, with the figures of recorded ones."""
     allocator = SimulatedAllocator(MAC, environ)
-    count = ((allocator.allowed or MAC.installed) - OTHER) // (512 * MIB)
+    count = ((allocator.limit or MAC.installed) - OTHER_ALLOCATIONS) // (512 * MIB)
     for _ in range(count):
         allocator.allocate(512 * MIB)
     with pytest.raises(RuntimeError, match="MPS backend out of memory") as caught:
@@ -197,38 +205,50 @@ def test_out_of_memory(environ, allowed):
         f"Tried to allocate 512.00 MiB on private pool.{end if allowed else ''}"
     )
     assert type(caught.value) is RuntimeError
-    assert OutOfMemory.parse(caught.value).tried == 512 * MIB
+    assert OutOfMemoryDetails.parse(caught.value).requested == 512 * MIB
 
 
-@pytest.mark.parametrize("environ", [{}, {HIGH: "1.0", LOW: "0.9"}, {HIGH: "0"}, {HIGH: "nan"}, {HIGH: "-1"}], ids=str)
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"},
+        {HIGH_WATERMARK_VARIABLE: "0"},
+        {HIGH_WATERMARK_VARIABLE: "nan"},
+        {HIGH_WATERMARK_VARIABLE: "-1"},
+    ],
+    ids=str,
+)
 def test_limit_is_told_before_the_first_touch(environ):
     """Asking a device for its limit reads the variables as they stand, and is no touch of the allocator."""
     allocator = SimulatedAllocator(MAC, environ)
-    told = allocator.allowed
-    assert not allocator.started
-    environ[LOW] = "0"
-    if environ.get(HIGH) in {"nan", "-1"}:
+    told = allocator.limit
+    assert not allocator.initialized
+    environ[LOW_WATERMARK_VARIABLE] = "0"
+    if environ.get(HIGH_WATERMARK_VARIABLE) in {"nan", "-1"}:
         assert told is None
     else:
-        allocator.touch()
-        assert allocator.allowed == told
+        allocator.initialize()
+        assert allocator.limit == told
 
 
 def test_low_watermark_empties_the_cache():
     """Above the low watermark a new block costs the cache, although it would fit; cached blocks go before one is refused."""
     for low, cached, block, driver in (("0.0", 4, 8, 12), ("0.5", 4, 8, 8), ("0.0", 10, 12, 12)):
-        allocator = SimulatedAllocator(MacMemory(24 * MIB), {HIGH: "1.0", LOW: low})
+        allocator = SimulatedAllocator(
+            MacMemory(24 * MIB), {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: low}
+        )
         allocator.free(allocator.allocate(cached * MIB))
-        assert allocator.driver == cached * MIB
+        assert allocator.driver_allocated == cached * MIB
         allocator.allocate(block * MIB)
-        assert allocator.driver == driver * MIB
+        assert allocator.driver_allocated == driver * MIB
 
 
 @pytest.mark.parametrize("size", [MAC.largest_buffer + 1, 2**45])
 def test_one_tensor_too_large(size):
     """A tensor larger than one Metal buffer is refused by its size alone, before anything is made."""
     with (
-        simulated_device("8 GiB", environ={HIGH: "0.0"}),
+        simulated_device("8 GiB", environ={HIGH_WATERMARK_VARIABLE: "0.0"}),
         pytest.raises(RuntimeError, match=r"^Invalid buffer size: ") as caught,
     ):
         torch.randn(size // 4 + 1, device="mps")
@@ -297,11 +317,11 @@ NO_TOUCHES = {
 @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
 def test_bad_watermarks_poison_the_process(touch):
     """The first touch of the allocator refuses a bad pair, and so does every later one, whatever is set meanwhile."""
-    environ = {HIGH: "0.7"}
+    environ = {HIGH_WATERMARK_VARIABLE: "0.7"}
     with simulated_device(environ=environ) as mps:
         for question in NO_TOUCHES.values():
             question()
-        assert not mps.allocator.started
+        assert not mps.allocator.initialized
         with pytest.raises(RuntimeError, match=r"^invalid low watermark ratio 1\.4$"):
             touch()
         environ.clear()
@@ -313,10 +333,10 @@ def test_bad_watermarks_poison_the_process(touch):
 def test_watermarks_are_read_once():
     """The first touch reads the watermarks; until then they may be changed, and afterwards they may not."""
     for touch in TOUCHES.values():
-        environ = {HIGH: "0.7"}
+        environ = {HIGH_WATERMARK_VARIABLE: "0.7"}
         with simulated_device(environ=environ) as mps:
-            environ[HIGH] = "1.5"
+            environ[HIGH_WATERMARK_VARIABLE] = "1.5"
             touch()
-            environ[HIGH] = "0.7"
+            environ[HIGH_WATERMARK_VARIABLE] = "0.7"
             torch.zeros(2, device="mps")
-            assert mps.allocator.started
+            assert mps.allocator.initialized

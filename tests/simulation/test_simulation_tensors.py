@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from openmed_nb.devices.machine import mps_is_simulated
+from openmed_nb.devices.machine import is_mps_simulated
 from openmed_nb.simulation.device import simulated_device
-from openmed_nb.simulation.modes import Copy
+from openmed_nb.simulation.modes import DeviceCopy
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
 
@@ -167,7 +167,7 @@ def test_copies_are_noted(mps):
     there.cpu()
     to, back = ("cpu", "mps"), ("mps", "cpu")
     ways = [(*to, True), (*back, True), (*back, False), (*to, True), (*back, False)]
-    assert mps.copies == [Copy(*way) for way in ways]
+    assert mps.copies == [DeviceCopy(*way) for way in ways]
 
 
 def test_calls_are_counted(mps):
@@ -318,13 +318,13 @@ class TestTheEnd:
         before = {name: look() for name, look in PATCHED.items()}
         try:
             with simulated_device():
-                assert mps_is_simulated()
+                assert is_mps_simulated()
                 assert {name for name, look in PATCHED.items() if look() == before[name]} == set()
                 if error:
                     raise error
         except (KeyboardInterrupt, RuntimeError):
             pass
-        assert not mps_is_simulated()
+        assert not is_mps_simulated()
         assert {name: look() for name, look in PATCHED.items()} == before
 
     def test_tensors_are_plain(self):
@@ -337,7 +337,7 @@ class TestTheEnd:
         optimizer.step()
         assert {parameter.device for parameter in layer.parameters()} == {CPU}
         assert layer.weight.grad.numpy().shape == (2, 2)
-        assert not mps.holds(layer.weight) or layer.weight.is_cpu
+        assert not mps.contains(layer.weight) or layer.weight.is_cpu
 
 
 def test_other_threads_see_the_cpu():

@@ -111,8 +111,8 @@ def test_off_leaves_nothing_on_a_transformers_model(bert):
     before = attributes(bert)
     switch = checkpoint_activations(bert)
     assert bert.bert.embeddings.word_embeddings._forward_hooks
-    switch.off()
-    switch.off()
+    switch.disable()
+    switch.disable()
     assert_untouched(bert, before)
     bert.requires_grad_(requires_grad=False)
     assert not bert(**BERT_INPUTS).logits.requires_grad
@@ -150,7 +150,7 @@ def test_cell_that_is_run_again(kind):
     gradients(model, inputs)
     assert len(calls) == 2
     hook.remove()
-    switch.off()
+    switch.disable()
     assert_untouched(model, before)
 
 
@@ -169,10 +169,10 @@ def test_a_copy_of_a_model_that_is_on_can_be_switched_off_itself(bert):
     """What a model was before goes along with its copy, whose second switch puts that back."""
     switch = checkpoint_activations(bert)
     other = copy.deepcopy(bert)
-    checkpoint_activations(other).off()
+    checkpoint_activations(other).disable()
     assert not any(getattr(module, "gradient_checkpointing", False) for module in other.modules())
     assert bert.bert.encoder.layer[0].gradient_checkpointing
-    switch.off()
+    switch.disable()
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("transformers", marks=pytest.mark.slow)], indirect=True)
@@ -215,7 +215,7 @@ def test_nothing_holds_the_model():
     """The switch is the only thing that holds the model."""
     model = plain()
     held = weakref.ref(model)
-    checkpoint_activations(model, "layers").off()
+    checkpoint_activations(model, "layers").disable()
     del model
     gc.collect()
     assert held() is None
@@ -238,7 +238,7 @@ def test_batch_normalisation_is_refused():
     with pytest.raises(ConfigurationError, match="updated twice"):
         checkpoint_activations(model, "0", "1")
     assert "forward" not in vars(model[0])
-    checkpoint_activations(torch.nn.Sequential(torch.nn.BatchNorm1d(8, track_running_stats=False)), "0").off()
+    checkpoint_activations(torch.nn.Sequential(torch.nn.BatchNorm1d(8, track_running_stats=False)), "0").disable()
 
 
 def test_model_that_cannot(bert):

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from transformers import BatchEncoding
 
 import openmed_nb as nb
-from openmed_nb.devices.machine import Machine
-from openmed_nb.errors import BatchRefused
+from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.errors import InvalidBatchError
 
-LIMITS = {"labels": 3, "tokens": 24, "token_types": 2, "positions": 16}
-ROBERTA = {"positions": 16, "first_position": 2, "padding": 1}
+LIMITS = {"labels": 3, "tokens": 24, "type_vocab_size": 2, "positions": 16}
+ROBERTA = {"positions": 16, "position_offset": 2, "padding": 1}
 
 
-M1 = Machine("Darwin", "arm64", chip="Apple M1")
+M1 = MachineInfo("Darwin", "arm64", chip="Apple M1")
 
 
 def tokens(*shape):
@@ -80,12 +80,12 @@ def test_wrong_batch(refusal):
     """
     for case, (batch, limits, said) in WRONG.items():
         refused = refusal(partial(nb.Guards(**limits).check, batch, 7))
-        assert isinstance(refused, BatchRefused), case
-        assert refused.what.startswith("Step 7: "), case
-        assert said in refused.what, case
-        on, off = ("labels", "token_ids") if " labels " in refused.what else ("token_ids", "labels")
-        assert refusal(partial(nb.Guards(off=on, **limits).check, batch)) is None, case
-        assert isinstance(refusal(partial(nb.Guards(off=off, **limits).check, batch)), BatchRefused), case
+        assert isinstance(refused, InvalidBatchError), case
+        assert refused.message.startswith("Step 7: "), case
+        assert said in refused.message, case
+        on, off = ("labels", "token_ids") if " labels " in refused.message else ("token_ids", "labels")
+        assert refusal(partial(nb.Guards(disable=on, **limits).check, batch)) is None, case
+        assert isinstance(refusal(partial(nb.Guards(disable=off, **limits).check, batch)), InvalidBatchError), case
 
 
 def test_right_batch(refusal):
@@ -112,9 +112,9 @@ def test_count_and_extremes(refusal, numbers, count, ignored):
 @pytest.mark.parametrize("labels", [np.array(["B-DISEASE", "O"]), np.array([None, 1])], ids=["names", "objects"])
 def test_labels_that_are_no_numbers(labels):
     """An array of something else than numbers is refused by its type, and its content is not shown."""
-    with pytest.raises(BatchRefused) as refused:
+    with pytest.raises(InvalidBatchError) as refused:
         nb.Guards(**LIMITS).check({"labels": labels}, 7)
-    assert refused.value.what == f"Step 7: labels is an array of {labels.dtype}, not of numbers."
+    assert refused.value.message == f"Step 7: labels is an array of {labels.dtype}, not of numbers."
     assert "DISEASE" not in str(refused.value)
 
 
@@ -138,15 +138,15 @@ class TestLargeBatch:
     )
     def test_too_many(self, check, rows, length, arithmetic, remedy):
         """The error shows the arithmetic, and the largest batch that fits at this length."""
-        with pytest.raises(BatchRefused) as refused:
+        with pytest.raises(InvalidBatchError) as refused:
             check(tokens(rows, length), 3)
-        assert refused.value.what.startswith(f"Step 3: {arithmetic}")
-        assert "pytorch#177116, #193487" in refused.value.what
+        assert refused.value.message.startswith(f"Step 3: {arithmetic}")
+        assert "pytorch#177116, #193487" in refused.value.message
         assert remedy in refused.value.remedy
 
     def test_embeddings(self, check):
         """Embeddings that stand for tokens count as rows times length; pictures and labels do not count."""
-        with pytest.raises(BatchRefused, match="64 x 512 = 32,768 tokens"):
+        with pytest.raises(InvalidBatchError, match="64 x 512 = 32,768 tokens"):
             check({"inputs_embeds": torch.zeros(64, 512, 2)})
         assert check({"inputs_embeds": torch.zeros(63, 512, 2)}) is None
         assert check({"inputs_embeds": torch.zeros(40_000)}) is None
@@ -178,8 +178,8 @@ class TestLargeBatch:
 
         Since torch 2.14 steps of exactly 32,767 tokens are wrong there, and no others.
         """
-        model, machine = torch.nn.Linear(2, 2), Machine("Darwin", "arm64", chip=chip)
-        with nb.Guards(off="large_batch_gradients").watch(model, device, machine, release) as guards:
+        model, machine = torch.nn.Linear(2, 2), MachineInfo("Darwin", "arm64", chip=chip)
+        with nb.Guards(disable="large_batch_gradients").watch(model, device, machine, release) as guards:
             assert refusal(partial(guards.check, tokens(*shape))) is None
         with nb.Guards().watch(model, device, machine, release) as guards:
             refused = refusal(partial(guards.check, tokens(*shape)))
@@ -199,6 +199,6 @@ class TestLargeBatch:
     )
     def test_where_it_is_not_suspected(self, chip, release, shape, device):
         """Elsewhere so many tokens pass."""
-        machine = Machine("Darwin", "arm64", chip=chip)
+        machine = MachineInfo("Darwin", "arm64", chip=chip)
         with nb.Guards().watch(torch.nn.Linear(2, 2), device, machine, release) as guards:
             guards.check(tokens(*shape))

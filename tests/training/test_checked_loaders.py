@@ -6,7 +6,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 import openmed_nb as nb
-from openmed_nb.errors import BatchRefused
+from openmed_nb.errors import InvalidBatchError
 
 
 class Samples(Dataset):
@@ -43,8 +43,8 @@ def test_batches(guards, workers, refusal):
     seen = []
     refused = refusal(lambda: seen.extend(batch["labels"].tolist() for batch in loader))
     assert seen == [[0, -100]]
-    assert type(refused) is BatchRefused
-    assert refused.what == "1 of 2 labels is not between 0 and 2 (9; -100 is left out)."
+    assert type(refused) is InvalidBatchError
+    assert refused.message == "1 of 2 labels is not between 0 and 2 (9; -100 is left out)."
     assert refused.remedy.startswith("Give the model as many labels")
 
 
@@ -73,10 +73,10 @@ def test_loader_is_given_back(guards):
 @pytest.mark.parametrize("samples", [Samples(0, 5), Stream()], ids=["samples", "stream"])
 def test_loader_of_accelerate(guards, samples):
     """What Accelerate puts around a loader is looked through."""
-    loader = Accelerator(cpu=True).prepare(DataLoader(samples, batch_size=1))
+    loader = Accelerator(cpu=True).tokenize(DataLoader(samples, batch_size=1))
     own = loader.base_dataloader.collate_fn
     guards.watch_loader(loader)
-    with pytest.raises(BatchRefused):
+    with pytest.raises(InvalidBatchError):
         list(loader)
     guards.unwatch()
     assert loader.base_dataloader.collate_fn is own
@@ -87,7 +87,7 @@ def test_loader_without_batches(guards):
     """A loader that makes no batches checks what it gives one by one."""
     loader = DataLoader([{"labels": torch.tensor(0)}, {"labels": torch.tensor(7)}], batch_size=None)
     guards.watch_loader(loader)
-    with pytest.raises(BatchRefused):
+    with pytest.raises(InvalidBatchError):
         list(loader)
 
 

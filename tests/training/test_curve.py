@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb._render.display import in_bytes
+from openmed_nb._render.display import format_bytes
 from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import OpenMedError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import (
     SMALLEST_BASELINE,
-    judge,
+    classify_trend,
     parse_pressure,
     resident_bytes,
     take_sample,
 )
-from openmed_nb.training.holders import Holder
+from openmed_nb.training.holders import TensorReferrer
 
 MIB = 1 << 20
 FLAT, LEAK, SAWTOOTH = [100] * 6, [100, 150, 200, 250, 300, 350], [100, 180, 100, 180, 100, 180]
@@ -35,7 +35,7 @@ def curve_of(device="mps", holders=(), simulated=False, **series):
     for epoch, sizes in enumerate(zip(*series.values(), strict=True), 1):
         figures = {name: None if size is None else size * MIB for name, size in zip(series, sizes, strict=True)}
         samples.append(MemorySample(epoch, 10 * epoch, 1.5 * epoch, simulated=simulated, **figures))
-    return MemoryCurve(device, tuple(samples), holders=tuple(holders))
+    return MemoryCurve(device, tuple(samples), referrers=tuple(holders))
 
 
 # What tensors, the device and the process use -> the figure that decides, and the verdict.
@@ -84,7 +84,7 @@ def test_steps_inside_an_epoch_are_not_judged():
     inside = [replace(sample, boundary=False) for sample in leaking.samples]
     mixed = replace(flat, samples=tuple(itertools.chain(*zip(inside, flat.samples, strict=True))))
 
-    assert (mixed.trend, len(mixed.samples), len(mixed.boundaries)) == (flat.trend, 12, 6)
+    assert (mixed.trend, len(mixed.samples), len(mixed.epoch_samples)) == (flat.trend, 12, 6)
     assert [row[-1] for row in mixed.report().tables[0].rows] == ["warm-up", "", "", "", "", ""]
 
 
@@ -98,8 +98,8 @@ def test_the_reason_has_the_figures():
     assert curve_of(allocated=FLAT).reason.endswith("it does not keep growing by more than 26 % in 10 epochs.")
 
 
-LOSSES, KEPT = Holder("losses", "list", 40, 12 * MIB, 40), Holder("Trainer.kept", "deque", 1, 512)
-DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.training.who_holds() lists what holds tensors."
+LOSSES, KEPT = TensorReferrer("losses", "list", 40, 12 * MIB, 40), TensorReferrer("Trainer.kept", "deque", 1, 512)
+DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what holds tensors."
 PAD = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
 GRAPHS = "Autograd graphs are retained, which take memory of the process also after their backward pass"
 BLOCKS = "No tensor is retained; most likely the device keeps blocks for every new shape of a batch"
@@ -124,7 +124,7 @@ ADVICE = {
         "No tensor is retained; something else in this process grows. Look at lists that collect texts or results.",
     ),
     "graphs that a backward pass has emptied": (
-        {"allocated": FLAT, "holders": [Holder("losses", "list", 30, 120, 30)]},
+        {"allocated": FLAT, "holders": [TensorReferrer("losses", "list", 30, 120, 30)]},
         f"It takes little memory so far, but losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH}",
     ),
     "a sawtooth": (
@@ -152,7 +152,7 @@ def test_a_simulated_curve_says_so_everywhere():
     """Text, HTML and the mapping of a curve with one simulated figure say that it is simulated, and of a real one not."""
     real = curve_of(allocated=FLAT)
     sample = replace(real.samples[-1], simulated=True)
-    curve = real.with_sample(sample)
+    curve = real.append(sample)
 
     assert str(curve).startswith("Memory on mps (SIMULATED): flat\n  SIMULATED MPS: ")
     assert all("SIMULATED" in shown for shown in (curve._repr_html_(), str(sample), sample._repr_html_()))
@@ -184,7 +184,7 @@ def test_figures_stand_below_their_names():
     """In the tables of a curve each figure stands below its name."""
     sizes = {name: size * MIB for size, name in enumerate(("allocated", "reserved", "peak", "resident", "swap"), 1)}
     sample = MemorySample(1, 10, 2.5, recommended=9 * MIB, pressure="warning", **sizes)
-    epochs, held = MemoryCurve("mps", (sample,), holders=(LOSSES, KEPT)).report().tables
+    epochs, held = MemoryCurve("mps", (sample,), referrers=(LOSSES, KEPT)).to_report().tables
 
     assert epochs.columns == ("epoch", "step", *sizes, "pressure", "")
     assert epochs.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "5.0 MiB", "warning", "warm-up"),)
@@ -203,7 +203,7 @@ def test_a_look_on_the_cpu():
     assert (after.reserved, after.peak, after.simulated) == (None, None, False)
     assert after.recommended == psutil.virtual_memory().total
     assert 0 < after.resident < after.recommended
-    assert (after.epoch, after.step, after.seconds, after.boundary) == (1, 10, 2.5, False)
+    assert (after.epoch, after.step, after.seconds, after.is_boundary) == (1, 10, 2.5, False)
     assert json.loads(json.dumps(after.to_dict()))["allocated"] == after.allocated
 
 
@@ -244,7 +244,7 @@ def test_a_sample_shows_what_it_has():
         "  allocated  5.0 MiB",
         "  resident   512 bytes",
     ]
-    assert "in training, epochs done: 3" in str(MemorySample(3, 30, 1.25, boundary=False))
+    assert "in training, epochs done: 3" in str(MemorySample(3, 30, 1.25, is_boundary=False))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_pressure(output, pressure):
 )
 def test_sizes(size, text):
     """Sizes are told in the units that torch uses."""
-    assert in_bytes(size) == text
+    assert format_bytes(size) == text
 
 
 SERIES = {
@@ -327,15 +327,15 @@ def test_kinds_of_series():
     """Each kind of series has its verdict; whatever it is, fifty epochs without a change after it are no growth."""
     for name, (sizes, kind) in SERIES.items():
         series = [round(size * MIB) for size in sizes]
-        assert judge(series).kind == kind, name
-        assert judge([*series, *series[-1:] * 50]).kind != "growing", name
+        assert classify_trend(series).kind == kind, name
+        assert classify_trend([*series, *series[-1:] * 50]).kind != "growing", name
 
 
 @pytest.mark.parametrize("epochs", [3, 9, 900])
 def test_the_growth_is_told_over_ten_epochs(epochs):
     """Five MiB for each epoch on a baseline of 100 MiB are 50 % over ten epochs, however many there were."""
     sizes = [(100 + 5 * epoch) * MIB for epoch in range(epochs)]
-    trend = judge(sizes)
+    trend = classify_trend(sizes)
 
     assert trend.growth == pytest.approx(0.5)
     assert (trend.kind, trend.baseline, trend.last) == ("growing", sizes[0], sizes[-1])
@@ -345,13 +345,13 @@ def test_the_gate_can_be_moved():
     """A higher gate lets more growth pass, a lower one less."""
     sizes = [(100 + 3 * epoch) * MIB for epoch in range(9)]
 
-    assert [judge(sizes, gate).kind for gate in (0, 0.26, 0.5)] == ["growing", "growing", "flat"]
+    assert [classify_trend(sizes, gate).kind for gate in (0, 0.26, 0.5)] == ["growing", "growing", "flat"]
 
 
 def test_growth_of_little_memory_alarms_nobody():
     """Growth is told as a share of at least one MiB."""
-    assert judge([1024 * 3**epoch for epoch in range(4)]).kind == "flat"
-    assert judge([1024 * 3**epoch for epoch in range(9)]).kind == "growing"
+    assert classify_trend([1024 * 3**epoch for epoch in range(4)]).kind == "flat"
+    assert classify_trend([1024 * 3**epoch for epoch in range(9)]).kind == "growing"
 
 
 SIZES = st.lists(st.integers(0, 1 << 45), max_size=40)
@@ -360,7 +360,7 @@ SIZES = st.lists(st.integers(0, 1 << 45), max_size=40)
 @given(SIZES, st.floats(0, 10))
 def test_any_series_has_a_verdict(sizes, gate):
     """Every series of sizes has one of four verdicts; fewer than three say nothing, and more only where the last rose."""
-    trend = judge(sizes, gate)
+    trend = classify_trend(sizes, gate)
 
     assert trend.kind in {"flat", "growing", "sawtooth", "too short to tell"}
     assert trend.steepest >= max(0, trend.growth)
@@ -373,11 +373,11 @@ def test_any_series_has_a_verdict(sizes, gate):
 @given(st.lists(st.integers(SMALLEST_BASELINE, 1 << 40), min_size=1, max_size=20), st.sampled_from([2, 4, 1024]))
 def test_the_unit_does_not_matter(sizes, factor):
     """A series has the same verdict in other units, above the smallest baseline."""
-    assert judge([size * factor for size in sizes]).kind == judge(sizes).kind
-    assert judge([size * factor for size in sizes]).growth == pytest.approx(judge(sizes).growth)
+    assert classify_trend([size * factor for size in sizes]).kind == classify_trend(sizes).kind
+    assert classify_trend([size * factor for size in sizes]).growth == pytest.approx(classify_trend(sizes).growth)
 
 
 @given(st.integers(SMALLEST_BASELINE, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
 def test_bounded_noise_is_flat(size, noise):
     """A level with noise of up to 2 % is flat, in whatever order the noise comes."""
-    assert judge([round(size * (1 + one)) for one in noise]).kind == "flat"
+    assert classify_trend([round(size * (1 + one)) for one in noise]).kind == "flat"

@@ -45,7 +45,7 @@ class Told(nb.Guards):
 
     def __init__(self, function):
         super().__init__()
-        self.forget = function
+        self.clear = function
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ def test_the_order_of_a_boundary():
     gc.disable()
     try:
         gone = weakref.ref(Cycle())
-        before = hooks.boundary()
+        before = hooks.end_epoch()
     finally:
         gc.enable()
 
     assert seen == [("before", False, 0), ("forget", False), ("after", True, 1)]
-    assert before.allocated == hooks.boundary().allocated
+    assert before.allocated == hooks.end_epoch().allocated
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
@@ -81,13 +81,13 @@ def test_the_cache_is_emptied_between_the_collection_and_the_look():
     """On a device with a cache, what the collection freed is handed back before the sample is taken."""
     with nb.simulated_mps("8 GiB") as mps:
         emptied = []
-        look = [lambda _curve: emptied.append(mps.emptied)]
+        look = [lambda _curve: emptied.append(mps.cache_clears)]
         hooks = nb.training.EpochHooks("mps", before=look, after=look)
-        first = hooks.boundary()
+        first = hooks.end_epoch()
         cycle = Cycle()
         cycle.tensor = torch.zeros(1 << 20, device="mps")
         del cycle
-        second = hooks.boundary()
+        second = hooks.end_epoch()
 
     assert emptied[1] == emptied[0] + 1
     assert (second.allocated, second.reserved) == (first.allocated, first.reserved)
@@ -109,8 +109,8 @@ def test_a_hook_that_raises_loses_nothing(where):
 
     told = [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]
     hooks = nb.training.EpochHooks("cpu", **{where: told})
-    with pytest.warns(OpenMedWarning) as warned:
-        sample = hooks.boundary()
+    with pytest.warn_if(OpenMedWarning) as warned:
+        sample = hooks.end_epoch()
 
     assert seen == [0 if where == "before" else 1]
     assert hooks.curve.samples == (sample,)
@@ -130,7 +130,7 @@ def test_a_warning_that_is_an_error_comes_last():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(OpenMedWarning) as raised:
-            hooks.boundary()
+            hooks.end_epoch()
 
     assert len(hooks.curve.samples) == len(seen) == 1
     assert len(hooks.failures) == 2
@@ -144,7 +144,7 @@ def test_an_interrupt_in_a_hook_is_not_swallowed():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        nb.training.EpochHooks("cpu", after=[interrupted]).boundary()
+        nb.training.EpochHooks("cpu", after=[interrupted]).end_epoch()
 
 
 def test_a_loop_ends_each_epoch(hooks):
@@ -155,7 +155,7 @@ def test_a_loop_ends_each_epoch(hooks):
     loop = hooks.epochs(3)
 
     assert (list(loop), len(loop), list(hooks.epochs(0)), list(hooks.epochs(1))) == ([0, 1, 2], 3, [], [0])
-    assert [sample.epoch for sample in loop.curve.boundaries] == [1, 2, 3, 4]
+    assert [sample.epoch for sample in loop.curve.epoch_samples] == [1, 2, 3, 4]
     assert nb.training.last_curve() is hooks.curve
     seconds = [sample.seconds for sample in hooks.curve.samples]
     assert seconds == sorted(seconds)
@@ -166,7 +166,7 @@ def test_a_loop_over_anything(hooks):
     loop = hooks.epochs(name for name in ("first", "second"))
 
     assert list(loop) == ["first", "second"]
-    assert len(hooks.curve.boundaries) == 2
+    assert len(hooks.curve.epoch_samples) == 2
     with pytest.raises(TypeError):
         len(loop)
 
@@ -183,7 +183,7 @@ def test_a_loop_left_early_has_its_boundary(hooks, epochs):
     with pytest.raises(RuntimeError, match=CLINICAL):
         train()
 
-    assert [sample.epoch for sample in hooks.curve.boundaries] == list(range(1, epochs + 1))
+    assert [sample.epoch for sample in hooks.curve.epoch_samples] == list(range(1, epochs + 1))
 
 
 def test_a_decorated_function_ends_an_epoch(hooks):
@@ -200,7 +200,7 @@ def test_a_decorated_function_ends_an_epoch(hooks):
     assert train_epoch(0.1) == 0.1
     with pytest.raises(ValueError, match=r"0\.2"):
         train_epoch(0.2, fails=True)
-    assert len(hooks.curve.boundaries) == 1
+    assert len(hooks.curve.epoch_samples) == 1
 
 
 def test_a_with_block_hands_memory_back():
@@ -212,7 +212,7 @@ def test_a_with_block_hands_memory_back():
     def train():
         with hooks as same:
             assert same is hooks
-            hooks.boundary()
+            hooks.end_epoch()
             raise ValueError(CLINICAL)
 
     with pytest.raises(ValueError, match=CLINICAL):
@@ -230,9 +230,9 @@ def test_every_so_many_steps():
         for _ in range(3):
             loop.step()
 
-    samples = [(sample.epoch, sample.step, sample.boundary) for sample in loop.curve.samples]
+    samples = [(sample.epoch, sample.step, sample.is_boundary) for sample in loop.curve.samples]
     assert samples == [(0, 2, False), (1, 3, True), (1, 4, False), (1, 6, False), (2, 6, True)]
-    assert [len(curve.boundaries) for curve in seen] == [1, 2]
+    assert [len(curve.epoch_samples) for curve in seen] == [1, 2]
 
 
 def test_steps_are_counted_alone(hooks):
@@ -247,12 +247,12 @@ def test_steps_are_counted_alone(hooks):
 def test_a_training_that_goes_on_counts_on():
     """A training that goes on from a checkpoint counts on from there, in a curve of its own, without older failures."""
     hooks = nb.training.EpochHooks("cpu", after=[failing])
-    with pytest.warns(OpenMedWarning):
-        hooks.boundary()
+    with pytest.warn_if(OpenMedWarning):
+        hooks.end_epoch()
     hooks.after.clear()
     hooks.begin("cpu", epoch=7, step=70)
     hooks.step()
-    sample = hooks.boundary()
+    sample = hooks.end_epoch()
 
     assert (sample.epoch, sample.step) == (8, 71)
     assert hooks.curve.samples == (sample,)
@@ -266,9 +266,9 @@ def test_holders_of_a_growth_that_is_over_are_forgotten(hooks):
         if epoch < 5:
             kept.extend(torch.zeros(1 << 18) for _ in range(8))
         if epoch == 5:
-            assert (hooks.verdict, hooks.curve.holders[0].name) == ("growing", "kept")
+            assert (hooks.verdict, hooks.curve.referrers[0].name) == ("growing", "kept")
 
-    assert (hooks.verdict == "growing") == (hooks.curve.holders != ())
+    assert (hooks.verdict == "growing") == (hooks.curve.referrers != ())
 
 
 BAD = [
@@ -320,7 +320,7 @@ def test_a_list_of_losses_is_named_though_nothing_grows():
         losses.append(loss)
 
     assert hooks.verdict == "flat"
-    assert hooks.curve.suspect.name == "losses"
+    assert hooks.curve.likely_cause.name == "losses"
     assert "losses (list) holds 4 tensors with their autograd graphs" in hooks.curve.advice
 
 
@@ -364,7 +364,7 @@ class Stream(torch.utils.data.IterableDataset):
 )
 def test_epochs_without_an_end_are_not_planned(epochs, planned):
     """A number that stands for "as long as it takes" is no axis; nor is that of an iterable that does not know its own."""
-    assert nb.epochs(epochs, "cpu").curve.planned == planned
+    assert nb.epochs(epochs, "cpu").curve.total_epochs == planned
 
 
 @pytest.mark.parametrize("planned", [-1, 0, sys.maxsize, 10**30, float("inf")])
@@ -403,9 +403,9 @@ def test_a_bounded_history_that_fills_up_is_no_leak():
 
     assert (filling.verdict, filling.measure) == ("too short to tell", "allocated")
     assert "history" in filling.reason
-    assert filling.suspect is None
+    assert filling.likely_cause is None
     assert (full.verdict, full.advice) == ("flat", "Nothing to do.")
-    assert not full.holders
+    assert not full.referrers
 
 
 class Remembering(torch.optim.Optimizer):
@@ -432,7 +432,7 @@ def test_a_history_of_another_optimizer_is_no_leak():
         optimizer.step()
 
     assert loop.curve.verdict == "too short to tell"
-    assert loop.curve.suspect is None
+    assert loop.curve.likely_cause is None
     assert "history_size" in loop.curve.advice
 
 
@@ -442,4 +442,4 @@ def test_a_leak_beside_a_bounded_history_is_found():
     curve = history_of(8, 100, kept)
 
     assert curve.verdict == "growing"
-    assert curve.suspect.name == "kept"
+    assert curve.likely_cause.name == "kept"

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
-from openmed_nb.devices.machine import Machine
-from openmed_nb.errors import BatchRefused, ConfigurationError, NonFinite, OpenMedWarning
+from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.errors import ConfigurationError, InvalidBatchError, NonFiniteError, OpenMedWarning
 
 NAMES = nb.Guards().on
-M3 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
+M3 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
 
 
 def hooks_of(model):
@@ -75,9 +75,9 @@ class TestNames:
 
     def test_switched_off(self):
         """Guards that are named are off, the others on."""
-        assert nb.Guards(off="labels").on == NAMES[1:]
-        assert nb.Guards(off=NAMES).on == ()
-        shown = str(nb.Guards(off=("lstm_dropout", "labels")))
+        assert nb.Guards(disable="labels").on == NAMES[1:]
+        assert nb.Guards(disable=NAMES).on == ()
+        shown = str(nb.Guards(disable=("lstm_dropout", "labels")))
         assert "Off: labels, lstm_dropout." in shown
         assert "pytorch#190056" not in shown
 
@@ -99,7 +99,7 @@ class TestNames:
 
     def test_smallest_limits(self):
         """The smallest numbers, a negative ignored label and numbers of NumPy can be told."""
-        nb.Guards(labels=np.int64(1), tokens=1, positions=None, first_position=0, padding=0, ignore_index=-1)
+        nb.Guards(labels=np.int64(1), tokens=1, positions=None, position_offset=0, padding=0, ignore_index=-1)
 
 
 class TestBatches:
@@ -109,7 +109,7 @@ class TestBatches:
         """Right batches train, and every weight changes as it does without guards."""
         unguarded, batches = copy.deepcopy(tagger), [batch_of(seed=seed) for seed in range(3)]
         torch.manual_seed(1)
-        train(unguarded, batches, nb.Guards(off=NAMES))
+        train(unguarded, batches, nb.Guards(disable=NAMES))
         torch.manual_seed(1)
         train(tagger, batches, guards.watch(tagger, "cpu"))
         assert all(map(torch.equal, tagger.parameters(), unguarded.parameters()))
@@ -118,7 +118,7 @@ class TestBatches:
         """A loader's batches are checked on the way, and numbered on through the loops."""
         guards.watch(tagger, "cpu")
         assert len(list(guards.checked([batch_of(), batch_of()]))) == 2
-        with pytest.raises(BatchRefused, match=r"^Step 4: "):
+        with pytest.raises(InvalidBatchError, match=r"^Step 4: "):
             list(guards.checked([batch_of(), batch_of(labels=torch.full((4, 8), 3))]))
 
 
@@ -132,10 +132,10 @@ class TestNonFinite:
         poison(tagger)
         batch = batch_of(seed=1)
         before = copy.deepcopy(tagger.state_dict())
-        with pytest.raises(NonFinite) as stopped:
+        with pytest.raises(NonFiniteError) as stopped:
             train(tagger, [batch], guards)
         file = tmp_path / "kept" / "step_1.safetensors"
-        what = stopped.value.what
+        what = stopped.value.message
         assert "Step 1: the loss is NaN or infinite; it first appears in what bert.encoder.layer.0.output.dense" in what
         assert f"The batch is in {str(file)!r}; its token ids are clinical content." in what
         assert torch.equal(load_file(file)["input_ids"], batch["input_ids"])
@@ -148,21 +148,21 @@ class TestNonFinite:
         model = torch.nn.Linear(4, 2)
         guards.watch(model, "cpu")
         loss = model(torch.ones(1, 4)).sum() * float("nan")
-        with pytest.raises(NonFinite, match=r"the loss is nan; .* look at what comes after it"):
+        with pytest.raises(NonFiniteError, match=r"the loss is nan; .* look at what comes after it"):
             guards.check_loss(loss, 3, {"inputs": torch.ones(1, 4)})
         loss = model(torch.ones(1, 4)).sum() * float("inf")
         loss.backward()
-        with pytest.raises(NonFinite, match="a gradient is NaN or infinite"):
+        with pytest.raises(NonFiniteError, match="a gradient is NaN or infinite"):
             guards.after_backward(model, 3)
 
     def test_loss_without_a_model(self, guards, tmp_path):
         """Without a watched model, a loss still stops the step, and the batch that is given is kept; a finite one passes."""
         for loss in (1.0, torch.tensor(0.0), torch.tensor([2.5])):
             assert guards.check_loss(loss, 1) is None
-        with pytest.raises(NonFinite, match="no pass of a watched model is held"):
+        with pytest.raises(NonFiniteError, match="no pass of a watched model is held"):
             guards.check_loss(float("inf"), 5, {"labels": torch.ones(2)})
         assert (tmp_path / "kept" / "step_5.safetensors").is_file()
-        with pytest.raises(NonFinite, match="No batch is held"):
+        with pytest.raises(NonFiniteError, match="No batch is held"):
             guards.check_loss(float("-inf"), 6)
 
     def test_accumulated_step(self, guards, tagger, batch_of, tmp_path):
@@ -178,7 +178,7 @@ class TestNonFinite:
         guards.watch(tagger, "cpu")
         for batch in batches:
             tagger(**batch).loss.backward()
-        with pytest.raises(NonFinite, match="it first appears in the loss"):
+        with pytest.raises(NonFiniteError, match="it first appears in the loss"):
             guards.after_backward(tagger, 9)
         assert torch.equal(load_file(tmp_path / "kept" / "step_9.safetensors")["input_ids"], batches[2]["input_ids"])
 
@@ -187,14 +187,14 @@ class TestNonFinite:
         """A model inside of another is watched, whichever is called, and a layer has its name in the whole."""
         around = Around(tagger)
         guards.watch(around, "cpu")
-        with pytest.raises(BatchRefused, match="labels is not between 0 and 2"):
+        with pytest.raises(InvalidBatchError, match="labels is not between 0 and 2"):
             guards.check(batch_of(labels=torch.tensor([[7]])))
         poison(tagger)
         (around if called == "whole" else tagger)(**batch_of()).loss.backward()
-        with pytest.raises(NonFinite, match=r"what model\.bert\.encoder\.layer\.0"):
+        with pytest.raises(NonFiniteError, match=r"what model\.bert\.encoder\.layer\.0"):
             guards.after_backward(step=1)
         assert load_file(tmp_path / "kept" / "step_1.safetensors").keys() == batch_of().keys()
-        with torch.no_grad(), pytest.warns(OpenMedWarning, match="its results are random") as caught:
+        with torch.no_grad(), pytest.warn_if(OpenMedWarning, match="its results are random") as caught:
             tagger(**batch_of())
         assert [one.filename for one in caught] == [__file__]
 
@@ -211,16 +211,16 @@ class TestNonFinite:
                 guards.after_backward()
 
         guards.watch(tagger, "cpu")
-        with pytest.raises(NonFinite, match=r"^Step 3: the loss is NaN or infinite"):
+        with pytest.raises(NonFiniteError, match=r"^Step 3: the loss is NaN or infinite"):
             train()
 
     def test_count_that_was_given(self, guards, batch_of):
         """A number that was given to a check is the one that later errors name, and the count goes on from there."""
         guards.check(batch_of(), 7)
-        with pytest.raises(NonFinite, match=r"^Step 7: "):
+        with pytest.raises(NonFiniteError, match=r"^Step 7: "):
             guards.check_loss(float("nan"))
         guards.check(batch_of())
-        with pytest.raises(NonFinite, match=r"^Step 8: "):
+        with pytest.raises(NonFiniteError, match=r"^Step 8: "):
             guards.check_loss(float("nan"))
 
     def test_scaler(self, guards, tagger, batch_of):
@@ -230,19 +230,19 @@ class TestNonFinite:
         for step in range(20):  # The scaler skips the optimizer's step.
             tagger(**batch_of()).loss.backward()
             guards.after_backward(tagger, step)
-        with pytest.raises(NonFinite, match="a gradient is NaN"):
+        with pytest.raises(NonFiniteError, match="a gradient is NaN"):
             train(tagger, [batch_of()], guards)
         hook.remove()
         tagger.zero_grad()
         poison(tagger)
         guards.watch(tagger, "cpu", scaled=True)
-        with pytest.raises(NonFinite, match="the loss is NaN"):
+        with pytest.raises(NonFiniteError, match="the loss is NaN"):
             train(tagger, [batch_of()], guards)
 
     def test_switched_off(self, tagger, batch_of):
         """With the guard off nothing is held, and NaN goes on."""
         poison(tagger)
-        with nb.Guards(off=("nonfinite",)).watch(tagger, "cpu") as guards:
+        with nb.Guards(disable=("nonfinite",)).watch(tagger, "cpu") as guards:
             train(tagger, [batch_of()], guards)
             guards.check_loss(float("nan"), 1)
         assert any(weight.isnan().any() for weight in tagger.parameters())
@@ -257,7 +257,7 @@ class TestDropout:
         tagger(**batch_of())
         with torch.no_grad():
             tagger.eval()(**batch_of())
-            with pytest.warns(OpenMedWarning, match="its results are random"):
+            with pytest.warn_if(OpenMedWarning, match="its results are random"):
                 tagger.train()(**batch_of())
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -269,7 +269,7 @@ class TestDropout:
         """On MPS with torch's attention the warning says that it raises, and how to load the model instead."""
         raises = device.startswith("mps") and (attention, dropout) == ("sdpa", 0.1)
         tagger.config._attn_implementation, tagger.config.attention_probs_dropout_prob = attention, dropout
-        with nb.Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warns(OpenMedWarning) as warned:
+        with nb.Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warn_if(OpenMedWarning) as warned:
             tagger(**batch_of())
         (said,) = (str(one.message) for one in warned)
         assert ("scaled_dot_product_attention for MPS does not support dropout" in said) is raises
@@ -285,7 +285,7 @@ class TestDropout:
             if isinstance(layer, torch.nn.Dropout):
                 layer.p = in_layers
         tagger.config.attention_probs_dropout_prob = in_attention
-        guards = nb.Guards(off=() if on else ("dropout_without_gradients",))
+        guards = nb.Guards(disable=() if on else ("dropout_without_gradients",))
         with guards.watch(tagger, "cpu"), torch.no_grad(), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", OpenMedWarning)
             tagger(**batch_of())
@@ -295,7 +295,7 @@ class TestDropout:
     def test_dropout_of_a_plain_module(self, layer):
         """Every kind of dropout layer counts, unless its share is 0."""
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
-        expected = pytest.warns(OpenMedWarning, match="are random") if layer.p else contextlib.nullcontext()
+        expected = pytest.warn_if(OpenMedWarning, match="are random") if layer.p else contextlib.nullcontext()
         with nb.Guards().watch(model, "cpu"), torch.no_grad(), expected:
             model(torch.ones(1, 2))
 
@@ -316,8 +316,8 @@ class TestDropout:
 
         The warning names the layer, the issue and a way out; the guard can be switched off.
         """
-        nb.Guards(off=("lstm_dropout",)).watch(model, device, M3, release).unwatch()
-        with pytest.warns(OpenMedWarning) if found else contextlib.nullcontext() as warned:
+        nb.Guards(disable=("lstm_dropout",)).watch(model, device, M3, release).unwatch()
+        with pytest.warn_if(OpenMedWarning) if found else contextlib.nullcontext() as warned:
             nb.Guards().watch(model, device, M3, release).unwatch()
         for one in warned or ():
             assert f"({found}) will be wrong" in str(one.message)
@@ -341,7 +341,7 @@ class TestUnwatch:
             assert hooks_of(tagger) != before
             assert loader.collate_fn is not own
         tagger(**batch_of())
-        with torch.no_grad(), pytest.warns(OpenMedWarning):  # The hook that warned is not missed.
+        with torch.no_grad(), pytest.warn_if(OpenMedWarning):  # The hook that warned is not missed.
             tagger(**batch_of())
         guards.unwatch()
         guards.unwatch()
@@ -396,7 +396,7 @@ class TestUnwatch:
             assert (len(recorder.passes), len(recorder.losses)) == (0, 0)
 
 
-M2 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2")
+M2 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2")
 
 
 @pytest.fixture
@@ -427,7 +427,7 @@ def test_right_and_wrong_step(on_mps, batch_of, tmp_path):
     assert torch.equal(torch.get_rng_state(), numbers)
     model.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _l, _a, output: output * float("nan"))
     model(**moved(batch_of())).loss.backward()
-    with pytest.raises(NonFinite, match=r"what bert\.encoder\.layer\.0\.output\.dense computes"):
+    with pytest.raises(NonFiniteError, match=r"what bert\.encoder\.layer\.0\.output\.dense computes"):
         guards.after_backward(model, 2)
     saved = load_file(tmp_path / "kept" / "step_2.safetensors")
     assert torch.equal(saved["input_ids"], batch_of()["input_ids"])
@@ -438,7 +438,7 @@ def test_right_and_wrong_step(on_mps, batch_of, tmp_path):
 def test_wrong_batch(on_mps, batch_of, where):
     """Labels are checked before a batch is moved, and after it too; a step of 512 x 64 tokens is too large for an M2."""
     _, guards = on_mps
-    with pytest.raises(BatchRefused, match="32 of 32 labels are not between 0 and 2"):
+    with pytest.raises(InvalidBatchError, match="32 of 32 labels are not between 0 and 2"):
         guards.check({"labels": batch_of(labels=torch.full((4, 8), 5))["labels"].to(where)}, 1)
-    with pytest.raises(BatchRefused, match="512 x 64 = 32,768 tokens"):
+    with pytest.raises(InvalidBatchError, match="512 x 64 = 32,768 tokens"):
         guards.check({"input_ids": torch.zeros(512, 64, dtype=torch.long, device=where)}, 1)

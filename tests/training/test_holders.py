@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import holders
-from openmed_nb.training.holders import living_bytes, storage_sizes, who_holds
+from openmed_nb.training.holders import find_tensor_referrers, live_tensor_bytes, storage_sizes
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 
@@ -27,7 +27,7 @@ def thousand():
 
 def found(**variables):
     """Return the names, kinds and numbers of tensors that hold something, the most memory first."""
-    return [(one.name, one.kind, one.tensors) for one in who_holds(variables)]
+    return [(one.name, one.kind, one.tensors) for one in find_tensor_referrers(variables)]
 
 
 class Kept(torch.nn.Module):
@@ -103,9 +103,9 @@ def test_names(variables, names):
 def test_graphs_are_counted_for_what_holds_the_loss():
     """Losses with their graphs are as large as what the graphs keep."""
     numbers = torch.ones(1000, requires_grad=True)
-    (holder,) = who_holds({"losses": [numbers.exp().sum() for _ in range(3)]})
+    (holder,) = find_tensor_referrers({"losses": [numbers.exp().sum() for _ in range(3)]})
 
-    assert (holder.tensors, holder.graphs, holder.size) == (3, 3, 3 * (4000 + 4))
+    assert (holder.tensors, holder.num_graphs, holder.size) == (3, 3, 3 * (4000 + 4))
     assert str(holder) == "losses (list) holds 3 tensors with their autograd graphs, 11.7 KiB"
 
 
@@ -177,7 +177,7 @@ def test_cycles_end():
 
 def test_keys_are_never_shown():
     """Keys of mappings may be patients; neither text nor HTML nor the mapping shows them."""
-    held = who_holds({"by_patient": {"Jane Doe": [thousand()], "John Roe": {"MRN 1234": thousand()}}})
+    held = find_tensor_referrers({"by_patient": {"Jane Doe": [thousand()], "John Roe": {"MRN 1234": thousand()}}})
     shown = str(held) + repr(held) + held._repr_html_() + json.dumps(held.to_dict()) + " ".join(map(str, held))
 
     assert len(held) == 2
@@ -196,15 +196,15 @@ def test_nothing_is_woken(thing):
 
 def test_large_tables_do_not_hide_what_comes_after_them():
     """Of a long list only so many parts are looked at, and a list after it is found; texts and numbers count nothing."""
-    rows = [[number] for number in range(holders.MOST_OBJECTS + 1)]
-    texts = ["text"] * holders.MOST_OBJECTS
+    rows = [[number] for number in range(holders.MAX_OBJECTS + 1)]
+    texts = ["text"] * holders.MAX_OBJECTS
 
     assert found(rows=rows, texts=texts, losses=[thousand()]) == [("losses", "list", 1)]
 
 
 def test_a_search_ends():
     """After so many containers the search ends, and what comes after them is not looked at."""
-    many = {f"rows{number}": [[part] for part in range(holders.MOST_PARTS)] for number in range(6)}
+    many = {f"rows{number}": [[part] for part in range(holders.MAX_CHILDREN)] for number in range(6)}
 
     assert found(**many, losses=[thousand()]) == []
 
@@ -212,7 +212,7 @@ def test_a_search_ends():
 def test_what_lies_too_deep_is_left_out():
     """Six containers lie between a name and a tensor at most."""
     deep = thousand()
-    for _ in range(holders.DEEPEST):
+    for _ in range(holders.MAX_DEPTH):
         deep = [deep]
 
     assert len(found(deep=deep)) == 1
@@ -228,7 +228,7 @@ def test_a_look_keeps_nothing_alive():
     def train():
         batch = Batch()
         gone = weakref.ref(batch)
-        who_holds()
+        find_tensor_referrers()
         del batch
         return gone() is None
 
@@ -240,7 +240,7 @@ def test_a_look_leaves_a_kept_copy_of_the_variables_alone():
 
     def train(rate):
         settings = locals()
-        who_holds()
+        find_tensor_referrers()
         return settings["rate"], rate
 
     assert train(0.1) == (0.1, 0.1)
@@ -249,7 +249,7 @@ def test_a_look_leaves_a_kept_copy_of_the_variables_alone():
 SCRIPT = """
 import sys
 import openmed_nb as nb
-print(nb.training.who_holds(), "torch" in sys.modules)
+print(nb.training.find_tensor_referrers(), "torch" in sys.modules)
 sys.path.append("site-packages")
 import torch, train_notes, package_of_the_user
 train_notes.losses.append(torch.zeros(3000))
@@ -260,7 +260,7 @@ losses = [torch.zeros(1000)]
 _hidden = losses
 def train():
     own = [torch.zeros(2000), torch.zeros(2000)]
-    print(*nb.training.who_holds(), sep="\\n")
+    print(*nb.training.find_tensor_referrers(), sep="\\n")
 train()
 """
 
@@ -289,12 +289,12 @@ def test_a_script(tmp_path):
 def test_a_namespace_is_a_mapping():
     """What is no mapping of names is refused with its type."""
     with pytest.raises(ConfigurationError, match="must be a mapping, got int"):
-        who_holds(5)
+        find_tensor_referrers(5)
 
 
 def size_of(*tensors):
     """Return the bytes that tensors and their graphs use."""
-    return sum(one.size for one in nb.training.who_holds({"held": list(tensors)}) if one.name == "held")
+    return sum(one.size for one in nb.training.find_tensor_referrers({"held": list(tensors)}) if one.name == "held")
 
 
 def leaf():
@@ -364,7 +364,7 @@ def test_lazy_parameters_are_not_woken():
     layer = torch.nn.LazyLinear(3)
 
     assert size_of(*layer.parameters()) == 0
-    assert living_bytes() >= 0
+    assert live_tensor_bytes() >= 0
     assert layer.has_uninitialized_params()
 
 
@@ -374,7 +374,7 @@ def test_tensor_classes_of_others_are_not_asked():
     Watched.asked = 0
 
     assert sum(storage_sizes([tensor]).values()) == 4000
-    assert living_bytes() >= 4000
+    assert live_tensor_bytes() >= 4000
     assert Watched.asked == 0
 
 
@@ -392,9 +392,9 @@ def test_what_has_no_memory_counts_nothing():
 def test_a_look_inside_of_a_transformation_works():
     """Living tensors can be counted while functorch transforms a function, and in inference mode."""
     kept, sizes = torch.ones(3), []
-    torch.func.grad(lambda numbers: (sizes.append(living_bytes()), numbers.sum())[1])(kept)
+    torch.func.grad(lambda numbers: (sizes.append(live_tensor_bytes()), numbers.sum())[1])(kept)
     with torch.inference_mode():
-        sizes.append(living_bytes())
+        sizes.append(live_tensor_bytes())
 
     assert all(size >= kept.nbytes for size in sizes)
 

@@ -9,8 +9,8 @@ from transformers import TrainingArguments
 
 import openmed_nb as nb
 from openmed_nb.devices.request import parse_device_argument
-from openmed_nb.errors import BatchRefused, ConfigurationError, NonFinite, OpenMedWarning
-from openmed_nb.training.epochs import warn_of_another_device
+from openmed_nb.errors import ConfigurationError, InvalidBatchError, NonFiniteError, OpenMedWarning
+from openmed_nb.training.epochs import warn_device_mismatch
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
@@ -58,7 +58,7 @@ def test_another_device(devices, remedy):
     """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        warn_of_another_device("Trainer", *devices, "Do so.")
+        warn_device_mismatch("Trainer", *devices, "Do so.")
 
     assert [one.category for one in warned] == [OpenMedWarning] * bool(remedy)
     words = "Trainer computes on {}, but {} was chosen. ".format(*devices)
@@ -103,9 +103,9 @@ def test_wrong_batch(guards, trained, refusal, workers, field):
         sample[field][2] = 1000
 
     refused = refusal(lambda: trained(guards, workers, change))
-    assert type(refused) is BatchRefused
-    assert f"1 of 32 {'labels' if field == 'labels' else 'token ids'} is" in refused.what
-    assert "(1,000" in refused.what
+    assert type(refused) is InvalidBatchError
+    assert f"1 of 32 {'labels' if field == 'labels' else 'token ids'} is" in refused.message
+    assert "(1,000" in refused.message
     assert refused.remedy
 
 
@@ -123,11 +123,11 @@ def test_loss_of_nan(guards, trained, tagger, tmp_path, settings):
 
     tagger.register_forward_pre_hook(remember, with_kwargs=True)
     tagger.bert.encoder.layer[0].output.dense.register_forward_hook(spoil)
-    with pytest.raises(NonFinite) as stopped:
+    with pytest.raises(NonFiniteError) as stopped:
         trained(guards, **settings)
     step = 2 if "gradient_accumulation_steps" in settings else 3
-    assert f"Step {step}: the loss is NaN or infinite" in stopped.value.what
-    assert "what bert.encoder.layer.0.output.dense computes" in stopped.value.what
+    assert f"Step {step}: the loss is NaN or infinite" in stopped.value.message
+    assert "what bert.encoder.layer.0.output.dense computes" in stopped.value.message
     assert (tmp_path / "kept" / f"step_{step}.safetensors").is_file()
     assert all(weight.isfinite().all() for weight in tagger.parameters())
 
@@ -150,13 +150,13 @@ def test_wrong_batch_in_lightning(trained_by_lightning, batch_of, field, said):
     trained_by_lightning(batch_of(), batch_of(seed=1))
     batch = batch_of()
     batch[field][0, 2] = 1000
-    with pytest.raises(BatchRefused, match=f"Step 2: .*{said}"):
+    with pytest.raises(InvalidBatchError, match=f"Step 2: .*{said}"):
         trained_by_lightning(batch_of(), batch)
 
 
 def test_nan_in_lightning(trained_by_lightning, tagger, batch_of, tmp_path):
     """NaN is found in its layer, by its name in the module, and the batch of the model is kept."""
     tagger.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _layer, _args, output: output * float("nan"))
-    with pytest.raises(NonFinite, match=r"what model\.bert\.encoder\.layer\.0\.output\.dense computes"):
+    with pytest.raises(NonFiniteError, match=r"what model\.bert\.encoder\.layer\.0\.output\.dense computes"):
         trained_by_lightning(batch_of())
     assert (tmp_path / "kept" / "step_1.safetensors").is_file()

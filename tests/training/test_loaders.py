@@ -14,19 +14,19 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.loader import (
     LoaderCheck,
-    Rung,
-    WorkerLadder,
-    defined_in_main,
+    WorkerBenchmark,
+    WorkerTiming,
+    default_start_method,
+    find_main_definitions,
     settings_for,
-    usual_start_method,
 )
 
-MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=8)
-LINUX = Machine("Linux", "x86_64", cores=4)
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=8)
+LINUX = MachineInfo("Linux", "x86_64", cores=4)
 UNSENDABLE = "cannot be imported by a worker process: Notes is defined in a cell. Write the class"
 
 
@@ -106,23 +106,23 @@ def test_what_a_cell_defines_is_found(items):
     endless.itself = endless
 
     for dataset in (CELL_CLASS(), wrapped, both, {"train": CELL_CLASS()}, endless):
-        assert set(defined_in_main(dataset)) == {"Notes"}
-    assert set(defined_in_main(transformed)) == {"shorten"}
-    assert list(defined_in_main(items.Items())) == []
+        assert set(find_main_definitions(dataset)) == {"Notes"}
+    assert set(find_main_definitions(transformed)) == {"shorten"}
+    assert list(find_main_definitions(items.Items())) == []
 
 
 def test_start_methods():
     """A Mac spawns; elsewhere it is Python's own way, which the question does not fix."""
     before = multiprocessing.get_start_method(allow_none=True)
-    assert usual_start_method("Darwin") == "spawn"
-    assert usual_start_method("Linux") in multiprocessing.get_all_start_methods()
+    assert default_start_method("Darwin") == "spawn"
+    assert default_start_method("Linux") in multiprocessing.get_all_start_methods()
     assert multiprocessing.get_start_method(allow_none=True) == before
 
 
 def test_a_program_in_a_file_is_no_notebook(tmp_path):
     """A program that was started from a file is no notebook."""
     program = tmp_path / "program.py"
-    program.write_text("from openmed_nb.training.loader import in_a_notebook; print(in_a_notebook())")
+    program.write_text("from openmed_nb.training.loader import is_interactive_main; print(is_interactive_main())")
 
     assert subprocess.check_output([sys.executable, program], text=True) == "False\n"
 
@@ -231,11 +231,11 @@ def test_under_simulated_mps(items):
 def test_ladder_with_forked_workers(items):
     """Workers are measured with their memory, and none is left."""
     before = set(multiprocessing.active_children())
-    ladder = nb.training.loader.ladder(items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork")
+    ladder = nb.training.loader.benchmark_workers(items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork")
 
-    assert [rung.workers for rung in ladder.rungs] == [0, 1, 2]
-    assert [len(rung.worker_bytes) for rung in ladder.rungs] == [0, 1, 2]
-    assert all(size > 2**20 for rung in ladder.rungs for size in rung.worker_bytes)
+    assert [rung.workers for rung in ladder.timings] == [0, 1, 2]
+    assert [len(rung.worker_bytes) for rung in ladder.timings] == [0, 1, 2]
+    assert all(size > 2**20 for rung in ladder.timings for size in rung.worker_bytes)
     assert set(multiprocessing.active_children()) == before
 
 
@@ -243,7 +243,7 @@ def test_no_worker_is_left_after_an_error(items):
     """An error in a worker is raised here, and the workers are gone."""
     before = set(multiprocessing.active_children())
     with pytest.raises(ValueError, match="a broken item") as caught:
-        nb.training.loader.ladder(items.Items(40, broken=1), 2, workers=(1,), batches=3, start_method="fork")
+        nb.training.loader.benchmark_workers(items.Items(40, broken=1), 2, workers=(1,), batches=3, start_method="fork")
     assert set(multiprocessing.active_children()) == before
     assert caught.value is not None
 
@@ -253,9 +253,9 @@ def test_no_worker_is_left_after_an_error(items):
 def test_ladder_with_spawned_workers():
     """Workers that begin empty are measured too."""
     dataset = torch.utils.data.TensorDataset(torch.ones(24, 2))
-    ladder = nb.training.loader.ladder(dataset, 2, workers=(1,), batches=3, start_method="spawn")
+    ladder = nb.training.loader.benchmark_workers(dataset, 2, workers=(1,), batches=3, start_method="spawn")
 
-    assert len(ladder.rungs[0].worker_bytes) == 1
+    assert len(ladder.timings[0].worker_bytes) == 1
     assert multiprocessing.active_children() == []
 
 
@@ -266,17 +266,17 @@ def test_what_cannot_be_sent_is_refused(items):
     dataset.file = (number for number in range(3))
     unsendable = {"collate_fn": lambda batch: batch}
     with pytest.raises(ConfigurationError, match=r"collate_fn cannot be sent to a worker process"):
-        nb.training.loader.ladder(items.Items(), 2, start_method="spawn", **unsendable)
+        nb.training.loader.benchmark_workers(items.Items(), 2, start_method="spawn", **unsendable)
     with pytest.raises(ConfigurationError, match=r"dataset cannot be sent .*generator"):
-        nb.training.loader.ladder(dataset, 2, start_method="forkserver")
+        nb.training.loader.benchmark_workers(dataset, 2, start_method="forkserver")
     assert set(multiprocessing.active_children()) == before
-    nb.training.loader.ladder(items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unsendable)
+    nb.training.loader.benchmark_workers(items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unsendable)
 
 
 def test_numbers_of_workers_that_are_none(items, refusal):
     """What is no series of numbers from zero up is refused, before anything is read."""
     for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,)):
-        refused = refusal(partial(nb.training.loader.ladder, items.Items(), 2, workers=workers))
+        refused = refusal(partial(nb.training.loader.benchmark_workers, items.Items(), 2, workers=workers))
         assert isinstance(refused, ConfigurationError), workers
 
 
@@ -284,14 +284,14 @@ def test_numbers_of_workers_that_are_none(items, refusal):
 def test_arguments_that_the_ladder_sets(items, name, other):
     """An argument that the ladder sets itself is refused, with the one to pass instead."""
     with pytest.raises(ConfigurationError, match=f"sets {name} itself. Pass {other}= instead"):
-        nb.training.loader.ladder(items.Items(), 2, **{name: 1})
+        nb.training.loader.benchmark_workers(items.Items(), 2, **{name: 1})
 
 
 def test_classes_of_cells_are_refused(monkeypatch):
     """Where there is no main file, as in a notebook, a class of a cell is refused by name before a worker starts."""
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     with pytest.raises(ConfigurationError, match=f"dataset {UNSENDABLE}"):
-        nb.training.loader.ladder(CELL_CLASS(range(40)), 2, start_method="spawn")
+        nb.training.loader.benchmark_workers(CELL_CLASS(range(40)), 2, start_method="spawn")
 
 
 CHECKS = [
@@ -316,7 +316,7 @@ def test_check(figures, bottleneck, waiting, advice):
     check = LoaderCheck("cpu", *figures, 20)
 
     assert check.bottleneck == bottleneck
-    assert check.waiting == pytest.approx(waiting)
+    assert check.wait_fraction == pytest.approx(waiting)
     assert advice in str(check)
     assert f"waits {100 * waiting:.0f} % of its time" in str(check)
     assert bottleneck == "loader" or "Do the work on the texts" not in str(check)
@@ -336,13 +336,15 @@ LADDERS = [
 @pytest.mark.parametrize(("seconds", "workers"), LADDERS)
 def test_ladder(seconds, workers):
     """The smallest number is taken that no larger one beats by more than a tenth."""
-    assert WorkerLadder(tuple(Rung(count, one, one) for count, one in enumerate(seconds)), 8).workers == workers
+    assert (
+        WorkerBenchmark(tuple(WorkerTiming(count, one, one) for count, one in enumerate(seconds)), 8).workers == workers
+    )
 
 
 def test_ladder_shown():
     """It shows the mean memory of a worker in each row, and says where some could not be read."""
-    ladder = WorkerLadder((Rung(0, 0.04, 0.05), Rung(2, 0.01, 3.0, (2**28, 2**28))), 8)
+    ladder = WorkerBenchmark((WorkerTiming(0, 0.04, 0.05), WorkerTiming(2, 0.01, 3.0, (2**28, 2**28))), 8)
 
     assert "256.0 MiB" in str(ladder)
     assert "could not be read" not in str(ladder)
-    assert "The memory of some workers could not be read." in str(WorkerLadder((Rung(1, 0.04, 0.05),), 8))
+    assert "The memory of some workers could not be read." in str(WorkerBenchmark((WorkerTiming(1, 0.04, 0.05),), 8))

@@ -62,10 +62,10 @@ def test_a_limit_on_simulated_mps():
     """On the simulated MPS the limit is in force, in GiB, and said to be simulated; a bad one leaves it as it was."""
     with nb.simulated_mps("8 GiB") as mps:
         limit = nb.training.limit_memory(0.5, "mps")
-        allowed = mps.allocator.allowed
+        allowed = mps.allocator.limit
         with pytest.raises(ConfigurationError):
             nb.training.limit_memory(3, "mps")
-        assert mps.allocator.allowed == allowed == limit.size
+        assert mps.allocator.limit == allowed == limit.size
         with pytest.raises(RuntimeError, match="MPS backend out of memory"):
             torch.zeros(limit.size // 4 + 1024, device="mps")
 

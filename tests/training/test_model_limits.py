@@ -20,8 +20,8 @@ from transformers import (
 )
 
 import openmed_nb as nb
-from openmed_nb.errors import BatchRefused
-from openmed_nb.training.batch_checks import ModelLimits, inner_model, limits_of
+from openmed_nb.errors import InvalidBatchError
+from openmed_nb.training.batch_checks import ModelLimits, infer_limits, inner_model
 
 FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
 # These have no table of positions: tokens are told apart by their distances alone.
@@ -43,16 +43,16 @@ def test_families(tagger, tiny):
     size = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "max_position_embeddings": 12}
     distilled = DistilBertForTokenClassification(DistilBertConfig(vocab_size=30, **size))
     picture = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=10)
-    roberta = limits_of(tiny.random_roberta())
+    roberta = infer_limits(tiny.random_roberta())
 
-    assert limits_of(tagger) == ModelLimits(3, tokens, 2, tiny.POSITIONS)
-    assert (roberta.labels, roberta.first_position, roberta.padding) == (3, 1, 0)
-    assert roberta.positions == tiny.POSITIONS
-    assert limits_of(filter_) == ModelLimits(filter_.config.num_labels, tokens)
-    assert limits_of(distilled) == ModelLimits(2, 30, None, 12)
-    assert limits_of(ViTForImageClassification(picture)) == ModelLimits(10)
+    assert infer_limits(tagger) == ModelLimits(3, tokens, 2, tiny.POSITIONS)
+    assert (roberta.num_labels, roberta.position_offset, roberta.pad_token_id) == (3, 1, 0)
+    assert roberta.max_position_embeddings == tiny.POSITIONS
+    assert infer_limits(filter_) == ModelLimits(filter_.config.num_labels, tokens)
+    assert infer_limits(distilled) == ModelLimits(2, 30, None, 12)
+    assert infer_limits(ViTForImageClassification(picture)) == ModelLimits(10)
     tagger.resize_token_embeddings(40, mean_resizing=False)
-    assert limits_of(tagger).tokens == 40
+    assert infer_limits(tagger).vocab_size == 40
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_families(tagger, tiny):
 )
 def test_labels_of_a_head(kind, settings, labels):
     """Labels are classes or tokens; a model whose labels are numbers, choices or places has no limit for them."""
-    assert limits_of(bert(kind, **settings)).labels == labels
+    assert infer_limits(bert(kind, **settings)).num_labels == labels
 
 
 def test_head_that_was_replaced(tagger):
     """Where the last layer and the configuration tell different numbers of labels, neither is believed."""
     tagger.classifier = torch.nn.Linear(tagger.config.hidden_size, 5)
-    assert limits_of(tagger).labels is None
-    assert limits_of(tagger, labels=5).labels == 5
+    assert infer_limits(tagger).num_labels is None
+    assert infer_limits(tagger, labels=5).num_labels == 5
 
 
 class Around(torch.nn.Module):
@@ -91,24 +91,24 @@ def test_model_inside_of_another(tagger, tiny):
     """Of a module around one model of transformers, compiled or not, the model is asked; around two, none is."""
     for inside in (tagger, torch.compile(tagger), torch.nn.DataParallel(tagger)):
         around = Around(loss=torch.nn.CrossEntropyLoss(), model=inside)
-        assert limits_of(around) == limits_of(inside) == limits_of(tagger)
+        assert infer_limits(around) == infer_limits(inside) == infer_limits(tagger)
     assert inner_model(Around(deep=Around(model=tagger))) == ("deep.model",)
     assert inner_model(tagger) == inner_model(torch.compile(tagger)) == inner_model(torch.nn.DataParallel(tagger)) == ()
     two = Around(teacher=tagger, student=tiny.random_bert())
     assert inner_model(two) == ()
-    assert limits_of(two).labels is None
+    assert infer_limits(two).num_labels is None
 
 
 def test_plain_module():
     """A plain module tells nothing; what it takes is told."""
-    assert limits_of(torch.nn.Linear(2, 3)) == ModelLimits()
-    assert limits_of(torch.nn.Linear(2, 3), labels=3, ignore_index=-1) == ModelLimits(labels=3, ignore_index=-1)
+    assert infer_limits(torch.nn.Linear(2, 3)) == ModelLimits()
+    assert infer_limits(torch.nn.Linear(2, 3), labels=3, ignore_index=-1) == ModelLimits(num_labels=3, ignore_index=-1)
 
 
 def test_told_limits_come_first(tagger):
     """What the caller tells replaces what is learnt, and what is not told is learnt."""
-    assert limits_of(tagger, labels=9, tokens=None).labels == 9
-    assert limits_of(tagger, labels=9, tokens=None).tokens == limits_of(tagger).tokens
+    assert infer_limits(tagger, labels=9, tokens=None).num_labels == 9
+    assert infer_limits(tagger, labels=9, tokens=None).vocab_size == infer_limits(tagger).vocab_size
 
 
 SMALL_PAIR = {
@@ -164,8 +164,8 @@ OTHER_FAMILIES = {
 
 def allowed(model):
     """Return how many tokens of a row fit, ``None`` where nothing limits them."""
-    limits = limits_of(model)
-    return None if limits.positions is None else limits.positions - limits.first_position
+    limits = infer_limits(model)
+    return None if limits.max_position_embeddings is None else limits.max_position_embeddings - limits.position_offset
 
 
 # A family for each way to count positions.
@@ -199,5 +199,5 @@ def test_guards_refuse_rows_with_more_tokens_than_positions(family, tiny):
         model = FAMILIES["model_of"](family, 30, tiny.LABELS, **{"max_position_embeddings": 32, **own})
     with nb.Guards().watch(model, "cpu") as guards:
         guards.check({"input_ids": torch.full((2, 32), 5)})
-        with pytest.raises(BatchRefused, match="40 tokens, and the model has 32 positions"):
+        with pytest.raises(InvalidBatchError, match="40 tokens, and the model has 32 positions"):
             guards.check({"input_ids": torch.full((2, 40), 5)})

@@ -10,18 +10,18 @@ from torch import nn
 from transformers import BatchEncoding
 
 from openmed_nb.training.nonfinite import (
-    HELD,
+    MAX_RECORDED_PASSES,
+    ForwardRecorder,
     Kind,
     Origin,
-    PassRecorder,
-    find,
-    from_gradients,
+    all_finite,
     gradients_of,
     is_finite,
-    looks_finite,
+    iter_float_tensors,
+    locate_from_gradients,
     loss_of,
     origin_of,
-    tensors_in,
+    replay_pass,
 )
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -59,7 +59,7 @@ class Network(nn.Module):
 
 def held_pass(model, *args, **kwargs):
     """Return a pass of a model as it is held, after it ran."""
-    recorder = PassRecorder("cpu")
+    recorder = ForwardRecorder("cpu")
     ends = recorder.watch(model)
     model(*args, **kwargs)
     for end in ends:
@@ -87,31 +87,31 @@ def inputs():
 )
 def test_first_layer(model, found):
     """The layer is named in whose forward or backward pass the first number appears that is not finite."""
-    assert find(model.train(), held_pass(model, inputs())) == found
+    assert replay_pass(model.train(), held_pass(model, inputs())) == found
 
 
 def test_data_and_weights():
     """Data and weights that are not finite already are named before any layer."""
     model = Network().train()
-    assert find(model, held_pass(model, inputs() * NAN)) == Origin("input", "argument 0")
-    assert find(model, held_pass(model, numbers=inputs() * NAN)) == Origin("input", "numbers")
+    assert replay_pass(model, held_pass(model, inputs() * NAN)) == Origin("input", "argument 0")
+    assert replay_pass(model, held_pass(model, numbers=inputs() * NAN)) == Origin("input", "numbers")
     with torch.no_grad():
         model.layers[4 - 1].weight[0, 0] = INFINITY
-    assert find(model, held_pass(model, inputs())) == Origin("weight", "layers.3.weight")
+    assert replay_pass(model, held_pass(model, inputs())) == Origin("weight", "layers.3.weight")
 
 
 def test_layer_of_a_bert(tagger, batch_of):
     """In a BERT, the layer inside of all others is named, also where the gradient of a weight came first."""
     held = held_pass(tagger, **batch_of())
-    assert find(tagger, held) is None
+    assert replay_pass(tagger, held) is None
     dense = tagger.bert.encoder.layer[0].output.dense
     hook = dense.register_forward_hook(lambda _layer, _args, output: output * INFINITY)
-    assert find(tagger, held) == Origin("output", "bert.encoder.layer.0.output.dense")
+    assert replay_pass(tagger, held) == Origin("output", "bert.encoder.layer.0.output.dense")
     hook.remove()
     hook = dense.weight.register_hook(lambda gradient: gradient * NAN)
-    assert find(tagger, held) == Origin("weight gradient", "bert.encoder.layer.0.output.dense.weight")
+    assert replay_pass(tagger, held) == Origin("weight gradient", "bert.encoder.layer.0.output.dense.weight")
     hook.remove()
-    assert find(tagger, held) is None
+    assert replay_pass(tagger, held) is None
 
 
 def test_nothing_is_changed():
@@ -132,7 +132,7 @@ def test_nothing_is_changed():
             ]
 
         before = hooks(), copy.deepcopy(values())
-        find(model, held)
+        replay_pass(model, held)
         assert hooks() == before[0]
         for now, then in zip(values(), before[1], strict=True):
             torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
@@ -146,7 +146,7 @@ def test_drop_out_is_repeated():
     for _ in range(8):
         held = held_pass(model, inputs())
         went_wrong = bool(model.layers[2].last[0, 0] == 0)
-        assert (find(model, held) is not None) == went_wrong
+        assert (replay_pass(model, held) is not None) == went_wrong
 
 
 def test_pass_under_autocast():
@@ -157,8 +157,8 @@ def test_pass_under_autocast():
     numbers = torch.full((2, 4), 300.0)
     with torch.autocast("cpu", torch.float16):
         held = held_pass(model, numbers)
-    assert find(model, held) == Origin("output", "0")
-    assert find(model, held_pass(model, numbers)) is None
+    assert replay_pass(model, held) == Origin("output", "0")
+    assert replay_pass(model, held_pass(model, numbers)) is None
 
 
 def test_pass_that_cannot_be_repeated():
@@ -166,7 +166,7 @@ def test_pass_that_cannot_be_repeated():
     model = Network().train()
     held = held_pass(model, inputs())
     model.layers[4 - 1] = nn.Linear(9, 2)
-    found = find(model, held)
+    found = replay_pass(model, held)
     assert found.kind == "unknown"
     assert "could not be repeated: RuntimeError" in str(found)
 
@@ -197,19 +197,19 @@ def test_origin(arrivals, found):
 def test_one_number_tells(bad, dtype):
     """One number that is not finite is seen in any gradient, and in the loss."""
     gradients = [torch.ones(300, dtype=dtype), torch.full((30, 9), 1000.0, dtype=dtype)]
-    assert looks_finite(gradients, [torch.tensor(1.0)])
-    assert not looks_finite(gradients, [torch.tensor(bad)])
+    assert all_finite(gradients, [torch.tensor(1.0)])
+    assert not all_finite(gradients, [torch.tensor(bad)])
     gradients[0][17] = bad
-    assert not looks_finite(gradients)
+    assert not all_finite(gradients)
     assert not is_finite(gradients)
 
 
 def test_large_and_missing_gradients():
     """Sums of large float16 gradients are no infinity; without gradients there is nothing to see."""
-    assert looks_finite([torch.full((100,), 60_000.0, dtype=torch.float16)])
-    assert looks_finite([])
+    assert all_finite([torch.full((100,), 60_000.0, dtype=torch.float16)])
+    assert all_finite([])
     huge = [torch.full((10,), 3e38)]
-    assert not looks_finite(huge)
+    assert not all_finite(huge)
     assert is_finite(huge)
 
 
@@ -219,7 +219,7 @@ def test_sparse_gradients():
     (layer(torch.tensor([1, 1, 4])).sum() * NAN).backward()
     (gradient,) = gradients_of(layer.parameters())
     assert gradient.shape == (3, 3)
-    assert not looks_finite([gradient])
+    assert not all_finite([gradient])
 
 
 def test_gradients_tell_where_passes_do_not():
@@ -227,20 +227,20 @@ def test_gradients_tell_where_passes_do_not():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     model[0].weight.grad[0, 0] = NAN
-    assert from_gradients(model) == Origin("weight gradient", "0.weight")
+    assert locate_from_gradients(model) == Origin("weight gradient", "0.weight")
     for weight in model.parameters():
         weight.grad.fill_(NAN)
-    assert from_gradients(model).kind == "unknown"
-    assert "what comes after it" in str(from_gradients(model))
+    assert locate_from_gradients(model).kind == "unknown"
+    assert "what comes after it" in str(locate_from_gradients(model))
 
 
 @pytest.mark.parametrize("number", [complex(0, NAN), complex(NAN, 0), complex(0, INFINITY)])
 def test_complex_numbers(number):
     """NaN and infinity are seen in both parts of a complex number, of gradients and of inputs."""
     gradient = torch.tensor([1 + 1j, number])
-    assert not looks_finite([gradient.conj(), torch.ones(2)])
-    assert looks_finite([gradient[:1], torch.ones(2)])
-    assert not is_finite(tensors_in({"numbers": gradient}))
+    assert not all_finite([gradient.conj(), torch.ones(2)])
+    assert all_finite([gradient[:1], torch.ones(2)])
+    assert not is_finite(iter_float_tensors({"numbers": gradient}))
 
 
 @pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, and it says so.
@@ -254,7 +254,7 @@ def test_unusual_inputs():
         "meta": torch.ones(2, device="meta"),
         "quantised": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
     }
-    assert [bool(tensor.isfinite().all()) for tensor in tensors_in(given)] == [False] * 3
+    assert [bool(tensor.isfinite().all()) for tensor in iter_float_tensors(given)] == [False] * 3
 
 
 class TestRecorder:
@@ -262,7 +262,7 @@ class TestRecorder:
 
     def test_only_training(self):
         """A pass in evaluation mode, or without gradients, is not held."""
-        model, recorder = Network(), PassRecorder("cpu")
+        model, recorder = Network(), ForwardRecorder("cpu")
         recorder.watch(model)
         model.eval()(inputs())
         with torch.no_grad():
@@ -273,7 +273,7 @@ class TestRecorder:
 
     def test_pass_that_fails(self):
         """A pass that ends with an error is held, and the next one is no part of it."""
-        model, recorder = Network().train(), PassRecorder("cpu")
+        model, recorder = Network().train(), ForwardRecorder("cpu")
         recorder.watch(model, ("", "layers"))
         for numbers in (torch.ones(2, 3), inputs()):
             with contextlib.suppress(RuntimeError):
@@ -284,7 +284,7 @@ class TestRecorder:
 
     def test_pass_that_a_hook_stops(self):
         """A pass that another hook stops before it begins is not counted as its end."""
-        model, recorder = Network().train(), PassRecorder("cpu")
+        model, recorder = Network().train(), ForwardRecorder("cpu")
         stopping = model.register_forward_pre_hook(lambda *_given: 1 / 0)
         recorder.watch(model)
         with contextlib.suppress(ZeroDivisionError):
@@ -295,11 +295,11 @@ class TestRecorder:
 
     def test_bounded(self):
         """However often a model runs, only so many passes are held."""
-        model, recorder = Network().train(), PassRecorder("cpu")
+        model, recorder = Network().train(), ForwardRecorder("cpu")
         recorder.watch(model)
-        for _ in range(HELD + 5):
+        for _ in range(MAX_RECORDED_PASSES + 5):
             model(inputs())
-        assert len(recorder.passes) == HELD
+        assert len(recorder.passes) == MAX_RECORDED_PASSES
 
     def test_loss_of(self):
         """The loss is found in what models return, and nothing else is taken for it."""
@@ -343,4 +343,4 @@ def test_batch_of_transformers():
     """NaN is found in a BatchEncoding, which is a mapping and no dictionary, as an argument and as an output."""
     model = TakesAnEncoding()
     for number, origin in ((NAN, Origin("input", "argument 0")), (-1.0, Origin("output", "layer"))):
-        assert find(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin
+        assert replay_pass(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.backend import release_of
-from openmed_nb.devices.registry import device_of
+from openmed_nb.devices.backend import parse_release
+from openmed_nb.devices.registry import parse_device_argument
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import adamw
 from openmed_nb.training.steps import fused_support
@@ -110,6 +110,6 @@ def test_under_simulated_mps():
 
         assert optimizer.defaults["fused"]
         assert not torch.equal(before, model.weight)
-        obeyed = not device_of("mps").ignores_scaler(release_of(torch.__version__))
+        obeyed = not parse_device_argument("mps").ignores_scaler(parse_release(torch.__version__))
         assert adamw.explain(model.parameters(), scaled=True).fused == obeyed
         assert bool(adamw(model.parameters(), scaled=True).defaults["fused"]) == obeyed

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from openmed_nb.training.holders import who_holds
+from openmed_nb.training.holders import find_tensor_referrers
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 
@@ -313,7 +313,7 @@ PLACES = {
 def test_who_holds_names_every_place(make, name):
     """A tensor is found wherever it is, by a name that begins with the variable's, and counted once."""
     held = make()
-    found = [one for one in who_holds({"held": held}) if one.size == SIZE and one.name.startswith(name)]
+    found = [one for one in find_tensor_referrers({"held": held}) if one.size == SIZE and one.name.startswith(name)]
     if asyncio.iscoroutine(held):
         held.close()
 
@@ -323,7 +323,7 @@ def test_who_holds_names_every_place(make, name):
 
 def sizes(name):
     """Return the bytes that names with a word in them hold, of all that can be seen from here."""
-    return [one.size for one in who_holds() if name in one.name and one.size == SIZE]
+    return [one.size for one in find_tensor_referrers() if name in one.name and one.size == SIZE]
 
 
 def test_a_variable_of_another_thread_is_named():
@@ -350,14 +350,14 @@ def test_a_variable_of_this_thread_counts_for_this_thread():
     """The functions that run here are not those of another thread."""
     hidden_here = planted()
 
-    assert [one.name for one in who_holds() if one.size == SIZE] == ["hidden_here"]
+    assert [one.name for one in find_tensor_referrers() if one.size == SIZE] == ["hidden_here"]
     assert hidden_here.ndim == 1
 
 
 def test_a_generator_and_an_error_go_on_after_a_look():
     """A look changes nothing of what waits, and keeps nothing of it alive."""
     running, error = waiting(), kept_error()
-    who_holds({"running": running, "error": error})
+    find_tensor_referrers({"running": running, "error": error})
     gone = weakref.ref(next(running))
 
     assert gone() is not None
@@ -377,7 +377,7 @@ def test_no_cache_is_filled_and_no_thread_local_is_made():
             made.append(1)
 
     model, local = Model(), Local()
-    thread = threading.Thread(target=who_holds, args=({"model": model, "local": local},))
+    thread = threading.Thread(target=find_tensor_referrers, args=({"model": model, "local": local},))
     thread.start()
     thread.join()
 
@@ -395,7 +395,7 @@ def saved_tensors_tell(request, monkeypatch):
 
 def held_by(loss):
     """Return the bytes that a loss holds with its graph."""
-    return sum(one.size for one in who_holds({"loss": loss}))
+    return sum(one.size for one in find_tensor_referrers({"loss": loss}))
 
 
 class Double(torch.autograd.Function):

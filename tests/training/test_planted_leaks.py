@@ -27,16 +27,16 @@ def on(device):
 
 def check(curve, leaking, simulated=False, name="losses"):
     """Check the verdict on tensors and, where they are kept, that the advice names the list."""
-    assert len(curve.boundaries) == EPOCHS
+    assert len(curve.epoch_samples) == EPOCHS
     assert curve.simulated is simulated
     assert ("SIMULATED" in str(curve)) is simulated
     assert curve.trends["allocated"].kind == ("growing" if leaking else "flat"), str(curve)
     if leaking:
         assert curve.advice.startswith("Tensors are retained: ")
-        assert curve.holders[0].name.endswith(name)
-        assert curve.holders[0].graphs == curve.holders[0].tensors > EPOCHS
-        assert f"{curve.holders[0].name} (" in curve.advice
-        assert curve.holders[0].name in curve._repr_html_()
+        assert curve.referrers[0].name.endswith(name)
+        assert curve.referrers[0].num_graphs == curve.referrers[0].tensors > EPOCHS
+        assert f"{curve.referrers[0].name} (" in curve.advice
+        assert curve.referrers[0].name in curve._repr_html_()
 
 
 class Network(torch.nn.Module):
@@ -82,7 +82,7 @@ def test_a_plain_loop(device, leaking, tagger, batch_of):
                 losses.append(loss if leaking else loss.item())
 
     check(loop.curve, leaking, simulated=device == "mps")
-    assert loop.curve.boundaries[-1].step == 2 * EPOCHS
+    assert loop.curve.epoch_samples[-1].step == 2 * EPOCHS
     assert len(losses) == 2 * EPOCHS
 
 
@@ -95,7 +95,7 @@ def test_the_network_of_the_tutorials(leaking, pictures):
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
     network, loader = Network(), torch.utils.data.DataLoader(pictures, batch_size=8)
-    model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), loader)
+    model, optimizer, loader = accelerator.tokenize(network, torch.optim.Adam(network.parameters()), loader)
     loop = nb.epochs(EPOCHS, accelerator)
     for _ in loop:
         for given, classes in loader:
@@ -119,9 +119,9 @@ def test_a_loop_that_keeps_answers_without_graphs(device, tagger, batch_of):
             batch = {name: field.to(device) for name, field in batch_of(rows=16, length=32).items()}
             answers.append(model(**batch).logits.expand(512, -1, -1, -1).contiguous())
 
-    assert (loop.hooks.verdict, loop.curve.measure) == ("growing", "allocated")
-    assert loop.curve.holders[0].name == "answers"
-    assert loop.curve.holders[0].graphs == 0
+    assert (loop.hooks.verdict, loop.curve.deciding_metric) == ("growing", "allocated")
+    assert loop.curve.referrers[0].name == "answers"
+    assert loop.curve.referrers[0].num_graphs == 0
 
 
 @pytest.fixture
@@ -165,8 +165,8 @@ def test_trainer(device, leaking, train):
         curve = train(device, **({"kind": leaking_trainer()} if leaking else {}))
 
     check(curve, leaking, simulated=device == "mps")
-    assert [sample.epoch for sample in curve.boundaries] == list(range(1, EPOCHS + 1))
-    assert curve.boundaries[-1].step == 2 * EPOCHS
+    assert [sample.epoch for sample in curve.epoch_samples] == list(range(1, EPOCHS + 1))
+    assert curve.epoch_samples[-1].step == 2 * EPOCHS
 
 
 def test_the_same_callback_for_two_trainings(train):
@@ -174,7 +174,7 @@ def test_the_same_callback_for_two_trainings(train):
     callback = nb.training.callback("trainer", "cpu")
     first, second = train(epochs=2, callback=callback), train(epochs=3, callback=callback)
 
-    assert [len(curve.boundaries) for curve in (first, second)] == [2, 3]
+    assert [len(curve.epoch_samples) for curve in (first, second)] == [2, 3]
     assert second.samples[0].epoch == 1
 
 
@@ -183,14 +183,14 @@ def test_a_trainer_that_goes_on_from_a_checkpoint(train, tmp_path):
     train(epochs=2, save_strategy="epoch")
     curve = train(epochs=4, resume=str(tmp_path / "out" / "checkpoint-4"))
 
-    assert [(sample.epoch, sample.step) for sample in curve.boundaries] == [(3, 6), (4, 8)]
+    assert [(sample.epoch, sample.step) for sample in curve.epoch_samples] == [(3, 6), (4, 8)]
 
 
 def test_a_trainer_on_another_device_is_warned_of(train):
     """Where Trainer computes elsewhere than was chosen a warning says so, and the curve is that of Trainer's device."""
     with nb.simulated_mps("8 GiB"):
         callback = nb.training.callback("trainer", "mps")
-    with pytest.warns(OpenMedWarning, match="Trainer computes on cpu, but mps was chosen"):
+    with pytest.warn_if(OpenMedWarning, match="Trainer computes on cpu, but mps was chosen"):
         curve = train(epochs=1, callback=callback)
 
     assert curve.device == "cpu"
@@ -216,7 +216,7 @@ def test_trainer_on_a_dataset_without_a_length(batch_of, trainer_of):
     axes = callback.curve.pictures[0].axes
 
     assert callback.curve.planned is None
-    assert len(callback.curve.boundaries) == 3
+    assert len(callback.curve.epoch_samples) == 3
     assert max(mark.at for mark in axes.ticks) == 3
 
 
@@ -232,7 +232,7 @@ def test_lightning_without_a_number_of_epochs(settings, pictures, fit):
     fit(Network(), loss_of, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
 
     assert callback.curve.planned == (None if "max_steps" in settings else 3)
-    assert len(callback.curve.boundaries) == 3
+    assert len(callback.curve.epoch_samples) == 3
 
 
 @FLAT_AND_LEAKING
@@ -250,4 +250,4 @@ def test_lightning(leaking, pictures, fit):
     fit(Network(), keeping if leaking else loss_of, loader, callback, max_epochs=EPOCHS)
 
     check(callback.curve, leaking)
-    assert callback.curve.boundaries[-1].step == 2 * EPOCHS
+    assert callback.curve.epoch_samples[-1].step == 2 * EPOCHS

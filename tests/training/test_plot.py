@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from openmed_nb._render.display import NOTE, escape
+from openmed_nb._render.display import SIMULATION_NOTICE, escape
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
-from openmed_nb.training.live import LiveCurve
+from openmed_nb.training.live import LiveMemoryCurve
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -66,13 +66,13 @@ def test_short_curves_can_be_drawn(count):
 
 def test_a_simulated_curve_says_so_in_its_pictures():
     """The figure of a simulated curve, the captions of its pictures and the live curve say that it is simulated."""
-    live = LiveCurve()
+    live = LiveMemoryCurve()
     simulated = replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples))
     live(simulated)
 
     assert simulated.plot()._suptitle.get_text() == "SIMULATED MPS, mps: growing"
-    assert all("(SIMULATED)" in picture.caption for picture in simulated.marked().pictures)
-    assert escape(NOTE) in live.value
+    assert all("(SIMULATED)" in picture.caption for picture in simulated.final_report().pictures)
+    assert escape(SIMULATION_NOTICE) in live.value
 
 
 def test_figure_has_no_ground_and_words_for_any_page():

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.machine import Machine
+from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.steps import autocast_policy
+from openmed_nb.training.steps import select_precision
 
-M1 = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Max", macos=(15, 0))
+M1 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Max", macos=(15, 0))
 M3 = replace(M1, chip="Apple M3 Pro")
-UNKNOWN = Machine("Darwin", "arm64", apple_silicon=True)
-LINUX = Machine("Linux", "x86_64")
+UNKNOWN = MachineInfo("Darwin", "arm64", apple_silicon=True)
+LINUX = MachineInfo("Linux", "x86_64")
 T26, T27, T28, T213 = (2, 6), (2, 7, 1), (2, 8), (2, 13, 0)
 
 CHOICES = [
@@ -42,7 +42,7 @@ CHOICES = [
 def test_choice():
     """float32 is the default, bfloat16 is preferred to float16, and what is emulated is said to be."""
     for asked, dtype, scaler, note in CHOICES:
-        precision = autocast_policy(*asked)
+        precision = select_precision(*asked)
         found = (precision.dtype, precision.needs_scaler, precision.enabled, precision.device)
 
         assert found == (dtype, scaler, dtype != "float32", asked[0]), asked
@@ -63,9 +63,9 @@ REFUSED = [
 def test_precision_that_cannot_be_had(asked, what, remedy):
     """A precision that cannot be had is an error with a way out, never another type."""
     with pytest.raises(ConfigurationError) as caught:
-        autocast_policy(*asked)
+        select_precision(*asked)
 
-    assert what in caught.value.what
+    assert what in caught.value.message
     assert remedy in caught.value.remedy
 
 
@@ -91,7 +91,7 @@ def test_spellings():
 
 def test_shown():
     """It shows the type, why and what to know, and is a mapping of plain values."""
-    precision = autocast_policy("mps", T28, M1, "fp16")
+    precision = select_precision("mps", T28, M1, "fp16")
 
     title = "Precision on mps: autocast to float16 with a GradScaler"
     assert str(precision).startswith(f"{title}\n  float16 was asked for;")

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.errors import DeviceUnavailable
-from openmed_nb.training.curve import TrainingProcess
-from openmed_nb.training.epochs import own_device
+from openmed_nb.errors import DeviceUnavailableError
+from openmed_nb.training.curve import ProcessInfo
+from openmed_nb.training.epochs import process_device
 
 PROGRAM = Path(__file__).parent / "several_processes.py"
 
@@ -61,11 +61,11 @@ def test_boundary_in_each_process(told, way, epochs, rank):
 @pytest.mark.parametrize(
     ("variables", "process", "shows_its_curve"),
     [
-        ({}, TrainingProcess(0, 1, 0), True),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, TrainingProcess(0, 2, 0), True),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, TrainingProcess(3, 4, 1), False),
-        ({"RANK": "1"}, TrainingProcess(1, 1, 0), True),
-        ({"WORLD_SIZE": "many", "RANK": "-1"}, TrainingProcess(0, 1, 0), True),
+        ({}, ProcessInfo(0, 1, 0), True),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, ProcessInfo(0, 2, 0), True),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, ProcessInfo(3, 4, 1), False),
+        ({"RANK": "1"}, ProcessInfo(1, 1, 0), True),
+        ({"WORLD_SIZE": "many", "RANK": "-1"}, ProcessInfo(0, 1, 0), True),
     ],
 )
 def test_what_a_launcher_says(variables, process, shows_its_curve, monkeypatch):
@@ -74,22 +74,22 @@ def test_what_a_launcher_says(variables, process, shows_its_curve, monkeypatch):
         monkeypatch.setenv(name, value)
     found = nb.training.EpochHooks("cpu").curve.process
 
-    assert (found, found.leads) == (process, shows_its_curve)
+    assert (found, found.is_main_process) == (process, shows_its_curve)
 
 
 @pytest.mark.parametrize(
     ("device", "process", "own"),
     [
-        ("cuda", TrainingProcess(1, 2, 1), "cuda:1"),
-        ("cuda", TrainingProcess(3, 4, 1), "cuda:1"),
-        ("cuda", TrainingProcess(), "cuda"),
-        ("cuda:0", TrainingProcess(1, 2, 1), "cuda:0"),
-        ("cpu", TrainingProcess(1, 2, 1), "cpu"),
+        ("cuda", ProcessInfo(1, 2, 1), "cuda:1"),
+        ("cuda", ProcessInfo(3, 4, 1), "cuda:1"),
+        ("cuda", ProcessInfo(), "cuda"),
+        ("cuda:0", ProcessInfo(1, 2, 1), "cuda:0"),
+        ("cpu", ProcessInfo(1, 2, 1), "cpu"),
     ],
 )
 def test_each_process_has_its_gpu(device, process, own):
     """Without a name, each process has the GPU of its number on its computer."""
-    assert own_device(device, process) == own
+    assert process_device(device, process) == own
 
 
 @pytest.mark.real_computer
@@ -98,7 +98,9 @@ def test_mps_is_refused():
     """Several processes on MPS, also that of the session, are refused with the reason before anything is trained."""
     with nb.simulated_mps():
         for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), partial(nb.training.callback, "trainer")):
-            with pytest.raises(DeviceUnavailable, match=r"^MPS cannot train in 2 processes: .*160732\)\. Start one"):
+            with pytest.raises(
+                DeviceUnavailableError, match=r"^MPS cannot train in 2 processes: .*160732\)\. Start one"
+            ):
                 train()
 
 

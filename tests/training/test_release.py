@@ -59,7 +59,7 @@ def test_causes_are_measured_in_their_order(last_error):
     del cycle, inner
     report = nb.release("losses", "losses", namespace=variables, models=False)
 
-    assert [(one.cause, one.tensors) for one in report.freed] == [
+    assert [(one.source, one.tensors) for one in report.freed] == [
         *(("unused blocks of the device", 0), ("variables", 4 * KIB)),
         *(("frames of the last error", 8 * KIB), ("batches of guards", 0)),
     ]
@@ -166,7 +166,7 @@ def test_a_simulated_release():
         report = nb.release("losses", namespace=variables, models=False)
 
     assert (report.device, report.simulated, report.tensors) == ("mps", True, 4 << 22)
-    assert (report.freed[0].cause, report.freed[0].reserved > 0) == ("unused blocks of the device", True)
+    assert (report.freed[0].source, report.freed[0].reserved > 0) == ("unused blocks of the device", True)
     assert report.freed[1].reserved >= 4 << 22
     assert "SIMULATED" in str(report)
     assert "SIMULATED" in report._repr_html_()
@@ -189,7 +189,7 @@ def test_an_error_with_odd_parts_is_no_group(last_error):
 
     last_error(Odd())
 
-    assert nb.release(namespace={}, models=False).freed[1].cause == "frames of the last error"
+    assert nb.release(namespace={}, models=False).freed[1].source == "frames of the last error"
 
 
 def test_batches_that_guards_hold_are_released():
@@ -199,4 +199,4 @@ def test_batches_that_guards_hold_are_released():
         model(torch.zeros(1, KIB))
         report = nb.release(namespace={}, models=False)
 
-    assert {freed.cause: freed.tensors for freed in report.freed}["batches of guards"] >= 4 * KIB
+    assert {freed.source: freed.tensors for freed in report.freed}["batches of guards"] >= 4 * KIB

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
-from openmed_nb.errors import NonFinite
+from openmed_nb.errors import NonFiniteError
 
 
 def keep(batch, folder, step=7):
     """Let the guards stop at a loss of NaN, and return what they say of the batch."""
-    with pytest.raises(NonFinite) as stopped:
+    with pytest.raises(NonFiniteError) as stopped:
         nb.Guards(folder=folder).check_loss(float("nan"), step, batch)
-    return stopped.value.what
+    return stopped.value.message
 
 
 def kept(batch, folder):

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.training import GradientAccumulation
-from openmed_nb.training.steps import check_fused, count_examples, count_labels
+from openmed_nb.training.steps import check_fused, count_labels, count_rows
 
 FEATURES, LABELS = 3, 4
 
@@ -114,7 +114,7 @@ def test_clipping_holds_the_group():
     """It is the gradient of the group that is clipped, after the person's hook saw it whole."""
     model, seen = linear(), []
     before = model.weight.detach().clone()
-    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=1.0), 2, weight=len, clip=0.5)
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=1.0), 2, weight=len, max_norm=0.5)
     accumulation.before_step = lambda: seen.append(model.weight.grad.norm().item())
     train_on(accumulation, model, [torch.full((2, FEATURES), 50.0, dtype=torch.float64)] * 2)
 
@@ -184,7 +184,7 @@ def test_a_group_in_which_a_backward_pass_fails_is_left_out(failing):
     model, found = linear(), []
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     accumulation.before_step = lambda: found.append(gradients(model))
-    with pytest.warns(OpenMedWarning, match="gradients of this group of batches are forgotten") as caught:
+    with pytest.warn_if(OpenMedWarning, match="gradients of this group of batches are forgotten") as caught:
         train_on(accumulation, model, inputs, failing)
     assert [warning.filename for warning in caught] == [__file__]
     groups = [group for number, group in enumerate(in_groups(inputs, 2)) if number != failing // 2]
@@ -197,7 +197,7 @@ def test_a_step_that_fails_leaves_no_gradients():
     model, inputs = linear(), [torch.ones(2, FEATURES, dtype=torch.float64)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     accumulation = GradientAccumulation(optimizer, 1, len, before_step=run_out_of_memory)
-    with pytest.warns(OpenMedWarning, match="forgotten"):
+    with pytest.warn_if(OpenMedWarning, match="forgotten"):
         train_on(accumulation, model, inputs)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -247,7 +247,7 @@ def test_count_shifted_labels():
 
 UNCOUNTED = [
     *((count_labels, batch) for batch in (torch.zeros(3), {"input_ids": torch.zeros(3)}, "text", {"labels": [1, 2]})),
-    *((count_examples, batch) for batch in ({}, "text", [1, 2], torch.tensor(1.0))),
+    *((count_rows, batch) for batch in ({}, "text", [1, 2], torch.tensor(1.0))),
 ]
 
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.machine import Machine
-from openmed_nb.training.steps import autocast_policy
+from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.training.steps import select_precision
 
 pytestmark = pytest.mark.real_computer  # The CPU is compared with a simulation that the tests begin.
 
-MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
 
 
 def token_batches():
@@ -24,9 +24,9 @@ def token_batches():
 def trained(model, device, requested=None):
     """Return the losses and the number of steps of an epoch."""
     model = nb.training.to_device(model.train(), device)
-    precision = autocast_policy(device, (2, 13), MAC, requested, (9, 0))
+    precision = select_precision(device, (2, 13), MAC, requested, (9, 0))
     optimizer = nb.training.adamw(model.parameters(), lr=1e-3, scaled=precision.needs_scaler)
-    accumulation = nb.training.GradientAccumulation(optimizer, steps=3, clip=1.0, scaler=precision.scaler())
+    accumulation = nb.training.GradientAccumulation(optimizer, steps=3, max_norm=1.0, scaler=precision.scaler())
     switch = nb.training.checkpoint_activations(model)
     torch.manual_seed(0)
     losses, steps = [], 0
@@ -35,7 +35,7 @@ def trained(model, device, requested=None):
             loss = model(**nb.training.to_device(batch, device)).loss
         steps += accumulation.backward(loss)
         losses.append(loss.item())
-    switch.off()
+    switch.disable()
     return losses, steps
 
 

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ..._utils.validation import check_flag
+from ..._utils.validation import check_bool
 from ...models.config import OpenMedConfig
 from ...models.files import read_config
-from ...models.registry import fetch_model, find_model
+from ...models.registry import download_model, find_model
 from ...session import SESSION
-from .state import PanelState, look
+from .state import PanelState, read_state
 
 if TYPE_CHECKING:
     from .view import PanelView
 
 
-NO_KERNEL = "Widgets need a notebook, and this is none: type the commands below."
-NO_WIDGETS = "ipywidgets is not installed: python -m pip install ipywidgets, then restart the kernel."
+NO_KERNEL_NOTICE = "Widgets need a notebook, and this is none: type the commands below."
+NO_WIDGETS_NOTICE = "ipywidgets is not installed: python -m pip install ipywidgets, then restart the kernel."
 
 # The panels that are open, each with the cell and the run of it that opened it; ipywidgets keeps them alive until they are
 # closed.
-OPEN: WeakKeyDictionary[PanelView, tuple[str | None, str | None]] = WeakKeyDictionary()
+OPEN_PANELS: WeakKeyDictionary[PanelView, tuple[str | None, str | None]] = WeakKeyDictionary()
 
 
 def panel(model: str | None = None, show_text: bool = True) -> PanelView | PanelState:
@@ -51,30 +51,30 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         openmed_nb: device, environment, memory and models
         ...
     """
-    check_flag("show_text", show_text)
+    check_bool("show_text", show_text)
     _check_model(model)
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not shell.has_trait("kernel"):
-        return PanelState(**look(SESSION), note=NO_KERNEL)
+        return PanelState(**read_state(SESSION), notice=NO_KERNEL_NOTICE)
     if not importlib.util.find_spec("ipywidgets"):
-        return PanelState(**look(SESSION), note=NO_WIDGETS)
-    from .model import CellThread, PanelModel, kernel_loop
+        return PanelState(**read_state(SESSION), notice=NO_WIDGETS_NOTICE)
+    from .model import MainThreadRunner, PanelModel, kernel_loop
     from .view import PanelView
 
     parent = shell.get_parent()
     cell = parent.get("metadata", {}).get("cellId")
     run = parent.get("header", {}).get("msg_id")
-    for former, (its_cell, its_run) in tuple(OPEN.items()):
+    for former, (its_cell, its_run) in tuple(OPEN_PANELS.items()):
         if its_cell is not None and its_cell == cell and its_run != run:  # The front end has thrown it away.
             former.close()
-            del OPEN[former]
-    shown = PanelModel(SESSION, model, show_text, cells=CellThread(kernel_loop(shell)), events=shell.events)
+            del OPEN_PANELS[former]
+    shown = PanelModel(SESSION, model, show_text, cells=MainThreadRunner(kernel_loop(shell)), events=shell.events)
     try:
         view = PanelView(shown)
     except BaseException:  # An interrupt too.
         shown.close()
         raise
-    OPEN[view] = (cell, run)
+    OPEN_PANELS[view] = (cell, run)
     return view
 
 
@@ -87,10 +87,10 @@ def _check_model(name: str | None) -> None:
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
-        fetch_model(reference.location, OpenMedConfig())
+        download_model(reference.location, OpenMedConfig())
 
 
 def close_panels() -> None:
-    for view in tuple(OPEN):
+    for view in tuple(OPEN_PANELS):
         view.close()
-    OPEN.clear()
+    OPEN_PANELS.clear()

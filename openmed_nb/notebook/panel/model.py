@@ -22,7 +22,7 @@ from typing import Any
 from traitlets import HasTraits, Instance
 
 from ..._annotate import annotate_text
-from ..._events.activity import Activity
+from ..._events.activity import ProgressEvent
 from ..._render.display import Report
 from ..._utils.text import short_type_name
 from ...annotation.loading import create_pipeline
@@ -30,13 +30,13 @@ from ...errors import OpenMedError
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ...training.release import release
-from .state import PanelState, look, memory_now
+from .state import PanelState, read_memory, read_state
 
 # How long what was typed before a click may be under way in another thread of the kernel.
-ON_ITS_WAY_SECONDS = 0.1
+PENDING_INPUT_SECONDS = 0.1
 
 
-class CellThread:
+class MainThreadRunner:
     """The main thread, which runs the cells, and its event loop; without a loop all is done at once, where it is asked for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -46,18 +46,18 @@ class CellThread:
                 self.loop = asyncio.get_running_loop()
 
     @property
-    def is_here(self) -> bool:
+    def is_current_thread(self) -> bool:
         """Whether the caller may do its work at once: this is the main thread, or there is none to hand it to."""
         return self.loop is None or threading.current_thread() is threading.main_thread()
 
     def run(self, function: Callable[[], None]) -> None:
         """Run a function in the main thread: at once where this is it, otherwise as soon as no cell runs."""
-        if self.is_here:
+        if self.is_current_thread:
             function()
         else:
-            self.hand_over(function)
+            self.call_soon(function)
 
-    def hand_over(self, function: Callable[[], None], wait: float = 0.0) -> None:
+    def call_soon(self, function: Callable[[], None], wait: float = 0.0) -> None:
         """Let the loop of the main thread run a function as soon as it comes to it, or later; at once where there is no loop."""
         if self.loop is None:
             function()
@@ -90,7 +90,7 @@ def _interruptible(function: Callable[[], None]) -> None:
 
 
 # Who asks, where a device was clicked.
-SOURCE = "the panel"
+PANEL_SOURCE = "the panel"
 
 NO_TEXT = "There is no text yet: type one into the box, then press Annotate."
 
@@ -101,9 +101,9 @@ REFRESH_SECONDS = 2.0
 MAX_LOOKS = 60
 
 # How long after a click a person is taken to look at it still.
-PROMPT_SECONDS = 1.0
+IMMEDIATE_SECONDS = 1.0
 
-Changes = dict[str, Any]
+StateChanges = dict[str, Any]
 
 
 class PanelModel(HasTraits):
@@ -120,13 +120,13 @@ class PanelModel(HasTraits):
         model: str | None = None,
         show_text: bool = True,
         *,
-        cells: CellThread | None = None,
+        cells: MainThreadRunner | None = None,
         events: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(state=PanelState(**look(session)))
+        super().__init__(state=PanelState(**read_state(session)))
         self.session = session
-        self.cells = cells or CellThread()
+        self.cells = cells or MainThreadRunner()
         self.clock = clock
         self._name = model
         self._show_text = show_text
@@ -136,72 +136,75 @@ class PanelModel(HasTraits):
         self._depth = 0  # How many cells run inside one another.
         self._last_end = -math.inf
         self._postponed: list[Callable[[], None]] = []
-        self._stop_listening = session.listen(self._hear)
+        self._stop_listening = session.subscribe(self._on_event)
         self._events = events
         if events is not None:
-            events.register("pre_run_cell", self.cell_begins)
-            events.register("post_run_cell", self.cell_ends)
+            events.register("pre_run_cell", self.on_cell_start)
+            events.register("post_run_cell", self.on_cell_end)
 
     @property
-    def answers_promptly(self) -> bool:
+    def responds_immediately(self) -> bool:
         """Whether what was clicked just now is answered just now: no cell runs, and none kept the click waiting."""
-        return not self.state.cell_runs and self.clock() - self._last_end > PROMPT_SECONDS
+        return not self.state.cell_running and self.clock() - self._last_end > IMMEDIATE_SECONDS
 
-    def choose(self, device: str) -> None:
+    def use_device(self, device: str) -> None:
         """Override the device for the session, as ``%openmed_device`` does."""
-        self._do(Activity("Changing the device", device), lambda: _moved(self.session.use(device, SOURCE).moved))
+        self._dispatch(
+            ProgressEvent("Changing the device", device),
+            lambda: _moved(self.session.use(device, PANEL_SOURCE).moved_models),
+        )
 
     def reset(self) -> None:
-        self._do(Activity("Changing the device", "reset"), lambda: _moved(self.session.reset().moved))
+        self._dispatch(ProgressEvent("Changing the device", "reset"), lambda: _moved(self.session.reset().moved_models))
 
     def refresh(self) -> None:
-        self._do(Activity("Looking", "device, environment, memory"), dict)
+        self._dispatch(ProgressEvent("Looking", "device, environment, memory"), dict)
 
     def release(self) -> None:
         """Hand memory back, as ``%openmed_release`` does: of the session of this process, whatever session is shown."""
-        self._do(Activity("Releasing", "memory"), lambda: {"said": release().marked()})
+        self._dispatch(ProgressEvent("Releasing", "memory"), lambda: {"said": release().final_report()})
 
     def unload(self, name: str) -> None:
-        def verb() -> Changes:
+        def verb() -> StateChanges:
             names = ", ".join(self.session.unload(name))
             kept = "A model that a variable still holds stays in memory."
             return {"said": Report(f"Unloaded: {names}. {kept}" if names else "Nothing of that name was loaded.")}
 
-        self._do(Activity("Unloading", name), verb)
+        self._dispatch(ProgressEvent("Unloading", name), verb)
 
     def annotate(self, text: str) -> None:
         """Find entities in a text, which stays in this process."""
         texts = [text]
         del text  # The frames of an error would hold it.
-        self._do(Activity("Annotating", self._name or "bundled"), lambda: self._annotated(texts.pop()))
+        self._dispatch(ProgressEvent("Annotating", self._name or "bundled"), lambda: self._annotated(texts.pop()))
 
-    def annotate_soon(self, read: Callable[[], str]) -> None:
+    def annotate_deferred(self, read: Callable[[], str]) -> None:
         """Find entities in a text that may still be on its way here: a kernel can answer a click before what was typed."""
 
         def now() -> None:
-            self._waits(-1)
+            self._count_pending(-1)
             self.annotate(read())
 
-        self._hand_over(now, ON_ITS_WAY_SECONDS)
+        self._hand_over(now, PENDING_INPUT_SECONDS)
 
-    def cell_begins(self, *_information: Any) -> None:
+    def on_cell_start(self, *_information: Any) -> None:
         """Say that a cell runs, for as long as it does: a click then has to wait, and often cannot say so itself."""
         self._depth += 1
-        self._change(cell_runs=True)
+        self._update(cell_running=True)
 
-    def cell_ends(self, *_result: Any) -> None:
+    def on_cell_end(self, *_result: Any) -> None:
         """Show what a cell has changed; IPython calls this after each, also after one that another cell runs."""
         self._depth = max(0, self._depth - 1)  # The cell that opens a panel began before.
         self._last_end = self.clock()
-        self._change(cell_runs=self._depth > 0)
-        self.cells.run(lambda: self._change(**self._seen()))
+        self._update(cell_running=self._depth > 0)
+        self.cells.run(lambda: self._update(**self._read_state()))
         if not self._depth:
             postponed = self._postponed
             self._postponed = []
             for function in postponed:
-                self.cells.hand_over(partial(self._when_no_cell_runs, function))
+                self.cells.call_soon(partial(self._run_when_idle, function))
 
-    def refresh_automatically(self, wanted: bool) -> None:
+    def set_auto_refresh(self, wanted: bool) -> None:
         """Begin or stop looking at the memory every few seconds, whenever no cell runs."""
         self.cells.run(partial(self._switch, wanted))
 
@@ -210,37 +213,37 @@ class PanelModel(HasTraits):
         self._closed = True
         self._stop_listening()
         if self._events is not None:
-            self._events.unregister("pre_run_cell", self.cell_begins)
-            self._events.unregister("post_run_cell", self.cell_ends)
+            self._events.unregister("pre_run_cell", self.on_cell_start)
+            self._events.unregister("post_run_cell", self.on_cell_end)
         self._events = None
         self.unobserve_all()
         self._postponed.clear()
         self._switch(wanted=False)
 
-    def _do(self, activity: Activity, verb: Callable[[], Changes]) -> None:
+    def _dispatch(self, activity: ProgressEvent, verb: Callable[[], StateChanges]) -> None:
         """Let the main thread do what was asked for, and say that it waits where it has to."""
-        if self.cells.is_here:
-            self._answer(activity, verb)
+        if self.cells.is_current_thread:
+            self._run_operation(activity, verb)
         else:
-            self._hand_over(lambda: self._answer(activity, verb, waited=1))
+            self._hand_over(lambda: self._run_operation(activity, verb, waited=1))
 
     def _hand_over(self, function: Callable[[], None], wait: float = 0.0) -> None:
         """Let the main thread run a function when no cell runs; until the function takes that back, the panel says that it waits."""
-        self._waits(1)
-        self.cells.hand_over(partial(self._when_no_cell_runs, function), wait)
+        self._count_pending(1)
+        self.cells.call_soon(partial(self._run_when_idle, function), wait)
 
-    def _when_no_cell_runs(self, function: Callable[[], None]) -> None:
+    def _run_when_idle(self, function: Callable[[], None]) -> None:
         """Run a function now, or after the cell: while a cell awaits something, the loop does what was handed to it."""
-        if self.state.cell_runs:
+        if self.state.cell_running:
             self._postponed.append(function)
         else:
             function()
 
-    def _waits(self, more: int, **changes: Any) -> None:
+    def _count_pending(self, more: int, **changes: Any) -> None:
         with self._lock:
-            self._change(waiting=self.state.waiting + more, **changes)
+            self._update(waiting=self.state.pending_clicks + more, **changes)
 
-    def _answer(self, activity: Activity, verb: Callable[[], Changes], waited: int = 0) -> None:
+    def _run_operation(self, activity: ProgressEvent, verb: Callable[[], StateChanges], waited: int = 0) -> None:
         """Call a verb of the session, and show what came of it; an error of ours is shown with its remedy.
 
         The wait ends in the state in which the activity begins: between the two the controls would jump back.
@@ -248,46 +251,46 @@ class PanelModel(HasTraits):
         """
         if self._closed:  # While the click waited.
             return
-        changes: Changes = {}
+        changes: StateChanges = {}
         unexpected = ""
         remedy = "Type the same as a command: its traceback tells where."
         try:
-            self._waits(-waited, activity=activity, error=None, said=None)
-            with self.session.told_after():  # Then all panels look again, this one too.
+            self._count_pending(-waited, activity=activity, error=None, said=None)
+            with self.session.operation():  # Then all panels look again, this one too.
                 changes = verb()
         except OpenMedError as error:
-            changes = {"error": type(error)(error.what, error.remedy)}
+            changes = {"error": type(error)(error.message, error.remedy)}
         except KeyboardInterrupt:
             what = f"{activity} was interrupted."
             changes = {"error": OpenMedError(what, "Click again; restart the kernel if that fails.")}
         except Exception as error:  # noqa: BLE001 - it is raised on, without its text and its frames
             # Its text could quote a note, and a kernel writes what is raised into the notebook.
-            unexpected = f"{activity.doing} failed with {short_type_name(error)}."
+            unexpected = f"{activity.operation} failed with {short_type_name(error)}."
             changes = {"error": OpenMedError(unexpected, remedy)}
         finally:
-            self._change(activity=None, **changes)
+            self._update(activity=None, **changes)
         if unexpected:
             raise OpenMedError(unexpected, remedy)  # What is raised gets frames; what is shown has none.
 
-    def _hear(self, activity: Activity | None) -> None:
+    def _on_event(self, activity: ProgressEvent | None) -> None:
         """Show what the session does, whoever asked it, and in whatever thread."""
         if activity is None:
-            self.cells.run(self._look_again)
+            self.cells.run(self._reload_state)
         else:
-            self._change(activity=activity)
+            self._update(activity=activity)
 
-    def _look_again(self) -> None:
+    def _reload_state(self) -> None:
         """Show the session as it is now, without the error or the answer to a click if the device has changed since."""
-        changes = {"activity": None, **self._seen()}
+        changes = {"activity": None, **self._read_state()}
         if changes.get("devices", self.state.devices).choice != self.state.choice:
             changes |= {"error": None, "said": None}
-        self._change(**changes)
+        self._update(**changes)
 
-    def _seen(self) -> Changes:
+    def _read_state(self) -> StateChanges:
         """Return what there is to see, nothing while another thread changes it: it tells when it is done."""
-        return look(self.session) if self.session.is_free() else {}
+        return read_state(self.session) if self.session.is_idle() else {}
 
-    def _change(self, **changes: Any) -> None:
+    def _update(self, **changes: Any) -> None:
         with self._lock:
             if "memory" in changes:
                 seen = {bar.name: bar.history for bar in self.state.memory}
@@ -296,7 +299,7 @@ class PanelModel(HasTraits):
                 )
             self.state = replace(self.state, **changes)
 
-    def _annotated(self, text: str) -> Changes:
+    def _annotated(self, text: str) -> StateChanges:
         if isinstance(text, str) and not text.strip():
             return {"answer": None, "said": Report(NO_TEXT)}
         create_pipeline(self.session, self._name, OpenMedConfig())  # So that the time is that of the text alone.
@@ -310,12 +313,12 @@ class PanelModel(HasTraits):
             self._timer = None
         if wanted and self.cells.loop is not None and not self._closed:
             self._timer = self.cells.loop.call_later(REFRESH_SECONDS, self._tick)
-        self._change(refreshes=self._timer is not None)
+        self._update(refreshes=self._timer is not None)
 
     def _tick(self) -> None:
-        self._change(memory=memory_now(self.session, self.state.choice))
+        self._update(memory=read_memory(self.session, self.state.choice))
         self._switch(wanted=True)
 
 
-def _moved(names: tuple[str, ...]) -> Changes:
+def _moved(names: tuple[str, ...]) -> StateChanges:
     return {"said": Report(f"Moved: {', '.join(names)}.")} if names else {}

@@ -8,25 +8,34 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ..._render.display import NOTE, Report, Table, counted, escape, in_bytes, milliseconds, to_html
-from ...devices.machine import shown_device, shows_simulated
+from ..._render.display import (
+    SIMULATION_NOTICE,
+    Report,
+    Table,
+    escape,
+    format_bytes,
+    format_milliseconds,
+    pluralize,
+    to_html,
+)
+from ...devices.machine import format_device, is_marked_simulated
 from .state import MEMORY_COLUMNS, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
 # The style sheet of the panel, which stands in it once.
 STYLES = f"<style>\n{STYLE_SHEET}</style>"
 
-CELL_RUNS = "A cell runs: what you click may wait for its end."
+CELL_RUNNING_NOTICE = "A cell runs: what you click may wait for its end."
 
-CLICK_WAITS = "Your click waits for the end of the running cell."
+CLICK_PENDING_NOTICE = "Your click waits for the end of the running cell."
 
 # Stands in every panel; the style sheet shows it alone when the front end says that the kernel of the panel has gone.
-GONE = '<p role="alert">The kernel was restarted, and this panel belongs to the former one. <strong>Run this cell again.</strong></p>'
+STALE_PANEL_HTML = '<p role="alert">The kernel was restarted, and this panel belongs to the former one. <strong>Run this cell again.</strong></p>'
 
 # The size of the history line, in the units of its drawing, and the room for half of its stroke.
 WIDTH = 120
 HEIGHT = 20
-EDGE = 1
+STROKE_MARGIN = 1
 
 
 def status(state: PanelState) -> str:
@@ -34,16 +43,16 @@ def status(state: PanelState) -> str:
     first, *rest = state.status
     device, _, why = first.removeprefix("Device: ").partition(", ")
     large = f"<strong>{escape(device)}</strong>, {escape(why)}" if state.choice else escape(first)
-    notes = (NOTE,) if state.simulated else ()
+    notes = (SIMULATION_NOTICE,) if state.simulated else ()
     said = _block(f'<p class="openmed-first">{large}</p>', _paragraphs((*rest, *notes)))
     return f'<div role="status">{said}</div>'
 
 
 def devices(state: PanelState) -> str:
     """Return a table of the devices, folded up: whether each can be used, why not, and what to do."""
-    table = replace(state.devices.report().tables[0], caption="Devices")
-    missing = [one.device for one in state.devices.candidates if one.usable is False]
-    return _folded(f"Why not {' or '.join(missing)}?" if missing else "All devices", table)
+    table = replace(state.devices.to_report().tables[0], caption="Devices")
+    missing = [one.device for one in state.devices.devices if one.usable is False]
+    return _details(f"Why not {' or '.join(missing)}?" if missing else "All devices", table)
 
 
 def environment(state: PanelState) -> str:
@@ -51,7 +60,7 @@ def environment(state: PanelState) -> str:
     settings = state.explanation.environment.settings
     effects = ", ".join(f"{count} {effect}" for effect, count in Counter(one.effect for one in settings).items())
     needed = any(one.remedy for one in settings)
-    return _folded(f"MPS variables: {effects}", *state.environment_tables, opened=needed)
+    return _details(f"MPS variables: {effects}", *state.environment_tables, opened=needed)
 
 
 def memory(state: PanelState) -> str:
@@ -66,11 +75,11 @@ def memory(state: PanelState) -> str:
         stripes = ""
         for index, part in enumerate(bar.parts):
             swatch = f'<span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
-            words.append(f'<span class="openmed-used">{swatch}{_unbroken(str(part))}</span>')
+            words.append(f'<span class="openmed-used">{swatch}{_nowrap_sizes(str(part))}</span>')
             share = min(1, part.size / bar.limit) if bar.limit else 0
             stripes += f'<div class="openmed-part-{index}" style="width:{share:.2%}"></div>'
-        used = f"{' '.join(words)}{_line(bar.history)}"
-        limit = f'{_unbroken(bar.row[2])}<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
+        used = f"{' '.join(words)}{_sparkline(bar.history)}"
+        limit = f'{_nowrap_sizes(bar.row[2])}<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
         rows += f'<tr><th scope="row">{escape(bar.name)}</th><td>{used}</td><td>{limit}</td></tr>'
     title = '<caption class="openmed-unseen">Memory in use</caption>'
     table = f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -81,8 +90,8 @@ def models(state: PanelState) -> str:
     """Return a table of what is loaded, folded up."""
     if not state.models:
         return _block(_paragraphs(["No model is in memory; Annotate loads one."]))
-    names = f"{counted(len(state.models), 'model')} in memory: {', '.join(state.models.names)}"
-    return _folded(names, replace(state.models.table(), caption="Models in memory"))
+    names = f"{pluralize(len(state.models), 'model')} in memory: {', '.join(state.models.names)}"
+    return _details(names, replace(state.models.table(), caption="Models in memory"))
 
 
 def activity(state: PanelState) -> str:
@@ -90,10 +99,10 @@ def activity(state: PanelState) -> str:
 
     That a cell runs is shown and not announced: a screen reader would say it at every cell.
     """
-    if state.cell_runs and state.waiting:
-        return f'<div role="status" class="openmed-activity">{CLICK_WAITS}</div>'
+    if state.cell_running and state.pending_clicks:
+        return f'<div role="status" class="openmed-activity">{CLICK_PENDING_NOTICE}</div>'
     if state.activity is None:
-        return f'<div class="openmed-activity openmed-late">{CELL_RUNS}</div>' if state.cell_runs else ""
+        return f'<div class="openmed-activity openmed-late">{CELL_RUNNING_NOTICE}</div>' if state.cell_running else ""
     sign = '<span class="openmed-spinner" aria-hidden="true"></span>'
     return f'<div role="status" class="openmed-activity">{sign}<span>{escape(state.activity)}</span></div>'
 
@@ -101,37 +110,37 @@ def activity(state: PanelState) -> str:
 def message(state: PanelState) -> str:
     """Return what went wrong and what to do about it, or what the last click has to say; empty where there is nothing."""
     if state.error is not None:
-        what = f"<p><strong>Error:</strong> {escape(state.error.what)}</p>"
+        what = f"<p><strong>Error:</strong> {escape(state.error.message)}</p>"
         remedy = f"<p><strong>What to do:</strong> {escape(state.error.remedy)}</p>"
         return f'<div role="alert" class="openmed-error">{_block(what, remedy)}</div>'
-    return f'<div role="status" class="openmed-said">{to_html(state.said)}</div>' if state.said else ""
+    return f'<div role="status" class="openmed-said">{to_html(state.result)}</div>' if state.result else ""
 
 
-def answer(state: PanelState) -> str:
+def annotation(state: PanelState) -> str:
     """Return the last annotated text, with the time it took and the device; empty before the first."""
-    if state.answer is None:
+    if state.annotation is None:
         return ""
-    report = state.answer.report()
-    notes = (NOTE,) if shows_simulated(state.answer.device) else ()
+    report = state.annotation.to_report()
+    notes = (SIMULATION_NOTICE,) if is_marked_simulated(state.annotation.device) else ()
     if state.answer_is_old:
-        now = "no device" if state.choice is None else shown_device(state.choice.device)
+        now = "no device" if state.choice is None else format_device(state.choice.device)
         notes = (
             *notes,
-            f"This answer is of {state.answer.device}, and the device is {now} now. Click Annotate for another.",
+            f"This answer is of {state.annotation.device}, and the device is {now} now. Click Annotate for another.",
         )
     seconds = state.seconds or 0.0
-    took = milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
+    took = format_milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
     took = took.replace(" ms", "\N{NO-BREAK SPACE}ms")
     timed = replace(report, title=f"{report.title} in {took}")
     return f'<div role="status">{to_html(replace(timed, sentences=(*notes, *report.sentences)))}</div>'
 
 
-def _unbroken(text: str) -> str:
+def _nowrap_sizes(text: str) -> str:
     """Return a text as HTML in which sizes such as 9.8 MiB stay in one line, however narrow their cell is."""
     return re.sub(r"[\d.]+ (bytes|[KMGTP]iB)\b", r'<span class="openmed-size">\g<0></span>', escape(text))
 
 
-def _line(history: tuple[int, ...]) -> str:
+def _sparkline(history: tuple[int, ...]) -> str:
     """Return how much was used at the last looks as a line over nothing; the highest look touches the upper edge."""
     if not history:
         return ""
@@ -139,16 +148,17 @@ def _line(history: tuple[int, ...]) -> str:
     most = max(*looks, 1)
     step = WIDTH / (len(looks) - 1)
     points = " ".join(
-        f"{step * number:.1f},{EDGE + (HEIGHT - EDGE) * (1 - used / most):.1f}" for number, used in enumerate(looks)
+        f"{step * number:.1f},{STROKE_MARGIN + (HEIGHT - STROKE_MARGIN) * (1 - used / most):.1f}"
+        for number, used in enumerate(looks)
     )
-    label = f"{in_bytes(min(looks))} to {in_bytes(max(looks))} at the last {counted(len(history), 'look')}"
+    label = f"{format_bytes(min(looks))} to {format_bytes(max(looks))} at the last {pluralize(len(history), 'look')}"
     return (
         f'<svg class="openmed-line" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{label}</title>'
         f'<polygon points="0,{HEIGHT} {points} {WIDTH},{HEIGHT}"/><polyline points="{points}"/></svg>'
     )
 
 
-def _folded(summary: str, *tables: Table, opened: bool = False) -> str:
+def _details(summary: str, *tables: Table, opened: bool = False) -> str:
     content = to_html(Report("", tables=tables))
     return _block(f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{content}</details>")
 

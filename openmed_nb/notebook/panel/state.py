@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..._events.activity import Activity
-from ..._render.display import Report, Shown, Table, in_bytes
+from ..._events.activity import ProgressEvent
+from ..._render.display import Displayable, Report, Table, format_bytes
 from ...devices.choice import DeviceChoice, DeviceList, Explanation
-from ...devices.machine import mps_is_simulated, shown_device
-from ...devices.registry import device_of
-from ...devices.request import canonical
+from ...devices.machine import format_device, is_mps_simulated
+from ...devices.registry import parse_device_argument
+from ...devices.request import normalize_device
 from ...errors import OpenMedError
-from ...models.store import Inventory
+from ...models.store import LoadedModels
 from ...training.curve import installed_bytes, resident_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class MemoryPart:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.name} {in_bytes(self.size)}".lstrip()
+        return f"{self.name} {format_bytes(self.size)}".lstrip()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MemoryBar:
     @property
     def row(self) -> tuple[str, str, str]:
         used = ", ".join(str(part) for part in self.parts)
-        return self.name, used, f"{in_bytes(self.limit)}, {self.limit_name}"
+        return self.name, used, f"{format_bytes(self.limit)}, {self.limit_name}"
 
 
 MEMORY_COLUMNS = ("memory", "used", "limit")
@@ -55,9 +55,9 @@ MEMORY_COLUMNS = ("memory", "used", "limit")
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
     """Return the bars for a device and for this process."""
     process = MemoryBar("process", (MemoryPart("", resident_bytes()),), installed_bytes(), "of this computer")
-    if choice is None or not choice.certain or not device_of(choice.device).has_allocator:
+    if choice is None or not choice.confirmed or not parse_device_argument(choice.device).has_allocator:
         return (process,)
-    device = device_of(choice.device)
+    device = parse_device_argument(choice.device)
     memory = device.memory()
     name = device.capacity
     allocated = memory.allocated or 0
@@ -65,7 +65,7 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
     parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))
     limited = f"the limit: {fraction:g} of {name}" if fraction not in (None, 1.0) else name
     limit = int((fraction or 1.0) * (memory.recommended or 0))
-    return (MemoryBar(shown_device(choice.device), parts, limit, limited), process)
+    return (MemoryBar(format_device(choice.device), parts, limit, limited), process)
 
 
 NO_DEVICE = "No device is in force."
@@ -86,14 +86,14 @@ class DeviceButton:
 
     device: str
     pressed: bool = False
-    in_force: bool = False
+    active: bool = False
     enabled: bool = True
     reason: str = ""
     remedy: str = ""
 
     @property
     def label(self) -> str:
-        """What stands on the button; what is asked for has a sign that is not a colour.
+        """What stands on the button; what is asked for has a sign that is not a color.
 
         Example:
             >>> DeviceButton("cpu", pressed=True).label, DeviceButton("mps").label
@@ -102,13 +102,13 @@ class DeviceButton:
         return f"{self.device} ✓" if self.pressed else self.device
 
     @property
-    def hover(self) -> str:
+    def tooltip(self) -> str:
         words = " ".join(f"{part.rstrip('.')}." for part in (self.reason, self.remedy) if part)
         return words or f"Use {self.device}."
 
 
 @dataclass(frozen=True, repr=False)
-class PanelState(Shown):
+class PanelState(Displayable):
     """What there is to see of a session at one moment.
 
     Attributes:
@@ -117,7 +117,7 @@ class PanelState(Shown):
         memory: How full the memory is.
         models: What is loaded.
         simulated: Whether the computer is a simulated one.
-        cell_runs: Whether a cell of the notebook runs, so that a click has to wait.
+        cell_running: Whether a cell of the notebook runs, so that a click has to wait.
         waiting: How many clicks wait for the running cell.
         refreshes: Whether the memory is looked at every few seconds.
         activity: What is under way.
@@ -131,17 +131,17 @@ class PanelState(Shown):
     devices: DeviceList
     explanation: Explanation
     memory: tuple[MemoryBar, ...]
-    models: Inventory
+    models: LoadedModels
     simulated: bool = False
-    cell_runs: bool = False
-    waiting: int = 0
-    refreshes: bool = False
-    activity: Activity | None = None
+    cell_running: bool = False
+    pending_clicks: int = 0
+    auto_refresh: bool = False
+    activity: ProgressEvent | None = None
     error: OpenMedError | None = None
-    said: Report | None = None
-    answer: AnnotatedText | None = None
+    result: Report | None = None
+    annotation: AnnotatedText | None = None
     seconds: float | None = None
-    note: str = ""
+    notice: str = ""
 
     @property
     def choice(self) -> DeviceChoice | None:
@@ -150,16 +150,16 @@ class PanelState(Shown):
     @property
     def answer_is_old(self) -> bool:
         """Whether the last annotated text was read on another device than the one that is in force now."""
-        here = "" if self.choice is None else canonical(shown_device(self.choice.device))
-        return self.answer is not None and canonical(self.answer.device) != here
+        here = "" if self.choice is None else normalize_device(format_device(self.choice.device))
+        return self.annotation is not None and normalize_device(self.annotation.device) != here
 
     @property
     def buttons(self) -> tuple[DeviceButton, ...]:
-        in_force = canonical(self.choice.device) if self.choice else ""
+        in_force = normalize_device(self.choice.device) if self.choice else ""
         is_auto = self.choice is not None and self.choice.requested == "auto"
         buttons = [DeviceButton("auto", pressed=is_auto, reason="The best device of this computer")]
-        for one in self.devices.candidates:
-            is_here = canonical(one.device) == in_force
+        for one in self.devices.devices:
+            is_here = normalize_device(one.device) == in_force
             pressed = is_here and not is_auto
             buttons.append(DeviceButton(one.device, pressed, is_here, one.usable is not False, one.reason, one.remedy))
         return tuple(buttons)
@@ -169,8 +169,8 @@ class PanelState(Shown):
         """The device in force and why, or why none is and what to do."""
         choice = self.explanation.choice
         if isinstance(choice, OpenMedError):
-            return NO_DEVICE, choice.what, choice.remedy
-        return (f"{choice.headline}.", *(() if choice.certain else (f"It is {choice.grade}.",)))
+            return NO_DEVICE, choice.message, choice.remedy
+        return (f"{choice.headline}.", *(() if choice.confirmed else (f"It is {choice.status}.",)))
 
     @property
     def environment_tables(self) -> tuple[Table, ...]:
@@ -186,29 +186,31 @@ class PanelState(Shown):
             "simulated": self.simulated,
         }
 
-    def report(self) -> Report:
-        devices = replace(self.devices.report().tables[0], caption="Devices")
+    def to_report(self) -> Report:
+        devices = replace(self.devices.to_report().tables[0], caption="Devices")
         models = replace(self.models.table(), caption="Models")
-        environment = (replace(table, folded=True) for table in self.environment_tables)
+        environment = (replace(table, collapsed=True) for table in self.environment_tables)
         memory = Table("Memory", MEMORY_COLUMNS, tuple(bar.row for bar in self.memory))
         commands = Table("The same by typing", ("type", "for"), COMMANDS)
-        sentences = (*self.status, *filter(None, (self.note,)))
+        sentences = (*self.status, *filter(None, (self.notice,)))
         tables = (devices, *environment, memory, models, commands)
         title = "openmed_nb: device, environment, memory and models"
-        return Report(title, sentences, tables=tables, spoken=sentences)
+        return Report(title, sentences, tables=tables, html_sentences=sentences)
 
 
-def look(session: Session) -> dict[str, Any]:
+def read_state(session: Session) -> dict[str, Any]:
     """Return what there is to see of a session, as the fields of a PanelState; nothing is loaded, and nothing changes."""
-    devices = session.devices(confirm=False)
+    devices = session.list_devices(confirm=False)
     return {
         "devices": devices,
         "explanation": session.explain(confirm=False),
-        "memory": memory_now(session, devices.choice),
+        "memory": read_memory(session, devices.choice),
         "models": session.inventory(),
-        "simulated": mps_is_simulated(),
+        "simulated": is_mps_simulated(),
     }
 
 
-def memory_now(session: Session, choice: DeviceChoice | None) -> tuple[MemoryBar, ...]:
-    return memory_bars(choice, session.computer.limit(choice.device) if choice and choice.certain else None)
+def read_memory(session: Session, choice: DeviceChoice | None) -> tuple[MemoryBar, ...]:
+    return memory_bars(
+        choice, session.device_manager.memory_fraction(choice.device) if choice and choice.confirmed else None
+    )

@@ -14,15 +14,15 @@ from typing import Any
 from ipywidgets import HTML, Box, Button, Checkbox, HBox, Textarea, VBox, Widget
 from traitlets import Unicode, dlink
 
-from ..._render.display import Report, StaticForm
+from ..._render.display import Report, StaticReprMixin
 from . import rendering
-from .model import PROMPT_SECONDS, REFRESH_SECONDS, PanelModel
+from .model import IMMEDIATE_SECONDS, REFRESH_SECONDS, PanelModel
 
 # A synthetic sentence to try.
-SENTENCE = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
+EXAMPLE_TEXT = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
 
 # Stands in a saved notebook, below what the panel showed.
-AGAIN = "This is how it was: run this cell again for a panel to click."
+RERUN_NOTICE = "This is how it was: run this cell again for a panel to click."
 
 
 class TextBox(Textarea):
@@ -72,7 +72,7 @@ class NamedButtons(HBox):
         return True
 
 
-class PanelView(StaticForm, VBox):
+class PanelView(StaticReprMixin, VBox):
     """The panel: device, memory, a text to try, models, environment; every click calls one verb of its model.
 
     Where there is no widget, as in a saved notebook, it shows the state of the moment in which it was displayed, with
@@ -100,9 +100,9 @@ class PanelView(StaticForm, VBox):
             indent=False,
             disabled=model.cells.loop is None,
         )
-        self.text = self._make(TextBox, SENTENCE, description="Text to annotate", rows=2, continuous_update=False)
+        self.text = self._make(TextBox, EXAMPLE_TEXT, description="Text to annotate", rows=2, continuous_update=False)
         hover = "Find entities in the text, which stays in this kernel."
-        self.annotate = self._button("Annotate", hover, partial(model.annotate_soon, lambda: self.text.value))
+        self.annotate = self._button("Annotate", hover, partial(model.annotate_deferred, lambda: self.text.value))
         self.answer = self._make(HTML)
         self.models = self._make(NamedButtons, self._unload_button, name="named")
         self.regions = (
@@ -116,7 +116,7 @@ class PanelView(StaticForm, VBox):
         for region in self.regions:
             dlink((model, "state"), (region.top, "value"), partial(rendering.top, region.name))
         dlink((model, "state"), (self.table, "value"), rendering.devices)
-        self.children = (self._make(HTML, rendering.STYLES + rendering.GONE, name="gone"), *self.regions)
+        self.children = (self._make(HTML, rendering.STYLES + rendering.STALE_PANEL_HTML, name="gone"), *self.regions)
         self._follow()
         model.observe(self._follow, "state")
         self.text.observe(self._show_answer, "value")
@@ -126,7 +126,7 @@ class PanelView(StaticForm, VBox):
         return "The openmed_nb panel; %openmed_device does the same by typing"
 
     def report(self) -> Report:
-        return replace(self.model.state, note=AGAIN).marked()
+        return replace(self.model.state, notice=RERUN_NOTICE).final_report()
 
     def close(self) -> None:
         """End the panel: it follows the session no longer, and no widget, layout or style of it is left."""
@@ -155,14 +155,14 @@ class PanelView(StaticForm, VBox):
 
     def _ask(self, verb: Callable[[], None], control: Widget) -> None:
         """Call a verb, and remember where somebody clicked: what comes of it is shown there, not far away."""
-        self._region = next(region for region in self.regions if control in tree(region))
-        self._clicked = control if self.model.answers_promptly else None
+        self._region = next(region for region in self.regions if control in iter_widgets(region))
+        self._clicked = control if self.model.responds_immediately else None
         self._clicked_at = self.model.clock()
         verb()
 
     def _switched(self, change: Any) -> None:
-        if change["new"] != self.model.state.refreshes:
-            self._ask(partial(self.model.refresh_automatically, change["new"]), self.automatic)
+        if change["new"] != self.model.state.auto_refresh:
+            self._ask(partial(self.model.set_auto_refresh, change["new"]), self.automatic)
 
     def _follow(self, _change: Any = None) -> None:
         """Show a new state in the controls, and what came of the last click in its region."""
@@ -174,7 +174,7 @@ class PanelView(StaticForm, VBox):
         for shown in state.buttons:
             button = self.devices.named[shown.device]
             button.description = shown.label
-            button.tooltip = shown.hover
+            button.tooltip = shown.tooltip
             button.disabled = not shown.enabled
             # It looks pressed by the class that a ToggleButton has. A real one sends its new value, which is not a change,
             # and so not a click, if it was painted meanwhile.
@@ -182,19 +182,19 @@ class PanelView(StaticForm, VBox):
                 button.add_class("mod-active")
             else:
                 button.remove_class("mod-active")
-        if not state.waiting:  # While a click waits the box stays as it was clicked.
-            self.automatic.value = state.refreshes
+        if not state.pending_clicks:  # While a click waits the box stays as it was clicked.
+            self.automatic.value = state.auto_refresh
         self._show_answer()
         for region in self.regions:
             clicked = region is self._region
             region.activity.value = rendering.activity(state) if clicked else ""
             region.message.value = rendering.message(state) if clicked else ""
-        self._keep_focus(redrawn.get(self._region, False))
-        if state.activity is None and not state.waiting:
+        self._restore_focus(redrawn.get(self._region, False))
+        if state.activity is None and not state.pending_clicks:
             self._clicked = None
 
     def _device_button(self, device: str) -> Button:
-        return self._button(device, "", partial(self.model.choose, device))
+        return self._button(device, "", partial(self.model.use_device, device))
 
     def _unload_button(self, name: str) -> Button:
         return self._button(f"Unload {name}", "Forget it, and hand its memory back.", partial(self.model.unload, name))
@@ -202,24 +202,24 @@ class PanelView(StaticForm, VBox):
     def _show_answer(self, _change: Any = None) -> None:
         """Show the answer, unless it is one to another text than the one above it; a long one is made into HTML once."""
         state = self.model.state
-        fits = state.answer is not None and state.answer.text == self.text.value
-        shown = (state.answer, state.seconds, state.choice if state.answer_is_old else None) if fits else ()
+        fits = state.annotation is not None and state.annotation.text == self.text.value
+        shown = (state.annotation, state.seconds, state.choice if state.answer_is_old else None) if fits else ()
         if shown != self._answered:
             self._answered = shown
-            self.answer.value = rendering.answer(state) if fits else ""
+            self.answer.value = rendering.annotation(state) if fits else ""
 
-    def _keep_focus(self, redrawn: bool) -> None:
+    def _restore_focus(self, redrawn: bool) -> None:
         """Give the keyboard's focus to what was clicked, or to its neighbour, where the browser drops it.
 
         Never later than promptly: somebody who types in a cell meanwhile would type commands that delete it.
         """
         control = self._clicked
-        if control is None or self.model.clock() - self._clicked_at > PROMPT_SECONDS:
+        if control is None or self.model.clock() - self._clicked_at > IMMEDIATE_SECONDS:
             self._clicked = None
         elif control.comm is None or control.disabled:
             self._clicked = None
             if self._region is self.regions[0]:
-                in_force = (button.device for button in self.model.state.buttons if button.in_force)
+                in_force = (button.device for button in self.model.state.buttons if button.active)
                 _focus(self.devices.named[next(in_force, "auto")])
             else:
                 _focus(next(iter(self.models.children), self.annotate))
@@ -233,15 +233,15 @@ def _focus(control: Any) -> None:
         control.focus()
 
 
-def tree(widget: Widget) -> Iterator[Widget]:
+def iter_widgets(widget: Widget) -> Iterator[Widget]:
     """Yield a widget and all that is in it; layouts and styles are shared."""
     for child in widget.children if isinstance(widget, Box) else ():
-        yield from tree(child)
+        yield from iter_widgets(child)
     yield widget
 
 
 def close_tree(widget: Widget) -> None:
     """Close a widget and all that is in it; ipywidgets itself closes no children."""
-    for part in tuple(tree(widget)):
+    for part in tuple(iter_widgets(widget)):
         Widget.close(part)
         vars(part).pop("_repr_mimebundle_", None)  # ipywidgets 8 puts None there, and the static form would be gone.

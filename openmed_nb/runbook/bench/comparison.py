@@ -13,20 +13,29 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..._events.activity import LOADING, Activity
-from ..._render.display import NOT_APPLICABLE, OK, WARNING, Finding, Plain, Report, Table, counted, findings_table
-from ..._render.drawing import Bar, Picture
-from ..._utils.clock import now
+from ..._events.activity import LOADING, ProgressEvent
+from ..._render.display import NOT_APPLICABLE, OK, WARNING, Finding, JsonMixin, Report, Table, findings_table, pluralize
+from ..._render.drawing import Bar, Chart
+from ..._utils.clock import current_time
 from ..._utils.text import describe_value
-from ..._utils.validation import number, whole, whole_or_none
-from ...devices.machine import shown_device
-from ...devices.registry import device_of
-from ...devices.request import canonical
-from ...errors import ConfigurationError, DeviceUnavailable
+from ..._utils.validation import check_integer, check_number, check_optional_integer
+from ...devices.machine import format_device
+from ...devices.registry import parse_device_argument
+from ...devices.request import normalize_device
+from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION
-from ..records.signals import Busy, busy_reader
-from .timing import FEWEST_VALUES, TRANSFER, Interval, Split, in_turn, median_interval, rate, whole_rounds
-from .workloads import StepReport, Workload, in_same_batches, put_on_devices, subject_of
+from ..records.signals import UtilizationReader, make_utilization_reader
+from .timing import (
+    MIN_VALUES,
+    TRANSFER,
+    Interval,
+    PhaseTimes,
+    format_rate,
+    interleave,
+    median_interval,
+    round_up_to_workers,
+)
+from .workloads import StepReport, Workload, build_benchmarks, make_target, share_batch_plan
 
 CPU = "cpu"
 
@@ -35,24 +44,24 @@ FASTER = "faster than the CPU"
 SLOWER = "slower than the CPU"
 NO_DIFFERENCE = "no difference shown"
 
-TRY_LARGER = "Use a larger batch: nb.sweep() finds the best."
+LARGER_BATCH_REMEDY = "Use a larger batch: nb.sweep() finds the best."
 SPEED_FINDINGS = {
     FASTER: (OK, ""),
-    SLOWER: (WARNING, f"{TRY_LARGER} Otherwise compute on the CPU."),
-    NO_DIFFERENCE: (WARNING, f"{TRY_LARGER} More pairs show smaller differences."),
+    SLOWER: (WARNING, f"{LARGER_BATCH_REMEDY} Otherwise compute on the CPU."),
+    NO_DIFFERENCE: (WARNING, f"{LARGER_BATCH_REMEDY} More pairs show smaller differences."),
 }
 
 SIMULATED_SPEED = "a simulated device computes on the CPU"
-ALONE = "There is only the CPU here: nothing to compare it with."
+CPU_ONLY_NOTICE = "There is only the CPU here: nothing to compare it with."
 
-ASKED_EVERY = 0.5  # Seconds between two questions: each starts a command, whose cost is not work of the device.
-EXTENDED = 2  # If answers are slow, a device is watched at most so many times as long.
-# How many answers a mean of utilisation needs; each is of one moment, which says nothing of the next.
-FEWEST_ANSWERS = 5
+SAMPLE_INTERVAL = 0.5  # Seconds between two questions: each starts a command, whose cost is not work of the device.
+EXTENSION_FACTOR = 2  # If answers are slow, a device is watched at most so many times as long.
+# How many answers a mean of utilization needs; each is of one moment, which says nothing of the next.
+MIN_SAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Utilisation(Plain):
+class Utilization(JsonMixin):
     """How busy a device was, all processes together, as shares from 0 to 1.
 
     Attributes:
@@ -61,7 +70,7 @@ class Utilisation(Plain):
         samples: How many answers ``busy`` is the mean of.
 
     Example:
-        >>> Utilisation(0.25, 0.75, 5).net, Utilisation(None, 0.75, 5).net, Utilisation(0.5, 0.25, 5).net
+        >>> Utilization(0.25, 0.75, 5).net, Utilization(None, 0.75, 5).net, Utilization(0.5, 0.25, 5).net
         (0.5, None, 0.0)
     """
 
@@ -69,7 +78,7 @@ class Utilisation(Plain):
     busy: float | None = None
     samples: int = 0
 
-    ALSO = ("net",)
+    JSON_PROPERTIES = ("net",)
 
     @property
     def net(self) -> float | None:
@@ -83,7 +92,7 @@ class Utilisation(Plain):
 
 
 @dataclass(frozen=True)
-class DeviceFigures:
+class DeviceMetrics:
     """What was measured on one device.
 
     Attributes:
@@ -92,7 +101,7 @@ class DeviceFigures:
         quartiles: A quarter of the steps is below the first, and a quarter above the second, in seconds.
         rows: How many texts, or rows, a step usually has.
         split: Where the time goes, each phase waited for.
-        speed_up: How many times as fast as the CPU it is; 1.22 is 22 % faster. ``None`` for the CPU itself.
+        speedup: How many times as fast as the CPU it is; 1.22 is 22 % faster. ``None`` for the CPU itself.
         load: How busy it was, before and meanwhile.
         mean_rows: How many rows a step has in the mean, if a loader gives batches of several sizes.
         simulated: Whether the device is simulated: it computes on the CPU, and has no speed of its own.
@@ -102,9 +111,9 @@ class DeviceFigures:
     seconds: float
     quartiles: tuple[float, float]
     rows: int
-    split: Split
-    speed_up: Interval | None = None
-    load: Utilisation = field(default_factory=Utilisation)
+    phase_times: PhaseTimes
+    speedup: Interval | None = None
+    utilization_details: Utilization = field(default_factory=Utilization)
     mean_rows: float | None = None
     simulated: bool = False
 
@@ -114,25 +123,25 @@ class DeviceFigures:
         return (self.mean_rows or self.rows) / self.seconds if self.seconds else 0.0
 
     @property
-    def shares(self) -> dict[str, float]:
+    def phase_fractions(self) -> dict[str, float]:
         """Which part of a step each phase is, from 0 to 1."""
-        return self.split.shares
+        return self.phase_times.fractions
 
     @property
-    def utilisation(self) -> float | None:
+    def utilization(self) -> float | None:
         """How busy the work kept the device, from 0 to 1, without what it does when idle; ``None`` if it is not known."""
-        return self.load.net
+        return self.utilization_details.net
 
     @property
-    def speed(self) -> str | None:
+    def speedup_category(self) -> str | None:
         """What the interval of the speed-up says, in words; ``None`` for the CPU."""
-        if self.speed_up is None:
+        if self.speedup is None:
             return None
         if self.simulated:
             return f"{NOT_APPLICABLE}: simulated"
-        if self.speed_up.holds(1.0):
+        if self.speedup.contains(1.0):
             return NO_DIFFERENCE
-        return FASTER if self.speed_up.low > 1 else SLOWER
+        return FASTER if self.speedup.low > 1 else SLOWER
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as mappings, numbers and strings, ready for JSON."""
@@ -142,10 +151,10 @@ class DeviceFigures:
             "quartiles": list(self.quartiles),
             "rows": self.rows,
             "rows_per_second": self.rows_per_second,
-            "phases": self.split.to_dict(),
-            "speed_up": None if self.simulated else self.speed_up and self.speed_up.to_dict(),
-            "speed": self.speed,
-            "utilisation": self.load.to_dict(),
+            "phases": self.phase_times.to_dict(),
+            "speedup": None if self.simulated else self.speedup and self.speedup.to_dict(),
+            "speed": self.speedup_category,
+            "utilization": self.utilization_details.to_dict(),
         }
 
 
@@ -161,21 +170,21 @@ class Comparison(StepReport):
         batch_tokens: How many tokens a batch might have; ``None`` if no texts were annotated.
     """
 
-    devices: tuple[DeviceFigures, ...]
-    pairs: int
+    devices: tuple[DeviceMetrics, ...]
+    rounds: int
     batch_tokens: int | None = None
 
     SCHEMA = "openmed_nb/comparison/1"
-    ALSO = ("findings",)
+    JSON_PROPERTIES = ("findings",)
 
-    def of(self, device: str) -> DeviceFigures:
+    def for_device(self, device: str) -> DeviceMetrics:
         """Return what was measured on a device.
 
         Raises:
             ConfigurationError: For a device that was not compared.
         """
         for one in self.devices:
-            if canonical(one.device) == canonical(device):
+            if normalize_device(one.device) == normalize_device(device):
                 return one
         names = ", ".join(one.device for one in self.devices)
         raise ConfigurationError(f"{describe_value(device)} was not compared.", f"Use one of {names}.")
@@ -186,95 +195,99 @@ class Comparison(StepReport):
         return (*map(self._of_speed, self.devices[1:]), *map(self._of_phases, self.devices))
 
     @property
-    def fastest(self) -> DeviceFigures | None:
+    def fastest(self) -> DeviceMetrics | None:
         """The device that is faster than the others for sure; ``None`` if no difference was shown, or it is simulated."""
-        sure = [one for one in self.devices if one.speed == FASTER]
-        others_slower = all(one.speed == SLOWER for one in self.devices[1:])
+        sure = [one for one in self.devices if one.speedup_category == FASTER]
+        others_slower = all(one.speedup_category == SLOWER for one in self.devices[1:])
         best = self.devices[0] if others_slower and len(self.devices) > 1 else None
         return max(sure, key=lambda one: one.rows_per_second, default=best)
 
     @property
     def headline(self) -> str:
         """Which device is how many times as fast as the CPU, in a sentence."""
-        return "; ".join(map(self._said_of, self.devices[1:])) or ALONE
+        return "; ".join(map(self._describe, self.devices[1:])) or CPU_ONLY_NOTICE
 
-    def _said_of(self, one: DeviceFigures) -> str:
+    def _describe(self, one: DeviceMetrics) -> str:
         name = self.shown(one.device)
-        if one.simulated or one.speed_up is None:
+        if one.simulated or one.speedup is None:
             return f"{name} has no speed of its own: {SIMULATED_SPEED}"
-        low = one.speed_up.low
-        middle = one.speed_up.middle
-        high = one.speed_up.high
-        if one.speed == NO_DIFFERENCE:
+        low = one.speedup.low
+        middle = one.speedup.median
+        high = one.speedup.high
+        if one.speedup_category == NO_DIFFERENCE:
             return f"No difference in speed was shown between {name} and the CPU ({low:.2f} to {high:.2f} times)"
-        if one.speed == SLOWER:
+        if one.speedup_category == SLOWER:
             return f"The CPU is {1 / middle:.2f} times as fast as {name} ({1 / high:.2f} to {1 / low:.2f})"
         return f"{name} is {middle:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
 
-    def _bar(self, one: DeviceFigures) -> Bar:
+    def _bar(self, one: DeviceMetrics) -> Bar:
         """Return the speed of a device as a bar, with the quartiles of its steps."""
         rows = one.mean_rows or one.rows
         slow, fast = (rows / seconds if all(one.quartiles) else None for seconds in one.quartiles[::-1])
-        shown = f"{rate(one.rows_per_second)} rows/s"
+        shown = f"{format_rate(one.rows_per_second)} rows/s"
         name = self.shown(one.device)
-        return Bar(name, one.rows_per_second, shown, low=slow, high=fast, strong=one is self.fastest)
+        return Bar(name, one.rows_per_second, shown, low=slow, high=fast, emphasized=one is self.fastest)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what the figures mean in words; the figures stand in the HTML."""
         names = [self.shown(one.device) for one in self.devices]
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
-        sizes = " and ".join(dict.fromkeys(counted(one.rows, "row") for one in self.devices))
-        how = f"{sizes} a step; each device had its turn {counted(self.pairs, 'time')}."
-        columns = ("device", "milliseconds a step", "quartiles", "rows a second", "times the CPU", "utilisation")
-        speeds = Table("Speed", columns, tuple(map(self._speed_row, self.devices)), folded=True)
-        phases = dict.fromkeys(name for one in self.devices for name in one.split.seconds)
-        rows = tuple((name, *(one.split.shown(name) for one in self.devices)) for name in phases)
-        split = Table("Where the time goes", ("phase", *names), rows, folded=True)
-        drawing = Picture("Speed, with the quartiles of the steps", tuple(map(self._bar, self.devices)))
+        sizes = " and ".join(dict.fromkeys(pluralize(one.rows, "row") for one in self.devices))
+        how = f"{sizes} a step; each device had its turn {pluralize(self.rounds, 'time')}."
+        columns = ("device", "milliseconds a step", "quartiles", "rows a second", "times the CPU", "utilization")
+        speeds = Table("Speed", columns, tuple(map(self._speed_row, self.devices)), collapsed=True)
+        phases = dict.fromkeys(name for one in self.devices for name in one.phase_times.seconds)
+        rows = tuple((name, *(one.phase_times.shown(name) for one in self.devices)) for name in phases)
+        split = Table("Where the time goes", ("phase", *names), rows, collapsed=True)
+        drawing = Chart("Speed, with the quartiles of the steps", tuple(map(self._bar, self.devices)))
         return Report(
             title,
-            (how, ALONE) if len(self.devices) == 1 else (how,),
+            (how, CPU_ONLY_NOTICE) if len(self.devices) == 1 else (how,),
             (findings_table("", self.findings),),
-            figures=(speeds, split),
-            spoken=(self.headline, f"{title}: {how}"),
-            pictures=(drawing,),
+            metrics=(speeds, split),
+            html_sentences=(self.headline, f"{title}: {how}"),
+            charts=(drawing,),
         )
 
-    def _of_speed(self, one: DeviceFigures) -> Finding:
+    def _of_speed(self, one: DeviceMetrics) -> Finding:
         shown = self.shown(one.device)
-        if one.speed is None or one.simulated or shown != one.device:
+        if one.speedup_category is None or one.simulated or shown != one.device:
             return Finding(f"speed on {shown}", NOT_APPLICABLE, SIMULATED_SPEED)
-        status, remedy = SPEED_FINDINGS[one.speed]
-        return Finding(f"speed on {shown}", status, one.speed, remedy)
+        status, remedy = SPEED_FINDINGS[one.speedup_category]
+        return Finding(f"speed on {shown}", status, one.speedup_category, remedy)
 
-    def _of_phases(self, one: DeviceFigures) -> Finding:
+    def _of_phases(self, one: DeviceMetrics) -> Finding:
         name = f"time on {self.shown(one.device)}"
-        if one.device == CPU and one.split.dominating == TRANSFER:  # Nothing is copied there: the rest is even smaller.
+        if (
+            one.device == CPU and one.phase_times.dominant_phase == TRANSFER
+        ):  # Nothing is copied there: the rest is even smaller.
             return Finding(name, OK, "the work is too small to tell")
-        return one.split.finding(name, self.data_remedy)
+        return one.phase_times.finding(name, self.data_remedy)
 
-    def _speed_row(self, one: DeviceFigures) -> tuple[str, ...]:
+    def _speed_row(self, one: DeviceMetrics) -> tuple[str, ...]:
         low, high = one.quartiles
         return (
             self.shown(one.device),
             f"{1000 * one.seconds:.2f}",
             f"{1000 * low:.2f} to {1000 * high:.2f}",
             f"{one.rows_per_second:,.1f}",
-            NOT_APPLICABLE if one.simulated else str(one.speed_up or ""),
-            str(one.load),
+            NOT_APPLICABLE if one.simulated else str(one.speedup or ""),
+            str(one.utilization_details),
         )
 
 
-PAIRS = 20  # How often each device has its turn by default; 20 pairs give an interval that is 95.9 % sure.
+DEFAULT_ROUNDS = 20  # How often each device has its turn by default; 20 pairs give an interval that is 95.9 % sure.
 WARM_UP = 3  # Steps before any that counts: the first compile, fill caches, and start what reads ahead.
 PHASE_STEPS = 10  # How many steps are waited for phase by phase, fewer if they are slow.
-SHORTEST_TURN = 0.02  # A turn repeats a quick step until it takes so many seconds.
-LONGEST_TURN = 0.5  # No step is repeated in a turn for more seconds.
+MIN_TRIAL_SECONDS = 0.02  # A turn repeats a quick step until it takes so many seconds.
+MAX_TRIAL_SECONDS = 0.5  # No step is repeated in a turn for more seconds.
 SECONDS = 30.0  # How long all of it may take by default.
-TURNS_SHARE = 0.4  # The share of that time after which no more turns begin; the rest is for the phases and to watch.
-WATCH = 3.0  # How long a device is watched by default: time for enough answers.
-LONGEST_WATCH = 3600  # A device is watched for at most so many seconds.
-ROUNDS_OF_WORKERS = 4  # A turn has at least so many batches of each worker of a loader: they come in bursts.
+TRIAL_TIME_FRACTION = (
+    0.4  # The share of that time after which no more turns begin; the rest is for the phases and to watch.
+)
+UTILIZATION_SECONDS = 3.0  # How long a device is watched by default: time for enough answers.
+MAX_UTILIZATION_SECONDS = 3600  # A device is watched for at most so many seconds.
+BATCHES_PER_WORKER = 4  # A turn has at least so many batches of each worker of a loader: they come in bursts.
 
 
 def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -284,8 +297,8 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     devices: Any = None,
     training: bool = False,
     batch_size: int | None = None,
-    pairs: int = PAIRS,
-    watch: float = WATCH,
+    rounds: int = DEFAULT_ROUNDS,
+    utilization_seconds: float = UTILIZATION_SECONDS,
     seconds: float = SECONDS,
     progress: bool = True,
     **arguments: Any,
@@ -294,7 +307,7 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Each device has its turns at full speed, data included, and the speed-up is the median of the ratios to the CPU of all
     rounds, with an interval that assumes nothing of how times are distributed. Then steps are waited for phase by phase, and
-    at last each device works without a pause while the system is asked how busy it is. :func:`annotate` tokenises while a GPU
+    at last each device works without a pause while the system is asked how busy it is. :func:`annotate` tokenizes while a GPU
     computes: of its phases there, data count only as long as they outlast the forward pass.
 
     Args:
@@ -311,15 +324,15 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
             device. The result says it as ``batch_tokens``.
         pairs: How often each device has its turn, from 6, if there is time for it.
         watch: For how many seconds each device is watched while it works, and before while it does not, up to twice as long
-            if there are too few answers for a mean by then; 0 leaves ``utilisation`` out.
+            if there are too few answers for a mean by then; 0 leaves ``utilization`` out.
         seconds: About how long the whole call may take. Where the work is slow, there are fewer turns, but at least 6, and devices
             are watched for a shorter time, or not at all; ask for more with it to have more.
         progress: Whether to show what is under way, where it takes longer than half a second.
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
-        The comparison: ``of("mps")`` has ``speed_up`` with ``low``, ``middle`` and ``high`` (1.22 is 22 % faster), ``speed`` in
-        words, ``seconds``, ``rows_per_second``, ``shares`` of the phases, ``split.dominating``, and ``utilisation`` from 0 to 1
+        The comparison: ``of("mps")`` has ``speedup`` with ``low``, ``middle`` and ``high`` (1.22 is 22 % faster), ``speed`` in
+        words, ``seconds``, ``rows_per_second``, ``shares`` of the phases, ``split.dominant_phase``, and ``utilization`` from 0 to 1
         without what the device does when idle, ``None`` where it cannot be read; ``findings`` says it in words. Its text has
         no times.
 
@@ -332,90 +345,97 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
     to 1.4 times faster in them than in those for MPS (notes and sentences, one core).
 
     Models are loaded for the comparison and let go after it; the session, a model of yours and random numbers stay as they
-    are; hooks of a model of yours run in its copies. Utilisation is that of all processes together: on a Mac ``ioreg`` says it, on CUDA ``nvidia-smi``, and of the CPU
+    are; hooks of a model of yours run in its copies. Utilization is that of all processes together: on a Mac ``ioreg`` says it, on CUDA ``nvidia-smi``, and of the CPU
     psutil, once a second. Under a simulated MPS device nothing of it is read.
 
     Example:
         >>> import torch
         >>> comparison = compare(torch.nn.Linear(8, 8), torch.ones(2, 8), devices="cpu", pairs=6, watch=0)
-        >>> list(comparison.of("cpu").shares), comparison.of("cpu").speed_up is None
+        >>> list(comparison.of("cpu").shares), comparison.of("cpu").speedup is None
         (['data', 'transfer', 'forward'], True)
         >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", pairs=6, watch=0).task
         'own step'
     """
-    begin = now()
-    batch_size = whole_or_none("batch_size", batch_size)
-    pairs = whole("pairs", pairs, FEWEST_VALUES)
-    seconds = number("seconds", seconds, above=0, such_as=f"{SECONDS:g}")
-    watch = number("watch", watch, LONGEST_WATCH, such_as=f"{WATCH:g}; 0 leaves the utilisation out")
+    begin = current_time()
+    batch_size = check_optional_integer("batch_size", batch_size)
+    rounds = check_integer("pairs", rounds, MIN_VALUES)
+    seconds = check_number("seconds", seconds, above=0, example=f"{SECONDS:g}")
+    utilization_seconds = check_number(
+        "watch",
+        utilization_seconds,
+        MAX_UTILIZATION_SECONDS,
+        example=f"{UTILIZATION_SECONDS:g}; 0 leaves the utilization out",
+    )
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Name the devices: devices=['mps'].")
-    with SESSION.told_after(progress):
-        subject, device = subject_of(model, data, training=training, arguments=arguments, moved=True)
+    with SESSION.operation(progress):
+        subject, device = make_target(model, data, training=training, arguments=arguments, moved=True)
         asked: Iterable[Any] = (device, *usable_devices()) if devices is None else (devices,)
         if isinstance(devices, Iterable) and not isinstance(devices, str):
             asked = devices
-        names = devices_to_compare(*(SESSION.device(name).device for name in asked))
+        names = select_devices(*(SESSION.device(name).device for name in asked))
         alone = "" if len(names) > 1 else ", the only device here"
 
         def tell(name: str) -> None:
-            what = f"{subject.name} on {shown_device(name)}{alone}"
-            SESSION.tell(Activity(LOADING, what, names.index(name), len(names)))
+            what = f"{subject.name} on {format_device(name)}{alone}"
+            SESSION.notify(ProgressEvent(LOADING, what, names.index(name), len(names)))
 
-        with put_on_devices(subject, names, tell) as benches:
-            work = {name: bench.stream(batch_size) for name, bench in in_same_batches(benches).items()}
-            return compared(work, pairs, watch, begin + seconds)
+        with build_benchmarks(subject, names, tell) as benches:
+            work = {name: bench.data_workload(batch_size) for name, bench in share_batch_plan(benches).items()}
+            return run_comparison(work, rounds, utilization_seconds, begin + seconds)
 
 
 def usable_devices() -> Iterator[str]:
     """Yield the devices that compute, the best first."""
-    for one in SESSION.devices().candidates:
+    for one in SESSION.list_devices().devices:
         if one.usable is not False:
-            with contextlib.suppress(DeviceUnavailable):  # A GPU that was not tried yet, and that fails.
+            with contextlib.suppress(DeviceUnavailableError):  # A GPU that was not tried yet, and that fails.
                 yield SESSION.device(one.device).device
 
 
-def devices_to_compare(*names: str) -> tuple[str, ...]:
+def select_devices(*names: str) -> tuple[str, ...]:
     """Return the devices of a comparison: the CPU, which the others are compared with, and each other once.
 
     Example:
-        >>> devices_to_compare("cuda", "cpu", "cuda:0")
+        >>> select_devices("cuda", "cpu", "cuda:0")
         ('cpu', 'cuda')
     """
     first: dict[str, str] = {}
     for name in (CPU, *names):
-        first.setdefault(canonical(name), name)
+        first.setdefault(normalize_device(name), name)
     return tuple(first.values())
 
 
-def compared(work: Mapping[str, Workload], pairs: int, watch: float, until: float = math.inf) -> Comparison:
+def run_comparison(work: Mapping[str, Workload], pairs: int, watch: float, until: float = math.inf) -> Comparison:
     """Return what is measured of the same work on devices: its turns, its phases, and then how busy each device is.
 
     It ends about at a moment of the clock, ``until``.
     """
-    turns = seconds_in_turn(work, pairs, now() + TURNS_SHARE * (until - now()))
+    turns = time_interleaved(work, pairs, current_time() + TRIAL_TIME_FRACTION * (until - current_time()))
     first = work[CPU]
-    phases = SESSION.steps("Comparing", f"{first.name}, phase by phase", work, "device")
-    splits = {name: split_on(work[name]) for name in phases}
-    loads: dict[str, Utilisation] = {}
+    phases = SESSION.track("Comparing", f"{first.name}, phase by phase", work, "device")
+    splits = {name: measure_phases(work[name]) for name in phases}
+    loads: dict[str, Utilization] = {}
     if watch:
-        for name in SESSION.steps("Comparing", f"{first.name}, how busy a device is", work, "device"):
-            loads[name] = load_on(name, work[name], time_to_watch(watch, until - now(), len(work) - len(loads)))
-    SESSION.tell(Activity("Comparing", first.name))
+        for name in SESSION.track("Comparing", f"{first.name}, how busy a device is", work, "device"):
+            loads[name] = measure_utilization(
+                name, work[name], sampling_seconds(watch, until - current_time(), len(work) - len(loads))
+            )
+    SESSION.notify(ProgressEvent("Comparing", first.name))
     figures = tuple(
-        figures_on(one, name, turns, splits[name], loads.get(name, Utilisation())) for name, one in work.items()
+        device_metrics(one, name, turns, splits[name], loads.get(name, Utilization())) for name, one in work.items()
     )
-    return Comparison(**first.facts, devices=figures, pairs=len(turns[CPU]), batch_tokens=first.batch_tokens)
+    return Comparison(**first.facts, devices=figures, rounds=len(turns[CPU]), batch_tokens=first.batch_tokens)
 
 
-def figures_on(
-    workload: Workload, device: str, turns: Mapping[str, Sequence[float]], split: Split, load: Utilisation
-) -> DeviceFigures:
+def device_metrics(
+    workload: Workload, device: str, turns: Mapping[str, Sequence[float]], split: PhaseTimes, load: Utilization
+) -> DeviceMetrics:
     """Return what was measured on a device; the speed-up is the median of the ratios of all pairs."""
     seconds = turns[device]
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     ratios = [cpu / own for cpu, own in zip(turns[CPU], seconds, strict=True)]
-    return DeviceFigures(
+    return DeviceMetrics(
         device,
         middle,
         (low, high),
@@ -424,11 +444,11 @@ def figures_on(
         None if device == CPU else median_interval(ratios),
         load,
         mean_rows=workload.mean_rows,
-        simulated=device_of(device).is_simulated,
+        simulated=parse_device_argument(device).is_simulated,
     )
 
 
-def seconds_in_turn(work: Mapping[str, Workload], pairs: int, until: float = math.inf) -> dict[str, list[float]]:
+def time_interleaved(work: Mapping[str, Workload], pairs: int, until: float = math.inf) -> dict[str, list[float]]:
     """Return the seconds of a step on each device at full speed, in rounds that begin with each device in turn.
 
     After a moment of the clock, ``until``, no round begins but those without which there is no interval.
@@ -436,86 +456,90 @@ def seconds_in_turn(work: Mapping[str, Workload], pairs: int, until: float = mat
     The n-th turn of each device has the same batches if the loader gives them in the same order.
     """
     with contextlib.ExitStack() as stack:
-        batches = {device: stack.enter_context(workload.begun()) for device, workload in work.items()}
-        warm = [warmed_up(workload, batches[device]) for device, workload in work.items()]
-        steps = steps_of_turn(warm, max(workload.workers for workload in work.values()))
+        batches = {device: stack.enter_context(workload.open_batches()) for device, workload in work.items()}
+        warm = [warm_up(workload, batches[device]) for device, workload in work.items()]
+        steps = steps_per_trial(warm, max(workload.workers for workload in work.values()))
 
         def turn_of(device: str) -> float:
-            work[device].settle(batches[device])
+            work[device].reach_steady_state(batches[device])
             return work[device].seconds_of_steps(batches[device], steps)
 
         model = next(iter(work.values())).name
         alone = "" if len(work) > 1 else " with nothing but the CPU"
-        turns = SESSION.steps("Comparing", f"{model}{alone}", range(pairs), "turn")
-        rounds = itertools.takewhile(lambda turn: turn < FEWEST_VALUES or now() <= until, turns)
-        return in_turn({device: partial(turn_of, device) for device in work}, rounds)
+        turns = SESSION.track("Comparing", f"{model}{alone}", range(pairs), "turn")
+        rounds = itertools.takewhile(lambda turn: turn < MIN_VALUES or current_time() <= until, turns)
+        return interleave({device: partial(turn_of, device) for device in work}, rounds)
 
 
-def warmed_up(workload: Workload, batches: Iterator[Any]) -> float:
+def warm_up(workload: Workload, batches: Iterator[Any]) -> float:
     """Run the first steps, and return how long the last of them took, in seconds."""
     return [workload.seconds_of_steps(batches) for _ in range(WARM_UP)][-1]
 
 
-def steps_of_turn(seconds: Collection[float], workers: int) -> int:
+def steps_per_trial(seconds: Collection[float], workers: int) -> int:
     """Return how many steps a turn has, from the seconds of a step on each device and the processes that read ahead."""
     quickest = max(1e-6, min(seconds))
     slowest = max(1e-6, *seconds)
-    steps = min(math.ceil(SHORTEST_TURN / quickest), max(1, int(LONGEST_TURN / slowest)))
-    return whole_rounds(max(steps, ROUNDS_OF_WORKERS * workers), workers)
+    steps = min(math.ceil(MIN_TRIAL_SECONDS / quickest), max(1, int(MAX_TRIAL_SECONDS / slowest)))
+    return round_up_to_workers(max(steps, BATCHES_PER_WORKER * workers), workers)
 
 
-def split_on(workload: Workload) -> Split:
+def measure_phases(workload: Workload) -> PhaseTimes:
     """Return where the time of a step goes; steps follow each other here, as loaders that read ahead need it."""
-    with workload.begun() as batches:
-        warmed_up(workload, batches)
-        workload.settle(batches)
-        fewest = ROUNDS_OF_WORKERS * workload.workers
-        return workload.split(batches, whole_rounds(max(PHASE_STEPS, fewest), workload.workers), fewest)
+    with workload.open_batches() as batches:
+        warm_up(workload, batches)
+        workload.reach_steady_state(batches)
+        fewest = BATCHES_PER_WORKER * workload.workers
+        return workload.split(batches, round_up_to_workers(max(PHASE_STEPS, fewest), workload.workers), fewest)
 
 
-def time_to_watch(watch: float, left: float, devices: int) -> float:
+def sampling_seconds(watch: float, left: float, devices: int) -> float:
     """Return for how many seconds a device is watched, of those that are left for so many devices, at work and before.
 
     Where there is no time for enough answers, it is not watched.
 
     Example:
-        >>> time_to_watch(3, 60, 2), time_to_watch(30, 12, 2), time_to_watch(3, 5, 2), time_to_watch(0, 60, 2)
+        >>> sampling_seconds(3, 60, 2), sampling_seconds(30, 12, 2), sampling_seconds(3, 5, 2), sampling_seconds(0, 60, 2)
         (3, 3.0, 0.0, 0)
     """
     room = left / (2 * devices)
     if watch <= room:
         return watch
-    return room if room >= FEWEST_ANSWERS * ASKED_EVERY else 0.0
+    return room if room >= MIN_SAMPLES * SAMPLE_INTERVAL else 0.0
 
 
-def load_on(device: str, workload: Workload, seconds: float) -> Utilisation:
+def measure_utilization(device: str, workload: Workload, seconds: float) -> Utilization:
     """Return how busy a device is while it works without a pause, and how busy it was just before."""
     if not seconds:
-        return Utilisation()
-    read = busy_reader(device, SESSION.computer.machine, environ=SESSION.environ, uuid=device_of(device).uuid())
-    with workload.begun() as batches:
-        return utilisation_during(read, seconds, lambda: workload.run(next(batches)))
+        return Utilization()
+    read = make_utilization_reader(
+        device, SESSION.device_manager.machine, environ=SESSION.environ, uuid=parse_device_argument(device).uuid()
+    )
+    with workload.open_batches() as batches:
+        return utilization_during(read, seconds, lambda: workload.run(next(batches)))
 
 
-def utilisation_during(
-    read: Busy | None, seconds: float, work: Callable[[], Any], interval: float = ASKED_EVERY
-) -> Utilisation:
+def utilization_during(
+    read: UtilizationReader | None, seconds: float, work: Callable[[], Any], interval: float = SAMPLE_INTERVAL
+) -> Utilization:
     """Return how busy a device is while work is done again and again, and how busy it was just before, while nothing is done.
 
     Each takes some seconds, up to twice as many if there are too few answers by then, and too few say nothing; what cannot
     be read is not run.
     """
     if read is None:
-        return Utilisation()
-    idle = answers_during(partial(time.sleep, interval / 10), read, seconds, interval)
-    busy = answers_during(work, read, seconds, interval)
+        return Utilization()
+    idle = samples_during(partial(time.sleep, interval / 10), read, seconds, interval)
+    busy = samples_during(work, read, seconds, interval)
     idle_mean, busy_mean = (
-        statistics.fmean(answers) if len(answers) >= FEWEST_ANSWERS else None for answers in (idle, busy)
+        statistics.fmean(answers) if len(answers) >= MIN_SAMPLES else None for answers in (idle, busy)
     )
-    return Utilisation(idle_mean, busy_mean, len(busy))
+    return Utilization(idle_mean, busy_mean, len(busy))
 
 
-def answers_during(work: Callable[[], Any], read: Busy, seconds: float, interval: float = ASKED_EVERY) -> list[float]:
+def samples_during(
+    work: Callable[[], Any], read: UtilizationReader, seconds: float, interval: float = SAMPLE_INTERVAL
+) -> list[float]:
     """Return what a reader answers in another thread while work is done again and again; the thread always ends with the work.
 
     It is asked every ``interval`` seconds. What cannot be read is left out, and so is what was answered after the work. No
@@ -533,11 +557,11 @@ def answers_during(work: Callable[[], Any], read: Busy, seconds: float, interval
                 answers.append(answer)
 
     read()  # The processor's share is counted from one question to the next.
-    thread = threading.Thread(target=ask, name="openmed_nb utilisation", daemon=True)
+    thread = threading.Thread(target=ask, name="openmed_nb utilization", daemon=True)
     thread.start()
     try:
-        begin = now()
-        while now() - begin < seconds * (1 if len(answers) >= FEWEST_ANSWERS else EXTENDED):
+        begin = current_time()
+        while current_time() - begin < seconds * (1 if len(answers) >= MIN_SAMPLES else EXTENSION_FACTOR):
             work()
     finally:
         ended.set()

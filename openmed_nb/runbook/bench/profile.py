@@ -13,42 +13,42 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..._events.activity import Activity
+from ..._events.activity import ProgressEvent
 from ..._render.display import (
     NOT_APPLICABLE,
     OK,
     WARNING,
+    Displayable,
     Finding,
     Report,
-    Shown,
     Table,
-    counted,
     findings_table,
-    milliseconds,
-    worst,
+    format_milliseconds,
+    pluralize,
+    worst_status,
 )
-from ..._render.drawing import Bar, Picture, bars_of
-from ..._utils.plain import find_changes, read_as, save, to_json, utc
+from ..._render.drawing import Bar, Chart, bar_chart
+from ..._utils.plain import find_changes, read_json_file, save_text, to_json, utc_timestamp
 from ..._utils.text import describe_file, short_type_name
-from ..._utils.validation import check_flag, given_path, whole, whole_or_none
+from ..._utils.validation import check_bool, check_integer, check_optional_integer, check_path
 from ...devices import profilers
-from ...devices.registry import device_of
+from ...devices.registry import parse_device_argument
 from ...errors import ConfigurationError
 from ...session import SESSION
 from ..checks.operators.fallbacks import Fallback
-from .timing import DATA, DATA_SHARE, OperatorTime, Split, Synchronisation, series
-from .workloads import OWN_STEP, StepReport, Workload, next_batch, put_on_devices, subject_of
+from .timing import DATA, MAX_DATA_FRACTION, OperatorTime, PhaseTimes, Synchronization, repeat_measurement
+from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target, next_batch
 
 # What is looked for, by the names of the findings.
 DATA_FINDING = "data"
-SYNCHRONISATION = "synchronisation"
+SYNCHRONIZATION = "synchronization"
 TINY_BATCH = "tiny batch"
 FALLBACK = "fallback"
 
 # A batch is tiny if kernels run on the GPU for less than half of a step: it mostly waits for the next to be started.
 # Measured on an H200: a BERT of base size with rows of 128 tokens crosses it at 1 or 2 rows in forward passes and at about 8
 # in training steps; below it, twice the rows took no more time.
-KERNEL_SHARE = 0.5
+MIN_KERNEL_FRACTION = 0.5
 
 # If torch's profiler sees no kernels, a batch is tiny if more than this share of a step goes into starting operators.
 # What starting one takes is measured in turn with the steps, with operators that have nothing to compute, because it differs:
@@ -56,7 +56,7 @@ KERNEL_SHARE = 0.5
 # of linear layers, convolutions, elementwise functions and transformers, with 1 to 4096 rows: on the CPU (67 cases), twice the
 # rows take 1.1 times as long in the median if the share is above a half, and 1.8 times if it is not. On an H200, counted
 # as on MPS, the share is above a half in all 77 cases in which kernels run for less than half of a step, and in 8 of 12 others.
-STARTING_SHARE = 0.5
+MAX_LAUNCH_FRACTION = 0.5
 
 # What to do about a wait, by its reason.
 WAIT_REMEDIES = {
@@ -87,12 +87,12 @@ class Profile(StepReport):
         operators: The operators that take longest, by phase.
         operators_per_step: How many operators a step starts that compute something; views do not count.
         device_seconds: How long kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler cannot see that.
-        synchronisations: The calls that wait for the device within a step, except those of this package.
+        synchronizations: The calls that wait for the device within a step, except those of this package.
         fallbacks: The operators that fell back from MPS to the CPU, in ``watched`` steps.
         watched: How many steps were watched for both.
         batch_tokens: How many tokens a batch might have on the device; ``None`` if no texts were annotated.
         operator_seconds: How long operators compute in a step, in seconds, if that is on the CPU; else ``None``.
-        starting_seconds: How long it takes to start the operators of a step, in seconds, by what operators with nothing to
+        launch_seconds: How long it takes to start the operators of a step, in seconds, by what operators with nothing to
             compute took in turn with the steps; ``None`` if torch's profiler sees the kernels, which tell more.
         written: When it was measured, in UTC, such as ``"2026-11-01T12:00:00Z"``; empty if nobody knows.
     """
@@ -102,26 +102,26 @@ class Profile(StepReport):
     steps: int
     warm_up: int
     seconds: float
-    split: Split
+    phase_times: PhaseTimes
     data_only: float
     compute_only: float
     operators: tuple[OperatorTime, ...]
     operators_per_step: float
     device_seconds: float | None = None
-    synchronisations: tuple[Synchronisation, ...] = ()
+    synchronizations: tuple[Synchronization, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
-    watched: int = 1
+    traced_steps: int = 1
     batch_tokens: int | None = None
     operator_seconds: float | None = None
-    starting_seconds: float | None = None
-    written: str = ""
+    launch_seconds: float | None = None
+    created_at: str = ""
 
     SCHEMA = "openmed_nb/profile/1"
-    ALSO = (
+    JSON_PROPERTIES = (
         "microseconds_per_operator",
-        "starting_share",
-        "kernel_share",
-        "fallback_share",
+        "launch_fraction",
+        "kernel_fraction",
+        "fallback_fraction",
         "findings",
         "bottlenecks",
     )
@@ -129,7 +129,7 @@ class Profile(StepReport):
     @property
     def shares(self) -> dict[str, float]:
         """Which part of a step each phase is, from 0 to 1."""
-        return self.split.shares
+        return self.phase_times.fractions
 
     @property
     def _computing(self) -> float:
@@ -145,17 +145,17 @@ class Profile(StepReport):
         return 1e6 * self._computing / self.operators_per_step if self.operators_per_step else None
 
     @property
-    def starting_share(self) -> float | None:
+    def launch_fraction(self) -> float | None:
         """Which part of a step goes into starting operators, data left out, from 0 to 1; ``None`` if it is not known.
 
         On the CPU it is the part of the time of the operators alone, without that of the person's own Python.
         """
-        if self.starting_seconds is None or not self.operators_per_step or self._computing <= 0:
+        if self.launch_seconds is None or not self.operators_per_step or self._computing <= 0:
             return None
-        return min(1.0, self.starting_seconds / self._computing)
+        return min(1.0, self.launch_seconds / self._computing)
 
     @property
-    def kernel_share(self) -> float | None:
+    def kernel_fraction(self) -> float | None:
         """Which part of a step kernels run on the GPU, data left out, from 0 to 1; ``None`` if it is not known."""
         if self.device_seconds is None or self.compute_only <= 0:
             return None
@@ -164,17 +164,17 @@ class Profile(StepReport):
     @property
     def fallbacks_per_step(self) -> float:
         """How often operators fall back to the CPU in a step."""
-        return sum(one.count for one in self.fallbacks) / self.watched
+        return sum(one.count for one in self.fallbacks) / self.traced_steps
 
     @property
-    def fallback_share(self) -> float:
+    def fallback_fraction(self) -> float:
         """Which part of the operators falls back to the CPU, by number, from 0 to 1."""
         return min(1.0, self.fallbacks_per_step / self.operators_per_step) if self.operators_per_step else 0.0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was looked for and how it is: ``"data"``, ``"synchronisation"``, ``"tiny batch"`` and ``"fallback"``."""
-        return (self._data(), self._synchronisation(), self._tiny_batch(), self._fallback())
+        """What was looked for and how it is: ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``."""
+        return (self._data(), self._synchronization(), self._tiny_batch(), self._fallback())
 
     @property
     def bottlenecks(self) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ class Profile(StepReport):
         Raises:
             ConfigurationError: If it cannot be written.
         """
-        save(given_path(file, "the file of a profile"), to_json(self))
+        save_text(check_path(file, "the file of a profile"), to_json(self))
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Profile:
@@ -206,9 +206,9 @@ class Profile(StepReport):
             ...     print(error.remedy)
             Pass a file that Profile.save() has written.
         """
-        path = given_path(file, "the file of a profile")
+        path = check_path(file, "the file of a profile")
         remedy = "Pass a file that Profile.save() has written."
-        found: Profile = read_as(cls, path, "a profile of nb.runbook.profile()", remedy)
+        found: Profile = read_json_file(cls, path, "a profile of nb.runbook.profile()", remedy)
         return found
 
     def diff(self, other: Any) -> ProfileDiff:
@@ -233,21 +233,21 @@ class Profile(StepReport):
         if not isinstance(other, Profile):
             what = f"A profile cannot be compared with {short_type_name(other)}."
             raise ConfigurationError(what, "Pass what nb.runbook.profile() or Profile.read() returned.")
-        return ProfileDiff(*sorted((self, other), key=lambda one: one.written))
+        return ProfileDiff(*sorted((self, other), key=lambda one: one.created_at))
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what holds the steps up; the figures stand in the HTML."""
         title = f"Profile of {self.name} ({self.task}) on {self.shown(self.device)}"
-        how = f"{counted(self.steps, 'step')} of {counted(self.rows, 'row')}, after {self.warm_up} for warming up."
-        waits = tuple((wait.call, str(wait.place), f"{wait.count:g}") for wait in self.synchronisations)
+        how = f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}, after {self.warm_up} for warming up."
+        waits = tuple((wait.call, str(wait.place), f"{wait.count:g}") for wait in self.synchronizations)
         tables = (
             findings_table("", self.findings),
             Table("What waits for the device", ("call", "where", "times a step"), waits),
         )
-        begins = itertools.accumulate(self.split.waits.values(), initial=0.0)
+        begins = itertools.accumulate(self.phase_times.waiting_seconds.values(), initial=0.0)
         phases = tuple(
-            Bar(name, seconds, self.split.shown(name), begin, strong=name == self.split.dominating)
-            for (name, seconds), begin in zip(self.split.waits.items(), begins, strict=False)
+            Bar(name, seconds, self.phase_times.shown(name), begin, emphasized=name == self.phase_times.dominant_phase)
+            for (name, seconds), begin in zip(self.phase_times.waiting_seconds.items(), begins, strict=False)
         )
         on_gpu = self.device_seconds is not None  # Else the times are those of the host.
         times = [
@@ -260,11 +260,11 @@ class Profile(StepReport):
             title,
             (how,),
             tables,
-            figures=(self._time_table(), self._operator_table()),
-            spoken=(self.headline, f"{title}: {how}"),
-            pictures=(
-                Picture("Where the time of a step goes, from its beginning to its end", phases),
-                bars_of(caption, longest, milliseconds),
+            metrics=(self._time_table(), self._operator_table()),
+            html_sentences=(self.headline, f"{title}: {how}"),
+            charts=(
+                Chart("Where the time of a step goes, from its beginning to its end", phases),
+                bar_chart(caption, longest, format_milliseconds),
             ),
         )
 
@@ -273,39 +273,39 @@ class Profile(StepReport):
         """How long a step takes, and what takes most of it, in a sentence."""
         most = max(self.shares, key=self.shares.__getitem__, default="")
         share = f": {100 * self.shares[most]:.0f} % of it is {most}" if most not in {"", "step"} else ""
-        return f"A step takes {milliseconds(self.seconds)} on {self.shown(self.device)}{share}"
+        return f"A step takes {format_milliseconds(self.seconds)} on {self.shown(self.device)}{share}"
 
     def _data(self) -> Finding:
-        if self.shares.get(DATA, 0.0) > DATA_SHARE:
+        if self.shares.get(DATA, 0.0) > MAX_DATA_FRACTION:
             return Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
         return Finding(DATA_FINDING, OK, "data come in time")
 
-    def _synchronisation(self) -> Finding:
-        mine = [wait for wait in self.synchronisations if wait.place.is_own]
+    def _synchronization(self) -> Finding:
+        mine = [wait for wait in self.synchronizations if wait.place.is_user_code]
         avoidable = [wait for wait in mine if wait.reason != "batch"]  # No step can do without its batch.
         if not avoidable:
             waits = "only the batch is waited for, on its way to the device"
-            return Finding(SYNCHRONISATION, OK, waits if mine else "no line of the step waits for the device")
+            return Finding(SYNCHRONIZATION, OK, waits if mine else "no line of the step waits for the device")
         places = ", ".join(map(str, avoidable[:SHOWN]))
         if len(avoidable) > SHOWN:
-            places += f", and {counted(len(avoidable) - SHOWN, 'other')}"
-        if not device_of(self.device).is_accelerator:
+            places += f", and {pluralize(len(avoidable) - SHOWN, 'other')}"
+        if not parse_device_argument(self.device).is_accelerator:
             words = f"nothing waits on the CPU; a GPU would be waited for: {places}"
-            return Finding(SYNCHRONISATION, NOT_APPLICABLE, words)
+            return Finding(SYNCHRONIZATION, NOT_APPLICABLE, words)
         remedy = WAIT_REMEDIES[avoidable[0].reason]
-        return Finding(SYNCHRONISATION, WARNING, f"the device is waited for: {places}", remedy)
+        return Finding(SYNCHRONIZATION, WARNING, f"the device is waited for: {places}", remedy)
 
     def _tiny_batch(self) -> Finding:
         """Return whether a step does little but start operators."""
-        if self.simulated and device_of(self.device).can_be_simulated:
+        if self.simulated and parse_device_argument(self.device).can_be_simulated:
             return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device starts no operators")
-        if self.kernel_share is not None:
-            tiny = self.kernel_share < KERNEL_SHARE
+        if self.kernel_fraction is not None:
+            tiny = self.kernel_fraction < MIN_KERNEL_FRACTION
         else:
-            tiny = (self.starting_share or 0.0) > STARTING_SHARE
+            tiny = (self.launch_fraction or 0.0) > MAX_LAUNCH_FRACTION
             # A step of one's own may spend its time in Python, which only the CPU's own operator times tell apart.
-            hides_python = self.task == OWN_STEP and self.operator_seconds is None
-            if self.starting_share is None or (hides_python and not tiny):
+            hides_python = self.task == CUSTOM_STEP and self.operator_seconds is None
+            if self.launch_fraction is None or (hides_python and not tiny):
                 return Finding(TINY_BATCH, NOT_APPLICABLE, "not known")
         if tiny:
             remedy = "Use a larger batch: nb.sweep() finds the best."
@@ -313,7 +313,7 @@ class Profile(StepReport):
         return Finding(TINY_BATCH, OK, "operators have enough to do")
 
     def _fallback(self) -> Finding:
-        if not device_of(self.device).has_fallbacks:
+        if not parse_device_argument(self.device).has_fallbacks:
             return Finding(FALLBACK, NOT_APPLICABLE, "only MPS has operators that fall back to the CPU")
         names = sorted({fallback.operator for fallback in self.fallbacks})
         if not names:
@@ -323,24 +323,24 @@ class Profile(StepReport):
 
     def _time_table(self) -> Table:
         rows = [
-            ("a step at full speed", milliseconds(self.seconds)),
-            ("data only", milliseconds(self.data_only)),
-            ("the same batch again", milliseconds(self.compute_only)),
+            ("a step at full speed", format_milliseconds(self.seconds)),
+            ("data only", format_milliseconds(self.data_only)),
+            ("the same batch again", format_milliseconds(self.compute_only)),
         ]
-        rows += [(f"phase {name}", self.split.shown(name)) for name in self.split.seconds]
+        rows += [(f"phase {name}", self.phase_times.shown(name)) for name in self.phase_times.seconds]
         rows.append(("operators a step", f"{self.operators_per_step:g}"))
         if self.microseconds_per_operator is not None:
             rows.append(("time for each operator", f"{self.microseconds_per_operator:.1f} µs"))
         parts = (
-            ("starting operators", self.starting_seconds, self.starting_share),
-            ("kernels on the GPU", self.device_seconds, self.kernel_share),
+            ("starting operators", self.launch_seconds, self.launch_fraction),
+            ("kernels on the GPU", self.device_seconds, self.kernel_fraction),
         )
         rows += [
-            (name, f"{milliseconds(seconds)} ({100 * share:.0f} %)")
+            (name, f"{format_milliseconds(seconds)} ({100 * share:.0f} %)")
             for name, seconds, share in parts
             if seconds is not None and share is not None
         ]
-        return Table("Times of a step", ("what", "figure"), tuple(rows), folded=True)
+        return Table("Times of a step", ("what", "figure"), tuple(rows), collapsed=True)
 
     def _operator_table(self) -> Table:
         rows = tuple(
@@ -354,7 +354,7 @@ class Profile(StepReport):
             for one in self.operators[:SHOWN_OPERATORS]
         )
         columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
-        return Table("Operators by the time that they take themselves", columns, rows, folded=True)
+        return Table("Operators by the time that they take themselves", columns, rows, collapsed=True)
 
 
 TOP = 3  # How many operators on top are compared.
@@ -377,16 +377,16 @@ class OperatorTimes:
 
     operator: str
     before: float
-    now: float
+    after: float
 
     @property
     def change(self) -> str:
         """How much more or less it takes, as people read it."""
-        return f"{100 * (self.now / self.before - 1):+.0f} %" if self.before else "new"
+        return f"{100 * (self.after / self.before - 1):+.0f} %" if self.before else "new"
 
 
 @dataclass(frozen=True, repr=False)
-class ProfileDiff(Shown):
+class ProfileDiff(Displayable):
     """Two profiles of the same work at two times.
 
     Attributes:
@@ -398,20 +398,20 @@ class ProfileDiff(Shown):
     second: Profile
 
     SCHEMA = "openmed_nb/profile_diff/1"
-    HIDDEN = ("first", "second")
-    ALSO = (
+    JSON_EXCLUDE = ("first", "second")
+    JSON_PROPERTIES = (
         "written",
         "days",
         "differences",
         "progress",
         "operators",
         "hotspots",
-        "stop",
+        "should_stop",
         "findings",
         "status",
         "simulated",
     )
-    WHEN_SIMULATED = StepReport.WHEN_SIMULATED
+    SIMULATION_MARKERS = StepReport.SIMULATION_MARKERS
 
     @property
     def simulated(self) -> bool:
@@ -421,7 +421,7 @@ class ProfileDiff(Shown):
     @property
     def written(self) -> tuple[str, str]:
         """When they were measured."""
-        return self.first.written, self.second.written
+        return self.first.created_at, self.second.created_at
 
     @property
     def days(self) -> int | None:
@@ -459,7 +459,7 @@ class ProfileDiff(Shown):
             for operator in profile.operators:
                 seconds[operator.operator] += getattr(operator, unit) or 0.0
         times = [OperatorTimes(name, before[name], after[name]) for name in {**before, **after}]
-        return tuple(sorted(times, key=lambda one: max(one.before, one.now), reverse=True))
+        return tuple(sorted(times, key=lambda one: max(one.before, one.after), reverse=True))
 
     @property
     def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -471,7 +471,7 @@ class ProfileDiff(Shown):
         return tuple(sorted(times, key=times.__getitem__, reverse=True)[:TOP])
 
     @property
-    def stop(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether the stopping rule holds: a week or more apart, the same operators on top, and a step no faster."""
         return self._stopping().status == WARNING
 
@@ -484,8 +484,8 @@ class ProfileDiff(Shown):
         top = {*self._top("before"), *self._top("now")}
         changes: dict[str, list[str]] = {"faster": [], "slower": []}
         for times in self.operators:
-            if times.operator in top and abs(times.now - times.before) > CHANGE * max(times.now, times.before):
-                changes["faster" if times.now < times.before else "slower"].append(times.operator)
+            if times.operator in top and abs(times.after - times.before) > CHANGE * max(times.after, times.before):
+                changes["faster" if times.after < times.before else "slower"].append(times.operator)
         words = [f"{word}: {', '.join(names)}" for word, names in changes.items() if names]
         return (
             Finding(WORK, OK, "model, batch and device are the same"),
@@ -504,7 +504,7 @@ class ProfileDiff(Shown):
     @property
     def status(self) -> str:
         """The worst of the findings."""
-        return worst(self.findings)
+        return worst_status(self.findings)
 
     def _stopping(self) -> Finding:
         first, second = self.hotspots
@@ -521,15 +521,15 @@ class ProfileDiff(Shown):
         do = "move this work" if self.days < TWO_WEEKS else "split off what they do"
         return Finding(STOPPING, WARNING, what, f"Stop here: {do}, or accept it; {LANES}")
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what became of the work; times stand in the HTML."""
-        apart = "at two times" if self.days is None else f"{counted(self.days, 'day')} apart"
-        said = "stop here" if self.stop else self._step().evidence
+        apart = "at two times" if self.days is None else f"{pluralize(self.days, 'day')} apart"
+        said = "stop here" if self.should_stop else self._step().evidence
         if self.differences:
             said = "other work"
         step = OperatorTimes("a step at full speed", self.first.seconds, self.second.seconds)
         rows = tuple(
-            (one.operator, f"{1000 * one.before:.3f}", f"{1000 * one.now:.3f}", one.change)
+            (one.operator, f"{1000 * one.before:.3f}", f"{1000 * one.after:.3f}", one.change)
             for one in (step, *self.operators[:SHOWN_OPERATORS])
         )
         times = Table("Times of a step", ("what", "ms before", "ms now", "change"), rows)
@@ -537,15 +537,15 @@ class ProfileDiff(Shown):
         return Report(
             f"Two profiles of {later.name} ({later.task}) on {later.shown(later.device)}, {apart}: {said}",
             tables=(findings_table("", self.findings),),
-            figures=() if self.differences else (times,),
+            metrics=() if self.differences else (times,),
             status=self.status,
         )
 
 
-MOST_OPERATORS = 30  # How many are kept.
+MAX_OPERATORS = 30  # How many are kept.
 STEPS = 50
 WARM_UP = 5
-PARTS = 6  # What a profile is made of, one after the other.
+NUM_STAGES = 6  # What a profile is made of, one after the other.
 
 
 def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
@@ -592,9 +592,9 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
-        The profile: ``findings``, named ``"data"``, ``"synchronisation"``, ``"tiny batch"`` and ``"fallback"``; ``bottlenecks``,
+        The profile: ``findings``, named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``; ``bottlenecks``,
         the names of those that warn; ``seconds``, ``data_only``, ``compute_only`` and ``shares`` of the phases;
-        ``synchronisations`` with call, file, line and count; ``operators`` by time; and ``save("profile.json")``, in the schema
+        ``synchronizations`` with call, file, line and count; ``operators`` by time; and ``save("profile.json")``, in the schema
         that ``to_dict()["schema"]`` names. Its text has no times, no path and no word of a text.
 
     Raises:
@@ -614,30 +614,32 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> import torch
         >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
         >>> [one.name for one in found.findings], found.operators_per_step
-        (['data', 'synchronisation', 'tiny batch', 'fallback'], 1.0)
+        (['data', 'synchronization', 'tiny batch', 'fallback'], 1.0)
     """
-    check_flag("signposts", signposts)
-    steps = whole("steps", steps)
-    warm_up = whole("warm_up", warm_up, 0)
-    batch_size = whole_or_none("batch_size", batch_size)
-    file = checked_trace(trace)
+    check_bool("signposts", signposts)
+    steps = check_integer("steps", steps)
+    warm_up = check_integer("warm_up", warm_up, 0)
+    batch_size = check_optional_integer("batch_size", batch_size)
+    file = validate_trace_path(trace)
     capture = None if metal_capture is None else profilers.capture_name(metal_capture)
-    with SESSION.told_after(progress):
-        subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
+    with SESSION.operation(progress):
+        subject, place = make_target(model, data, training=training, device=device, arguments=arguments)
         profilers.check_no_profiler()
         if signposts:
             profilers.check_signposts(place)
         if capture is not None:
             profilers.check_metal_capture(place)
-        with put_on_devices(subject, [place]) as benches:
-            return profiled(benches[place].stream(batch_size), place, steps, warm_up, file, signposts, capture)
+        with build_benchmarks(subject, [place]) as benches:
+            return run_profile(
+                benches[place].data_workload(batch_size), place, steps, warm_up, file, signposts, capture
+            )
 
 
-def checked_trace(trace: Any) -> Path | None:
+def validate_trace_path(trace: Any) -> Path | None:
     """Return where a trace will be written; anything but a file of JSON in a folder that takes files is an error.
 
     Example:
-        >>> checked_trace("trace.txt")
+        >>> validate_trace_path("trace.txt")
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. Use a name that ends in .json or .json.gz.
@@ -660,7 +662,7 @@ def checked_trace(trace: Any) -> Path | None:
     return file
 
 
-def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
+def run_profile(  # noqa: PLR0913, PLR0917 - what a person asked for
     workload: Workload,
     device: str,
     steps: int,
@@ -670,39 +672,39 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
     capture: str | None,
 ) -> Profile:
     """Return the profile of steps that are ready."""
-    from .profile_watch import CALLS, WATCHED, empty_operators, operators_of, total, watched
+    from .profile_watch import CALLS, MAX_TRACED_STEPS, empty_operators, profile_operators, sum_operators, trace_steps
 
     def tell(done: int) -> None:
-        SESSION.tell(Activity("Profiling", workload.name, done, PARTS, "part"))
+        SESSION.notify(ProgressEvent("Profiling", workload.name, done, NUM_STAGES, "part"))
 
     tell(0)
-    known = device_of(device)
+    known = parse_device_argument(device)
     empty = empty_operators(device)
-    with workload.begun() as batches:
+    with workload.open_batches() as batches:
         batch = next(batches)
         for _ in range(warm_up):
             workload.seconds_of_steps(batches)
-        workload.settle(batches)
+        workload.reach_steady_state(batches)
         tell(1)
-        seconds = series(lambda: workload.seconds_of_steps(batches), steps)
-        workload.settle(batches)
+        seconds = repeat_measurement(lambda: workload.seconds_of_steps(batches), steps)
+        workload.reach_steady_state(batches)
         tell(2)
         split = workload.split(batches, steps)
-        workload.drop_ready(batches)
+        workload.drain_prefetched(batches)
         tell(3)
-        data = series(lambda: next_batch(batches)[1], steps)
-        turns = series(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
+        data = repeat_measurement(lambda: next_batch(batches)[1], steps)
+        turns = repeat_measurement(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
         tell(4)
         with profilers.signposts() if signposts else contextlib.nullcontext():
-            operators = operators_of(workload, batches, steps, trace, None if known.is_accelerator else empty)
+            operators = profile_operators(workload, batches, steps, trace, None if known.is_accelerator else empty)
         if capture is not None:
             with profilers.metal_capture(capture):
                 workload.run(batch)
         tell(5)
-        per_step, waits, fell = watched(workload, batches)
-    tell(PARTS)
+        per_step, waits, fell = trace_steps(workload, batches)
+    tell(NUM_STAGES)
     compute, started = zip(*turns, strict=True)
-    starting = total(operators, "starting_seconds")
+    starting = sum_operators(operators, "launch_seconds")
     if known.is_accelerator and not known.profiler_times_kernels:
         starting = per_step * statistics.median(started) / CALLS
     return Profile(
@@ -712,17 +714,17 @@ def profiled(  # noqa: PLR0913, PLR0917 - what a person asked for
         steps=steps,
         warm_up=warm_up,
         seconds=statistics.median(seconds),
-        split=split,
+        phase_times=split,
         data_only=workload.typical(data),
         compute_only=statistics.median(compute),
-        operators=operators[:MOST_OPERATORS],
+        operators=operators[:MAX_OPERATORS],
         operators_per_step=per_step,
-        device_seconds=total(operators, "device_seconds", with_data=True),
-        synchronisations=waits,
+        device_seconds=sum_operators(operators, "device_seconds", with_data=True),
+        synchronizations=waits,
         fallbacks=fell,
-        watched=WATCHED,
+        traced_steps=MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
-        operator_seconds=None if known.is_accelerator else (total(operators, "seconds") or 0.0),
-        starting_seconds=starting,
-        written=utc(),
+        operator_seconds=None if known.is_accelerator else (sum_operators(operators, "seconds") or 0.0),
+        launch_seconds=starting,
+        created_at=utc_timestamp(),
     )

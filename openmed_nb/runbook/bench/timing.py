@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
-from ..._render.display import OK, WARNING, Finding, Plain, milliseconds
-from ..._utils.clock import now
+from ..._render.display import OK, WARNING, Finding, JsonMixin, format_milliseconds
+from ..._utils.clock import current_time
 
 Name = TypeVar("Name")
 Measured = TypeVar("Measured")
@@ -22,10 +22,10 @@ FORWARD = "forward"
 DECODE = "decode"
 
 # A phase that takes more than this share of a step dominates: whatever else is made faster, it stays the larger part.
-DOMINATES = 0.5
+DOMINANT_FRACTION = 0.5
 
 # A loader that keeps a step waiting for more than this share of it is slow: without the wait, a third more steps are done.
-DATA_SHARE = 0.25
+MAX_DATA_FRACTION = 0.25
 
 # What to do about each phase that should not dominate.
 REMEDIES: Mapping[str, str] = {
@@ -36,7 +36,7 @@ REMEDIES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Split(Plain):
+class PhaseTimes(JsonMixin):
     """The phases of a step, each waited for.
 
     Attributes:
@@ -51,32 +51,32 @@ class Split(Plain):
     """
 
     seconds: Mapping[str, float]
-    meanwhile: bool = False
+    overlapped: bool = False
 
-    ALSO = ("shares", "dominating")
+    JSON_PROPERTIES = ("fractions", "dominant_phase")
 
     @property
-    def waits(self) -> dict[str, float]:
+    def waiting_seconds(self) -> dict[str, float]:
         """How long a step waits for each phase, in seconds: for data prepared meanwhile, as long as they outlast the forward pass."""
         waits = dict(self.seconds)
-        if self.meanwhile and DATA in waits:
+        if self.overlapped and DATA in waits:
             waits[DATA] = max(0.0, waits[DATA] - waits.get(FORWARD, 0.0))
         return waits
 
     @property
-    def shares(self) -> dict[str, float]:
+    def fractions(self) -> dict[str, float]:
         """Which part of a step each phase is that is waited for, from 0 to 1."""
-        total = sum(self.waits.values())
-        return {name: seconds / total if total else 0.0 for name, seconds in self.waits.items()}
+        total = sum(self.waiting_seconds.values())
+        return {name: seconds / total if total else 0.0 for name, seconds in self.waiting_seconds.items()}
 
     @property
-    def dominating(self) -> str | None:
+    def dominant_phase(self) -> str | None:
         """The phase that takes more than half of a step, ``None`` if none does."""
-        return next((name for name, share in self.shares.items() if share > DOMINATES), None)
+        return next((name for name, share in self.fractions.items() if share > DOMINANT_FRACTION), None)
 
     def finding(self, name: str, data_remedy: str) -> Finding:
         """Return what to think of it, under a name, with what to do about data that dominate."""
-        main = self.dominating
+        main = self.dominant_phase
         if main is None:
             return Finding(name, OK, "no phase takes more than half of a step")
         remedy = {**REMEDIES, DATA: data_remedy}.get(main, "")
@@ -86,11 +86,11 @@ class Split(Plain):
         """Return the time and the share of a phase as they are shown, empty for one that the step does not have."""
         if name not in self.seconds:
             return ""
-        return f"{milliseconds(self.waits[name])} ({100 * self.shares[name]:.0f} %)"
+        return f"{format_milliseconds(self.waiting_seconds[name])} ({100 * self.fractions[name]:.0f} %)"
 
 
 @dataclass(frozen=True)
-class OperatorTime(Plain):
+class OperatorTime(JsonMixin):
     """An operator in one phase.
 
     Attributes:
@@ -101,7 +101,7 @@ class OperatorTime(Plain):
             calls counts as long as in the median of the steps.
         device_seconds: How long its kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler does not see
             the device, as with MPS.
-        starting_seconds: How much of ``seconds`` goes into starting it: of each call as much as an operator takes that has
+        launch_seconds: How much of ``seconds`` goes into starting it: of each call as much as an operator takes that has
             nothing to compute. ``None`` if no such operator was run.
     """
 
@@ -110,11 +110,11 @@ class OperatorTime(Plain):
     count: float
     seconds: float
     device_seconds: float | None = None
-    starting_seconds: float | None = None
+    launch_seconds: float | None = None
 
 
 @dataclass(frozen=True, order=True)
-class CodePlace(Plain):
+class CodeLocation(JsonMixin):
     """A line of a person's own code, or the library in which a model that was called from there does something.
 
     Attributes:
@@ -132,15 +132,15 @@ class CodePlace(Plain):
     library: str = ""
     in_model: bool = False
 
-    ALSO = ("is_own",)
+    JSON_PROPERTIES = ("is_user_code",)
 
     @property
-    def is_own(self) -> bool:
+    def is_user_code(self) -> bool:
         """Whether the person's own line asked for it."""
         return bool(self.file) and not self.in_model
 
     def __str__(self) -> str:
-        if not self.is_own:
+        if not self.is_user_code:
             return f"inside of {self.library}"
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
 
@@ -151,7 +151,7 @@ Reason = Literal["read", "batch", "copy"]
 
 
 @dataclass(frozen=True)
-class Synchronisation(Plain):
+class Synchronization(JsonMixin):
     """A call that waits for the device.
 
     Attributes:
@@ -163,25 +163,25 @@ class Synchronisation(Plain):
     """
 
     call: str
-    place: CodePlace
+    place: CodeLocation
     count: float
     reason: Reason = "read"
 
-    FLAT: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "place": {name: name for name in ("file", "line", "function", "library", "in_model", "is_own")}
+    JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "place": {name: name for name in ("file", "line", "function", "library", "in_model", "is_user_code")}
     }
 
     def __str__(self) -> str:
-        return f"{self.call} at {self.place}" if self.place.is_own else f"{self.call} {self.place}"
+        return f"{self.call} at {self.place}" if self.place.is_user_code else f"{self.call} {self.place}"
 
 
 # How probable it is that the interval of a median holds the true one, at least, and how many values that takes.
-LEVEL = 0.95
-FEWEST_VALUES = 6
+CONFIDENCE_LEVEL = 0.95
+MIN_VALUES = 6
 
 
 @dataclass(frozen=True)
-class Interval(Plain):
+class Interval(JsonMixin):
     """A median and its confidence interval.
 
     Attributes:
@@ -196,20 +196,20 @@ class Interval(Plain):
     """
 
     low: float
-    middle: float
+    median: float
     high: float
-    level: float
+    confidence: float
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Tell whether a value is in the interval, its ends included."""
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"{self.middle:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.level:.1f} % sure)"
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.confidence:.1f} % sure)"
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of at least :data:`FEWEST_VALUES` values with its narrowest interval of at least 95 percent.
+    """Return the median of at least :data:`MIN_VALUES` values with its narrowest interval of at least 95 percent.
 
     Of n values in order, the k-th from below and the k-th from above enclose the median of what they were drawn from with a
     probability of 1 - 2 B(k - 1; n, 1/2), where B is the binomial distribution; no distribution of the values is assumed
@@ -221,30 +221,30 @@ def median_interval(values: Sequence[float]) -> Interval:
     """
     ordered = sorted(values)
     count = len(ordered)
-    if count < FEWEST_VALUES:
-        message = f"{count} values have no interval of level {LEVEL}: at least {FEWEST_VALUES} are needed"
+    if count < MIN_VALUES:
+        message = f"{count} values have no interval of level {CONFIDENCE_LEVEL}: at least {MIN_VALUES} are needed"
         raise ValueError(message)
     below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
     levels = [1 - 2 * ways / 2**count for ways in below]  # By rank, the widest interval first.
-    rank = len([level for level in levels if level >= LEVEL])
+    rank = len([level for level in levels if level >= CONFIDENCE_LEVEL])
     return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
 
 
-def whole_rounds(steps: int, workers: int) -> int:
+def round_up_to_workers(steps: int, workers: int) -> int:
     """Return a number of steps, or some more, in which each worker of a loader gives as many batches as the others.
 
     Example:
-        >>> whole_rounds(10, 4), whole_rounds(10, 0), whole_rounds(1, 2)
+        >>> round_up_to_workers(10, 4), round_up_to_workers(10, 0), round_up_to_workers(1, 2)
         (12, 10, 2)
     """
     return steps + -steps % max(1, workers)
 
 
-def in_turn(measures: Mapping[Name, Callable[[], Measured]], rounds: Iterable[int]) -> dict[Name, list[Measured]]:
+def interleave(measures: Mapping[Name, Callable[[], Measured]], rounds: Iterable[int]) -> dict[Name, list[Measured]]:
     """Return what is measured in rounds, of which each begins with the next one.
 
     Example:
-        >>> in_turn({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
+        >>> interleave({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
         {'cpu': [2.0, 2.0, 2.0], 'mps': [1.0, 1.0, 1.0]}
     """
     names = list(measures)
@@ -261,18 +261,18 @@ LONGEST = 3.0
 FEWEST = 5
 
 
-def series(
+def repeat_measurement(
     measure: Callable[[], Measured], most: float = math.inf, fewest: int = FEWEST, seconds: float = LONGEST
 ) -> list[Measured]:
     """Return what ``measure`` returns for each of so many steps at most, or for as many as fit into some seconds."""
-    begin = now()
+    begin = current_time()
     measured: list[Measured] = []
-    while len(measured) < most and (len(measured) < fewest or now() - begin < seconds):
+    while len(measured) < most and (len(measured) < fewest or current_time() - begin < seconds):
         measured.append(measure())
     return measured
 
 
-def rate(number: float | None) -> str:
+def format_rate(number: float | None) -> str:
     """Return a rate with three digits or more, empty if there is none.
 
     Example:

@@ -17,45 +17,45 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..._render.display import MARK, NOTE, Shown
-from ..._utils.clock import now
-from ..._utils.text import cause, model_label, short_type_name
-from ..._utils.validation import check_flag, whole_or_none
-from ...devices.backend import TENSOR_LOCK, random_numbers_from, random_numbers_kept, random_states
-from ...devices.machine import mps_is_simulated
-from ...devices.memory import SMALLER_BATCH, SMALLER_MODEL, empty_cache, out_of_memory_explained
-from ...devices.moving import check_memory, copy_of, named_tensors, to_array, to_device, with_tensors
-from ...devices.registry import device_of
+from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
+from ..._utils.clock import current_time
+from ..._utils.text import describe_error, model_label, short_type_name
+from ..._utils.validation import check_bool, check_optional_integer
+from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
+from ...devices.machine import is_mps_simulated
+from ...devices.memory import SMALLER_BATCH_REMEDY, SMALLER_MODEL_REMEDY, empty_cache, explain_out_of_memory
+from ...devices.moving import check_materialized, copy_model, map_tensors, named_tensors, to_device, to_numpy
+from ...devices.registry import parse_device_argument
 from ...errors import ConfigurationError
-from ...models.config import DEFAULT_STRATEGY, dtype_name
-from ...models.loading import LoadSpec, dtype_of, is_quantized, load
-from ...models.registry import is_named
+from ...models.config import DEFAULT_STRATEGY, normalize_dtype
+from ...models.loading import LoadSpec, dtype_of, is_quantized, load_from_spec
+from ...models.registry import is_model_name
 from ...session import SESSION
-from ...training.curve import GATE_EPOCHS, MemoryCurve
-from ...training.epochs import epochs, named
+from ...training.curve import GROWTH_EPOCHS, MemoryCurve
+from ...training.epochs import epochs, function_name
 from ...training.nonfinite import loss_of
 from ...training.steps import adamw
-from .timing import DATA, DECODE, FEWEST, FORWARD, REMEDIES, TRANSFER, Split, series
+from .timing import DATA, DECODE, FEWEST, FORWARD, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
 
 if TYPE_CHECKING:
     import torch
 
     from ...annotation.forward import Batch
     from ...annotation.pipeline import AnnotationPipeline
-    from ...annotation.results import Answers
-    from ...annotation.stream import Annotator, Prepared
+    from ...annotation.results import ResultStore
+    from ...annotation.stream import Annotator, TokenizedChunk
 
 # The tasks.
 ANNOTATION = "annotation"
 FORWARD_PASS = "forward pass"  # noqa: S105 - no password
 TRAINING_STEP = "training step"
-OWN_STEP = "own step"
+CUSTOM_STEP = "own step"
 
 # A name, and what takes the value of the phase before it; the first phase takes a batch.
 Phase = tuple[str, Callable[[Any], Any]]
 
-ROWS = 32  # How many texts a batch has by default.
-EXAMPLE_ROWS = 8  # How many rows a synthetic training batch has.
+DEFAULT_BATCH_SIZE = 32  # How many texts a batch has by default.
+SYNTHETIC_BATCH_SIZE = 8  # How many rows a synthetic training batch has.
 LENGTH = 128  # How many tokens a row of one shape has by default.
 RATE = 1e-5  # The learning rate of measured steps; it makes no difference to their speed.
 
@@ -72,11 +72,11 @@ MORE_WORKERS = (
     "Read ahead with more workers, kept with persistent_workers=True, prepare the data once and keep it, "
     "or see nb.training.loader.check()."
 )
-TOKENISE_MORE = "Tokenise on more cores: nb.cluster(...) spreads texts over several computers. A larger model or longer texts keep the device busy."
+TOKENIZE_MORE = "Tokenize on more cores: nb.cluster(...) spreads texts over several computers. A larger model or longer texts keep the device busy."
 
 
 @dataclass(frozen=True, repr=False)
-class StepReport(Shown):
+class StepReport(Displayable):
     """What every report of measured steps has.
 
     Attributes:
@@ -95,17 +95,21 @@ class StepReport(Shown):
     row_shape: str | None = field(default=None, kw_only=True)
     simulated: bool = field(default=False, kw_only=True)
 
-    WHEN_SIMULATED = (NOTE, "")  # The title marks only a device that is simulated, and the CPU is not.
+    SIMULATION_MARKERS = (SIMULATION_NOTICE, "")  # The title marks only a device that is simulated, and the CPU is not.
 
     def shown(self, device: str) -> str:
         """Return the name of a device as it is shown, marked if it is simulated."""
-        return f"{device}{MARK}" if self.simulated and device_of(device).can_be_simulated else device
+        return (
+            f"{device}{SIMULATED_SUFFIX}"
+            if self.simulated and parse_device_argument(device).can_be_simulated
+            else device
+        )
 
     @property
     def data_remedy(self) -> str:
         """What to do where steps wait for their data."""
         if self.task == ANNOTATION:
-            return TOKENISE_MORE
+            return TOKENIZE_MORE
         return MORE_WORKERS if self.workers else REMEDIES[DATA]
 
 
@@ -122,43 +126,43 @@ class Workload:
     phases: tuple[Phase, ...]  # What is done with a batch, in order.
     workers: int = 0  # How many processes read ahead.
     dtype: str | None = None  # The type of the model's numbers, if it is known.
-    ahead: int = 0  # How many batches the processes that read ahead hold ready together.
+    prefetched_batches: int = 0  # How many batches the processes that read ahead hold ready together.
     # How many tokens a batch of texts may have on the device; ``None`` for other tasks.
     batch_tokens: int | None = None
     # How many batches of each number of rows a loader gave so far; empty if all have ``rows``.
-    sizes: Counter[int] = field(default_factory=Counter)
+    batch_size_counts: Counter[int] = field(default_factory=Counter)
     row_shape: str | None = None  # As in :class:`StepReport`.
 
     @property
     def facts(self) -> dict[str, Any]:
         """The fields of :class:`StepReport`."""
         named = {name: getattr(self, name) for name in ("name", "task", "dtype", "workers", "row_shape")}
-        return {**named, "simulated": mps_is_simulated()}
+        return {**named, "simulated": is_mps_simulated()}
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[Iterator[Any]]:
+    def open_batches(self) -> Iterator[Iterator[Any]]:
         """Begin the batches, and end them after a block, with the processes that read them ahead."""
         batches = self.batches()
         try:
-            with out_of_memory_explained(f"A batch of {self.rows} rows", self.device, SMALLER_BATCH):
+            with explain_out_of_memory(f"A batch of {self.rows} rows", self.device, SMALLER_BATCH_REMEDY):
                 yield batches
         finally:
             if hasattr(batches, "close"):
                 batches.close()
 
-    def drop_ready(self, batches: Iterator[Any]) -> None:
+    def drain_prefetched(self, batches: Iterator[Any]) -> None:
         """Take what a loader that reads ahead holds ready."""
-        for _ in range(self.ahead):
+        for _ in range(self.prefetched_batches):
             next(batches)
 
-    def settle(self, batches: Iterator[Any]) -> None:
+    def reach_steady_state(self, batches: Iterator[Any]) -> None:
         """Bring a loader that reads ahead to where it is in a long run, after a pause in which it has filled up.
 
         What it holds ready is taken and not computed: after as many steps, a loader that is a little slower than the device
         would still hold some, and the steps that follow would not wait as they do in a long run. Then each worker gives a
         batch.
         """
-        self.drop_ready(batches)
+        self.drain_prefetched(batches)
         for _ in range(self.workers):
             self.run(next(batches))
 
@@ -168,16 +172,16 @@ class Workload:
             for name, phase in self.phases:
                 with around(name):
                     batch = phase(batch)
-            device_of(self.device).finish()
+            parse_device_argument(self.device).finish()
         return batch
 
     def seconds(self, batch: Any) -> float:
         """Return how long a step at full speed takes, in seconds, on a device with nothing else to do."""
         with TENSOR_LOCK:
-            device_of(self.device).finish()
-            begin = now()
+            parse_device_argument(self.device).finish()
+            begin = current_time()
             self.run(batch)
-            return now() - begin
+            return current_time() - begin
 
     def seconds_of_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
         """Return how long a step takes at full speed, its data included, in seconds: the mean of several in a row."""
@@ -192,19 +196,21 @@ class Workload:
         value, seconds = next_batch(batches)
         times = {DATA: seconds}
         with TENSOR_LOCK:
-            device_of(self.device).finish()
+            parse_device_argument(self.device).finish()
             for name, phase in self.phases:
-                begin = now()
+                begin = current_time()
                 value = phase(value)
-                device_of(self.device).finish()
-                times[name] = now() - begin
+                parse_device_argument(self.device).finish()
+                times[name] = current_time() - begin
         return times
 
-    def split(self, batches: Iterator[Any], steps: int, fewest: int = 0) -> Split:
+    def split(self, batches: Iterator[Any], steps: int, fewest: int = 0) -> PhaseTimes:
         """Return where the time of so many steps goes, or of fewer if they are slow."""
-        measured = series(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest))
+        measured = repeat_measurement(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest))
         seconds = {name: self.typical([step[name] for step in measured]) for name in measured[0]}
-        return Split(seconds, meanwhile=self.task == ANNOTATION and device_of(self.device).is_accelerator)
+        return PhaseTimes(
+            seconds, overlapped=self.task == ANNOTATION and parse_device_argument(self.device).is_accelerator
+        )
 
     @property
     def typical(self) -> Callable[[list[float]], float]:
@@ -218,11 +224,11 @@ class Workload:
     @property
     def usual_rows(self) -> int:
         """The median number of rows of a batch."""
-        return statistics.median_low(self.sizes.elements()) if self.sizes else self.rows
+        return statistics.median_low(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
 
     @property
     def mean_rows(self) -> float:
-        return statistics.fmean(self.sizes.elements()) if self.sizes else self.rows
+        return statistics.fmean(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
 
 
 def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
@@ -230,24 +236,24 @@ def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
 
     What goes into starting a loader's processes belongs to no step.
     """
-    begin = now()
+    begin = current_time()
     batch = next(batches)
-    return batch, now() - begin - float(getattr(batches, "starting", 0.0))
+    return batch, current_time() - begin - float(getattr(batches, "starting", 0.0))
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchmarkTarget:
     """What a person wants measured, before a device is chosen."""
 
     name: str  # What the person calls it.
     task: str  # One of the tasks.
     # Puts it on a device, beside what the session holds, and leaves what the person passed as it is.
-    on: Callable[[str], Bench]
+    build: Callable[[str], Benchmark]
     data: Any = None  # What the person passed as data, unless these are texts.
 
 
 @contextlib.contextmanager
-def generators_kept(data: Any) -> Iterator[None]:
+def preserve_generators(data: Any) -> Iterator[None]:
     """Let the random generators of a loader and of its samplers go on after a block from where they were."""
     import torch
 
@@ -263,23 +269,23 @@ def generators_kept(data: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def put_on_devices(
-    subject: Subject, devices: Sequence[str], tell: Callable[[str], None] = lambda _device: None
-) -> Iterator[dict[str, Bench]]:
+def build_benchmarks(
+    subject: BenchmarkTarget, devices: Sequence[str], tell: Callable[[str], None] = lambda _device: None
+) -> Iterator[dict[str, Benchmark]]:
     """Put a subject on devices for a block, telling which is made ready.
 
     Afterwards the memory is handed back, and random numbers go on as if nothing had been computed.
     """
-    benches: dict[str, Bench] = {}
+    benches: dict[str, Benchmark] = {}
     try:
         with contextlib.ExitStack() as kept:
-            kept.enter_context(generators_kept(subject.data))
-            kept.enter_context(random_numbers_kept())
+            kept.enter_context(preserve_generators(subject.data))
+            kept.enter_context(preserve_rng_states())
             for device in devices:
                 tell(device)
-                kept.enter_context(random_numbers_from(random_states(device)))
-                with out_of_memory_explained(subject.name, device, SMALLER_MODEL):
-                    benches[device] = subject.on(device)
+                kept.enter_context(use_rng_states(get_rng_states(device)))
+                with explain_out_of_memory(subject.name, device, SMALLER_MODEL_REMEDY):
+                    benches[device] = subject.build(device)
             yield benches
     finally:
         benches.clear()
@@ -289,26 +295,26 @@ def put_on_devices(
 
 
 @contextlib.contextmanager
-def benched(
+def open_benchmark(
     model: Any, data: Any = None, *, training: bool, device: str, arguments: Mapping[str, Any]
 ) -> Iterator[Any]:
     """Put what a person wants measured on its device for a block."""
-    subject, place = subject_of(model, data, training=training, device=device, arguments=arguments)
-    with put_on_devices(subject, [place]) as benches:
+    subject, place = make_target(model, data, training=training, device=device, arguments=arguments)
+    with build_benchmarks(subject, [place]) as benches:
         yield benches[place]
 
 
-def memory_of_epochs(workload: Workload, steps: int, device: str) -> MemoryCurve:
+def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryCurve:
     """Return the memory of ten epochs of so many steps each."""
-    loop = epochs(GATE_EPOCHS, device)
-    with workload.begun() as batches:
+    loop = epochs(GROWTH_EPOCHS, device)
+    with workload.open_batches() as batches:
         for _epoch in loop:
             for _step in range(steps):
                 workload.run(next(batches))
     return loop.curve
 
 
-def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were asked for
+def make_target(  # noqa: PLR0913 - what sweep(), compare() and profile() were asked for
     model: Any,
     data: Any = None,
     *,
@@ -317,25 +323,25 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
     device: str | None = None,
     arguments: Mapping[str, Any],
     moved: bool = False,
-) -> tuple[Subject, str]:
+) -> tuple[BenchmarkTarget, str]:
     """Return what a person wants measured, and the device for it; what can be checked is checked before a model is loaded.
 
     ``moved`` tells whether the batches of a function are moved to the device that is measured.
     """
-    check_flag("training", training)
-    length = whole_or_none("length", length)
+    check_bool("training", training)
+    length = check_optional_integer("length", length)
     kind = short_type_name(model)
     if isinstance(model, type):
         name = model_label(model.__name__)
         raise ConfigurationError(f"{name} is a class.", f"Pass an instance: {name}(...).")
-    if not (is_named(model) or callable(model)):
+    if not (is_model_name(model) or callable(model)):
         remedy = "Pass a model's name, a pipeline, a torch module, or a function that does a step."
         raise ConfigurationError(f"{kind} cannot be measured.", remedy)
-    if not is_named(model):
+    if not is_model_name(model):
         check_no_arguments(kind, arguments)
     given = dict(arguments) if device is None else {**arguments, "device": device}
-    if annotates(model):
-        subject = subject_of_model(model, data, training, length, given)
+    if is_token_classifier(model):
+        subject = target_from_model(model, data, training, length, given)
     elif length is not None:
         what = f"length={length} has no effect here: the batches have their own."
         raise ConfigurationError(what, "Leave length out, and pass batches of that length.")
@@ -344,11 +350,11 @@ def subject_of(  # noqa: PLR0913 - what sweep(), compare() and profile() were as
     return subject, SESSION.device(given.get("device")).device
 
 
-def annotates(model: Any) -> bool:
+def is_token_classifier(model: Any) -> bool:
     """Return whether a model is one for token classification, by name or as a pipeline."""
     from ...annotation.pipeline import AnnotationPipeline
 
-    return is_named(model) or isinstance(model, AnnotationPipeline)
+    return is_model_name(model) or isinstance(model, AnnotationPipeline)
 
 
 def check_no_arguments(name: str, arguments: Mapping[str, Any]) -> None:
@@ -358,71 +364,75 @@ def check_no_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         raise ConfigurationError(what, "Pass a model's name, or leave them out.")
 
 
-def subject_of_model(model: Any, data: Any, training: bool, length: int | None, given: Mapping[str, Any]) -> Subject:
+def target_from_model(
+    model: Any, data: Any, training: bool, length: int | None, given: Mapping[str, Any]
+) -> BenchmarkTarget:
     """Return a model for token classification, by name or as a pipeline, that annotates texts or is trained."""
     if not training:
-        texts = checked_texts(data)
-        if is_named(model):
-            return subject_of_files(SESSION.files(model, given)[0], texts, length)
-        return subject_of_pipeline(model, texts, length)
+        texts = validate_texts(data)
+        if is_model_name(model):
+            return target_from_files(SESSION.load_spec(model, given)[0], texts, length)
+        return target_from_pipeline(model, texts, length)
     if isinstance(data, (list, tuple)) and any(isinstance(one, str) for one in data):
         remedy = "Pass a DataLoader or a batch with labels, or leave data out."
         raise ConfigurationError("Texts cannot train a model: they have no labels.", remedy)
     name = None
-    if is_named(model):
-        spec = SESSION.files(model, given)[0]
-        model = pipeline_of_files(spec)
+    if is_model_name(model):
+        spec = SESSION.load_spec(model, given)[0]
+        model = pipeline_from_files(spec)
         name = spec.reference.name
-    return subject_of_module(model.model, data, True, lambda: labelled_rows(model, length or LENGTH), name)
+    return target_from_module(model.model, data, True, lambda: synthetic_labeled_batch(model, length or LENGTH), name)
 
 
-def subject_of_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None = None) -> Subject:
+def target_from_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None = None) -> BenchmarkTarget:
     """Return a model from its files, to be loaded beside those of the session."""
     name = spec.reference.name
 
-    def on(device: str) -> AnnotationBench:
-        annotator = pipeline_of_files(spec, device).own_annotator().whole_texts()
-        return AnnotationBench(name, annotator, texts or TEXTS, length)
+    def on(device: str) -> AnnotationBenchmark:
+        annotator = pipeline_from_files(spec, device).default_annotator().whole_texts()
+        return AnnotationBenchmark(name, annotator, texts or TEXTS, length)
 
-    return Subject(name, ANNOTATION, on)
+    return BenchmarkTarget(name, ANNOTATION, on)
 
 
-def pipeline_of_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
+def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
     """Return a pipeline over a model from its files, of which the session knows nothing."""
     from ...annotation.pipeline import build_pipeline
 
-    return build_pipeline(load(spec, device), DEFAULT_STRATEGY, {})
+    return build_pipeline(load_from_spec(spec, device), DEFAULT_STRATEGY, {})
 
 
-def subject_of_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> Subject:
+def target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> BenchmarkTarget:
     """Return a pipeline, itself on its own device and with a copy of its model on others; int8 cannot leave the CPU."""
-    from ...annotation.pipeline import device_budget
+    from ...annotation.pipeline import budget_for_device
 
     name = type(pipe.model).__name__
-    annotator = pipe.own_annotator().whole_texts()
+    annotator = pipe.default_annotator().whole_texts()
 
-    def on(device: str) -> AnnotationBench:
+    def on(device: str) -> AnnotationBenchmark:
         import torch
 
         place = torch.device(device)
         if place.type == pipe.device.type and place.index in {None, pipe.device.index}:
-            return AnnotationBench(name, annotator, texts or TEXTS, length)
+            return AnnotationBenchmark(name, annotator, texts or TEXTS, length)
         if is_quantized(pipe.model):
             raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the model's name.")
-        moved = annotator.with_model(copy_of(pipe.model, device).eval())
-        budget = replace(device_budget(place, annotator.network.model), padding=annotator.budget.padding)
-        return AnnotationBench(name, replace(moved, budget=budget), texts or TEXTS, length)
+        moved = annotator.with_model(copy_model(pipe.model, device).eval())
+        budget = replace(
+            budget_for_device(place, annotator.network.model), allow_padding=annotator.budget.allow_padding
+        )
+        return AnnotationBenchmark(name, replace(moved, budget=budget), texts or TEXTS, length)
 
-    return Subject(name, ANNOTATION, on)
+    return BenchmarkTarget(name, ANNOTATION, on)
 
 
-def checked_texts(data: Any) -> Sequence[Any] | None:
+def validate_texts(data: Any) -> Sequence[Any] | None:
     """Return texts as a list, ``None`` for none; a series without a text, or without a word in any, is an error."""
-    from ...annotation.references import stream_of
+    from ...annotation.references import iter_texts
 
     if data is None:
         return None
-    texts = list(stream_of(data))
+    texts = list(iter_texts(data))
     if not texts:
         raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
     if all(isinstance(text, str) and not text.strip() for text in texts):
@@ -430,27 +440,27 @@ def checked_texts(data: Any) -> Sequence[Any] | None:
     return texts
 
 
-def in_same_batches(benches: Mapping[str, Bench]) -> Mapping[str, Bench]:
+def share_batch_plan(benches: Mapping[str, Benchmark]) -> Mapping[str, Benchmark]:
     """Return benches that read texts in the batches of one device: of the first but the CPU, if there is one."""
-    leading = next((bench for name, bench in benches.items() if device_of(name).is_accelerator), None)
-    if not isinstance(leading, AnnotationBench):
+    leading = next((bench for name, bench in benches.items() if parse_device_argument(name).is_accelerator), None)
+    if not isinstance(leading, AnnotationBenchmark):
         return benches
-    alike = {name: bench for name, bench in benches.items() if isinstance(bench, AnnotationBench)}
+    alike = {name: bench for name, bench in benches.items() if isinstance(bench, AnnotationBenchmark)}
     budget = leading.annotator.budget
     return {name: replace(one, annotator=replace(one.annotator, budget=budget)) for name, one in alike.items()}
 
 
 @dataclass(frozen=True)
-class Filled:
+class PaddedTexts:
     """Texts in batches."""
 
-    prepared: Prepared  # The texts, tokenised.
+    prepared: TokenizedChunk  # The texts, tokenized.
     batches: list[Batch]  # Which of their windows each batch has.
     arrays: list[Any]  # What each batch gives to the model, and later what the model returns.
 
 
 @dataclass(frozen=True)
-class AnnotationBench:
+class AnnotationBenchmark:
     """A model for token classification on a device, with texts that are read again and again."""
 
     name: str  # What a person calls the model.
@@ -463,22 +473,22 @@ class AnnotationBench:
     def device(self) -> str:
         return str(self.annotator.network.device)
 
-    def bucket(self, rows: int) -> Workload:
+    def fixed_shape_workload(self, rows: int) -> Workload:
         """Return steps over full rows of one length; nothing is decoded, because the rows are not texts."""
         length = self.row_length
         network = self.annotator.network
-        inputs = network.full_rows(rows, length)
+        inputs = network.dummy_inputs(rows, length)
 
         def transfer(inputs: Any) -> Any:
-            return network.moved([inputs])[0]
+            return network.copy_to_device([inputs])[0]
 
         def decode(outputs: Any) -> Any:
-            return [to_array(tensor) for tensor in outputs]
+            return [to_numpy(tensor) for tensor in outputs]
 
-        phases = ((TRANSFER, transfer), (FORWARD, network.started), (DECODE, decode))
+        phases = ((TRANSFER, transfer), (FORWARD, network.forward_on_device), (DECODE, decode))
         return self._workload(rows, length, lambda: itertools.repeat(inputs), phases, rows * length)
 
-    def stream(self, rows: int | None = None) -> Workload:
+    def data_workload(self, rows: int | None = None) -> Workload:
         """Return steps that each read ``rows`` texts and find their entities.
 
         With a number of rows, a batch on the device may have as many tokens as a bucket of that many has: texts of about one
@@ -486,45 +496,45 @@ class AnnotationBench:
         """
         budget = self.annotator.budget
         if rows is not None:
-            budget = replace(budget, tokens=rows * self.row_length, rows=None)
+            budget = replace(budget, max_tokens=rows * self.row_length, max_rows=None)
         annotator = replace(self.annotator, budget=budget)
         network = annotator.network
-        size = rows or ROWS
+        size = rows or DEFAULT_BATCH_SIZE
 
-        def batches() -> Iterator[Filled]:
-            from ...annotation.forward import fill
+        def batches() -> Iterator[PaddedTexts]:
+            from ...annotation.forward import pad_batch
             from ...annotation.stream import Chunk
 
             texts = itertools.cycle(self.texts)
             while True:
-                prepared = annotator.tokenised(Chunk(0, list(itertools.islice(texts, size))))()
-                for failure in prepared.failures.values():
+                prepared = annotator.start_tokenizing(Chunk(0, list(itertools.islice(texts, size))))()
+                for failure in prepared.errors.values():
                     raise failure
-                batches = annotator.batches(prepared, budget)
-                arrays = [fill(prepared.tokens, prepared.windows, batch, network) for batch in batches]
-                yield Filled(prepared, batches, arrays)
+                batches = annotator.plan_batches(prepared, budget)
+                arrays = [pad_batch(prepared.tokens, prepared.windows, batch, network) for batch in batches]
+                yield PaddedTexts(prepared, batches, arrays)
 
-        def transfer(filled: Filled) -> Filled:
-            return replace(filled, arrays=network.moved(filled.arrays))
+        def transfer(filled: PaddedTexts) -> PaddedTexts:
+            return replace(filled, arrays=network.copy_to_device(filled.arrays))
 
-        def forward(filled: Filled) -> Filled:
-            return replace(filled, arrays=[network.started(inputs) for inputs in filled.arrays])
+        def forward(filled: PaddedTexts) -> PaddedTexts:
+            return replace(filled, arrays=[network.forward_on_device(inputs) for inputs in filled.arrays])
 
-        def decode(filled: Filled) -> Answers:
-            from ...annotation.forward import ForwardRun, settled
+        def decode(filled: PaddedTexts) -> ResultStore:
+            from ...annotation.forward import ForwardRun, assemble_predictions
 
-            arrays = [[to_array(tensor) for tensor in outputs] for outputs in filled.arrays]
+            arrays = [[to_numpy(tensor) for tensor in outputs] for outputs in filled.arrays]
             run = ForwardRun(filled.prepared.tokens, filled.prepared.windows)
-            collected = settled(run, network, list(zip(filled.batches, arrays, strict=True)))
+            collected = assemble_predictions(run, network, list(zip(filled.batches, arrays, strict=True)))
             return annotator.decode(filled.prepared, collected)
 
         phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
-        return self._workload(size, None, batches, phases, budget.tokens)
+        return self._workload(size, None, batches, phases, budget.max_tokens)
 
     @property
     def row_length(self) -> int:
         """How many tokens a full row has: at most as many as the model reads."""
-        longest = longest_row(self.annotator)
+        longest = max_row_length(self.annotator)
         if self.length is not None and self.length > longest:
             what = f"length={self.length} is more than the {longest} tokens that {self.name} reads at once."
             raise ConfigurationError(what, f"Pass length={longest}, or less.")
@@ -539,23 +549,23 @@ class AnnotationBench:
         )
 
 
-def longest_row(annotator: Annotator) -> int:
+def max_row_length(annotator: Annotator) -> int:
     """Return how many tokens the model reads at once."""
-    return annotator.settings.limit + annotator.network.frame.size
+    return annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
 
 
-def labelled_rows(pipe: AnnotationPipeline, length: int) -> Example:
+def synthetic_labeled_batch(pipe: AnnotationPipeline, length: int) -> ModelInputs:
     """Return a batch of full rows with labels, as a model for token classification takes them in training."""
     import torch
 
-    annotator = pipe.own_annotator()
-    arrays = annotator.network.full_rows(EXAMPLE_ROWS, min(length, longest_row(annotator)))
+    annotator = pipe.default_annotator()
+    arrays = annotator.network.dummy_inputs(SYNTHETIC_BATCH_SIZE, min(length, max_row_length(annotator)))
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Example(kwargs={**inputs, "labels": torch.zeros_like(inputs["input_ids"])})
+    return ModelInputs(kwargs={**inputs, "labels": torch.zeros_like(inputs["input_ids"])})
 
 
 @dataclass(frozen=True)
-class Example:
+class ModelInputs:
     """What a model is called with, on the CPU: its arguments, and its arguments by name."""
 
     args: tuple[Any, ...] = ()
@@ -565,9 +575,9 @@ class Example:
         """Return what the model returns."""
         return model(*self.args, **self.kwargs)
 
-    def copied(self) -> Example:
+    def copied(self) -> ModelInputs:
         """Return copies of the tensors, which a model may change."""
-        return Example(with_tensors(self.args, _copied), with_tensors(self.kwargs, _copied))
+        return ModelInputs(map_tensors(self.args, _copied), map_tensors(self.kwargs, _copied))
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -575,7 +585,7 @@ class Example:
         return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
 
 
-def read_example(inputs: Any) -> Example:
+def parse_example_inputs(inputs: Any) -> ModelInputs:
     """Return example inputs as a model is called with them.
 
     Args:
@@ -584,14 +594,16 @@ def read_example(inputs: Any) -> Example:
     """
     import torch
 
-    check_memory(f"The {short_type_name(inputs)} of example inputs", (tensor for _, tensor in named_tensors(inputs)))
+    check_materialized(
+        f"The {short_type_name(inputs)} of example inputs", (tensor for _, tensor in named_tensors(inputs))
+    )
     if isinstance(inputs, Mapping):
         flat = _are_flat(inputs.values())
-        example = Example(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
+        example = ModelInputs(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
     else:
         listed = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
         values = tuple(inputs) if listed or isinstance(inputs, tuple) else (inputs,)
-        example = Example(tuple(_tensor(value, _are_flat(values)) for value in values))
+        example = ModelInputs(tuple(_tensor(value, _are_flat(values)) for value in values))
     if next(named_tensors(example.tensors), None) is None:
         remedy = "a tensor, a tuple of tensors, or a mapping such as what a tokenizer returns with return_tensors='pt'"
         what = f"{short_type_name(inputs)} without a tensor is no example input of a model."
@@ -605,11 +617,11 @@ def _tensor(value: Any, flat: bool) -> Any:
 
     listed = isinstance(value, list) and not any(isinstance(one, (torch.Tensor, str)) for one in value)
     if not listed and not (type(value).__module__ == "numpy" and hasattr(value, "__array__")):
-        return with_tensors(value, _copied)
+        return map_tensors(value, _copied)
     try:
         made = torch.tensor(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        what = f"The example inputs hold a {short_type_name(value)} that is no tensor: {cause(error)}."
+        what = f"The example inputs hold a {short_type_name(value)} that is no tensor: {describe_error(error)}."
         raise ConfigurationError(what, "Pad the rows to one length, or pass tensors.") from error
     return made.unsqueeze(0) if listed and flat else made
 
@@ -636,50 +648,50 @@ def loss_or_mean(output: Any) -> torch.Tensor | None:
     return torch.stack(means).sum() if means else None
 
 
-def subject_of_callable(model: Any, data: Any, training: bool, moved: bool) -> Subject:
+def subject_of_callable(model: Any, data: Any, training: bool, moved: bool) -> BenchmarkTarget:
     """Return a torch module, or a function that does a step, which is measured as it is and changes what it changes."""
     import torch
 
     if isinstance(model, torch.nn.Module):
-        return subject_of_module(model, data, training)
-    name = named(model)
+        return target_from_module(model, data, training)
+    name = function_name(model)
     if not callable(data):
-        check_series(name, data, "a DataLoader, a list of batches, or a function that makes a batch of a size")
-    return Subject(name, OWN_STEP, lambda device: OwnBench(name, model, data, device, moved), data)
+        check_batches(name, data, "a DataLoader, a list of batches, or a function that makes a batch of a size")
+    return BenchmarkTarget(name, CUSTOM_STEP, lambda device: StepBenchmark(name, model, data, device, moved), data)
 
 
-def subject_of_module(
+def target_from_module(
     model: torch.nn.Module,
     data: Any,
     training: bool,
-    synthetic: Callable[[], Example] | None = None,
+    synthetic: Callable[[], ModelInputs] | None = None,
     name: str | None = None,
-) -> Subject:
+) -> BenchmarkTarget:
     """Return a torch module, of which a copy is measured on each device; ``synthetic`` makes an example if there are no data."""
     import torch
 
     name = name or type(model).__name__
     loader = data if isinstance(data, torch.utils.data.DataLoader) else None
     if data is not None:
-        with random_numbers_kept(), generators_kept(data):  # A loader draws a seed whenever it is read.
-            example = read_example(data if loader is None else first_of(loader))
+        with preserve_rng_states(), preserve_generators(data):  # A loader draws a seed whenever it is read.
+            example = parse_example_inputs(data if loader is None else first_batch(loader))
     elif synthetic is not None:
         example = synthetic()
     else:
         raise ConfigurationError(f"There is nothing to call {name} with.", "Pass a batch, or a DataLoader.")
     check_call(model, name, example)
 
-    def on(device: str) -> ModuleBench:
-        copied = copy_of(model, device)
-        return ModuleBench(name, copied.train() if training else copied.eval(), device, training, example, loader)
+    def on(device: str) -> ModuleBenchmark:
+        copied = copy_model(model, device)
+        return ModuleBenchmark(name, copied.train() if training else copied.eval(), device, training, example, loader)
 
-    return Subject(name, TRAINING_STEP if training else FORWARD_PASS, on, data)
+    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, on, data)
 
 
-def check_call(model: torch.nn.Module, name: str, example: Example) -> None:
+def check_call(model: torch.nn.Module, name: str, example: ModelInputs) -> None:
     """Refuse an example without rows, and arguments that ``forward`` does not take; a model's own hooks may change them."""
     tensors = [tensor for _, tensor in named_tensors(example.tensors)]
-    if not (rows_in(example.tensors) and any(tensor.numel() for tensor in tensors)):
+    if not (batch_size_of(example.tensors) and any(tensor.numel() for tensor in tensors)):
         raise ConfigurationError(f"The batch for {name} has no rows.", "Pass one with at least one row.")
     if model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for them
         return
@@ -688,54 +700,54 @@ def check_call(model: torch.nn.Module, name: str, example: Example) -> None:
     except ValueError:  # A forward that is compiled has no signature.
         return
     except TypeError as error:
-        what = f"{name} does not take what the data give: {cause(error)}."
+        what = f"{name} does not take what the data give: {describe_error(error)}."
         raise ConfigurationError(what, "Pass batches as it is called with them, without anything else.") from error
 
 
 @dataclass
-class ModuleBench:
+class ModuleBenchmark:
     """A copy of a module on a device, and batches for it."""
 
     name: str  # What the person calls it, or the name of the class.
     model: torch.nn.Module  # The copy.
     device: str  # As torch spells it.
     training: bool  # Whether a step trains.
-    example: Example  # A batch, on the CPU, for rows of one shape.
+    example: ModelInputs  # A batch, on the CPU, for rows of one shape.
     loader: Iterable[Any] | None = None  # Gives batches, again and again; ``None`` to take the example.
     optimizer: Any = None  # Made with the first step.
-    writes: bool | None = None  # Whether the model wrote into its first batch; ``None`` before it had one.
+    mutates_inputs: bool | None = None  # Whether the model wrote into its first batch; ``None`` before it had one.
 
-    def bucket(self, rows: int) -> Workload:
+    def fixed_shape_workload(self, rows: int) -> Workload:
         """Return steps over batches like the example, with so many rows."""
-        batch = with_rows(self.example, rows)
+        batch = resize_batch(self.example, rows)
         return self._workload(rows, lambda: itertools.repeat(batch), Counter())
 
-    def stream(self, rows: int | None = None) -> Workload:
+    def data_workload(self, rows: int | None = None) -> Workload:
         """Return steps over the batches of the loader, or over the example if there is none."""
-        first = rows_in(self.example.tensors)
+        first = batch_size_of(self.example.tensors)
         if self.loader is None:
-            return self.bucket(rows or first)
+            return self.fixed_shape_workload(rows or first)
         if rows is not None:
             raise ConfigurationError("A loader has a batch size of its own.", "Leave batch_size out.")
         loader = self.loader
         sizes = Counter[int]()
-        return self._workload(first, lambda: Repeated(loader, sizes, example_of), sizes)
+        return self._workload(first, lambda: RepeatingLoader(loader, sizes, model_inputs), sizes)
 
-    def transfer(self, example: Example) -> Example:
+    def transfer(self, example: ModelInputs) -> ModelInputs:
         """Return a batch on the device; on the CPU that is the person's own, and a copy for a model that writes into it."""
-        if not device_of(self.device).is_accelerator and self.writes is not False:
+        if not parse_device_argument(self.device).is_accelerator and self.mutates_inputs is not False:
             return example.copied()
-        return Example(to_device(example.args, self.device), to_device(example.kwargs, self.device))
+        return ModelInputs(to_device(example.args, self.device), to_device(example.kwargs, self.device))
 
-    def forward(self, example: Example) -> Any:
+    def forward(self, example: ModelInputs) -> Any:
         """Return what the model returns, in training its loss; note at the first batch whether the model writes into that."""
         import torch
 
         with torch.set_grad_enabled(self.training):
-            before = versions(example) if self.writes is None else []
+            before = tensor_versions(example) if self.mutates_inputs is None else []
             answer = example(self.model)
-            if self.writes is None:
-                self.writes = None in before or versions(example) != before
+            if self.mutates_inputs is None:
+                self.mutates_inputs = None in before or tensor_versions(example) != before
             if not self.training:
                 return answer
             loss = loss_or_mean(answer)
@@ -764,27 +776,27 @@ class ModuleBench:
             int(ids.shape[-1]) if self.loader is None and ids is not None and ids.dim() > 1 else None,
             batches,
             tuple(phases),
-            dtype=next((dtype_name(one.dtype) for one in self.model.parameters()), None),
-            sizes=sizes,
+            dtype=next((normalize_dtype(one.dtype) for one in self.model.parameters()), None),
+            batch_size_counts=sizes,
             row_shape=row_shape_of(self.example),
-            **read_ahead(self.loader),
+            **prefetch_settings(self.loader),
         )
 
 
-def example_of(batch: Any) -> Example:
+def model_inputs(batch: Any) -> ModelInputs:
     """Return a batch of a loader as a model is called with it, without copies."""
     if isinstance(batch, Mapping):
-        return Example(kwargs=dict(batch))
-    return Example(tuple(batch) if isinstance(batch, (list, tuple)) else (batch,))
+        return ModelInputs(kwargs=dict(batch))
+    return ModelInputs(tuple(batch) if isinstance(batch, (list, tuple)) else (batch,))
 
 
-def versions(example: Example) -> list[int | None]:
+def tensor_versions(example: ModelInputs) -> list[int | None]:
     """Return how often each tensor of a batch was written into, ``None`` if torch does not count that."""
     tensors = [tensor for _, tensor in named_tensors(example.tensors)]
     return [None if one.is_inference() else one._version for one in tensors]  # noqa: SLF001 - torch's only name for it
 
 
-def row_shape_of(example: Example) -> str | None:
+def row_shape_of(example: ModelInputs) -> str | None:
     """Return the shape of a row of a batch: of its first tensor with rows that have a shape.
 
     Example:
@@ -796,31 +808,31 @@ def row_shape_of(example: Example) -> str | None:
     return next(("x".join(map(str, shape)) for shape in shapes), None)
 
 
-def with_rows(example: Example, rows: int) -> Example:
+def resize_batch(example: ModelInputs, rows: int) -> ModelInputs:
     """Return a batch with another number of rows, which repeats those of the example; tensors without rows stay.
 
     A tensor has rows if its first size is that of the first tensor: a mask of 4 times 4 too, if the batch has 4 rows.
 
     Example:
         >>> import torch
-        >>> with_rows(Example((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
+        >>> resize_batch(Example((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
         (tensor([[1],
                 [2],
                 [1]]), tensor(0.5000))
     """
     import torch
 
-    there = rows_in(example.tensors)
+    there = batch_size_of(example.tensors)
     index = torch.arange(rows) % there
 
     def repeated(tensor: torch.Tensor) -> torch.Tensor:
         return tensor[index] if tensor.dim() and tensor.shape[0] == there else tensor
 
-    return Example(with_tensors(example.args, repeated), with_tensors(example.kwargs, repeated))
+    return ModelInputs(map_tensors(example.args, repeated), map_tensors(example.kwargs, repeated))
 
 
 @dataclass(frozen=True)
-class OwnBench:
+class StepBenchmark:
     """A function and its batches."""
 
     name: str  # The name of the function.
@@ -829,27 +841,27 @@ class OwnBench:
     device: str  # The device that is measured; where the function computes is up to its own code.
     moved: bool = False  # Whether its batches are moved there first, so that it computes there.
 
-    def bucket(self, rows: int) -> Workload:
+    def fixed_shape_workload(self, rows: int) -> Workload:
         """Return steps over one batch that lies ready; it must have the rows that were asked for."""
         if not callable(self.data):
             what = f"No batch of {rows} rows can be made for {self.name}."
             raise ConfigurationError(what, "Pass a function that takes a number of rows and returns a batch.")
         batch = self.data(rows)
         sizes = [tensor.shape[:2] for _, tensor in named_tensors(batch) if tensor.dim()]
-        there = rows_in(batch)
+        there = batch_size_of(batch)
         # With fewer rows the throughput would be wrong. They may be the second size, as in models that take the sequence first.
         if sizes and there < rows and not any(rows in size for size in sizes):
-            what = f"{named(self.data)} made a batch of {there} rows where {rows} were asked for."
+            what = f"{function_name(self.data)} made a batch of {there} rows where {rows} were asked for."
             raise ConfigurationError(what, f"Make them of any size, or ask for no more: largest={there}.")
         return self._workload(rows, [batch], batch)
 
-    def stream(self, rows: int | None = None) -> Workload:
+    def data_workload(self, rows: int | None = None) -> Workload:
         """Return steps over the batches of the loader."""
         if callable(self.data):
-            return self.bucket(rows or 1)
-        with generators_kept(self.data):
-            first = first_of(self.data)
-        return self._workload(rows_in(first), self.data, first)
+            return self.fixed_shape_workload(rows or 1)
+        with preserve_generators(self.data):
+            first = first_batch(self.data)
+        return self._workload(batch_size_of(first), self.data, first)
 
     def _workload(self, rows: int, batches: Iterable[Any], first: Any) -> Workload:
         def transfer(batch: Any) -> Any:
@@ -857,25 +869,25 @@ class OwnBench:
 
         def step(batch: Any) -> Any:
             # The step may take things out of the mappings and lists of its batch; the tensors are not copied.
-            own = with_tensors(batch, lambda tensor: tensor)
+            own = map_tensors(batch, lambda tensor: tensor)
             return self.step(copy.copy(own) if own is batch and isinstance(batch, (dict, list)) else own)
 
         sizes = Counter[int]()
         return Workload(
             self.name,
-            OWN_STEP,
+            CUSTOM_STEP,
             self.device,
             rows,
             None,
-            lambda: Repeated(batches, sizes),
+            lambda: RepeatingLoader(batches, sizes),
             ((TRANSFER, transfer), ("step", step)) if self.moved else (("step", step),),
-            sizes=Counter() if callable(self.data) else sizes,
-            row_shape=row_shape_of(example_of(first)),
-            **read_ahead(self.data),
+            batch_size_counts=Counter() if callable(self.data) else sizes,
+            row_shape=row_shape_of(model_inputs(first)),
+            **prefetch_settings(self.data),
         )
 
 
-def check_series(name: str, data: Any, such_as: str = "a DataLoader, or a list of batches") -> None:
+def check_batches(name: str, data: Any, such_as: str = "a DataLoader, or a list of batches") -> None:
     """Refuse data for a model or a function of a name that are no batches, or none that can be read again."""
     import torch
 
@@ -887,7 +899,7 @@ def check_series(name: str, data: Any, such_as: str = "a DataLoader, or a list o
         raise ConfigurationError(what, f"Pass {such_as}.")
 
 
-def read_ahead(loader: Any) -> dict[str, Any]:
+def prefetch_settings(loader: Any) -> dict[str, Any]:
     """Return how many processes of a loader read ahead, and how many batches they hold ready, as a workload has them.
 
     It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
@@ -896,7 +908,7 @@ def read_ahead(loader: Any) -> dict[str, Any]:
     return {"workers": workers, "ahead": workers * int(getattr(loader, "prefetch_factor", None) or 1)}
 
 
-class Repeated(Iterator[Any]):
+class RepeatingLoader(Iterator[Any]):
     """The batches of a loader, again and again without an end; ``sizes`` counts those of each number of rows."""
 
     def __init__(
@@ -913,18 +925,18 @@ class Repeated(Iterator[Any]):
         self._starts = getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", False)
 
     def __next__(self) -> Any:
-        begin = now()
+        begin = current_time()
         ended = object()
         batch = next(self._batches, ended)
         self.starting = 0.0
         if batch is ended:
             self._batches = iter(self._loader)
-            batch = first_of(self._batches)
+            batch = first_batch(self._batches)
             if self._starts and self._given > 1:
-                self.starting = now() - begin
+                self.starting = current_time() - begin
             self._given = 0
         self._given += 1
-        self._sizes[rows_in(batch)] += 1
+        self._sizes[batch_size_of(batch)] += 1
         return self._form(batch)
 
     def close(self) -> None:
@@ -932,24 +944,24 @@ class Repeated(Iterator[Any]):
         self._batches = iter(())
 
 
-def first_of(loader: Iterable[Any]) -> Any:
+def first_batch(loader: Iterable[Any]) -> Any:
     """Return the first batch of a loader; one that gives none, such as one that can be read only once, is an error."""
     for batch in loader:
         return batch
     raise ConfigurationError("The loader gives no batch.", "Pass one with items, which can be read again and again.")
 
 
-def rows_in(batch: Any) -> int:
+def batch_size_of(batch: Any) -> int:
     """Return how many rows a batch has: the first size of its first tensor that has one.
 
     Example:
         >>> import torch
-        >>> rows_in({"rate": torch.tensor(0.5), "x": torch.ones(4, 2)}), rows_in("no tensor")
+        >>> batch_size_of({"rate": torch.tensor(0.5), "x": torch.ones(4, 2)}), batch_size_of("no tensor")
         (4, 1)
     """
     return next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.dim()), 1)
 
 
 # A model, or a function, on a device, ready to be measured: in batches of one shape that lie ready on the host (``bucket``), or
-# in batches as they come (``stream``), which are texts that are read and tokenised, or what a loader gives.
-Bench = AnnotationBench | ModuleBench | OwnBench
+# in batches as they come (``stream``), which are texts that are read and tokenized, or what a loader gives.
+Benchmark = AnnotationBenchmark | ModuleBenchmark | StepBenchmark

@@ -8,35 +8,35 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Table, counted, plain, to_html
-from ..._render.drawing import Lamp, Picture
-from ..._utils.plain import to_json, utc
-from ..._utils.validation import check_flag, given_path, number
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Table, pluralize, to_html, to_plain_data
+from ..._render.drawing import Chart, StatusIndicator
+from ..._utils.plain import to_json, utc_timestamp
+from ..._utils.validation import check_bool, check_number, check_path
 from ...devices.environment import CONFLICT, TOO_LATE
-from ...devices.machine import mps_is_simulated
+from ...devices.machine import is_mps_simulated
 from ...errors import DeviceError
-from ...models.registry import is_named
+from ...models.registry import is_model_name
 from ...session import SESSION
-from ...training.epochs import named
+from ...training.epochs import function_name
 from ..bench.workloads import ANNOTATION, Workload
 from ..checks.doctor.report import DoctorReport, doctor
 from ..verdict.metrics import REPORTS, TRAINING, Area
-from ..verdict.rules import STAY
-from ..verdict.verdict import Verdict, judge
+from ..verdict.rules import KEEP_DEVICE
+from ..verdict.verdict import Verdict, evaluate
 from .logbook.gathering import logbook
-from .logbook.privacy import short_path
-from .logbook.sections import Day, ReportFigures
-from .runner import Staged, Subject, evidence_from, read_reports, resume, run_stages, subject_here
+from .logbook.privacy import sanitize_path
+from .logbook.sections import ReportMetrics, UtcTimestamp
+from .runner import Staged, Subject, current_subject, evidence_from, read_reports, resume, run_stages
 
 FOLDER = "openmed_ladder"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
 SECONDS = 30.0
 
-STEPS = 4  # Of each epoch of the memory curve.
+STEPS_PER_EPOCH = 4  # Of each epoch of the memory curve.
 
 
 @dataclass(frozen=True)
-class Asked:
+class BringUpOptions:
     """What is brought up, and where."""
 
     model: Any
@@ -54,30 +54,30 @@ class Asked:
     @contextlib.contextmanager
     def workload(self) -> Iterator[Workload]:
         """Put the model on the device for a block, ready for steps with the batch that the sweep found."""
-        from ..bench.workloads import EXAMPLE_ROWS, benched
+        from ..bench.workloads import SYNTHETIC_BATCH_SIZE, open_benchmark
 
         asked: dict[str, Any] = {"training": self.training, "device": self.device, "arguments": self.arguments}
-        with benched(self.model, self.data, **asked) as bench:
-            yield bench.stream(self.knee or EXAMPLE_ROWS)
+        with open_benchmark(self.model, self.data, **asked) as bench:
+            yield bench.stream(self.knee or SYNTHETIC_BATCH_SIZE)
 
 
-def _freeze(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _freeze(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
     yield "doctor", doctor(asked.model)
     yield "logbook", logbook(model=asked.model, dataset=asked.texts)
 
 
-def _gates(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _gates(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
     from ..bench.workloads import TEXTS
     from ..checks.precision.parity import parity
 
     yield "device", SESSION.device(asked.device)
     texts = TEXTS if asked.texts is None else asked.texts
     # A pipeline is compared where it is.
-    place: dict[str, Any] = {"device": asked.device} if is_named(asked.model) else {}
+    place: dict[str, Any] = {"device": asked.device} if is_model_name(asked.model) else {}
     yield "parity", parity(asked.model, texts, gradients=asked.training, **place, **asked.arguments)
 
 
-def _throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _throughput(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
     from ..bench.comparison import compare
     from ..bench.sweep import sweep
 
@@ -87,19 +87,19 @@ def _throughput(asked: Asked) -> Iterator[tuple[str, Any]]:
     yield "comparison", compare(asked.model, asked.data, devices=[asked.device], batch_size=swept.knee, **work)
 
 
-def _memory(asked: Asked) -> Iterator[tuple[str, Any]]:
-    from ..bench.workloads import memory_of_epochs
+def _memory(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
+    from ..bench.workloads import measure_epoch_memory
 
     with asked.workload() as workload:
-        yield "memory", memory_of_epochs(workload, STEPS, asked.device)
+        yield "memory", measure_epoch_memory(workload, STEPS_PER_EPOCH, asked.device)
 
 
-def _split(asked: Asked) -> Iterator[tuple[str, Any]]:
+def _split(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
     from ..checks.operators.fallbacks import fallbacks
     from ..checks.operators.forecast import forecast
 
     yield "forecast", forecast(asked.model, training=asked.training)
-    with asked.workload() as workload, fallbacks() as ledger, workload.begun() as batches:
+    with asked.workload() as workload, fallbacks() as ledger, workload.open_batches() as batches:
         workload.run(next(batches))
     yield "fallbacks", ledger
 
@@ -111,8 +111,10 @@ class Stage:
     name: str
     about: str
     criterion: str  # Its exit criterion in words; names of gates in braces stand for their values.
-    measure: Callable[[Asked], Iterator[tuple[str, Any]]]  # Yields the names of files, and what stands in them.
-    ranks: frozenset[Area]  # A reason of these ranks in the verdict on all figures so far stops the ladder.
+    measure: Callable[
+        [BringUpOptions], Iterator[tuple[str, Any]]
+    ]  # Yields the names of files, and what stands in them.
+    areas: frozenset[Area]  # A reason of these ranks in the verdict on all figures so far stops the ladder.
     roll_back: str
 
 
@@ -136,7 +138,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "throughput",
         "batch sweep, and waiting for data",
-        "The sweep finds a batch that fits, and at most {data_share} of a step waits for data.",
+        "The sweep finds a batch that fits, and at most {data_fraction} of a step waits for data.",
         _throughput,
         frozenset({Area.DATA, Area.BATCH}),
         "Keep the batch and the loader that you had.",
@@ -152,7 +154,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "split",
         "what falls back, and whether it is worth it",
-        "At most {fallback_time} of the time falls back, a GPU is {speed_up} faster than the CPU, and nothing else is open.",
+        "At most {fallback_time} of the time falls back, a GPU is {speedup} faster than the CPU, and nothing else is open.",
         _split,
         frozenset(Area),
         "Leave this work where it runs today.",
@@ -160,10 +162,10 @@ STAGES: tuple[Stage, ...] = (
 )
 
 # What is said of a stage by its status.
-STATES = {OK: "passed", FAILED: "stopped here", NOT_APPLICABLE: "not reached"}
+SLOW_CONDITIONS = {OK: "passed", FAILED: "stopped here", NOT_APPLICABLE: "not reached"}
 
 # What must lie on the table before work moves, each with its file.
-PROOFS = {
+REQUIRED_EVIDENCE = {
     "architecture of the interpreter": "doctor.json",
     "device": "device.json",
     "batch sweep": "sweep.json",
@@ -173,7 +175,7 @@ PROOFS = {
 
 
 @dataclass(frozen=True)
-class Rung:
+class StageResult:
     """What became of a stage.
 
     Attributes:
@@ -189,16 +191,16 @@ class Rung:
 
     stage: str
     status: Literal["ok", "failed"]
-    what: str
+    message: str
     remedy: str
     files: tuple[str, ...]
-    written: Day
-    figures: tuple[ReportFigures, ...]
+    written: UtcTimestamp
+    figures: tuple[ReportMetrics, ...]
     evidence: dict[str, Any]
 
 
 @dataclass(frozen=True, repr=False)
-class Ladder(Staged):
+class BringUpReport(Staged):
     """How far the work has come.
 
     Attributes:
@@ -225,13 +227,13 @@ class Ladder(Staged):
     texts: int
     device: str
     subject: Subject
-    rungs: tuple[Rung, ...] = ()
+    results: tuple[StageResult, ...] = ()
     note: str = ""
 
     @property
     def passed(self) -> tuple[str, ...]:
         """The stages whose criteria are met."""
-        return tuple(rung.stage for rung in self.rungs if rung.status == OK)
+        return tuple(rung.stage for rung in self.results if rung.status == OK)
 
     finished = passed
 
@@ -241,9 +243,9 @@ class Ladder(Staged):
         return len(self.passed) == len(STAGES)
 
     @property
-    def _stopped(self) -> Rung | None:
+    def _stopped(self) -> StageResult | None:
         """The stage whose criterion is not met, ``None`` if there is none."""
-        return next((rung for rung in self.rungs if rung.status == FAILED), None)
+        return next((rung for rung in self.results if rung.status == FAILED), None)
 
     @property
     def exit_code(self) -> int:
@@ -254,34 +256,34 @@ class Ladder(Staged):
     def verdict(self) -> Verdict:
         """What all figures so far come to."""
         task = TRAINING if self.subject.training else ANNOTATION
-        known = {name: value for rung in self.rungs for name, value in rung.evidence.items()}
-        return judge(evidence_from(known, device=self.device, task=task, simulated=self.simulated))
+        known = {name: value for rung in self.results for name, value in rung.evidence.items()}
+        return evaluate(evidence_from(known, device=self.device, task=task, simulated=self.simulated))
 
     @property
-    def final(self) -> str:
+    def conclusion(self) -> str:
         """The last gate in one line: yes with the files that prove it, or no with what is missing."""
         if self.complete:
-            proofs = ", ".join(f"{what} ({file})" for what, file in PROOFS.items())
+            proofs = ", ".join(f"{what} ({file})" for what, file in REQUIRED_EVIDENCE.items())
             return f"Yes, {self.verdict.recommendation}: {proofs}."
         stopped = self._stopped
-        return f"No, stopped at {stopped.stage}: {stopped.what}" if stopped else "No, no stage has run yet."
+        return f"No, stopped at {stopped.stage}: {stopped.message}" if stopped else "No, no stage has run yet."
 
     @property
-    def lamps(self) -> tuple[Lamp, ...]:
+    def indicators(self) -> tuple[StatusIndicator, ...]:
         """Each stage with its status, and its state in words."""
-        statuses: dict[str, str] = {rung.stage: rung.status for rung in self.rungs}
+        statuses: dict[str, str] = {rung.stage: rung.status for rung in self.results}
         lamps = []
         for stage in STAGES:
             status = statuses.get(stage.name, NOT_APPLICABLE)
-            lamps.append(Lamp(stage.name, status, STATES[status]))
+            lamps.append(StatusIndicator(stage.name, status, SLOW_CONDITIONS[status]))
         return tuple(lamps)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the final gate, and the stages with their criteria and what to do."""
         limits = self.verdict.gates.shown()
-        written = {rung.stage: ", ".join(rung.files) for rung in self.rungs}
-        lamps = self.lamps
-        sentences = [self.final]
+        written = {rung.stage: ", ".join(rung.files) for rung in self.results}
+        lamps = self.indicators
+        sentences = [self.conclusion]
         stopped = self._stopped
         if stopped:
             back = next(stage.roll_back for stage in STAGES if stage.name == stopped.stage)
@@ -289,35 +291,35 @@ class Ladder(Staged):
         if self.note:
             sentences.append(self.note)
         rows = tuple(
-            (stage.name, lamp.words, stage.criterion.format(**limits))
+            (stage.name, lamp.detail, stage.criterion.format(**limits))
             for stage, lamp in zip(STAGES, lamps, strict=True)
         )
         files = tuple((stage.name, stage.about, written.get(stage.name, "")) for stage in STAGES)
         unfinished = FAILED if stopped else WARNING
         return Report(
-            f"Ladder on {self.device}: {len(self.passed)} of {counted(len(STAGES), 'stage')}",
+            f"Ladder on {self.device}: {len(self.passed)} of {pluralize(len(STAGES), 'stage')}",
             tuple(sentences),
-            (Table("Stages", ("stage", "state", "criterion"), rows, folded=True),),
-            figures=(Table("Files", ("stage", "what is measured", "files"), files, folded=True),),
+            (Table("Stages", ("stage", "state", "criterion"), rows, collapsed=True),),
+            metrics=(Table("Files", ("stage", "what is measured", "files"), files, collapsed=True),),
             status=OK if self.complete else unfinished,
-            pictures=(Picture("How far", lamps=lamps),),
+            charts=(Chart("How far", indicators=lamps),),
         )
 
-    def logbook_figures(self) -> ReportFigures:
+    def logbook_figures(self) -> ReportMetrics:
         """Return what a logbook keeps of it: how many stages are passed."""
         values = {"stages": float(len(STAGES)), "stages_passed": float(len(self.passed))}
-        return ReportFigures(
+        return ReportMetrics(
             "ladder", self.model, self.device, "yes" if self.complete else "no", self.simulated, values
         )
 
     @property
     def identity(self) -> dict[str, Any]:
         """What a former ladder must have in common with this one to be continued."""
-        return {"model": self.model, "texts": self.texts, "device": self.device, **plain(self.subject)}
+        return {"model": self.model, "texts": self.texts, "device": self.device, **to_plain_data(self.subject)}
 
     def files(self) -> dict[str, str]:
         """Return the JSON and the page."""
-        page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(self.marked())}\n"
+        page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(self.final_report())}\n"
         return {self.FILE: to_json(self), "ladder.html": page}
 
 
@@ -329,18 +331,20 @@ class Obstacle:
     remedy: str
 
 
-def not_met(judged: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
+def unmet_criterion(judged: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
     """Return what speaks against a stage in the verdict on all figures so far, ``None`` if nothing does.
 
     That something was not measured stops only the stage that measures it, and the last one.
     """
     last = stage is STAGES[-1]
     for reason in judged.reasons:
-        if reason.rank in stage.ranks and reason.recommendation != STAY and (reason.figures or last):
+        if reason.rank in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.figures or last):
             figures = "; ".join(figure.words for figure in reason.figures)
-            return Obstacle(f"{'; '.join(reason.when)}{f' ({figures})' if figures else ''}.", " ".join(reason.do))
-    for unknown in () if last else judged.unknown:
-        if unknown.needed and unknown.rank in stage.ranks and unknown.blocks:
+            return Obstacle(
+                f"{'; '.join(reason.conditions)}{f' ({figures})' if figures else ''}.", " ".join(reason.actions)
+            )
+    for unknown in () if last else judged.missing_requirements:
+        if unknown.needed and unknown.rank in stage.areas and unknown.is_blocking:
             more = f"seconds={2 * seconds:g} (in a shell, --seconds {2 * seconds:g})"
             remedy = f"Call the same ladder with {more}, or run {unknown.first_command}."
             return Obstacle(f"not known: {unknown.name}.", remedy)
@@ -348,14 +352,14 @@ def not_met(judged: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
 
 
 # What the doctor calls the devices: whether they compute is asked by the stage after freezing.
-OF_DEVICES = frozenset({"MPS", "CUDA"})
+DEVICE_FINDINGS = frozenset({"MPS", "CUDA"})
 
 
-def _not_frozen(doctored: DoctorReport, failures: Iterable[str], device: str) -> Obstacle | None:
+def _environment_problems(doctored: DoctorReport, failures: Iterable[str], device: str) -> Obstacle | None:
     """Return what the doctor found that is not as it must be, ``None`` if all is."""
-    settings = SESSION.computer.environment(device).settings
+    settings = SESSION.device_manager.mps_environment(device).settings
     names = {setting.name for setting in settings if setting.effect in {TOO_LATE, CONFLICT}}
-    names |= {*failures} - OF_DEVICES
+    names |= {*failures} - DEVICE_FINDINGS
     wrong = [finding for finding in doctored.findings if finding.name in names]
     return (
         Obstacle(" ".join(f"{finding.name}: {finding.evidence}." for finding in wrong), wrong[0].remedy)
@@ -364,7 +368,7 @@ def _not_frozen(doctored: DoctorReport, failures: Iterable[str], device: str) ->
     )
 
 
-def ladder(  # noqa: PLR0913 - each is one thing that a person may want to say
+def bring_up(  # noqa: PLR0913 - each is one thing that a person may want to say
     model: Any = None,
     texts: Iterable[Any] | None = None,
     *,
@@ -374,7 +378,7 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to say
     seconds: float = SECONDS,
     progress: bool = True,
     **arguments: Any,
-) -> Ladder:
+) -> BringUpReport:
     """Bring a model up on a device in five stages, each with an exit criterion; the first that is not met stops the ladder.
 
     The stages: ``freeze`` (interpreter, packages, variables), ``gates`` (the device is built, available and usable, and its
@@ -400,7 +404,7 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to say
     Raises:
         ConfigurationError: For arguments that cannot be used, and for a folder that cannot be written or holds something else.
         ModelError: Where the model cannot be loaded.
-        UnreadableText: For a text that cannot be read, by its number.
+        InvalidTextError: For a text that cannot be read, by its number.
         Interrupted: For an interrupt; the same call goes on.
 
     A device that fails in a stage stops it there; what a stage measures is judged by :func:`gates`, as :func:`openmed_nb.verdict` does.
@@ -411,45 +415,47 @@ def ladder(  # noqa: PLR0913 - each is one thing that a person may want to say
         ...
         openmed_nb.errors.ConfigurationError: training cannot be 'yes'. Pass True or False.
     """
-    from ...annotation.references import stream_of
+    from ...annotation.references import iter_texts
 
-    check_flag("training", training)
-    seconds = number("seconds", seconds, above=0, such_as=f"{SECONDS:g}")
-    place = given_path(folder, "the folder of a ladder")
-    with SESSION.told_after(progress):
-        given = None if texts is None else list(stream_of(texts))
-        asked = Asked(model, given, SESSION.device(device).device, training, seconds, arguments)
-        name = short_path(str(model or "bundled")) if is_named(model) else named(model)
-        subject = replace(subject_here(training, simulated=mps_is_simulated()), request=None)
-        begun, note = resume(Ladder(SCHEMA, name, len(given or ()), asked.device, subject), place)
+    check_bool("training", training)
+    seconds = check_number("seconds", seconds, above=0, example=f"{SECONDS:g}")
+    place = check_path(folder, "the folder of a ladder")
+    with SESSION.operation(progress):
+        given = None if texts is None else list(iter_texts(texts))
+        asked = BringUpOptions(model, given, SESSION.device(device).device, training, seconds, arguments)
+        name = sanitize_path(str(model or "bundled")) if is_model_name(model) else function_name(model)
+        subject = replace(current_subject(training, simulated=is_mps_simulated()), request=None)
+        begun, note = resume(BringUpReport(SCHEMA, name, len(given or ()), asked.device, subject), place)
         return run_stages(
             replace(begun, note=note), STAGES, lambda stage, found: _run_stage(stage, asked, found), place, stops=True
         )
 
 
-def _run_stage(stage: Stage, asked: Asked, found: Ladder) -> tuple[Ladder, dict[str, str]]:
+def _run_stage(stage: Stage, asked: BringUpOptions, found: BringUpReport) -> tuple[BringUpReport, dict[str, str]]:
     """Return the ladder after a stage, and the reports that it made as files; what a failed stage had found is measured again."""
-    passed = tuple(rung for rung in found.rungs if rung.status == OK)
+    passed = tuple(rung for rung in found.results if rung.status == OK)
     knee = next((rung.evidence.get("knee") for rung in passed if rung.stage == "throughput"), None)
-    known = replace(found, rungs=passed).verdict.evidence
+    known = replace(found, results=passed).verdict.evidence
     reports: dict[str, Any] = {}
     obstacle = None
     try:
         reports.update(stage.measure(replace(asked, knee=knee)))
     except DeviceError as error:
-        obstacle = Obstacle(error.what, error.remedy)
+        obstacle = Obstacle(error.message, error.remedy)
     read = read_reports([report for report in reports.values() if isinstance(report, REPORTS)], known)
     if obstacle is None and "doctor" in reports:
-        obstacle = _not_frozen(reports["doctor"], read.added.get("doctor_failures", ()), asked.device)
-    obstacle = obstacle or not_met(judge(read.evidence), stage, asked.seconds)
-    rung = Rung(
+        obstacle = _environment_problems(reports["doctor"], read.added.get("doctor_failures", ()), asked.device)
+    obstacle = obstacle or unmet_criterion(evaluate(read.evidence), stage, asked.seconds)
+    rung = StageResult(
         stage.name,
         "failed" if obstacle else "ok",
         obstacle.what if obstacle else "",
         obstacle.remedy if obstacle else "",
         tuple(f"{name}.json" for name in reports),
-        utc(),
+        utc_timestamp(),
         read.figures,
-        plain(read.added),
+        to_plain_data(read.added),
     )
-    return replace(found, rungs=(*passed, rung)), {f"{name}.json": to_json(report) for name, report in reports.items()}
+    return replace(found, results=(*passed, rung)), {
+        f"{name}.json": to_json(report) for name, report in reports.items()
+    }

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from ..._events.activity import Activity
-from ..._render.display import Shown, counted
-from ..._utils.plain import find_changes, read_as, save_in
+from ..._events.activity import ProgressEvent
+from ..._render.display import Displayable, pluralize
+from ..._utils.plain import find_changes, read_json_file, save_files
 from ...devices.machine import processor_name
-from ...errors import ConfigurationError, Interrupted
+from ...errors import ConfigurationError, RunInterrupted
 from ...session import SESSION
 from ...training.curve import installed_bytes
 from ..verdict.metrics import Evidence
 from .logbook.gathering import software, version_of
-from .logbook.sections import Count, ReportFigures, Software
+from .logbook.sections import Count, ReportMetrics, Software
 
-ANEW = "Started anew: "
+RESTARTED_PREFIX = "Started anew: "
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,11 @@ class Subject:
         return self.chip, release, self.software.system.partition(".")[0]
 
 
-def subject_here(training: bool, quick: bool = False, simulated: bool = False, defects: Sequence[str] = ()) -> Subject:
+def current_subject(
+    training: bool, quick: bool = False, simulated: bool = False, defects: Sequence[str] = ()
+) -> Subject:
     """Return what a run that begins now is of; torch is not loaded for that."""
-    computer = SESSION.computer
+    computer = SESSION.device_manager
     override = SESSION.override
     machine = computer.machine
     return Subject(
@@ -73,7 +75,7 @@ def subject_here(training: bool, quick: bool = False, simulated: bool = False, d
     )
 
 
-class Staged(Shown):
+class Staged(Displayable):
     """What stages have found so far: the base of a dataclass, whose JSON is the state on disk.
 
     Attributes:
@@ -132,12 +134,12 @@ def resume(begun: State, folder: Path) -> tuple[State, str]:
     file = folder / begun.FILE
     if not file.exists():
         return begun, ""
-    former: State = read_as(type(begun), file, begun.CONTENT, begun.REMEDY)
+    former: State = read_json_file(type(begun), file, begun.CONTENT, begun.REMEDY)
     differences = "; ".join(differences_between(former.identity, begun.identity))
     if differences:
-        return begun, f"{ANEW}{differences}."
+        return begun, f"{RESTARTED_PREFIX}{differences}."
     count = len(former.finished)
-    return former, f"Kept from an earlier run: {counted(count, begun.STAGE)}." if count else ""
+    return former, f"Kept from an earlier run: {pluralize(count, begun.STAGE)}." if count else ""
 
 
 def differences_between(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -168,27 +170,27 @@ def run_stages(  # noqa: PLR0913, PLR0917 - each is another thing
         ConfigurationError: For a folder that cannot be written, before anything is measured, or when all have run.
         Interrupted: For an interrupt.
     """
-    save_in(folder, state.files(), state.WHAT)
+    save_files(folder, state.files(), state.WHAT)
     failure = None
     done = len(stages)
     for number, stage in enumerate(stages):
         if stage.name in state.finished:
             continue
-        SESSION.tell(Activity(state.DOING, progress(stage, state), number, len(stages), state.STAGE))
+        SESSION.notify(ProgressEvent(state.DOING, progress(stage, state), number, len(stages), state.STAGE))
         try:
             state, files = measure(stage, state)
         except KeyboardInterrupt:
             count = len(state.finished)
-            raise Interrupted(count, state, str(folder), state.STAGE, state.AGAIN) from None
+            raise RunInterrupted(count, state, str(folder), state.STAGE, state.AGAIN) from None
         failure = None
         try:
-            save_in(folder, {**files, **state.files()}, state.WHAT)
+            save_files(folder, {**files, **state.files()}, state.WHAT)
         except ConfigurationError as error:  # A stage may have filled the disk, and the next one may find room again.
             failure = error
         if stops and stage.name not in state.finished:
             done = number
             break
-    SESSION.tell(Activity(state.DOING, state.NAME, done, len(stages), state.STAGE))
+    SESSION.notify(ProgressEvent(state.DOING, state.NAME, done, len(stages), state.STAGE))
     if failure:
         raise failure
     return state
@@ -204,16 +206,16 @@ def evidence_from(known: Mapping[str, Any], **more: Any) -> Evidence:
 class Reading:
     """What a logbook and a verdict read in the reports of a stage."""
 
-    figures: tuple[ReportFigures, ...]
+    figures: tuple[ReportMetrics, ...]
     added: dict[str, Any]  # The figures for a verdict that were not known before.
     evidence: Evidence  # All of them.
 
 
 def read_reports(reports: Sequence[Any], known: Evidence) -> Reading:
     """Return what is read in reports after other ones."""
-    from ..verdict.figures import figures_of
-    from ..verdict.verdict import evidence_of
+    from ..verdict.figures import extract_metrics
+    from ..verdict.verdict import collect_evidence
 
-    evidence = evidence_of(known, *reports, task=known.task)
+    evidence = collect_evidence(known, *reports, task=known.task)
     added = {name: value for name, value in evidence.measured.items() if name not in known.measured}
-    return Reading(tuple(map(figures_of, reports)), added, evidence)
+    return Reading(tuple(map(extract_metrics, reports)), added, evidence)

@@ -14,47 +14,58 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from ..._render.display import NOT_APPLICABLE, NOT_KNOWN, OK, WARNING, Finding, Report, Shown, Table, in_bytes, worst
-from ...devices.machine import Machine, import_psutil, mps_is_simulated, run_command
-from ...devices.registry import device_of
+from ..._render.display import (
+    NOT_APPLICABLE,
+    OK,
+    UNKNOWN,
+    WARNING,
+    Displayable,
+    Finding,
+    Report,
+    Table,
+    format_bytes,
+    worst_status,
+)
+from ...devices.machine import MachineInfo, import_psutil, is_mps_simulated, run_command
+from ...devices.registry import parse_device_argument
 from ...errors import OpenMedError
 from ...session import SESSION
-from ...training.curve import PRESSURE
+from ...training.curve import PRESSURE_LEVELS
 
 NOTHING_REPORTED = "nothing reported"
-SLOWED_BY_HEAT = {True: "limited", False: "nominal", None: None}
-PLUGGED = {True: "adapter", False: "battery", None: None}
+THROTTLING_STATES = {True: "limited", False: "nominal", None: None}
+POWER_SOURCES = {True: "adapter", False: "battery", None: None}
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuStatus:
     """What a GPU says of itself; ``None`` if it cannot be read, never a guess.
 
     Attributes:
         name: Its name, such as ``"Apple M4"``.
         cores: How many cores it has; only Apple's GPUs say it.
-        utilisation: How much of the last moment it was busy, in percent, for all processes together.
+        utilization: How much of the last moment it was busy, in percent, for all processes together.
         memory_used: The memory that it uses, in bytes, for all processes together.
         memory_total: The memory that it has for itself, in bytes; Apple's GPUs share that of the computer.
         temperature: In degrees Celsius.
         power: In watts.
-        slowed_by_heat: Whether it runs slower than it could because of heat.
+        thermal_throttling: Whether it runs slower than it could because of heat.
         uuid: The UUID by which NVIDIA names this one GPU.
     """
 
     name: str | None = None
     cores: int | None = None
-    utilisation: int | None = None
+    utilization: int | None = None
     memory_used: int | None = None
     memory_total: int | None = None
     temperature: int | None = None
     power: float | None = None
-    slowed_by_heat: bool | None = None
+    thermal_throttling: bool | None = None
     uuid: str | None = None
 
 
 @dataclass(frozen=True, repr=False)
-class Signals(Shown):
+class SystemStatus(Displayable):
     """What the computer says at one moment; ``None`` if it cannot be read, never a guess.
 
     Attributes:
@@ -84,7 +95,7 @@ class Signals(Shown):
           heat             not known
     """
 
-    gpu: Gpu = field(default_factory=Gpu)
+    gpu: GpuStatus = field(default_factory=GpuStatus)
     memory_pressure: str | None = None
     memory_free: int | None = None
     memory_available: int | None = None
@@ -92,8 +103,8 @@ class Signals(Shown):
     power_source: str | None = None
     battery: int | None = None
     power_mode: str | None = None
-    heat: str | None = None
-    speed_limit: int | None = None
+    thermal_state: str | None = None
+    cpu_speed_limit: int | None = None
     chip: str | None = None
     performance_cores: int | None = None
     efficiency_cores: int | None = None
@@ -103,11 +114,11 @@ class Signals(Shown):
         """Return what of it makes a computer slow, in words without figures."""
         return tuple(condition.finding(self) for condition in CONDITIONS)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the states in words and the hardware; the figures stand in the HTML."""
-        states = tuple((condition.name, condition.state_of(self) or NOT_KNOWN) for condition in CONDITIONS)
+        states = tuple((condition.name, condition.state_of(self) or UNKNOWN) for condition in CONDITIONS)
         parts = tuple((row.name, shown) for row in HARDWARE if (shown := row.shown(self)))
-        figures = tuple((row.name, row.shown(self) or NOT_KNOWN) for row in FIGURES)
+        figures = tuple((row.name, row.shown(self) or UNKNOWN) for row in METRICS)
         findings = self.findings()
         slow = tuple(
             f"{finding.name.capitalize()}: {finding.evidence.partition(': ')[2]}. {finding.remedy}"
@@ -119,10 +130,10 @@ class Signals(Shown):
         elsewhere = () if self.memory_pressure else ("On a Mac, nb.signals() reads what is not known here.",)
         return Report(
             "Signals",
-            spoken=(f"Signals: {said}", *slow, *elsewhere),
-            status=worst(findings),
+            html_sentences=(f"Signals: {said}", *slow, *elsewhere),
+            status=worst_status(findings),
             tables=(Table("", ("signal", "state"), states), Table("Hardware", ("part", "what it is"), parts)),
-            figures=(Table("Figures of this moment", ("signal", "figure"), figures),),
+            metrics=(Table("Figures of this moment", ("signal", "figure"), figures),),
         )
 
 
@@ -132,20 +143,20 @@ class Condition:
 
     name: str  # What it is.
     field: str  # The field of ``Signals`` that has it.
-    slow: dict[str, str]  # What to know of each state that is slow.
+    messages: dict[str, str]  # What to know of each state that is slow.
     remedy: str  # One thing to do then.
 
-    def state_of(self, signals: Signals) -> str | None:
+    def state_of(self, signals: SystemStatus) -> str | None:
         """Return the state in one word, ``None`` if it is not known; of heat the worst that the system and its GPU report."""
         state: str | None = getattr(signals, self.field)
-        return _worst_heat(state, SLOWED_BY_HEAT[signals.gpu.slowed_by_heat]) if self.field == "heat" else state
+        return _worst_heat(state, THROTTLING_STATES[signals.gpu.thermal_throttling]) if self.field == "heat" else state
 
-    def finding(self, signals: Signals) -> Finding:
+    def finding(self, signals: SystemStatus) -> Finding:
         state = self.state_of(signals)
         if state in {None, NOTHING_REPORTED}:
-            return Finding(self.name, NOT_APPLICABLE, state or NOT_KNOWN)
-        if state in self.slow:
-            return Finding(self.name, WARNING, f"{state}: {self.slow[state]}", self.remedy)
+            return Finding(self.name, NOT_APPLICABLE, state or UNKNOWN)
+        if state in self.messages:
+            return Finding(self.name, WARNING, f"{state}: {self.messages[state]}", self.remedy)
         return Finding(self.name, OK, state)
 
 
@@ -199,10 +210,10 @@ class _Row:
     field: str
     unit: str = ""
 
-    def shown(self, signals: Signals) -> str:
+    def shown(self, signals: SystemStatus) -> str:
         value = attrgetter(self.field)(signals)
         if self.unit == BYTES:
-            return in_bytes(value)
+            return format_bytes(value)
         if isinstance(value, str):
             return value
         return "" if value is None else f"{value:.0f}{self.unit}"
@@ -218,8 +229,8 @@ HARDWARE = (
     _Row("GPU cores", "gpu.cores"),
     _Row("GPU memory", "gpu.memory_total", BYTES),
 )
-FIGURES = (
-    _Row("GPU utilisation", "gpu.utilisation", " %"),
+METRICS = (
+    _Row("GPU utilization", "gpu.utilization", " %"),
     _Row("GPU memory in use", "gpu.memory_used", BYTES),
     _Row("GPU temperature", "gpu.temperature", " °C"),
     _Row("GPU power", "gpu.power", " W"),
@@ -235,7 +246,7 @@ FIGURES = (
 Run = Callable[[list[str]], "str | None"]
 
 
-def signals() -> Signals:
+def system_status() -> SystemStatus:
     """Read load, memory pressure, swap, power source, Low Power Mode and heat of this computer, without administrator rights.
 
     Returns:
@@ -253,25 +264,25 @@ def signals() -> Signals:
     with SESSION.lock:
         choice = SESSION.choice_or_error(confirm=False)
         device = "cpu" if isinstance(choice, OpenMedError) else choice.device
-        return read_signals(SESSION.computer.machine, device, uuid=device_of(device).uuid())
+        return read_signals(SESSION.device_manager.machine, device, uuid=parse_device_argument(device).uuid())
 
 
 def read_signals(
-    machine: Machine,
+    machine: MachineInfo,
     device: str,
     run: Run = run_command,
     environ: Mapping[str, str] = os.environ,
     uuid: str | None = None,
-) -> Signals:
+) -> SystemStatus:
     """Read the signals of a computer, with the GPU of a device; what cannot be read is ``None``, as all of a simulated one."""
     if machine.simulated:
-        return Signals(simulated=True)
+        return SystemStatus(simulated=True)
     read = _read_system()
     if machine.system == "Darwin":
         read |= {name: value for name, value in _read_mac(run).items() if value is not None}
-    if device_of(device).sensor == "nvidia-smi":
+    if parse_device_argument(device).sensor == "nvidia-smi":
         read["gpu"] = _read_nvidia(device, run, environ, uuid)
-    return Signals(chip=machine.chip, **read)
+    return SystemStatus(chip=machine.chip, **read)
 
 
 def _read_system() -> dict[str, Any]:
@@ -289,7 +300,7 @@ def _read_system() -> dict[str, Any]:
     return {
         "memory_available": getattr(answer_to("virtual_memory"), "available", None),
         "swap_used": getattr(answer_to("swap_memory"), "used", None),
-        "power_source": PLUGGED[getattr(battery, "power_plugged", None)],
+        "power_source": POWER_SOURCES[getattr(battery, "power_plugged", None)],
         "battery": round(charge) if charge is not None and 0 <= charge <= 100 else None,  # noqa: PLR2004 - percent
     }
 
@@ -343,7 +354,7 @@ class _Reading:
 
 # Of two readings of one field, the later one that is known counts.
 MAC_READINGS = (
-    _Reading("memory_pressure", "sysctl", r"^kern\.memorystatus_vm_pressure_level: (\d+)$", words=PRESSURE),
+    _Reading("memory_pressure", "sysctl", r"^kern\.memorystatus_vm_pressure_level: (\d+)$", words=PRESSURE_LEVELS),
     _Reading("performance_cores", "sysctl", r"^hw\.perflevel0\.physicalcpu: ([1-9]\d*)$", MAX_CORES),
     _Reading("efficiency_cores", "sysctl", r"^hw\.perflevel1\.physicalcpu: ([1-9]\d*)$", MAX_CORES),
     _Reading("memory_free", "memory", r"free percentage:\s*(\d+)%"),
@@ -398,7 +409,7 @@ def _heat_of_limit(limit: int | None, output: str) -> str | None:
     return NOTHING_REPORTED if all(note in output for note in NO_REPORTS) else None
 
 
-def _apple_gpu(output: str | None) -> Gpu:
+def _apple_gpu(output: str | None) -> GpuStatus:
     """Return what the Apple GPU says of itself, of the whole system and of one moment; other accelerators are left out."""
     entries = re.split(r"^(?=\+-o )", output or "", flags=re.MULTILINE)
     entry = next((entry for entry in entries if entry.startswith("+-o AGX")), "")
@@ -406,10 +417,10 @@ def _apple_gpu(output: str | None) -> Gpu:
     busy = _group_in(r'"Device Utilization %"=(\d+)', statistics) or _group_in(
         r'"Renderer Utilization %"=(\d+)', statistics
     )
-    return Gpu(
+    return GpuStatus(
         name=_group_in(r'"model"\s*=\s*"([^"\n]+)"', entry),
         cores=_number(_group_in(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
-        utilisation=_number(busy, 100),
+        utilization=_number(busy, 100),
         memory_used=_number(_group_in(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
     )
 
@@ -441,14 +452,14 @@ MAX_CELSIUS = 150
 MAX_WATTS = 10_000
 
 
-def _read_nvidia(device: str, run: Run, environ: Mapping[str, str], uuid: str | None = None) -> Gpu:
+def _read_nvidia(device: str, run: Run, environ: Mapping[str, str], uuid: str | None = None) -> GpuStatus:
     """Return what the GPU says that torch calls by this name."""
     answers = (_nvidia_gpus(run([path, *QUERY])) for path in NVIDIA_SMI)
     gpus = next((gpus for gpus in answers if gpus), [])
-    return _chosen_gpu(gpus, device, environ, uuid) or Gpu()
+    return _select_gpu(gpus, device, environ, uuid) or GpuStatus()
 
 
-def _nvidia_gpus(output: str | None) -> list[Gpu]:
+def _nvidia_gpus(output: str | None) -> list[GpuStatus]:
     """Return what each GPU says, in the order of ``nvidia-smi``; what it does not support is ``None``."""
     gpus = []
     for line in (output or "").splitlines():
@@ -458,21 +469,23 @@ def _nvidia_gpus(output: str | None) -> list[Gpu]:
         uuid, name, busy, used, total, temperature, power, *slowed = cells
         used_mebibytes = _number(used, MAX_MEBIBYTES)
         total_mebibytes = _number(total, MAX_MEBIBYTES)
-        gpu = Gpu(
+        gpu = GpuStatus(
             name=None if name.startswith("[") else name or None,
-            utilisation=_number(busy, 100),
+            utilization=_number(busy, 100),
             memory_used=None if used_mebibytes is None else round(used_mebibytes) << 20,
             memory_total=round(total_mebibytes or 0) << 20 or None,
             temperature=_number(temperature, MAX_CELSIUS),
             power=_number(power, MAX_WATTS),
-            slowed_by_heat="Active" in slowed if {"Active", "Not Active"}.intersection(slowed) else None,
+            thermal_throttling="Active" in slowed if {"Active", "Not Active"}.intersection(slowed) else None,
             uuid=None if uuid.startswith("[") else uuid or None,
         )
         gpus.append(gpu)
     return gpus
 
 
-def _chosen_gpu(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str], uuid: str | None) -> Gpu | None:
+def _select_gpu(
+    gpus: Sequence[GpuStatus], device: str, environ: Mapping[str, str], uuid: str | None
+) -> GpuStatus | None:
     """Return the GPU of ``nvidia-smi`` that torch calls ``"cuda"`` or ``"cuda:N"``, ``None`` if that is not certain.
 
     torch numbers the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, the fastest first unless ``CUDA_DEVICE_ORDER`` is
@@ -495,37 +508,37 @@ def _chosen_gpu(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str], uu
 
 
 # Returns how busy a device is just now, as a share from 0 to 1, or since it was last asked; ``None`` if it cannot be read.
-Busy = Callable[[], "float | None"]
+UtilizationReader = Callable[[], "float | None"]
 
-NOT_BUSY = ("idle", "iowait")
+IDLE_STATES = ("idle", "iowait")
 # Linux counts these in ``user`` and ``nice`` too (proc(5)).
 GUESTS = ("guest", "guest_nice")
 
 
-def busy_reader(
+def make_utilization_reader(
     device: str,
-    machine: Machine,
+    machine: MachineInfo,
     run: Run = run_command,
     environ: Mapping[str, str] = os.environ,
     uuid: str | None = None,
-) -> Busy | None:
+) -> UtilizationReader | None:
     """Return what reads how busy a device is; ``None`` under a simulation, and if this cannot be read.
 
     ``environ`` says what CUDA calls its devices, and ``uuid`` how torch names the CUDA GPU.
     """
-    if machine.simulated or mps_is_simulated():
+    if machine.simulated or is_mps_simulated():
         return None
-    known = device_of(device)
+    known = parse_device_argument(device)
     if not known.is_accelerator:
         return _CpuReader() if _cpu_times() else None
 
     def read() -> float | None:
-        gpu = Gpu()
+        gpu = GpuStatus()
         if known.sensor == "ioreg":
             gpu = _apple_gpu(run(MAC_COMMANDS["ioreg"]))
         elif known.sensor == "nvidia-smi":
             gpu = _read_nvidia(device, run, environ, uuid)
-        return None if gpu.utilisation is None else gpu.utilisation / 100
+        return None if gpu.utilization is None else gpu.utilization / 100
 
     return None if read() is None else read
 
@@ -542,7 +555,7 @@ class _CpuReader:
     def __call__(self) -> float | None:
         before = self._before
         self._before = _cpu_times()
-        return busy_share(before, self._before)
+        return busy_fraction(before, self._before)
 
 
 def _cpu_times() -> dict[str, float]:
@@ -554,8 +567,8 @@ def _cpu_times() -> dict[str, float]:
         return {}
 
 
-def busy_share(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+def busy_fraction(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
     """Return which share of the time between two readings of the processor was work, ``None`` if none has passed."""
     spent = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after if name not in GUESTS}
     total = sum(spent.values())
-    return 1 - sum(spent.get(name, 0.0) for name in NOT_BUSY) / total if total and before else None
+    return 1 - sum(spent.get(name, 0.0) for name in IDLE_STATES) / total if total and before else None

@@ -16,19 +16,19 @@ from ..bench.profile import Profile
 from ..bench.sweep import SweepReport
 from ..bench.workloads import TRAINING_STEP
 from ..checks.doctor.report import DoctorReport
-from ..checks.operators.fallbacks import FallbackLedger
+from ..checks.operators.fallbacks import FallbackLog
 from ..checks.operators.forecast import Forecast
 from ..checks.precision.report import KINDS, ParityReport
 from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
-from ..records.logbook.privacy import short_path
-from ..records.logbook.sections import ReportFigures, Run, numbers
+from ..records.logbook.privacy import sanitize_path
+from ..records.logbook.sections import ReportMetrics, Run, finite_numbers
 
-REPORTS = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
+REPORTS_REMEDY = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
 
 
 @singledispatch
-def figures_of(report: Any) -> ReportFigures:
+def extract_metrics(report: Any) -> ReportMetrics:
     """Return what a logbook keeps of a report: numbers, and never a text.
 
     Reports of rooms above this one say it themselves, in ``logbook_figures``.
@@ -37,12 +37,12 @@ def figures_of(report: Any) -> ReportFigures:
         ConfigurationError: For anything that is not a report for a logbook.
 
     Example:
-        >>> figures_of(LoaderCheck("cpu", 0.03, 0.01, 2, 20)).run.workers
+        >>> extract_metrics(LoaderCheck("cpu", 0.03, 0.01, 2, 20)).run.workers
         2
     """
     if not hasattr(type(report), "logbook_figures"):
-        raise ConfigurationError(f"{short_type_name(report)} is not a report for a logbook.", REPORTS)
-    kept: ReportFigures = report.logbook_figures()
+        raise ConfigurationError(f"{short_type_name(report)} is not a report for a logbook.", REPORTS_REMEDY)
+    kept: ReportMetrics = report.logbook_figures()
     return kept
 
 
@@ -51,104 +51,110 @@ def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = No
     return Run(batch_size=batch_size, **facts, **others)
 
 
-@figures_of.register
-def _comparison_figures(report: Comparison) -> ReportFigures:
+@extract_metrics.register
+def _comparison_figures(report: Comparison) -> ReportMetrics:
     values: dict[str, Any] = {}
     for device in report.devices:
-        gain = device.speed_up
+        gain = device.speedup
         figures = {
             "seconds": device.seconds,
             "rows_per_second": device.rows_per_second,
-            "utilisation": device.utilisation,
-            "speed_up": gain and gain.middle,
-            "speed_up_low": gain and gain.low,
-            "speed_up_high": gain and gain.high,
-            **_phases(device.shares),
+            "utilization": device.utilization,
+            "speedup": gain and gain.median,
+            "speedup_low": gain and gain.low,
+            "speedup_high": gain and gain.high,
+            **_phases(device.phase_fractions),
         }
         values.update({f"{device.device}_{name}": value for name, value in figures.items()})
     alone = report.devices[0].device if len(report.devices) == 1 else None
     run = _run(report, report.devices[0].rows)
-    return ReportFigures("comparison", short_path(report.name), alone, None, report.simulated, numbers(values), run)
+    return ReportMetrics(
+        "comparison", sanitize_path(report.name), alone, None, report.simulated, finite_numbers(values), run
+    )
 
 
 def _phases(shares: dict[str, float]) -> dict[str, float]:
     return {f"{phase}_share": share for phase, share in shares.items()}
 
 
-@figures_of.register
-def _profile_figures(report: Profile) -> ReportFigures:
+@extract_metrics.register
+def _profile_figures(report: Profile) -> ReportMetrics:
     values = {
         "seconds": report.seconds,
         "data_only_seconds": report.data_only,
         "compute_only_seconds": report.compute_only,
         "device_seconds": report.device_seconds,
         "operators_per_step": report.operators_per_step,
-        "synchronisations_per_step": sum(one.count for one in report.synchronisations),
+        "synchronizations_per_step": sum(one.count for one in report.synchronizations),
         "fallbacks_per_step": report.fallbacks_per_step,
         **_phases(report.shares),
     }
-    name = short_path(report.name)
+    name = sanitize_path(report.name)
     run = _run(report, report.rows)
-    return ReportFigures("profile", name, report.device, None, report.simulated, numbers(values), run)
+    return ReportMetrics("profile", name, report.device, None, report.simulated, finite_numbers(values), run)
 
 
-@figures_of.register
-def _ledger_figures(report: FallbackLedger) -> ReportFigures:
+@extract_metrics.register
+def _ledger_figures(report: FallbackLog) -> ReportMetrics:
     values = {"calls": report.count, "operators": len(report.operators)}
     device = "mps" if report.operators_on_mps else None
-    return ReportFigures("fallbacks", "operators", device, None, report.simulated, numbers(values))
+    return ReportMetrics("fallbacks", "operators", device, None, report.simulated, finite_numbers(values))
 
 
-@figures_of.register
-def _forecast_figures(report: Forecast) -> ReportFigures:
-    values = {"operators": len(report.operators), "leaving": len(report.leaving), "refused": len(report.refused)}
-    return ReportFigures("forecast", short_path(report.model), None, None, report.simulated, numbers(values))
+@extract_metrics.register
+def _forecast_figures(report: Forecast) -> ReportMetrics:
+    values = {
+        "operators": len(report.operators),
+        "leaving": len(report.cpu_operators),
+        "refused": len(report.unsupported),
+    }
+    return ReportMetrics("forecast", sanitize_path(report.model), None, None, report.simulated, finite_numbers(values))
 
 
-@figures_of.register
-def _parity_figures(report: ParityReport) -> ReportFigures:
+@extract_metrics.register
+def _parity_figures(report: ParityReport) -> ReportMetrics:
     values = {
         **{kind: getattr(report.spans, kind) for kind in KINDS},
         "entity_agreement": report.spans.agreement,
         "texts": report.texts,
         "tokens": report.tokens,
-        "other_labels": report.other_labels,
-        "not_numbers": report.not_numbers,
+        "other_labels": report.label_mismatches,
+        "non_finite_tokens": report.non_finite_tokens,
         "logits_maximum": report.logits.maximum,
         "logits_median": report.logits.median,
     }
-    subject = f"{short_path(report.model)} in {report.dtype}"
-    return ReportFigures("parity", subject, report.device, report.status, report.simulated, numbers(values))
+    subject = f"{sanitize_path(report.model)} in {report.dtype}"
+    return ReportMetrics("parity", subject, report.device, report.status, report.simulated, finite_numbers(values))
 
 
-@figures_of.register
-def _loss_figures(report: LossParity) -> ReportFigures:
+@extract_metrics.register
+def _loss_figures(report: LossParity) -> ReportMetrics:
     values = {
         "steps": report.steps,
-        "parted": report.parted,
+        "parted": report.divergence_step,
         "drift": max(report.drift),
         "tolerance": report.tolerance[report.steps - 1],
         "first_loss": report.candidate[0],
         "last_loss": report.candidate[-1],
     }
-    subject = f"{short_path(report.model)} in {report.dtype}"
+    subject = f"{sanitize_path(report.model)} in {report.dtype}"
     run = Run(TRAINING_STEP)
-    return ReportFigures("losses", subject, report.device, report.status, report.simulated, numbers(values), run)
+    return ReportMetrics("losses", subject, report.device, report.status, report.simulated, finite_numbers(values), run)
 
 
-@figures_of.register
-def _precision_figures(report: PrecisionVerdict) -> ReportFigures:
+@extract_metrics.register
+def _precision_figures(report: PrecisionVerdict) -> ReportMetrics:
     parity = _parity_figures(report.parity)
-    gain = report.certificate and report.certificate.evidence.speed_up
-    values = numbers({**parity.values, "speed_up": gain, "refusals": len(report.refusals)})
+    gain = report.certificate and report.certificate.evidence.speedup
+    values = finite_numbers({**parity.values, "speedup": gain, "refusals": len(report.refusals)})
     return replace(parity, report="precision", values=values, verdict="accepted" if report.accepted else "refused")
 
 
-@figures_of.register
-def _curve_figures(report: MemoryCurve) -> ReportFigures:
+@extract_metrics.register
+def _curve_figures(report: MemoryCurve) -> ReportMetrics:
     trend = report.trend
     values = {
-        "epochs": len(report.boundaries),
+        "epochs": len(report.epoch_samples),
         "growth_over_ten_epochs": trend.growth,
         "growth_in_all": trend.total,
         "first_bytes": trend.baseline,
@@ -156,33 +162,35 @@ def _curve_figures(report: MemoryCurve) -> ReportFigures:
     }
     peaks = [size for one in report.samples for size in (one.peak, one.allocated) if size is not None]
     run = Run(peak_memory_bytes=max(peaks, default=None))
-    return ReportFigures(
-        "memory", report.measure, report.device, report.verdict, report.simulated, numbers(values), run
+    return ReportMetrics(
+        "memory", report.deciding_metric, report.device, report.verdict, report.simulated, finite_numbers(values), run
     )
 
 
-@figures_of.register
-def _doctor_figures(report: DoctorReport) -> ReportFigures:
+@extract_metrics.register
+def _doctor_figures(report: DoctorReport) -> ReportMetrics:
     values = {status: sum(one.status == status for one in report.findings) for status in (OK, WARNING, FAILED)}
-    return ReportFigures("doctor", "computer", None, report.status, report.simulated, numbers(values))
+    return ReportMetrics("doctor", "computer", None, report.status, report.simulated, finite_numbers(values))
 
 
-@figures_of.register
-def _loader_figures(report: LoaderCheck) -> ReportFigures:
+@extract_metrics.register
+def _loader_figures(report: LoaderCheck) -> ReportMetrics:
     values = {name: getattr(report, name) for name in ("data_seconds", "step_seconds", "waiting", "batches")}
     run = Run(workers=report.workers)
-    return ReportFigures("loader", "batches", report.device, report.bottleneck, report.simulated, numbers(values), run)
+    return ReportMetrics(
+        "loader", "batches", report.device, report.bottleneck, report.simulated, finite_numbers(values), run
+    )
 
 
-@figures_of.register
-def _sweep_figures(report: SweepReport) -> ReportFigures:
-    knee = report.at_knee
+@extract_metrics.register
+def _sweep_figures(report: SweepReport) -> ReportMetrics:
+    knee = report.knee_point
     best = report.best
     values = {
         "knee_rows": report.knee,
         "rows_per_second": knee and knee.throughput,
         "memory_bytes": knee and knee.memory,
-        "first_seconds": knee and knee.first_seconds,
+        "first_step_seconds": knee and knee.first_step_seconds,
         "best_rows": best and best.rows,
         "best_rows_per_second": best and best.throughput,
         "limit_bytes": report.limit,
@@ -190,5 +198,5 @@ def _sweep_figures(report: SweepReport) -> ReportFigures:
         "out_of_memory_points": sum(not one.fits for one in report.points),
     }
     run = _run(report, length=report.length, peak_memory_bytes=knee.memory if knee else None)
-    name = short_path(report.name)
-    return ReportFigures("sweep", name, report.device, None, report.simulated, numbers(values), run)
+    name = sanitize_path(report.name)
+    return ReportMetrics("sweep", name, report.device, None, report.simulated, finite_numbers(values), run)

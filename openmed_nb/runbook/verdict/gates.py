@@ -9,12 +9,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..._render.display import Report, Shown, Table, counted, to_text
+from ..._render.display import Displayable, Report, Table, pluralize, to_text
 from ..._utils.text import describe_value
-from ..._utils.validation import offered
+from ..._utils.validation import suggest
 from ...errors import ConfigurationError
 from .metrics import GATES, METRICS, Evidence, Thresholds
-from .rules import Case, decision_matrix
+from .rules import EvidenceCase, decision_matrix
 
 # How many characters a line of the text form has at most, but for the spaces between columns.
 WIDTH = 108
@@ -24,15 +24,15 @@ SYMPTOMS = json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8
 
 
 @dataclass(frozen=True, repr=False)
-class Gates(Thresholds, Shown):
+class Gates(Thresholds, Displayable):
     """The thresholds of a verdict, shown with the decision matrix and a table of symptoms; shares are fractions: 0.22 is 22 %.
 
     Raises:
         ConfigurationError: For a value that makes no sense.
 
     Example:
-        >>> Gates(speed_up=0.3).changed
-        (('speed_up', 0.22, 0.3),)
+        >>> Gates(speedup=0.3).changed
+        (('speedup', 0.22, 0.3),)
     """
 
     SCHEMA = "openmed_nb/gates/1"
@@ -66,7 +66,7 @@ class Gates(Thresholds, Shown):
         changed = {name: {"from": was, "to": now} for name, was, now in self.changed}
         return {"schema": self.SCHEMA, "values": dict(vars(self)), "changed": changed, "about": about}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
         given = Gates().shown()
         shown = self.shown()
@@ -74,42 +74,43 @@ class Gates(Thresholds, Shown):
         names = sorted(shown, key=lambda name: name not in was)  # Those that were changed come first.
         thresholds = tuple((name, shown[name], was.get(name, ""), GATES[name].says) for name in names)
         reasons = tuple((name, GATES[name].reason, GATES[name].source) for name in names)
-        matrix = decision_matrix(Case(Evidence(), vars(self)), "the first command that the verdict names")
+        matrix = decision_matrix(EvidenceCase(Evidence(), vars(self)), "the first command that the verdict names")
         rules = tuple(
-            (str(number), rule.when, rule.recommendation, rule.do, rule.change) for number, rule in enumerate(matrix, 1)
+            (str(number), rule.condition, rule.recommendation, rule.action, rule.reconsider_when)
+            for number, rule in enumerate(matrix, 1)
         )
         symptoms = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
         tables = (
             Table("Thresholds", ("gate", "value", "changed", "what it says"), thresholds),
-            Table("Why they are what they are", ("gate", "why", "who says so"), reasons, folded=True),
+            Table("Why they are what they are", ("gate", "why", "who says so"), reasons, collapsed=True),
             Table(
                 "Decision matrix: of the rules that hold, the first decides",
                 ("", "when", "recommendation", "what to do", "what would change it"),
                 rules,
-                folded=True,
+                collapsed=True,
             ),
             Table(
                 "Symptoms",
                 ("symptom", "likely cause", "what to look at, and with what", "reported in"),
                 symptoms,
-                folded=True,
+                collapsed=True,
             ),
         )
-        sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speed_up=0.3) changes one.",)
+        sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speedup=0.3) changes one.",)
         headline = (
-            f"Gates: the {counted(len(thresholds), 'threshold')} and {counted(len(rules), 'rule')} behind a verdict"
+            f"Gates: the {pluralize(len(thresholds), 'threshold')} and {pluralize(len(rules), 'rule')} behind a verdict"
         )
-        return Report("Gates", sentences, tables, spoken=(headline, *sentences))
+        return Report("Gates", sentences, tables, html_sentences=(headline, *sentences))
 
     def __str__(self) -> str:
-        return narrow_text(self.report())
+        return narrow_text(self.to_report())
 
 
 def gates(**changed: float) -> Gates:
     """Return the thresholds of :func:`verdict`, each with its reason, and some of them changed.
 
     Args:
-        changed: New values by name, as fractions: ``speed_up=0.3`` asks for 30 % more speed than the CPU has. The names are
+        changed: New values by name, as fractions: ``speedup=0.3`` asks for 30 % more speed than the CPU has. The names are
             the attributes of the result; printing it shows all with their reasons, the decision matrix, and a table of
             symptoms with their likely causes.
 
@@ -120,26 +121,26 @@ def gates(**changed: float) -> Gates:
         ConfigurationError: For an unknown name, and for a value that makes no sense.
 
     Example:
-        >>> gates(speed_up=0.3).changed, gates().memory_growth
-        ((('speed_up', 0.22, 0.3),), 0.26)
+        >>> gates(speedup=0.3).changed, gates().memory_growth
+        ((('speedup', 0.22, 0.3),), 0.26)
         >>> gates(speedup=0.3)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speed_up'?
+        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speedup'?
     """
     for name in changed:
         if name not in GATES:
             known = list(vars(Gates()))
-            raise ConfigurationError(f"There is no gate {describe_value(name)}.", offered(name, known))
+            raise ConfigurationError(f"There is no gate {describe_value(name)}.", suggest(name, known))
     return Gates(**changed)
 
 
 def narrow_text(report: Report) -> str:
     """Return the text of a report without long lines."""
-    return to_text(replace(report, tables=tuple(map(_narrow, report.tables))))
+    return to_text(replace(report, tables=tuple(map(_wrap_table, report.tables))))
 
 
-def _narrow(table: Table) -> Table:
+def _wrap_table(table: Table) -> Table:
     """Return a table without long lines: long cells go on in the rows below, and an empty row ends each."""
     columns = list(zip(table.columns, *table.rows, strict=True))
     words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..._render.display import MARK, Report, Shown, Table
+from ..._render.display import SIMULATED_SUFFIX, Displayable, Report, Table
 from .gates import Gates, narrow_text
-from .metrics import COUNT, HOURS, METRICS, RATE, SECONDS_OF_AN_HOUR, Evidence, in_unit
+from .metrics import COUNT, HOURS, METRICS, RATE, SECONDS_OF_AN_HOUR, Evidence, format_with_unit
 
 NOTES = 100_000  # How many notes the time is for where nobody said how many there are.
 
@@ -22,14 +22,14 @@ LANE_OF = {"cpu": CPU, "mps": MPS, "cuda": REMOTE}
 TWO_WEEKS = "After two weeks with the same operators on top, which Profile.diff(...) shows, move this work to another lane, or accept it."
 
 # The metrics of a lane.
-SHOWN = (
+DISPLAYED_METRICS = (
     "texts_per_second",
-    "utilisation",
+    "utilization",
     "headroom",
     "memory_growth",
     "entity_agreement",
     "logits",
-    "training_parts",
+    "divergence_source",
     "fallback_operators",
     "refused_operators",
     "fallback_time",
@@ -38,7 +38,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True, repr=False)
-class Lanes(Shown):
+class Lanes(Displayable):
     """CPU, MPS, MLX and a remote pool side by side.
 
     Attributes:
@@ -49,7 +49,7 @@ class Lanes(Shown):
 
     Example:
         >>> from openmed_nb.runbook.verdict.verdict import judge
-        >>> lanes = judge(Evidence(device="mps", texts_per_second=50.0, speed_up=5.0, texts_to_do=360_000)).lanes
+        >>> lanes = judge(Evidence(device="mps", texts_per_second=50.0, speedup=5.0, num_texts=360_000)).lanes
         >>> lanes.measured["texts, or rows"]
         {'MPS': '50 a second', 'CPU': '10 a second', 'MLX': 'to beat: 50 a second'}
         >>> lanes.measured["time for 360,000 notes"]
@@ -62,8 +62,8 @@ class Lanes(Shown):
     lane: str = ""
 
     SCHEMA = "openmed_nb/lanes/1"
-    HIDDEN = ("evidence", "gates")
-    ALSO = ("about", "measured", "simulated")
+    JSON_EXCLUDE = ("evidence", "gates")
+    JSON_PROPERTIES = ("about", "measured", "simulated")
 
     @property
     def simulated(self) -> bool:
@@ -108,33 +108,33 @@ class Lanes(Shown):
         if here is None:
             return {}
         measured = {
-            METRICS[name].label: {here: in_unit(METRICS[name].unit, value)}
-            for name in SHOWN
+            METRICS[name].label: {here: format_with_unit(METRICS[name].unit, value)}
+            for name in DISPLAYED_METRICS
             if (value := getattr(evidence, name)) is not None
         }
         if evidence.texts_per_second:
-            notes = NOTES if evidence.texts_to_do is None else evidence.texts_to_do
+            notes = NOTES if evidence.num_texts is None else evidence.num_texts
             rates = {here: evidence.texts_per_second}
-            if here != CPU and evidence.speed_up:
-                rates[CPU] = evidence.texts_per_second / evidence.speed_up
+            if here != CPU and evidence.speedup:
+                rates[CPU] = evidence.texts_per_second / evidence.speedup
             times = {lane: notes / rate / SECONDS_OF_AN_HOUR for lane, rate in rates.items() if rate}
             hours = {lane: time for lane, time in times.items() if math.isfinite(time)}
-            rate_row = {lane: in_unit(RATE, rate) for lane, rate in rates.items()}
-            time_row = {lane: in_unit(HOURS, time) for lane, time in hours.items()}
+            rate_row = {lane: format_with_unit(RATE, rate) for lane, rate in rates.items()}
+            time_row = {lane: format_with_unit(HOURS, time) for lane, time in hours.items()}
             if here == MPS:
                 rate_row[MLX] = f"to beat: {rate_row[MPS]}"
             if here != REMOTE and here in hours:
                 workers = max(2, math.ceil(hours[here] / max(self.gates.hours, 1)))
-                spread = in_unit(HOURS, hours[here] / workers)
+                spread = format_with_unit(HOURS, hours[here] / workers)
                 time_row[REMOTE] = f"{spread} at best, on {workers:,} computers like this one"
             measured[METRICS["texts_per_second"].label] = rate_row
-            measured[f"time for {in_unit(COUNT, notes)} notes"] = time_row
+            measured[f"time for {format_with_unit(COUNT, notes)} notes"] = time_row
         return measured
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the lanes as columns, and which kind of work takes which; what was measured stands in the HTML."""
         lanes = (CPU, MPS, MLX, REMOTE)
-        columns = ("", *(f"{lane}{MARK}" if self.simulated and lane == MPS else lane for lane in lanes))
+        columns = ("", *(f"{lane}{SIMULATED_SUFFIX}" if self.simulated and lane == MPS else lane for lane in lanes))
 
         def table(caption: str, rows: Mapping[str, Mapping[str, str]]) -> Table:
             cells = ((name, *(row.get(lane, "") for lane in lanes)) for name, row in rows.items())
@@ -152,7 +152,7 @@ class Lanes(Shown):
         kinds = Table("Kinds of work", ("work", "lane", "because"), work)
         measured = table("Measured here", self.measured)
         figures = (measured,) if measured.rows else ()
-        return Report(f"Lanes: {self.recommendation}", (TWO_WEEKS,), (table("", about), kinds), figures=figures)
+        return Report(f"Lanes: {self.recommendation}", (TWO_WEEKS,), (table("", about), kinds), metrics=figures)
 
     def __str__(self) -> str:
-        return narrow_text(self.marked())
+        return narrow_text(self.final_report())

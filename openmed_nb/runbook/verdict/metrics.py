@@ -13,26 +13,26 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Literal
 
-from ..._render.display import FAILED, NOT_APPLICABLE, WARNING, Finding, Report, Shown, Table
+from ..._render.display import FAILED, NOT_APPLICABLE, WARNING, Displayable, Finding, Report, Table
 from ..._utils.text import describe_value
-from ..._utils.validation import number
-from ...devices.registry import device_of
+from ..._utils.validation import check_number
+from ...devices.registry import parse_device_argument
 from ...errors import ConfigurationError
-from ...training.curve import GATE_EPOCHS, GROWING, GROWTH_GATE, MemoryCurve
-from ..bench.comparison import Comparison, DeviceFigures
-from ..bench.profile import SYNCHRONISATION, TINY_BATCH, Profile
-from ..bench.sweep import HEADROOM_SHARE, KNEE_GAIN, LARGEST, TIME, Point, SweepReport, best_of, fitting
-from ..bench.timing import DATA, DATA_SHARE, TRANSFER
+from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
+from ..bench.comparison import Comparison, DeviceMetrics
+from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
+from ..bench.sweep import HEADROOM_FRACTION, LARGEST, MIN_KNEE_GAIN, TIME, Point, SweepReport, best_of, fitting
+from ..bench.timing import DATA, MAX_DATA_FRACTION, TRANSFER
 from ..bench.workloads import ANNOTATION
-from ..checks.doctor.checks import COMPUTATION, NECESSARY, SILENT_ERRORS
+from ..checks.doctor.checks import COMPUTATION, REQUIRED_DTYPES, SILENT_ERRORS
 from ..checks.doctor.report import DoctorReport
-from ..checks.operators.fallbacks import FELL_BACK, REFUSED, FallbackLedger
+from ..checks.operators.fallbacks import FELL_BACK, REFUSED, FallbackLog
 from ..checks.operators.forecast import Forecast
-from ..checks.precision.policy import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from ..checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
 from ..checks.precision.report import ParityReport
 from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
-from ..records.signals import CONDITIONS, Signals
+from ..records.signals import CONDITIONS, SystemStatus
 
 INFERENCE = "inference"
 TRAINING = "training"
@@ -57,7 +57,7 @@ PHASES: Unit = "phases"
 YES_NO: Unit = "yes or no"
 
 
-def _digits(value: float) -> str:
+def _format_significant(value: float) -> str:
     """Return a number with three digits that count."""
     return f"{float(f'{value:.3g}'):,g}"
 
@@ -66,23 +66,23 @@ def _digits(value: float) -> str:
 _SCALES: Mapping[Unit, tuple[int, str]] = {SHARE: (100, " %"), TIMES: (1, " times"), RATE: (1, " a second")}
 
 
-def in_unit(unit: Unit, value: Any) -> str:
+def format_with_unit(unit: Unit, value: Any) -> str:
     """Return a value as people read it, with three digits that count: ``22 %``, ``3.46 times``, ``1,200``, ``none``."""
     if unit in _SCALES:
         factor, behind = _SCALES[unit]
-        return f"{_digits(factor * value)}{behind}"
+        return f"{_format_significant(factor * value)}{behind}"
     text = str(value)
     if unit == DIFFERENCE:
         text = f"{value:.3g}"
     elif unit == HOURS:
-        hours = "1 hour" if value == 1 else f"{_digits(value)} hours"
-        text = f"{_digits(60 * value)} minutes" if abs(value) < 1 else hours
+        hours = "1 hour" if value == 1 else f"{_format_significant(value)} hours"
+        text = f"{_format_significant(60 * value)} minutes" if abs(value) < 1 else hours
     elif unit == COUNT:
         text = f"{value:,}" if value else "none"
     elif unit == NAMES:
         text = ", ".join(value) or "none"
     elif unit == PHASES:
-        text = ", ".join(f"{name} {in_unit(SHARE, share)}" for name, share in value.items())
+        text = ", ".join(f"{name} {format_with_unit(SHARE, share)}" for name, share in value.items())
     elif unit == YES_NO:
         text = "yes" if value else "no"
     return text
@@ -177,7 +177,7 @@ class Metric:
         """What the threshold counts: that of a speed-up is the share by which the device is faster."""
         return SHARE if self.unit == TIMES else self.unit
 
-    def read(self, reports: Iterable[Any], context: Context) -> Any:
+    def read(self, reports: Iterable[Any], context: EvidenceContext) -> Any:
         """Return the value that the first of some reports shows; ``None`` if none does."""
         for kind, reader in self.reads.items():
             for report in reports:
@@ -196,7 +196,7 @@ def _attribute(report: Any, path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Context:
+class EvidenceContext:
     """What a verdict reads reports for: a device and a task, by some gates, with the metrics that are already known."""
 
     device: str | None
@@ -205,25 +205,25 @@ class Context:
     known: dict[str, Any]
 
 
-Reader = str | Callable[[Any, Context], Any]
+Reader = str | Callable[[Any, EvidenceContext], Any]
 
 
-def _batch_compared(report: Comparison, context: Context) -> int | None:
+def _batch_compared(report: Comparison, context: EvidenceContext) -> int | None:
     """Return the batch in use: annotation cuts its texts by tokens, so that its rows are no rows of the device."""
-    return None if report.task == ANNOTATION else report.of(context.device or "cpu").rows
+    return None if report.task == ANNOTATION else report.for_device(context.device or "cpu").rows
 
 
-def _batch_profiled(report: Profile, _context: Context) -> int | None:
+def _batch_profiled(report: Profile, _context: EvidenceContext) -> int | None:
     return None if report.task == ANNOTATION else report.rows
 
 
-def _batch_of_tokens(report: SweepReport, context: Context) -> int | None:
+def _batch_of_tokens(report: SweepReport, context: EvidenceContext) -> int | None:
     """Return how many rows like those of a sweep the tokens of a batch in use are."""
     tokens = context.known.get("batch_tokens")
     return max(1, tokens // report.length) if tokens and report.length else None
 
 
-def _rate_profiled(report: Profile, _context: Context) -> float | None:
+def _rate_profiled(report: Profile, _context: EvidenceContext) -> float | None:
     return report.rows / report.seconds if report.seconds else None
 
 
@@ -231,30 +231,30 @@ def _status(report: Profile, name: str) -> str:
     return next(finding.status for finding in report.findings if finding.name == name)
 
 
-def _synchronisations(report: Profile, _context: Context) -> tuple[str, ...]:
-    if _status(report, SYNCHRONISATION) != WARNING:
+def _synchronizations(report: Profile, _context: EvidenceContext) -> tuple[str, ...]:
+    if _status(report, SYNCHRONIZATION) != WARNING:
         return ()
-    return tuple(str(wait) for wait in report.synchronisations if wait.place.is_own and wait.reason != "batch")
+    return tuple(str(wait) for wait in report.synchronizations if wait.place.is_user_code and wait.reason != "batch")
 
 
-def _is_tiny_batch(report: Profile, _context: Context) -> bool | None:
+def _is_tiny_batch(report: Profile, _context: EvidenceContext) -> bool | None:
     status = _status(report, TINY_BATCH)
     return None if status == NOT_APPLICABLE else status == WARNING
 
 
-def _best_batch(report: SweepReport, _context: Context) -> int | None:
+def _best_batch(report: SweepReport, _context: EvidenceContext) -> int | None:
     best = best_of(report.points)
     return best.rows if best else None
 
 
-def _knee_gain(report: SweepReport, context: Context) -> float | None:
+def _knee_gain(report: SweepReport, context: EvidenceContext) -> float | None:
     """Return how much the knee gains over the batch in use."""
     batch = context.known.get("batch")
     here = None if batch is None else _throughput_at(report.points, batch)
     best = None if report.knee is None else _throughput_at(report.points, report.knee)
     gain = best / here - 1 if best and here else None
     # Throughput still rose at the end, and memory is not why: larger batches may be faster.
-    cut_off = report.still_rising and report.stopped in {LARGEST, TIME}
+    cut_off = report.still_increasing and report.stop_code in {LARGEST, TIME}
     return None if cut_off and (gain or 0) <= context.gates.knee_gain else gain
 
 
@@ -267,75 +267,75 @@ def _throughput_at(points: Sequence[Point], rows: int) -> float | None:
     return dict(measured).get(rows)
 
 
-def _out_of_memory_at(report: SweepReport, _context: Context) -> int:
+def _out_of_memory_at(report: SweepReport, _context: EvidenceContext) -> int:
     return min((point.rows for point in report.points if not point.fits), default=0)
 
 
-def _free_share(taken: int, limit: float) -> float:
+def _free_fraction(taken: int, limit: float) -> float:
     """Return how much of a limit stays free, in whole percent: memory is not known better, and no batch misses a gate by less.
 
     Example:
-        >>> _free_share(90, 100), _free_share(903, 1000)
+        >>> _free_fraction(90, 100), _free_fraction(903, 1000)
         (0.1, 0.1)
     """
     return round(1 - taken / limit, 2)
 
 
-def _headroom_swept(report: SweepReport, context: Context) -> float | None:
+def _headroom_swept(report: SweepReport, context: EvidenceContext) -> float | None:
     """Return what the smallest measured batch of at least the rows in use, or else of the knee, leaves free."""
     rows = context.known.get("batch") or report.knee
     larger = [] if rows is None else [point for point in fitting(report.points) if point.rows >= rows]
     sizes = [point.memory for point in larger if point.memory is not None]
-    return _free_share(sizes[0], report.limit) if sizes and report.limit else None
+    return _free_fraction(sizes[0], report.limit) if sizes and report.limit else None
 
 
-def _headroom_of_epochs(report: MemoryCurve, _context: Context) -> float | None:
+def _headroom_of_epochs(report: MemoryCurve, _context: EvidenceContext) -> float | None:
     limits = [(sample.peak, sample.recommended) for sample in report.samples if sample.peak and sample.recommended]
-    return min((_free_share(peak, most * (report.limit or 1.0)) for peak, most in limits), default=None)
+    return min((_free_fraction(peak, most * (report.limit or 1.0)) for peak, most in limits), default=None)
 
 
-def _memory_verdict(report: MemoryCurve, context: Context) -> str:
-    return replace(report, gate=context.gates.memory_growth).verdict
+def _memory_verdict(report: MemoryCurve, context: EvidenceContext) -> str:
+    return replace(report, growth_threshold=context.gates.memory_growth).verdict
 
 
-def _memory_growth(report: MemoryCurve, context: Context) -> float | None:
+def _memory_growth(report: MemoryCurve, context: EvidenceContext) -> float | None:
     """Return the growth; a curve that grows has the pace that shows it."""
     trend = report.trend
     return trend.steepest if _memory_verdict(report, context) == GROWING else trend.growth
 
 
-def _agreement(report: ParityReport, _context: Context) -> float | None:
+def _agreement(report: ParityReport, _context: EvidenceContext) -> float | None:
     return report.spans.agreement if report.spans.all else None
 
 
-def _recall_loss(report: ParityReport, _context: Context) -> float | None:
+def _recall_loss(report: ParityReport, _context: EvidenceContext) -> float | None:
     return max(0.0, report.gold[0].recall - report.gold[1].recall) if report.gold else None
 
 
-def _keeps_entities(report: PrecisionVerdict, context: Context) -> bool:
-    against = any(refusal.against for refusal in report.refusals)
+def _keeps_entities(report: PrecisionVerdict, context: EvidenceContext) -> bool:
+    against = any(refusal.conclusive for refusal in report.refusals)
     same = report.parity.spans.agreement >= context.gates.entity_agreement
-    return same and not report.parity.not_numbers and not against
+    return same and not report.parity.non_finite_tokens and not against
 
 
-def _agreement_reduced(report: PrecisionVerdict, context: Context) -> float | None:
+def _agreement_reduced(report: PrecisionVerdict, context: EvidenceContext) -> float | None:
     """Return the agreement in a reduced type that keeps the entities: then the device does; another one tells of the type alone."""
     return _agreement(report.parity, context) if _keeps_entities(report, context) else None
 
 
-def _refused_dtype(report: PrecisionVerdict, context: Context) -> str | None:
+def _refused_dtype(report: PrecisionVerdict, context: EvidenceContext) -> str | None:
     compared = report.parity.spans.all or report.refuted
     return report.parity.dtype if compared and not _keeps_entities(report, context) else None
 
 
-def _training_parts(report: LossParity, _context: Context) -> tuple[str, ...]:
-    return (f"from step {report.parted}",) if report.parted else ()
+def _divergence_source(report: LossParity, _context: EvidenceContext) -> tuple[str, ...]:
+    return (f"from step {report.divergence_step}",) if report.divergence_step else ()
 
 
 def _fallen(outcome: str) -> Reader:
     """Return the reader of the operators that had an outcome on MPS; ``None`` if nothing was computed there."""
 
-    def read(report: Profile | FallbackLedger, _context: Context) -> tuple[str, ...] | None:
+    def read(report: Profile | FallbackLog, _context: EvidenceContext) -> tuple[str, ...] | None:
         if not _is_of_mps(report):
             return None
         entries = report.fallbacks if isinstance(report, Profile) else report.entries
@@ -344,17 +344,21 @@ def _fallen(outcome: str) -> Reader:
     return read
 
 
-def _is_of_mps(report: Profile | FallbackLedger) -> bool:
-    return device_of(report.device).has_fallbacks if isinstance(report, Profile) else bool(report.operators_on_mps)
+def _is_of_mps(report: Profile | FallbackLog) -> bool:
+    return (
+        parse_device_argument(report.device).has_fallbacks
+        if isinstance(report, Profile)
+        else bool(report.operators_on_mps)
+    )
 
 
-def _calls_that_fell(report: Profile | FallbackLedger, _context: Context) -> float | None:
+def _calls_that_fell(report: Profile | FallbackLog, _context: EvidenceContext) -> float | None:
     if not _is_of_mps(report):
         return None
-    return report.fallback_share if isinstance(report, Profile) else min(1.0, report.count / report.operators_on_mps)
+    return report.fallback_fraction if isinstance(report, Profile) else min(1.0, report.count / report.operators_on_mps)
 
 
-def _time_that_fell(report: Profile, context: Context) -> float | None:
+def _time_that_fell(report: Profile, context: EvidenceContext) -> float | None:
     """Return the share of the time, only if it is beyond its gate.
 
     Times are those of torch's profiler, which counts the copies elsewhere: a small share would prove nothing.
@@ -370,7 +374,7 @@ def _time_that_fell(report: Profile, context: Context) -> float | None:
 def _foretold(name: str) -> Reader:
     """Return the reader of what a forecast says of operators; of a training, only one with a training step shows none."""
 
-    def read(report: Forecast, context: Context) -> tuple[str, ...] | None:
+    def read(report: Forecast, context: EvidenceContext) -> tuple[str, ...] | None:
         not_trained = context.task == TRAINING and all(row.phase == INFERENCE for row in report.rows)
         operators: tuple[str, ...] = getattr(report, name)
         return operators or (None if not_trained else ())
@@ -379,7 +383,7 @@ def _foretold(name: str) -> Reader:
 
 
 # The doctor's findings on whether a device computes at all, and on states that spoil times.
-_COMPUTES = frozenset({COMPUTATION, *NECESSARY})
+_COMPUTES = frozenset({COMPUTATION, *REQUIRED_DTYPES})
 _STATES = frozenset(condition.name for condition in CONDITIONS)
 
 
@@ -387,21 +391,21 @@ def _bug_names(report: DoctorReport) -> frozenset[str]:
     """Return the names of the known errors; none if nothing was computed, because their file imports torch."""
     if any(finding.name == COMPUTATION and finding.status == NOT_APPLICABLE for finding in report.findings):
         return frozenset()
-    from ..checks.doctor.silent_errors import BUGS
+    from ..checks.doctor.silent_errors import KNOWN_BUGS
 
-    return frozenset(bug.name for bug in BUGS)
+    return frozenset(bug.name for bug in KNOWN_BUGS)
 
 
-def _device_faults(report: DoctorReport, _context: Context) -> tuple[str, ...]:
+def _device_faults(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
     return tuple(finding.name for finding in report.findings if finding.status == FAILED and finding.name in _COMPUTES)
 
 
-def _doctor_failures(report: DoctorReport, _context: Context) -> tuple[str, ...]:
+def _doctor_failures(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
     others = _COMPUTES | _bug_names(report)
     return tuple(finding.name for finding in report.findings if finding.status == FAILED and finding.name not in others)
 
 
-def _silent_errors(report: DoctorReport, _context: Context) -> tuple[str, ...] | None:
+def _silent_errors(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...] | None:
     names = _bug_names(report)
     bugs = tuple(
         finding.name for finding in report.findings if finding.status in {FAILED, WARNING} and finding.name in names
@@ -410,11 +414,11 @@ def _silent_errors(report: DoctorReport, _context: Context) -> tuple[str, ...] |
     return bugs if bugs or looked else None
 
 
-def _states_of_doctor(report: DoctorReport, _context: Context) -> tuple[str, ...]:
+def _states_of_doctor(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
     return _slow_states(finding for finding in report.findings if finding.name in _STATES)
 
 
-def _states_of_signals(report: Signals, _context: Context) -> tuple[str, ...]:
+def _states_of_signals(report: SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
     return _slow_states(report.findings())
 
 
@@ -430,19 +434,19 @@ def _metric(
 
 
 @dataclass(frozen=True, repr=False)
-class Evidence(Shown):
+class Evidence(Displayable):
     """Metrics of a device at work; ``None`` if something was not measured, never a guess. Shares are fractions.
 
     Attributes:
         models: By which names the reports call the model.
         device: Where the work was done, as torch spells it.
         task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``.
-        speed_up_low: How many times as fast as the CPU it is, the lower end of the interval.
-        speed_up: The middle.
-        speed_up_high: The upper end.
-        utilisation: How busy the device was, its utilisation when idle taken off.
+        speedup_low: How many times as fast as the CPU it is, the lower end of the interval.
+        speedup: The middle.
+        speedup_high: The upper end.
+        utilization: How busy the device was, its utilization when idle taken off.
         shares: How much of a step each phase takes, such as ``{"data": 0.2, "forward": 0.8}``.
-        synchronisations: Where a step waits for the device, as places of code.
+        synchronizations: Where a step waits for the device, as places of code.
         tiny_batch: Whether starting operators takes most of the device's time.
         batch_tokens: How many tokens a batch in use may have, if texts are annotated.
         batch: How many rows a batch has that is in use; of annotation, rows like those of the sweep.
@@ -455,10 +459,10 @@ class Evidence(Shown):
         memory_verdict: What the memory curve says: ``"flat"``, ``"growing"``, ``"sawtooth"`` or ``"too short to tell"``.
         entity_agreement: How many of the entities are the same as on the CPU in float32.
         logits: The largest difference of a logit from the CPU, in float32.
-        not_numbers: How many tokens became NaN or infinity.
+        non_finite_tokens: How many tokens became NaN or infinity.
         recall_loss: How much of the recall of gold entities is lost.
         gradients: The largest relative difference of a gradient from the CPU, in float32.
-        training_parts: Where training parts from the CPU's by more than rounding explains; empty if it does not.
+        divergence_source: Where training parts from the CPU's by more than rounding explains; empty if it does not.
         refused_dtype: A reduced type in which the model does not keep its entities.
         refused_operators: What does not run on MPS at all.
         fallback_operators: The operators that fall back to the CPU.
@@ -469,25 +473,25 @@ class Evidence(Shown):
         doctor_failures: What else the doctor found that failed.
         states: States of the computer that spoil times, such as ``"power, warning: battery"``.
         texts_per_second: How many texts, or rows, are done in a second.
-        texts_to_do: How many there are to do.
+        num_texts: How many there are to do.
         simulated: Whether any of it is from a simulated device.
 
     Raises:
         ConfigurationError: For a value that its metric cannot have.
 
     Example:
-        >>> Evidence(device="mps", task="annotation", texts_per_second=50.0, texts_to_do=360_000).hours
+        >>> Evidence(device="mps", task="annotation", texts_per_second=50.0, num_texts=360_000).hours
         2.0
     """
 
     models: tuple[str, ...] | None = _metric("names of the model", NAMES)
     device: str | None = _metric("device", WORDS)
     task: str | None = _metric("task", WORDS)
-    speed_up_low: float | None = _metric("speed-up over the CPU, at least", TIMES, {DeviceFigures: "speed_up.low"})
-    speed_up: float | None = _metric(
+    speedup_low: float | None = _metric("speed-up over the CPU, at least", TIMES, {DeviceMetrics: "speedup.low"})
+    speedup: float | None = _metric(
         "speed-up over the CPU",
         TIMES,
-        {DeviceFigures: "speed_up.middle"},
+        {DeviceMetrics: "speedup.median"},
         Gate(
             0.22,
             "how much faster than the CPU a device must be",
@@ -498,11 +502,11 @@ class Evidence(Shown):
             at_least=True,
         ),
     )
-    speed_up_high: float | None = _metric("speed-up over the CPU, at most", TIMES, {DeviceFigures: "speed_up.high"})
-    utilisation: float | None = _metric(
-        "utilisation",
+    speedup_high: float | None = _metric("speed-up over the CPU, at most", TIMES, {DeviceMetrics: "speedup.high"})
+    utilization: float | None = _metric(
+        "utilization",
         SHARE,
-        {DeviceFigures: "utilisation"},
+        {DeviceMetrics: "utilization"},
         Gate(
             0.18,
             "a device that is busy for less than this waits; what it shows when idle is subtracted",
@@ -511,11 +515,11 @@ class Evidence(Shown):
             at_least=True,
         ),
     )
-    shares: Mapping[str, float] | None = _metric(
-        "phases of a step", PHASES, {DeviceFigures: "shares", Profile: "shares"}
+    phase_fractions: Mapping[str, float] | None = _metric(
+        "phases of a step", PHASES, {DeviceMetrics: "phase_fractions", Profile: "shares"}
     )
-    synchronisations: tuple[str, ...] | None = _metric(
-        "places where a step waits for the device", NAMES, {Profile: _synchronisations}
+    synchronizations: tuple[str, ...] | None = _metric(
+        "places where a step waits for the device", NAMES, {Profile: _synchronizations}
     )
     tiny_batch: bool | None = _metric(
         "batch so small that starting operators takes most of the time", YES_NO, {Profile: _is_tiny_batch}
@@ -537,7 +541,7 @@ class Evidence(Shown):
         Gate(
             0.1,
             "how much faster the best batch of a sweep may be than the batch in use",
-            f"a sweep itself leaves {100 * KNEE_GAIN:.0f} %, and a gain near that is hardly worth another batch",
+            f"a sweep itself leaves {100 * MIN_KNEE_GAIN:.0f} %, and a gain near that is hardly worth another batch",
             largest=10.0,
             area=Area.BATCH,
         ),
@@ -548,7 +552,7 @@ class Evidence(Shown):
         SHARE,
         {SweepReport: _headroom_swept, MemoryCurve: _headroom_of_epochs},
         Gate(
-            HEADROOM_SHARE,
+            HEADROOM_FRACTION,
             "how much of the memory limit must stay free at the batch in use",
             "a longer text or a new shape then still fits",
             area=Area.MEMORY,
@@ -560,8 +564,8 @@ class Evidence(Shown):
         SHARE,
         {MemoryCurve: _memory_growth},
         Gate(
-            GROWTH_GATE,
-            f"memory that grows by more than this over {GATE_EPOCHS} epochs is retained",
+            GROWTH_THRESHOLD,
+            f"memory that grows by more than this over {GROWTH_EPOCHS} epochs is retained",
             "caches are emptied after each epoch, so something holds what still grows",
             RUNBOOK,
             largest=10.0,
@@ -574,7 +578,7 @@ class Evidence(Shown):
         SHARE,
         {ParityReport: _agreement, PrecisionVerdict: _agreement_reduced},
         Gate(
-            SPAN_AGREEMENT,
+            MIN_SPAN_AGREEMENT,
             "how many of the entities must be the same as on the CPU",
             "near ties do not explain that fewer are the same",
             PARITY,
@@ -597,13 +601,13 @@ class Evidence(Shown):
             beyond="logits differ by more than {}",
         ),
     )
-    not_numbers: int | None = _metric("tokens with NaN or infinity", COUNT, {ParityReport: "not_numbers"})
+    non_finite_tokens: int | None = _metric("tokens with NaN or infinity", COUNT, {ParityReport: "non_finite_tokens"})
     recall_loss: float | None = _metric(
         "recall lost",
         SHARE,
         {ParityReport: _recall_loss},
         Gate(
-            RECALL_LOSS,
+            MAX_RECALL_LOSS,
             "how much recall of the gold entities may be lost",
             "a model that finds less is another model",
             PARITY,
@@ -625,8 +629,8 @@ class Evidence(Shown):
             beyond="gradients by more than {}",
         ),
     )
-    training_parts: tuple[str, ...] | None = _metric(
-        "training parts from the CPU's", NAMES, {LossParity: _training_parts}
+    divergence_source: tuple[str, ...] | None = _metric(
+        "training parts from the CPU's", NAMES, {LossParity: _divergence_source}
     )
     refused_dtype: str | None = _metric(
         "type in which the entities are not kept",
@@ -636,12 +640,12 @@ class Evidence(Shown):
     refused_operators: tuple[str, ...] | None = _metric(
         "operators that MPS refuses",
         NAMES,
-        {Profile: _fallen(REFUSED), FallbackLedger: _fallen(REFUSED), Forecast: _foretold("refused")},
+        {Profile: _fallen(REFUSED), FallbackLog: _fallen(REFUSED), Forecast: _foretold("refused")},
     )
     fallback_operators: tuple[str, ...] | None = _metric(
         "operators that fell back",
         NAMES,
-        {Profile: _fallen(FELL_BACK), FallbackLedger: _fallen(FELL_BACK), Forecast: _foretold("leaving")},
+        {Profile: _fallen(FELL_BACK), FallbackLog: _fallen(FELL_BACK), Forecast: _foretold("leaving")},
     )
     fallback_time: float | None = _metric(
         "time spent in what fell back",
@@ -657,7 +661,7 @@ class Evidence(Shown):
     fallback_calls: float | None = _metric(
         "calls that fell back",
         SHARE,
-        {Profile: _calls_that_fell, FallbackLedger: _calls_that_fell},
+        {Profile: _calls_that_fell, FallbackLog: _calls_that_fell},
         Gate(
             0.01,
             "how many of the calls on MPS may fall back, if their times are not known",
@@ -671,13 +675,13 @@ class Evidence(Shown):
         "known silent errors that were seen", NAMES, {DoctorReport: _silent_errors}
     )
     doctor_failures: tuple[str, ...] | None = _metric("failed in nb.doctor()", NAMES, {DoctorReport: _doctor_failures})
-    states: tuple[str, ...] | None = _metric(
-        "states that spoil times", NAMES, {Signals: _states_of_signals, DoctorReport: _states_of_doctor}
+    slow_conditions: tuple[str, ...] | None = _metric(
+        "states that spoil times", NAMES, {SystemStatus: _states_of_signals, DoctorReport: _states_of_doctor}
     )
     texts_per_second: float | None = _metric(
-        "texts, or rows", RATE, {DeviceFigures: "rows_per_second", Profile: _rate_profiled}
+        "texts, or rows", RATE, {DeviceMetrics: "rows_per_second", Profile: _rate_profiled}
     )
-    texts_to_do: int | None = _metric("texts to do", COUNT)
+    num_texts: int | None = _metric("texts to do", COUNT)
     simulated: bool = _metric("simulated", YES_NO, default=False)
 
     def __post_init__(self) -> None:
@@ -693,45 +697,45 @@ class Evidence(Shown):
     @property
     def kind(self) -> str | None:
         """What kind of device it is: ``"mps"``, ``"cuda"`` or ``"cpu"``."""
-        return device_of(self.device).type if self.device else None
+        return parse_device_argument(self.device).type if self.device else None
 
     @property
-    def data_share(self) -> float | None:
+    def data_fraction(self) -> float | None:
         """How much of a step is spent on waiting for data."""
-        return None if self.shares is None else self.shares.get(DATA)
+        return None if self.phase_fractions is None else self.phase_fractions.get(DATA)
 
     @property
-    def transfer_share(self) -> float | None:
+    def transfer_fraction(self) -> float | None:
         """How much of a step is spent on copies to the device."""
-        return None if self.shares is None else self.shares.get(TRANSFER)
+        return None if self.phase_fractions is None else self.phase_fractions.get(TRANSFER)
 
     @property
     def hours(self) -> float | None:
         """How many hours the texts that are to do take."""
-        if not self.texts_per_second or self.texts_to_do is None:
+        if not self.texts_per_second or self.num_texts is None:
             return None
-        return self.texts_to_do / self.texts_per_second / SECONDS_OF_AN_HOUR
+        return self.num_texts / self.texts_per_second / SECONDS_OF_AN_HOUR
 
     @property
     def measured(self) -> dict[str, Any]:
         """The metrics that are known, by their names."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "simulated"}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return which metrics are known; they themselves are among the figures."""
         names = ", ".join(self.measured) or "nothing"
-        return Report("Evidence", (f"Measured: {names}.",), figures=(Table("", ("figure", "value"), self.rows()),))
+        return Report("Evidence", (f"Measured: {names}.",), metrics=(Table("", ("figure", "value"), self.rows()),))
 
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Return the metrics that are known as people read them, one in a row; phases are rows of their own."""
         rows = [
-            (metric.label, in_unit(metric.unit, value))
+            (metric.label, format_with_unit(metric.unit, value))
             for name, metric in METRICS.items()
-            if name not in {"shares", "simulated"} and (value := getattr(self, name)) is not None
+            if name not in {"phase_fractions", "simulated"} and (value := getattr(self, name)) is not None
         ]
         rows += [
-            (f"step spent on {phase}", in_unit(SHARE, share))
-            for phase, share in (self.shares or {}).items()
+            (f"step spent on {phase}", format_with_unit(SHARE, share))
+            for phase, share in (self.phase_fractions or {}).items()
             if phase not in {DATA, TRANSFER}
         ]
         return tuple(rows)
@@ -739,18 +743,18 @@ class Evidence(Shown):
 
 # The metrics that are computed from another one, behind which they are shown.
 COMPUTED = {
-    "shares": {
-        "data_share": Metric(
+    "phase_fractions": {
+        "data_fraction": Metric(
             "step spent on waiting for data",
             SHARE,
             gate=Gate(
-                DATA_SHARE,
+                MAX_DATA_FRACTION,
                 "how much of a step may be spent on waiting for data",
                 "without the wait, a third more steps are done",
                 area=Area.DATA,
             ),
         ),
-        "transfer_share": Metric(
+        "transfer_fraction": Metric(
             "step spent on copies to the device",
             SHARE,
             gate=Gate(
@@ -761,7 +765,7 @@ COMPUTED = {
             ),
         ),
     },
-    "texts_to_do": {
+    "num_texts": {
         "hours": Metric(
             "time for all texts",
             HOURS,
@@ -784,23 +788,23 @@ for _field in fields(Evidence):
 GATES: dict[str, Gate] = {name: metric.gate for name, metric in METRICS.items() if metric.gate}
 
 # The reports that a verdict reads.
-REPORTS: tuple[type, ...] = tuple({kind for metric in METRICS.values() for kind in metric.reads} - {DeviceFigures})
+REPORTS: tuple[type, ...] = tuple({kind for metric in METRICS.values() for kind in metric.reads} - {DeviceMetrics})
 
 
 @dataclass(frozen=True, repr=False)
 class Thresholds:
     """A value for each gate, in the order in which they are shown."""
 
-    speed_up: float = GATES["speed_up"].default
-    utilisation: float = GATES["utilisation"].default
+    speedup: float = GATES["speedup"].default
+    utilization: float = GATES["utilization"].default
     entity_agreement: float = GATES["entity_agreement"].default
     recall_loss: float = GATES["recall_loss"].default
     logits: float = GATES["logits"].default
     gradients: float = GATES["gradients"].default
     memory_growth: float = GATES["memory_growth"].default
     headroom: float = GATES["headroom"].default
-    data_share: float = GATES["data_share"].default
-    transfer_share: float = GATES["transfer_share"].default
+    data_fraction: float = GATES["data_fraction"].default
+    transfer_fraction: float = GATES["transfer_fraction"].default
     knee_gain: float = GATES["knee_gain"].default
     fallback_time: float = GATES["fallback_time"].default
     fallback_calls: float = GATES["fallback_calls"].default
@@ -808,8 +812,8 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            number(name, value, GATES[name].largest, such_as=f"{GATES[name].default:g}")
+            check_number(name, value, GATES[name].largest, example=f"{GATES[name].default:g}")
 
     def shown(self) -> dict[str, str]:
         """Return each threshold as people read it, by its name."""
-        return {name: in_unit(METRICS[name].gate_unit, value) for name, value in vars(self).items()}
+        return {name: format_with_unit(METRICS[name].gate_unit, value) for name, value in vars(self).items()}

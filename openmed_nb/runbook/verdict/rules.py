@@ -7,14 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...devices.registry import device_of
-from ...training.curve import GROWING, TOO_SHORT
-from ..bench.workloads import ANNOTATION, TOKENISE_MORE
+from ...devices.registry import parse_device_argument
+from ...training.curve import GROWING, INSUFFICIENT_DATA
+from ..bench.workloads import ANNOTATION, TOKENIZE_MORE
 from ..checks.precision.policy import ROUNDING, TOLERANCES
-from .metrics import GATES, GENERATION, INFERENCE, METRICS, NAMES, TIMES, TRAINING, Area, Evidence, Unit, in_unit
+from .metrics import (
+    GATES,
+    GENERATION,
+    INFERENCE,
+    METRICS,
+    NAMES,
+    TIMES,
+    TRAINING,
+    Area,
+    Evidence,
+    Unit,
+    format_with_unit,
+)
 
-STAY = "stay on this device"
-FIX_DATA = "feed the device faster"
+KEEP_DEVICE = "stay on this device"
+FIX_INPUT_PIPELINE = "feed the device faster"
 FIX_BATCH = "fix the batch"
 CHECKPOINT = "checkpoint / accumulate"
 FALL_BACK = "fall back to the CPU for these operators"
@@ -25,7 +37,7 @@ MEASURE = "measure first"
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """A figure that speaks for a recommendation.
 
     Attributes:
@@ -51,8 +63,8 @@ class Figure:
     @property
     def row(self) -> tuple[str, str, str, str]:
         """The figure as people read it: its name, its value, its gate, and the threshold."""
-        limit = in_unit(self.unit, self.threshold) if self.gate else ""
-        return self.name, in_unit(self.unit, self.value), self.gate, limit
+        limit = format_with_unit(self.unit, self.threshold) if self.gate else ""
+        return self.name, format_with_unit(self.unit, self.value), self.gate, limit
 
     @property
     def measured(self) -> str:
@@ -71,21 +83,21 @@ class Figure:
         return f"{name} (gate {gate}: {limit})" if gate else name
 
 
-Figures = tuple[Figure, ...]
+Figures = tuple[Metric, ...]
 
 
 @dataclass(frozen=True)
-class Case:
+class EvidenceCase:
     """Evidence under gates: what rules and requirements ask. A method that returns figures returns none where it does not hold."""
 
     evidence: Evidence
     limits: Mapping[str, float]  # The thresholds by their names.
 
-    def figure(self, name: str) -> Figure:
+    def figure(self, name: str) -> Metric:
         """Return a figure without a gate."""
-        return Figure(METRICS[name].label, getattr(self.evidence, name), METRICS[name].unit)
+        return Metric(METRICS[name].label, getattr(self.evidence, name), METRICS[name].unit)
 
-    def gated(self, gate: str) -> Figure:
+    def gated(self, gate: str) -> Metric:
         """Return the figure of a gate, which has its name."""
         return replace(self.figure(gate), gate=gate, limit=self.limits[gate])
 
@@ -93,7 +105,7 @@ class Case:
         """Return those of some figures that say anything: names, counts above 0, and true flags."""
         return tuple(self.figure(name) for name in names if getattr(self.evidence, name))
 
-    def beyond(self, gate: str) -> Figures:
+    def exceeding(self, gate: str) -> Figures:
         """Return the figure of a gate if it is on the wrong side of it; what rounding may have done does not count."""
         figure = self.gated(gate)
         if figure.value is None:
@@ -104,7 +116,7 @@ class Case:
     @property
     def on_accelerator(self) -> bool:
         """Whether there is a CPU to compare the device with."""
-        return self.evidence.kind is None or device_of(self.evidence.kind).is_accelerator
+        return self.evidence.kind is None or parse_device_argument(self.evidence.kind).is_accelerator
 
     @property
     def writes_on_mps(self) -> bool:
@@ -124,24 +136,24 @@ class Case:
     @property
     def data_is_fine(self) -> bool:
         """Whether it was measured that neither data nor copies take much of a step."""
-        return self.evidence.data_share is not None and not (self.beyond("data_share") or self.slow_transfer())
+        return self.evidence.data_fraction is not None and not (self.exceeding("data_fraction") or self.slow_transfer())
 
     @property
     def batch_is_fine(self) -> bool:
         """Whether it was measured that another batch would gain little."""
-        return self.evidence.knee_gain is not None and not self.beyond("knee_gain")
+        return self.evidence.knee_gain is not None and not self.exceeding("knee_gain")
 
     def wrong_numbers(self) -> Figures:
         """Return what is not as on the CPU in float32."""
-        wrong = self.known("device_faults", "not_numbers", "training_parts")
+        wrong = self.known("device_faults", "non_finite_tokens", "divergence_source")
         for name in _gates_of_numbers():
             if name != "logits" or not self.is_rounding:
-                wrong += self.beyond(name)
+                wrong += self.exceeding(name)
         return wrong if self.on_accelerator else ()
 
     def growing_memory(self) -> Figures:
         """Return a growth of memory that the curve shows."""
-        return self.beyond("memory_growth") if self.evidence.memory_verdict == GROWING else ()
+        return self.exceeding("memory_growth") if self.evidence.memory_verdict == GROWING else ()
 
     def no_row_fits(self) -> Figures:
         """Return that not even one row fits into the memory."""
@@ -152,48 +164,48 @@ class Case:
         full = self.evidence.out_of_memory_at
         batch = self.evidence.batch
         out = self.known("out_of_memory_at") if full and batch and batch >= full else ()
-        return (*out, *self.beyond("headroom"))
+        return (*out, *self.exceeding("headroom"))
 
     def slow_transfer(self) -> Figures:
         """Return a share of copies that is too large; to the CPU nothing is copied."""
-        return self.beyond("transfer_share") if self.on_accelerator else ()
+        return self.exceeding("transfer_fraction") if self.on_accelerator else ()
 
-    def synchronises(self) -> Figures:
+    def synchronizes(self) -> Figures:
         """Return where a step waits for a device that is hardly busy; while it is busy, a loss that is read costs little."""
-        idle = self.beyond("utilisation")
-        places = self.known("synchronisations")
+        idle = self.exceeding("utilization")
+        places = self.known("synchronizations")
         return (*places, *idle) if idle and places else ()
 
     def waits(self) -> Figures:
-        """Return speed-up and utilisation if both are too small: the device waits."""
-        gain = self.beyond("speed_up")
-        busy = self.beyond("utilisation")
+        """Return speed-up and utilization if both are too small: the device waits."""
+        gain = self.exceeding("speedup")
+        busy = self.exceeding("utilization")
         return (*gain, *busy) if gain and busy and self.on_accelerator else ()
 
     def wrong_batch(self) -> Figures:
         """Return how much more throughput there is at the knee, and where that is."""
-        gain = self.beyond("knee_gain")
+        gain = self.exceeding("knee_gain")
         return (*gain, *self.known("batch", "knee")) if gain else ()
 
     def falls_back(self) -> Figures:
         """Return the operators that MPS does not have, if they take too much."""
-        if self.evidence.kind is not None and not device_of(self.evidence.kind).has_fallbacks:
+        if self.evidence.kind is not None and not parse_device_argument(self.evidence.kind).has_fallbacks:
             return ()
-        much = self.beyond("fallback_calls" if self.evidence.fallback_time is None else "fallback_time")
+        much = self.exceeding("fallback_calls" if self.evidence.fallback_time is None else "fallback_time")
         named = self.known("fallback_operators") if much else ()
         return (*self.known("refused_operators"), *much, *named)
 
     def gains_little(self) -> Figures:
-        """Return speed-up and utilisation if the whole interval is below its gate although the device works.
+        """Return speed-up and utilization if the whole interval is below its gate although the device works.
 
         It is the device's own speed that is seen: it is busy, or nothing is left that it could wait for.
         """
-        busy = self.gated("utilisation")
+        busy = self.gated("utilization")
         known = () if busy.value is None else (busy,)
-        works = (known and not self.beyond("utilisation")) or (self.data_is_fine and self.batch_is_fine)
+        works = (known and not self.exceeding("utilization")) or (self.data_is_fine and self.batch_is_fine)
         if not (self.on_accelerator and self.speed_ups and works):
             return ()
-        at_most = replace(self.gated("speed_up"), name=METRICS["speed_up_high"].label, value=self.speed_ups[-1])
+        at_most = replace(self.gated("speedup"), name=METRICS["speedup_high"].label, value=self.speed_ups[-1])
         return (at_most, *known) if at_most.value < at_most.threshold else ()
 
     def is_worth_it(self) -> Figures:
@@ -206,7 +218,7 @@ class Case:
         return tuple(
             figure
             for figure in figures
-            if figure.value is not None and (figure.gate == "speed_up" or not self.beyond(figure.gate))
+            if figure.value is not None and (figure.gate == "speedup" or not self.exceeding(figure.gate))
         )
 
     def numbers_are_known(self) -> bool:
@@ -217,43 +229,43 @@ class Case:
         evidence = self.evidence
         if evidence.entity_agreement is not None:
             return True
-        doubtful = self.is_rounding and self.beyond("logits")
-        none_found = () in {evidence.silent_errors, evidence.training_parts}
+        doubtful = self.is_rounding and self.exceeding("logits")
+        none_found = () in {evidence.silent_errors, evidence.divergence_source}
         shown = none_found or (evidence.logits is not None and not doubtful)
         return evidence.task not in {None, ANNOTATION} and shown
 
     def fallbacks_are_known(self) -> bool:
         """Tell whether it is known that nothing falls back, or how much that costs."""
         here = self.evidence
-        few = here.fallback_calls is not None and not self.beyond("fallback_calls")
+        few = here.fallback_calls is not None and not self.exceeding("fallback_calls")
         return here.fallback_operators == () or here.fallback_time is not None or few
 
-    def utilisation_matters(self) -> bool:
+    def utilization_matters(self) -> bool:
         """Tell whether it must be known if a device waits: it gains little, and data or batch may be why."""
-        gains = self.evidence.speed_up is not None and not self.beyond("speed_up")
+        gains = self.evidence.speedup is not None and not self.exceeding("speedup")
         return self.on_accelerator and not (gains or (self.data_is_fine and self.batch_is_fine))
 
     @property
     def speed_ups(self) -> list[float]:
         """What is known of the speed-up and the ends of its interval, the smallest first."""
         here = self.evidence
-        return sorted(one for one in (here.speed_up_low, here.speed_up, here.speed_up_high) if one is not None)
+        return sorted(one for one in (here.speedup_low, here.speedup, here.speedup_high) if one is not None)
 
-    def speed_up_may_be(self, value: float) -> bool:
+    def speedup_may_be(self, value: float) -> bool:
         """Tell whether the interval of the speed-up holds a value."""
-        low = self.evidence.speed_up_low
-        high = self.evidence.speed_up_high
+        low = self.evidence.speedup_low
+        high = self.evidence.speedup_high
         return low is not None and high is not None and low <= value <= high
 
-    def speed_up_is_known(self) -> bool:
+    def speedup_is_known(self) -> bool:
         """Tell whether it is known on which side of its gate the speed-up is: its whole interval is on one."""
         known = self.speed_ups
-        gate = 1 + self.limits["speed_up"]
+        gate = 1 + self.limits["speedup"]
         return len(known) == 3 and not known[0] < gate <= known[-1]  # noqa: PLR2004 - both ends and the middle
 
     def unmeasured(self) -> tuple[Requirement, ...]:
         """Return what matters and was not measured."""
-        return tuple(one for one in requirements(self) if one.matters and not one.known)
+        return tuple(one for one in requirements(self) if one.matters and not one.is_known)
 
 
 def _gates_of_numbers() -> list[str]:
@@ -261,8 +273,8 @@ def _gates_of_numbers() -> list[str]:
 
 
 # The gates of a device that is worth it: those that compare it with the CPU, and all others.
-_COMPARED = ("speed_up", "entity_agreement", "logits")
-_KEPT = ("headroom", "memory_growth", "data_share", "knee_gain", "fallback_time", "fallback_calls")
+_COMPARED = ("speedup", "entity_agreement", "logits")
+_KEPT = ("headroom", "memory_growth", "data_fraction", "knee_gain", "fallback_time", "fallback_calls")
 
 
 @dataclass(frozen=True)
@@ -282,10 +294,10 @@ class Requirement:
     name: str
     rank: Area
     command: str
-    known: bool
+    is_known: bool
     matters: bool = True
     needed: bool = True
-    blocks: bool = True
+    is_blocking: bool = True
 
     @property
     def first_command(self) -> str:
@@ -297,17 +309,17 @@ COMPARE = "nb.compare(model, texts)"
 AT_KNEE = (
     "nb.sweep(model), with more seconds=... where it still rises, and nb.compare(model, texts, batch_size=sweep.knee)"
 )
-MORE_PAIRS = f"{COMPARE}, with more pairs=... where its interval holds the gate"
+MORE_ROUNDS = f"{COMPARE}, with more pairs=... where its interval holds the gate"
 EPOCHS = "nb.epochs(...) and then nb.training.last_curve()"
 FALLBACKS = "nb.runbook.fallbacks() or nb.runbook.profile(model)"
 
 
-def requirements(case: Case) -> tuple[Requirement, ...]:
+def requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     """Return everything that a verdict rests on."""
     here = case.evidence
     compared = case.on_accelerator
     fits = here.headroom is not None or bool(here.out_of_memory_at and here.batch)
-    grows = here.memory_growth is not None and here.memory_verdict not in {None, TOO_SHORT}
+    grows = here.memory_growth is not None and here.memory_verdict not in {None, INSUFFICIENT_DATA}
     return (
         Requirement("device", Area.NUMBERS, COMPARE, here.device is not None),
         Requirement("task", Area.NUMBERS, "nb.verdict(..., task='annotation')", here.task is not None),
@@ -317,39 +329,39 @@ def requirements(case: Case) -> tuple[Requirement, ...]:
             "nb.runbook.parity(model, texts)",
             case.numbers_are_known(),
             matters=compared,
-            blocks=here.task != INFERENCE,
+            is_blocking=here.task != INFERENCE,
         ),
         Requirement("memory", Area.MEMORY, AT_KNEE, fits),
         Requirement("growth of memory", Area.MEMORY, EPOCHS, grows, matters=here.task in {None, TRAINING}),
-        Requirement("waiting for data", Area.DATA, COMPARE, here.data_share is not None),
+        Requirement("waiting for data", Area.DATA, COMPARE, here.data_fraction is not None),
         Requirement("best batch", Area.BATCH, AT_KNEE, here.knee_gain is not None),
         Requirement(
             "cost of fallbacks",
             Area.FALLBACKS,
             FALLBACKS,
             case.fallbacks_are_known(),
-            matters=here.kind is None or device_of(here.kind).has_fallbacks,
+            matters=here.kind is None or parse_device_argument(here.kind).has_fallbacks,
         ),
         Requirement(
             "speed-up",
             Area.SPEED,
-            MORE_PAIRS,
-            case.speed_up_is_known(),
+            MORE_ROUNDS,
+            case.speedup_is_known(),
             matters=compared,
-            blocks=here.speed_up is None,
+            is_blocking=here.speedup is None,
         ),
         Requirement(
-            "utilisation", Area.SPEED, COMPARE, here.utilisation is not None, matters=case.utilisation_matters()
+            "utilization", Area.SPEED, COMPARE, here.utilization is not None, matters=case.utilization_matters()
         ),
         Requirement("doctor", Area.SPEED, "nb.doctor()", here.doctor_failures is not None, needed=False),
         Requirement(
             "waiting for the device",
             Area.SPEED,
             "nb.runbook.profile(model)",
-            here.synchronisations is not None,
+            here.synchronizations is not None,
             needed=False,
         ),
-        Requirement("power and heat", Area.SPEED, "nb.signals()", here.states is not None, needed=False),
+        Requirement("power and heat", Area.SPEED, "nb.signals()", here.slow_conditions is not None, needed=False),
     )
 
 
@@ -368,38 +380,38 @@ class VerdictRule:
 
     recommendation: str
     rank: Area
-    when: str
+    condition: str
     figures: Figures
-    do: str
-    change: str
+    action: str
+    reconsider_when: str
 
 
-def decision_matrix(case: Case, command: str) -> tuple[VerdictRule, ...]:
+def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]:
     """Return the rules, of which the first that holds decides, and what is recommended if none does.
 
     Args:
         case: What they are asked of; their words have the values of its gates.
         command: What measures the first thing that is not known.
     """
-    gate = {name: in_unit(METRICS[name].gate_unit, limit) for name, limit in case.limits.items()}
+    gate = {name: format_with_unit(METRICS[name].gate_unit, limit) for name, limit in case.limits.items()}
     annotates = case.evidence.task == ANNOTATION
     trains = case.evidence.task == TRAINING
     wrong = case.wrong_numbers()
     little = case.gains_little()
     no_row = case.no_row_fits()
     short = case.short_of_memory()
-    starved = case.beyond("data_share")
+    starved = case.exceeding("data_fraction")
     unknown = [one for one in case.unmeasured() if one.needed]
     *phrases, last = (GATES[name].beyond.format(gate[name]) for name in case.limits if name in _gates_of_numbers())
-    waits = f"the device is less than {gate['speed_up']} faster than the CPU while it is busy for less than {gate['utilisation']}"
-    slow = f"even at the upper end of the interval the device is less than {gate['speed_up']} faster than the CPU"
+    waits = f"the device is less than {gate['speedup']} faster than the CPU while it is busy for less than {gate['utilization']}"
+    slow = f"even at the upper end of the interval the device is less than {gate['speedup']} faster than the CPU"
     to_annotate = "In annotation that is nb.annotate(..., batch_tokens=sweep.batch_tokens)."
-    busy_again = f"A speed-up of {gate['speed_up']}, or a utilisation of {gate['utilisation']}: nb.compare(...)."
+    busy_again = f"A speed-up of {gate['speedup']}, or a utilization of {gate['utilization']}: nb.compare(...)."
     right_again = (
         f"Parity within {gate['entity_agreement']} of the entities in float32, such as with another torch or macOS: "
         "nb.runbook.parity(...)."
     )
-    enough_data = f"At most {gate['data_share']} of a step for data: nb.compare(...)."
+    enough_data = f"At most {gate['data_fraction']} of a step for data: nb.compare(...)."
     return (
         VerdictRule(
             MEASURE,
@@ -430,7 +442,7 @@ def decision_matrix(case: Case, command: str) -> tuple[VerdictRule, ...]:
             Area.MEMORY,
             f"memory grows by more than {gate['memory_growth']} over ten epochs",
             case.growing_memory(),
-            "Find what is retained with nb.training.who_holds(): a larger host only takes longer to fill. Plan another one until then.",
+            "Find what is retained with nb.training.find_tensor_referrers(): a larger host only takes longer to fill. Plan another one until then.",
             f"A growth of at most {gate['memory_growth']} over ten epochs: nb.epochs(...) and nb.training.last_curve().",
         ),
         VerdictRule(
@@ -458,39 +470,39 @@ def decision_matrix(case: Case, command: str) -> tuple[VerdictRule, ...]:
             f"At least {gate['headroom']} of the memory limit free at the batch in use: nb.sweep(...).",
         ),
         VerdictRule(
-            FIX_DATA,
+            FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"more than {gate['data_share']} of a step is spent on waiting for texts to be tokenised",
+            f"more than {gate['data_fraction']} of a step is spent on waiting for texts to be tokenized",
             starved if annotates else (),
-            TOKENISE_MORE,
+            TOKENIZE_MORE,
             enough_data,
         ),
         VerdictRule(
-            FIX_DATA,
+            FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"more than {gate['data_share']} of a step is spent on waiting for data",
+            f"more than {gate['data_fraction']} of a step is spent on waiting for data",
             () if annotates else starved,
-            "Read ahead and tokenise once: nb.training.loader.check(loader) and nb.training.loader.ladder(...) say how.",
+            "Read ahead and tokenize once: nb.training.loader.check(loader) and nb.training.loader.ladder(...) say how.",
             enough_data,
         ),
         VerdictRule(
-            FIX_DATA,
+            FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"more than {gate['transfer_share']} of a step is spent on copies to a device that is not the CPU",
+            f"more than {gate['transfer_fraction']} of a step is spent on copies to a device that is not the CPU",
             case.slow_transfer(),
             "Copy fewer and larger batches, and no more than the model reads.",
-            f"At most {gate['transfer_share']} of a step for copies: nb.compare(...).",
+            f"At most {gate['transfer_fraction']} of a step for copies: nb.compare(...).",
         ),
         VerdictRule(
-            FIX_DATA,
+            FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"a step waits for the device, such as for .item() or .cpu(), and that is busy for less than {gate['utilisation']}",
-            case.synchronises(),
+            f"a step waits for the device, such as for .item() or .cpu(), and that is busy for less than {gate['utilization']}",
+            case.synchronizes(),
             "Take results off the device after the step, or every some steps.",
             "No place where a step waits for the device: nb.runbook.profile(...).",
         ),
         VerdictRule(
-            FIX_DATA,
+            FIX_INPUT_PIPELINE,
             Area.DATA,
             f"{waits}, unless data are known to be fine",
             () if case.data_is_fine else case.waits(),
@@ -538,7 +550,7 @@ def decision_matrix(case: Case, command: str) -> tuple[VerdictRule, ...]:
             f"{slow}, although it is busy, or data and batch are fine: less is not worth a second device",
             () if case.writes_on_mps else little,
             "Compute on the CPU: nb.use('cpu').",
-            f"A speed-up of {gate['speed_up']}, such as with a larger model or longer texts: nb.compare(...).",
+            f"A speed-up of {gate['speedup']}, such as with a larger model or longer texts: nb.compare(...).",
         ),
         VerdictRule(
             MLX,
@@ -546,19 +558,19 @@ def decision_matrix(case: Case, command: str) -> tuple[VerdictRule, ...]:
             f"a language model writes on MPS, and {slow}, although nothing waits",
             little if case.writes_on_mps else (),
             "Run the model with MLX, which is made for that.",
-            f"A speed-up of {gate['speed_up']} over the CPU: nb.compare(...).",
+            f"A speed-up of {gate['speedup']} over the CPU: nb.compare(...).",
         ),
         VerdictRule(
             REMOTE,
             Area.SPEED,
             f"the work takes more than {gate['hours']}",
-            case.beyond("hours"),
+            case.exceeding("hours"),
             "Spread the texts over several computers with nb.cluster(...); nb.handoff(...) takes the work to one of them.",
             f"Fewer texts, or so many more in a second that they are done in {gate['hours']}.",
         ),
         # What is recommended if no rule holds: all is known, enough is, or too little.
         VerdictRule(
-            STAY,
+            KEEP_DEVICE,
             Area.SPEED,
             "everything that matters was measured, and no other rule holds",
             () if unknown else case.is_worth_it(),
@@ -566,10 +578,10 @@ def decision_matrix(case: Case, command: str) -> tuple[VerdictRule, ...]:
             "Any figure beyond its gate. Another model, torch, macOS or computer is to be measured anew.",
         ),
         VerdictRule(
-            STAY,
+            KEEP_DEVICE,
             Area.SPEED,
             "no other rule holds, though something that may change that is in doubt",
-            () if any(one.blocks for one in unknown) else case.is_worth_it(),
+            () if any(one.is_blocking for one in unknown) else case.is_worth_it(),
             f"Nothing to do; to be sure, run {command}.",
             "The figures that it measures, or any other beyond its gate.",
         ),

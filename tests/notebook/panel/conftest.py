@@ -56,7 +56,7 @@ def front_end(opened: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     def front_end(*widgets: Any) -> Any:
         front = opened.FrontEnd()
         for one in widgets:
-            monkeypatch.setattr(one.comm, "publish_msg", lambda *_, one=one, **message: front.hear(one, message))
+            monkeypatch.setattr(one.comm, "publish_msg", lambda *_, one=one, **message: front.record(one, message))
         return front
 
     return front_end
@@ -80,7 +80,7 @@ class Load:
         self.thread = threading.Thread(target=session.load_model, args=("bundled_small", OpenMedConfig(device="cpu")))
         self.thread.start()
         assert self.reached.wait(60)
-        assert not session.is_free()
+        assert not session.is_idle()
 
     def stay(self, activity: object) -> None:
         """Stay inside for as long as the model is being loaded."""

@@ -7,7 +7,7 @@ from typing import Any
 from ipywidgets import HTML, Button, Checkbox, Widget
 
 from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.panel.view import PanelView, Region, tree
+from openmed_nb.notebook.panel.view import PanelView, Region, iter_widgets
 
 
 class OpenPanel(PanelView):
@@ -38,12 +38,12 @@ class OpenPanel(PanelView):
     @property
     def shown(self) -> str:
         """All HTML in it, without the style sheets."""
-        htmls = [one.value for one in tree(self) if isinstance(one, HTML)]
+        htmls = [one.value for one in iter_widgets(self) if isinstance(one, HTML)]
         return "".join(html for html in htmls if not html.startswith(rendering.STYLES))
 
     def click(self, name: str) -> None:
         """Click a button by what stands on it."""
-        (button,) = (one for one in tree(self) if isinstance(one, Button) and one.description == name)
+        (button,) = (one for one in iter_widgets(self) if isinstance(one, Button) and one.description == name)
         button.click()
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.notebook.panel.view import SENTENCE, tree
+from openmed_nb.notebook.panel.view import EXAMPLE_TEXT, iter_widgets
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")  # A slow one would be no prompt answer.
@@ -56,7 +56,7 @@ def test_device_buttons_come_and_go(open_panel, broken, front_end):
     """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
     view = open_panel(broken.session)
     before = dict(view.device_buttons)
-    gone = [*tree(before["cuda"])]
+    gone = [*iter_widgets(before["cuda"])]
     assert list(before) == ["auto", "mps", "cuda", "cpu"]
     front = front_end(*before.values())
     front.click(before["cuda"])
@@ -120,7 +120,7 @@ class TestModels:
     def test_the_text_that_stands_there(self, open_panel):
         """What is annotated is what somebody typed."""
         view = open_panel(model="bundled_small")
-        assert view.text.value == SENTENCE
+        assert view.text.value == EXAMPLE_TEXT
         view.text.value = f"Cystic fibrosis. {EVIL}"
         view.click("Annotate")
 
@@ -157,7 +157,7 @@ class TestModels:
         front = front_end(second, annotate)
         first.click()
         assert models.children == (second,)
-        assert all(one.comm is None for one in tree(first))
+        assert all(one.comm is None for one in iter_widgets(first))
         assert front.focused == ["Unload bundled"]
         second.click()
         assert models.children == ()

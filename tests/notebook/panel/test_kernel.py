@@ -8,20 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.notebook.panel.model import CellThread, kernel_loop
+from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
 
 
 def test_without_loop_at_once_in_another_thread(elsewhere):
     """From another thread it is done at once too, in that thread: there is no other place."""
-    cells, threads = CellThread(), []
-    ident = elsewhere(lambda: threads.append(cells.is_here) or cells.run(lambda: threads.append(threading.get_ident())))
+    cells, threads = MainThreadRunner(), []
+    ident = elsewhere(
+        lambda: threads.append(cells.is_current_thread) or cells.run(lambda: threads.append(threading.get_ident()))
+    )
     assert threads == [True, ident]
 
 
 def test_without_loop_an_interrupt_goes_on():
     """An interrupt of what is done at once is that of the caller, who is interrupted."""
     with pytest.raises(KeyboardInterrupt):
-        CellThread().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
+        MainThreadRunner().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def test_in_loop_in_the_order_of_asking(elsewhere):
     """What several threads ask for is done in the order of asking."""
 
     async def cell():
-        cells, log = CellThread(), []
+        cells, log = MainThreadRunner(), []
         for number in range(20):
             elsewhere(lambda number=number: cells.run(lambda: log.append(number)))
         assert log == []
@@ -57,7 +59,7 @@ def test_in_loop_an_interrupt(elsewhere):
     """An interrupt ends what was handed over, and neither the loop nor what comes next; the handler is as before."""
 
     async def cell():
-        cells, log = CellThread(), []
+        cells, log = MainThreadRunner(), []
         elsewhere(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
         elsewhere(lambda: cells.run(lambda: log.append("next")))
         await asyncio.sleep(0)
@@ -75,7 +77,7 @@ def test_in_loop_an_error_of_what_was_handed_over(elsewhere):
     async def cell():
         told = []
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
-        cells = CellThread()
+        cells = MainThreadRunner()
         elsewhere(lambda: cells.run(lambda: 1 / 0))
         await asyncio.sleep(0)
         return told
@@ -92,9 +94,9 @@ def test_a_kernel_without_a_loop(kernel):
 
 SETUP = """
 import threading
-from openmed_nb.notebook.panel.model import CellThread, kernel_loop
+from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
 
-cells, log = CellThread(kernel_loop(get_ipython())), []
+cells, log = MainThreadRunner(kernel_loop(get_ipython())), []
 
 def note(word):
     log.append((word, threading.current_thread() is threading.main_thread()))
@@ -112,7 +114,7 @@ def click():
 
 @pytest.fixture
 def cells(kernel):
-    """A real kernel with a CellThread that one of its cells has made."""
+    """A real kernel with a MainThreadRunner that one of its cells has made."""
     assert kernel.run(SETUP).status == "ok"
     return kernel
 

@@ -8,24 +8,24 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.choice import DeviceChoice
-from openmed_nb.devices.environment import HIGH
-from openmed_nb.notebook.panel.state import PanelState, look, memory_bars
+from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE
+from openmed_nb.notebook.panel.state import PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
-CPU = DeviceChoice("cpu", "auto", "nobody", "", certain=True)
-PLANNED = DeviceChoice("mps", "auto", "nobody", "", certain=False)
+CPU = DeviceChoice("cpu", "auto", "nobody", "", confirmed=True)
+PLANNED = DeviceChoice("mps", "auto", "nobody", "", confirmed=False)
 
 
 @pytest.fixture
 def simulated():
     """A simulated Mac with 6 GiB, of which Metal recommends 4."""
-    before = SESSION.computer
+    before = SESSION.device_manager
     with nb.simulated_mps("6 GiB") as device:
         yield device
-    assert SESSION.computer is before
+    assert SESSION.device_manager is before
 
 
-@pytest.mark.parametrize("choice", [None, CPU, replace(CPU, certain=False)], ids=["no device", "cpu", "planned cpu"])
+@pytest.mark.parametrize("choice", [None, CPU, replace(CPU, confirmed=False)], ids=["no device", "cpu", "planned cpu"])
 def test_without_a_gpu_there_is_the_process(choice):
     """Without a GPU in force there is one bar: this process, out of the memory of this computer."""
     (bar,) = memory_bars(choice)
@@ -81,7 +81,7 @@ class TestSimulatedMps:
     def test_a_limit_that_was_set(self, simulated):
         """A limit that the session has set is the end of the bar."""
         nb.training.limit_memory(0.25)
-        bar = PanelState(**look(SESSION)).memory[0]
+        bar = PanelState(**read_state(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended // 4
         assert bar.limit_name == "the limit: 0.25 of what Metal recommends"
@@ -90,8 +90,8 @@ class TestSimulatedMps:
     def test_a_watermark_that_comes_too_late(self, simulated, monkeypatch, high):
         """A watermark that torch will not read any more is no limit, however odd it is."""
         nb.device()
-        monkeypatch.setenv(HIGH, high)
-        bar = PanelState(**look(SESSION)).memory[0]
+        monkeypatch.setenv(HIGH_WATERMARK_VARIABLE, high)
+        bar = PanelState(**read_state(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended
         assert bar.limit_name == "what Metal recommends"
@@ -100,5 +100,5 @@ class TestSimulatedMps:
         """On the CPU of a simulated Mac there is no bar of the device."""
         nb.use("cpu")
 
-        assert [bar.name for bar in PanelState(**look(SESSION)).memory] == ["process"]
+        assert [bar.name for bar in PanelState(**read_state(SESSION)).memory] == ["process"]
         assert simulated.allocator.allocated == 0

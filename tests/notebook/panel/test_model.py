@@ -11,8 +11,8 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
-from openmed_nb.devices.backend import loaded_torch
-from openmed_nb.errors import DeviceUnavailable, OpenMedError, UnreadableText
+from openmed_nb.devices.backend import inspect_imported_torch
+from openmed_nb.errors import DeviceUnavailableError, InvalidTextError, OpenMedError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.session import SESSION
 
@@ -60,7 +60,7 @@ def mac(own):
 
 def test_device_a_model_that_cannot_move(computers, watch):
     """Where a model cannot move, the error and the former device are shown, and the model is where it was."""
-    if loaded_torch().mps_available:
+    if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.load_model(SMALL, OpenMedConfig())
@@ -114,7 +114,7 @@ def test_errors_an_error_of_another_kind(computers, watch):
     assert here.state == before
     said = "".join(traceback.format_exception(raised.value))
     assert "in choose" in said
-    assert "loaded_torch" not in said
+    assert "inspect_imported_torch" not in said
     assert "leprosy" not in said
     assert panel.state.error.__traceback__ is panel.state.error.__context__ is None
     assert panel.agrees
@@ -147,13 +147,13 @@ def test_errors_an_error_keeps_nothing_alive(computers, watch):
     def fail():
         activations = torch.zeros(8)
         watched.append(weakref.ref(activations))
-        raise DeviceUnavailable("It broke.", "Glue it.") from RuntimeError(NOTE)
+        raise DeviceUnavailableError("It broke.", "Glue it.") from RuntimeError(NOTE)
 
     here.torch.loading = fail
     panel.choose("mps")
     gc.collect()
 
-    assert panel.state.error.to_dict() == DeviceUnavailable("It broke.", "Glue it.").to_dict()
+    assert panel.state.error.to_dict() == DeviceUnavailableError("It broke.", "Glue it.").to_dict()
     assert watched[0]() is None
     assert panel.state.error.__cause__ is panel.state.error.__traceback__ is None
 
@@ -165,7 +165,7 @@ def test_errors_an_observer_that_fails(here, panel):
         raise ValueError(NOTE)
 
     panel.watch(fail)
-    with pytest.warns(nb.OpenMedWarning, match="failed: ValueError") as warned:
+    with pytest.warn_if(nb.OpenMedWarning, match="failed: ValueError") as warned:
         assert here.session.use("cpu").device == "cpu"
     assert NOTE not in str(warned[0].message)
 
@@ -226,7 +226,7 @@ def test_models_a_text_that_cannot_be_read(panel, text):
     """A text that cannot be read is an error without its words."""
     panel.annotate(text)
 
-    assert isinstance(panel.state.error, UnreadableText)
+    assert isinstance(panel.state.error, InvalidTextError)
     assert "leprosy" not in str(panel.state.error)
     assert panel.state.answer is None
     assert panel.agrees

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import pytest
 
-from openmed_nb.notebook.panel.model import ON_ITS_WAY_SECONDS, REFRESH_SECONDS
+from openmed_nb.notebook.panel.model import PENDING_INPUT_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
 
 asked = attrgetter("choice.requested", "choice.requested_by")
@@ -60,11 +60,11 @@ class Notebook:
     def open(self):
         """Open the panel in a cell, which goes on."""
         self.panel = self.open_panel()
-        self.panel.cell_begins()
+        self.panel.on_cell_start()
 
     def end(self, clear=True):
         """End the cell, and forget what was shown."""
-        self.panel.cell_ends()
+        self.panel.on_cell_end()
         if clear:
             self.panel.states.clear()
 
@@ -85,7 +85,7 @@ def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
         assert notebook.panel.state.waiting == 1
         assert notebook.panel.state.choice.requested_by == "nobody"
         assert here.environ == {}
-        notebook.panel.cell_ends()
+        notebook.panel.on_cell_end()
 
     def after():
         assert notebook.panel.activities == ["Changing the device: cpu"]
@@ -105,13 +105,13 @@ def test_waiting_a_cell_that_awaits_something(here, notebook, elsewhere):
 
     def awaiting():
         elsewhere(lambda: notebook.panel.choose("cpu"))
-        elsewhere(lambda: notebook.panel.annotate_soon(lambda: "She has asthma."))
-        return ON_ITS_WAY_SECONDS
+        elsewhere(lambda: notebook.panel.annotate_deferred(lambda: "She has asthma."))
+        return PENDING_INPUT_SECONDS
 
     def still_awaiting():
         assert here.environ == {}
         assert notebook.panel.state.waiting == 2
-        notebook.panel.cell_ends()
+        notebook.panel.on_cell_end()
 
     def after():
         assert notebook.panel.state.waiting == 0
@@ -131,13 +131,13 @@ def test_waiting_a_text_on_its_way(notebook, elsewhere):
         return texts[-1]
 
     def click():
-        elsewhere(lambda: notebook.panel.annotate_soon(read))
+        elsewhere(lambda: notebook.panel.annotate_deferred(read))
         assert (notebook.panel.state.waiting, threads) == (1, [])
 
     def typed():
         assert threads == []
         texts.append("She has asthma.")
-        return ON_ITS_WAY_SECONDS
+        return PENDING_INPUT_SECONDS
 
     in_cells(notebook.open, notebook.end, click, typed, lambda: None)
     assert threads == [threading.get_ident()]
@@ -167,7 +167,7 @@ def test_waiting_a_cell_of_another_thread(here, notebook, elsewhere):
     def cell():
         here.environ["OPENMED_DEVICE"] = "cpu"
         notebook.panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
-        idents.append(elsewhere(notebook.panel.cell_ends))
+        idents.append(elsewhere(notebook.panel.on_cell_end))
 
     idents = []
     in_cells(notebook.open, cell, lambda: None)
@@ -180,12 +180,12 @@ def test_refreshing_it_ticks_between_cells(notebook, elsewhere):
     seen, threads = [], []
 
     def switch_on():
-        elsewhere(lambda: notebook.panel.refresh_automatically(wanted=True))
-        assert not notebook.panel.state.refreshes
+        elsewhere(lambda: notebook.panel.set_auto_refresh(wanted=True))
+        assert not notebook.panel.state.auto_refresh
         return REFRESH_SECONDS / 2
 
     def nothing_yet():
-        assert [state.refreshes for state in notebook.panel.states] == [True]
+        assert [state.auto_refresh for state in notebook.panel.states] == [True]
         notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
         return REFRESH_SECONDS
 
@@ -205,7 +205,7 @@ def test_refreshing_a_tick_looks_at_the_memory_only(here, notebook):
 
     def switch_on():
         notebook.panel.choose("mpss")
-        notebook.panel.refresh_automatically(wanted=True)
+        notebook.panel.set_auto_refresh(wanted=True)
         before.append(notebook.panel.state)
         here.environ["OPENMED_DEVICE"] = "cpu"
         return REFRESH_SECONDS
@@ -219,14 +219,14 @@ def test_refreshing_a_tick_looks_at_the_memory_only(here, notebook):
 def test_refreshing_it_ends(notebook, end, elsewhere):
     """Switched off, or with the panel closed by anybody, nothing looks any more."""
     ends = {
-        "off": lambda panel: panel.refresh_automatically(wanted=False),
+        "off": lambda panel: panel.set_auto_refresh(wanted=False),
         "close": lambda panel: panel.close(),
         "close elsewhere": lambda panel: elsewhere(panel.close),
         "close by an observer": lambda panel: panel.watch(lambda _state: panel.close()),
     }
 
     def switch_on():
-        notebook.panel.refresh_automatically(wanted=True)
+        notebook.panel.set_auto_refresh(wanted=True)
         notebook.panel.states.clear()
         return REFRESH_SECONDS
 
@@ -241,16 +241,16 @@ def test_refreshing_it_ends(notebook, end, elsewhere):
 
     ended = []
     in_cells(notebook.open, notebook.end, switch_on, stop, nothing, nothing)
-    assert not notebook.panel.state.refreshes
+    assert not notebook.panel.state.auto_refresh
     assert ended == [2 if end == "off" else 1]
     assert len(notebook.panel.states) == ended[0] + (end == "close by an observer")
 
 
 def test_refreshing_without_a_loop_there_is_none(panel):
     """In plain Python nothing can tick, and the panel does not claim that it does."""
-    panel.refresh_automatically(wanted=True)
+    panel.set_auto_refresh(wanted=True)
 
-    assert not panel.state.refreshes
+    assert not panel.state.auto_refresh
 
 
 @pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
@@ -272,9 +272,9 @@ class TestCells:
         panel, shell = followed
         shell.run_cell(cell)
 
-        assert panel.states[0].cell_runs
-        assert not panel.state.cell_runs
-        assert not panel.states[-1].cell_runs
+        assert panel.states[0].cell_running
+        assert not panel.state.cell_running
+        assert not panel.states[-1].cell_running
         assert "Error in callback" not in capsys.readouterr().out
 
     def test_what_a_cell_changed_without_us_is_shown(self, followed, monkeypatch):
@@ -289,25 +289,25 @@ class TestCells:
     def test_the_cell_that_opens_it(self, shell, watch):
         """A panel does not know of the cell in which it is opened, and shows after it that none runs; the next it knows."""
         shell.user_ns["open_panel"] = lambda: watch(SESSION, SMALL, events=shell.events)
-        shell.run_cell("panel = open_panel(); ran = panel.state.cell_runs")
+        shell.run_cell("panel = open_panel(); ran = panel.state.cell_running")
 
         panel = shell.user_ns["panel"]
         assert shell.user_ns["ran"] is False
-        assert [state.cell_runs for state in panel.states] == [False] * len(panel.states)
-        shell.run_cell("ran = panel.state.cell_runs")
+        assert [state.cell_running for state in panel.states] == [False] * len(panel.states)
+        shell.run_cell("ran = panel.state.cell_running")
         assert shell.user_ns["ran"] is True
-        assert panel.state.cell_runs is False
+        assert panel.state.cell_running is False
 
     def test_a_cell_in_a_cell(self, followed):
         """While a cell that was run by another one ends, the outer one runs still; also where it fails."""
         panel, shell = followed
         shell.user_ns.update(panel=panel, inner=shell.run_cell)
         shell.run_cell(
-            "ran = [panel.state.cell_runs]\nfor one in ('x = 1', '1 / 0'):\n    inner(one)\n    ran.append(panel.state.cell_runs)"
+            "ran = [panel.state.cell_running]\nfor one in ('x = 1', '1 / 0'):\n    inner(one)\n    ran.append(panel.state.cell_running)"
         )
 
         assert shell.user_ns["ran"] == [True, True, True]
-        assert panel.state.cell_runs is False
+        assert panel.state.cell_running is False
 
     def test_the_end_of_a_cell_waits_for_nobody(self, followed, loads, monkeypatch):
         """A cell ends while another thread loads a model; what it changed is shown when that is done."""
@@ -318,7 +318,7 @@ class TestCells:
         shell.run_cell("import os; os.environ['OPENMED_DEVICE'] = 'cpu'")
         assert loads.inside
         assert asked(panel.state) == ("auto", "nobody")
-        assert not panel.state.cell_runs
+        assert not panel.state.cell_running
         loads.end()
 
         assert asked(panel.state) == ("cpu", "OPENMED_DEVICE")
@@ -328,7 +328,7 @@ class TestCells:
 
 IN_KERNEL = """
 import threading
-from openmed_nb.notebook.panel.model import CellThread, kernel_loop
+from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
 from openmed_nb.notebook.panel.model import PanelModel
 from openmed_nb.session import SESSION
 
@@ -342,7 +342,7 @@ def elsewhere(function):
     thread.start()
     thread.join()
 
-cells = CellThread(kernel_loop(get_ipython()))
+cells = MainThreadRunner(kernel_loop(get_ipython()))
 panel, log = PanelModel(SESSION, "bundled_small", cells=cells, events=get_ipython().events), []
 panel.observe(note, 'state')
 """
@@ -370,7 +370,7 @@ handlers, log[:] = [], []
 look = lambda: handlers.append(signal.getsignal(signal.SIGINT))
 
 def stay(activity):
-    if activity is not None and activity.doing == "Loading":
+    if activity is not None and activity.operation == "Loading":
         print("inside", flush=True)
         threading.Event().wait(60)
 
@@ -424,7 +424,7 @@ class TestInKernel:
 
         assert cells.value("panel.state.error.what") == "Annotating: bundled_small was interrupted."
         assert cells.value("(panel.state.activity, panel.state.waiting, panel.state.answer)") == (None, 0, None)
-        assert cells.value("(SESSION.is_free(), SESSION.inventory().names)") == (True, ())
+        assert cells.value("(SESSION.is_idle(), SESSION.inventory().names)") == (True, ())
         assert cells.value("[one is signal.SIG_IGN for one in handlers]") == [True, True]
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
         assert cells.value("(panel.state.error, len(panel.state.answer))") == (None, 1)

@@ -94,12 +94,12 @@ def test_close_a_closed_panel_does_nothing(here, panel):
     panel.reset()
     panel.annotate("She has asthma.")
     panel.release()
-    panel.refresh_automatically(wanted=True)
+    panel.set_auto_refresh(wanted=True)
 
     assert here.state == before
     assert panel.state == state
     assert panel.states == []
-    assert not panel.state.refreshes
+    assert not panel.state.auto_refresh
     assert len(here.session.inventory()) == 0
 
 
@@ -119,7 +119,7 @@ OTHERS: dict[str, Action] = {
     **{f"use {device}": lambda session, source, device=device: session.use(device, source) for device in ("cpu", "x")},
     "device": lambda session, _source: session.device(),
     "stop": lambda session, _source: session.stop(),
-    "list": lambda session, _source: session.devices(),
+    "list": lambda session, _source: session.list_devices(),
     "variable": lambda session, _source: (session.environ.update(OPENMED_DEVICE="cpu"), session.reset()),
 }
 """What somebody else does, beside the panels."""

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.notebook.panel import NO_KERNEL, NO_WIDGETS
+from openmed_nb.notebook.panel import NO_KERNEL_NOTICE, NO_WIDGETS_NOTICE
 
 SETUP = """
 import openmed_nb as nb
@@ -28,7 +28,7 @@ def note(change):
         log.add((str(change.new.activity), threading.current_thread() is threading.main_thread()))
 
 def look():
-    looks.append(panels[0].model.state.cell_runs)
+    looks.append(panels[0].model.state.cell_running)
 
 def elsewhere(function):
     thread = threading.Thread(target=function)
@@ -48,7 +48,7 @@ class TestElsewhere:
         shell.run_line_magic("openmed_device", "cpu")
         shown = nb.panel()
 
-        assert shown.note == NO_KERNEL
+        assert shown.notice == NO_KERNEL_NOTICE
         assert (shown.choice.requested, shown.choice.requested_by) == ("cpu", "%openmed_device")
 
     def test_in_a_script(self):
@@ -141,7 +141,7 @@ class TestInKernel:
         cells.run("sys.modules.pop('ipywidgets')\nif kept: sys.modules['ipywidgets'] = kept")
 
         assert reply.status == "ok"
-        assert NO_WIDGETS in reply.text
-        assert NO_WIDGETS in reply.html
+        assert NO_WIDGETS_NOTICE in reply.text
+        assert NO_WIDGETS_NOTICE in reply.html
         assert "%openmed_device --reset" in reply.text
         assert cells.value("len(OPEN)") == 0

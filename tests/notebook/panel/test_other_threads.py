@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from openmed_nb.notebook.panel.model import PROMPT_SECONDS
+from openmed_nb.notebook.panel.model import IMMEDIATE_SECONDS
 
 
 async def between_cells():
@@ -47,14 +47,14 @@ def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere
         view = open_panel(here.session)
         box, shown = view.automatic, []
         front = front_end(box)
-        view.model.observe(lambda change: shown.append(change["new"].refreshes), "state")
+        view.model.observe(lambda change: shown.append(change["new"].auto_refresh), "state")
         for wanted in (True, False):
-            view.model.refresh_automatically(wanted)
+            view.model.set_auto_refresh(wanted)
             assert box.value is wanted
             assert front.state[box] == {"value": wanted}
         elsewhere(lambda: front.click(box))
         await between_cells()
-        assert box.value is view.model.state.refreshes is True
+        assert box.value is view.model.state.auto_refresh is True
         assert front.state[box] == {"value": True}
         return shown
 
@@ -67,9 +67,9 @@ def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front
     async def notebook():
         view = open_panel(broken.session)
         front = front_end(*view.device_buttons.values())
-        view.model.cell_begins()
+        view.model.on_cell_start()
         elsewhere(lambda: front.click(view.device_buttons["mps"]))
-        view.model.cell_ends()
+        view.model.on_cell_end()
         await between_cells()
         assert view.device_buttons["mps"].disabled
         return front.focused
@@ -81,18 +81,18 @@ def test_while_a_cell_runs_the_focus_stays_after_a_cell(open_panel, broken, fron
     """A click whose message comes right after a cell may have waited for it too, and does not take the focus."""
     view = open_panel(broken.session)
     front = front_end(*view.device_buttons.values())
-    view.model.cell_begins()
-    view.model.cell_ends()
+    view.model.on_cell_start()
+    view.model.on_cell_end()
     front.click(view.device_buttons["mps"])
 
     assert view.device_buttons["mps"].disabled
     assert front.focused == []
-    assert not view.model.answers_promptly
+    assert not view.model.responds_immediately
 
 
 def test_while_a_cell_runs_the_focus_stays_after_a_long_answer(open_panel, broken, front_end):
     """A click that took seconds to answer does not take the focus: somebody may type elsewhere by now."""
-    view = open_panel(broken.session, clock=itertools.count(0.0, 2 * PROMPT_SECONDS).__next__)
+    view = open_panel(broken.session, clock=itertools.count(0.0, 2 * IMMEDIATE_SECONDS).__next__)
     front = front_end(*view.device_buttons.values())
     front.click(view.device_buttons["mps"])
 
@@ -105,13 +105,13 @@ def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here, elsewhere):
 
     async def notebook():
         view = open_panel(here.session)
-        view.model.cell_begins()
+        view.model.on_cell_start()
         elsewhere(view.device_buttons["cpu"].click)
         here.session.unload()
         assert view.pressed == ["auto"]
         assert "Your click waits" in view.region("Device").activity.value
         assert "Your click waits" not in view.region("Memory").activity.value
-        view.model.cell_ends()
+        view.model.on_cell_end()
         await between_cells()
         assert view.pressed == ["cpu"]
         assert view.region("Device").activity.value == ""

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb._events.activity import Activity
+from openmed_nb._events.activity import ProgressEvent
 from openmed_nb._render.display import Report, Table
 from openmed_nb.annotation.results import AnnotatedText
-from openmed_nb.devices.choice import Candidate, DeviceChoice, DeviceList, Explanation
-from openmed_nb.devices.environment import HIGH, LOW, plan
-from openmed_nb.devices.request import Wish
+from openmed_nb.devices.choice import DeviceChoice, DeviceList, DeviceStatus, Explanation
+from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE, plan_mps_variables
+from openmed_nb.devices.request import DeviceSetting
 from openmed_nb.errors import OpenMedError
-from openmed_nb.models.store import Inventory, ModelInMemory
+from openmed_nb.models.store import LoadedModelInfo, LoadedModels
 from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.rendering import STYLE_SHEET, STYLES
-from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, look
+from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, read_state
 
 GROUND, ACCENT = (
     re.search(rf"--openmed-{name}: var\([^,]+, (#\w+)\)", STYLE_SHEET)[1] for name in ("ground", "accent")
@@ -42,7 +42,7 @@ REGIONS = (
     rendering.models,
     rendering.activity,
     rendering.message,
-    rendering.answer,
+    rendering.annotation,
 )
 GIB = 1 << 30
 ENTITY = {"entity_group": "DISEASE", "score": 0.9, "word": "asthma", "start": 7, "end": 13}
@@ -51,24 +51,29 @@ ENTITY = {"entity_group": "DISEASE", "score": 0.9, "word": "asthma", "start": 7,
 @pytest.fixture
 def plain(computers):
     """What there is to see of a computer without a GPU."""
-    return replace(PanelState(**look(computers.plain().session)), simulated=False)
+    return replace(PanelState(**read_state(computers.plain().session)), simulated=False)
 
 
 def full(words="words", state="usable"):
     """Return a state in which every text from outside is the same words, and every region has something to show."""
-    choice = DeviceChoice(words, words, words, words, certain=True)
+    choice = DeviceChoice(words, words, words, words, confirmed=True)
     error = OpenMedError(words, words)
-    candidates = (Candidate(words), Candidate("cpu"))
+    candidates = (DeviceStatus(words), DeviceStatus("cpu"))
     table = Table(words, (words, words), ((words, words),))
     return PanelState(
         DeviceList(candidates, choice),
-        Explanation((Wish(words, words),), choice, plan({HIGH: words, LOW: "0.5"}), {words: words}),
+        Explanation(
+            (DeviceSetting(words, words),),
+            choice,
+            plan_mps_variables({HIGH_WATERMARK_VARIABLE: words, LOW_WATERMARK_VARIABLE: "0.5"}),
+            {words: words},
+        ),
         (MemoryBar(words, (MemoryPart(words, GIB), MemoryPart(words, GIB)), 4 * GIB, words, (GIB, 2 * GIB)),),
-        Inventory((ModelInMemory(words, words, words, GIB, follows=True),)),
-        activity=Activity(words, words, 0, 2),
+        LoadedModels((LoadedModelInfo(words, words, words, GIB, follows_session=True),)),
+        activity=ProgressEvent(words, words, 0, 2),
         error=error if state == "failed" else None,
-        said=Report(words, (words,), (table,)),
-        answer=AnnotatedText(f"He has {words}", (ENTITY | {"entity_group": words},), words, words),
+        result=Report(words, (words,), (table,)),
+        annotation=AnnotatedText(f"He has {words}", (ENTITY | {"entity_group": words},), words, words),
         seconds=0.012,
     )
 
@@ -77,12 +82,12 @@ def cases(plain):
     """Yield a state for each thing that the panel may have to say, with its name and the region that says it."""
     gpu = MemoryBar("mps", (MemoryPart("allocated", GIB), MemoryPart("cached", 2 * GIB)), 8 * GIB, "the limit")
     said = Report("Released 9.7 MiB", ("Done.",), (Table("Causes", ("let go",), (("models",),)),))
-    model = ModelInMemory("bundled", "mps (SIMULATED)", "float32", 3 << 20, follows=True)
-    loading = Activity("Moving to mps", "bundled", 1, 3)
+    model = LoadedModelInfo("bundled", "mps (SIMULATED)", "float32", 3 << 20, follows_session=True)
+    loading = ProgressEvent("Moving to mps", "bundled", 1, 3)
     answer = AnnotatedText("He has asthma.", (ENTITY,), "m", "cpu")
     explained = {
-        environ: replace(plain, explanation=replace(plain.explanation, environment=plan(dict([environ]))))
-        for environ in ((HIGH, "0.7"), (HIGH, "0,7"))
+        environ: replace(plain, explanation=replace(plain.explanation, environment=plan_mps_variables(dict([environ]))))
+        for environ in ((HIGH_WATERMARK_VARIABLE, "0.7"), (HIGH_WATERMARK_VARIABLE, "0,7"))
     }
     nothing = replace(plain.devices, choice=None)
     failed = replace(plain.explanation, choice=OpenMedError("It broke.", "Mend it."))
@@ -90,8 +95,8 @@ def cases(plain):
     yield "device of a simulation", rendering.status, replace(plain, simulated=True)
     yield "no device", rendering.status, replace(plain, devices=nothing, explanation=failed)
     yield "devices", rendering.devices, plain
-    yield "variables", rendering.environment, explained[HIGH, "0.7"]
-    yield "variables that need a remedy", rendering.environment, explained[HIGH, "0,7"]
+    yield "variables", rendering.environment, explained[HIGH_WATERMARK_VARIABLE, "0.7"]
+    yield "variables that need a remedy", rendering.environment, explained[HIGH_WATERMARK_VARIABLE, "0,7"]
     yield "memory", rendering.memory, replace(plain, memory=(replace(gpu, history=(0, 2 * GIB, GIB)),))
     yield "memory before a look", rendering.memory, replace(plain, memory=(gpu,))
     yield "memory after a look", rendering.memory, replace(plain, memory=(replace(gpu, history=(GIB,)),))
@@ -102,21 +107,21 @@ def cases(plain):
     )
     yield "memory over its limit", rendering.memory, replace(plain, memory=(replace(gpu, limit=GIB),))
     yield "no model", rendering.models, plain
-    yield "models", rendering.models, replace(plain, models=Inventory((model,)))
+    yield "models", rendering.models, replace(plain, models=LoadedModels((model,)))
     yield "nothing under way", rendering.activity, plain
     yield "an activity", rendering.activity, replace(plain, activity=loading)
-    yield "an activity in a cell", rendering.activity, replace(plain, activity=loading, cell_runs=True)
-    yield "a cell", rendering.activity, replace(plain, cell_runs=True)
+    yield "an activity in a cell", rendering.activity, replace(plain, activity=loading, cell_running=True)
+    yield "a cell", rendering.activity, replace(plain, cell_running=True)
     yield "a click between cells", rendering.activity, replace(plain, waiting=2)
-    yield "a click in a cell", rendering.activity, replace(plain, waiting=2, cell_runs=True, activity=loading)
+    yield "a click in a cell", rendering.activity, replace(plain, waiting=2, cell_running=True, activity=loading)
     yield "nothing said", rendering.message, plain
     yield "something said", rendering.message, replace(plain, said=said)
     yield "an error", rendering.message, replace(plain, error=OpenMedError("It broke.", "Mend it."), said=said)
-    yield "no answer", rendering.answer, plain
-    yield "an answer", rendering.answer, replace(plain, answer=answer, seconds=0.0123)
-    yield "a quick answer", rendering.answer, replace(plain, answer=answer, seconds=0.0001)
+    yield "no answer", rendering.annotation, plain
+    yield "an answer", rendering.annotation, replace(plain, answer=answer, seconds=0.0123)
+    yield "a quick answer", rendering.annotation, replace(plain, answer=answer, seconds=0.0001)
     old = replace(answer, device="mps (SIMULATED)")
-    yield "an answer of another device", rendering.answer, replace(plain, answer=old, seconds=0.0123)
+    yield "an answer of another device", rendering.annotation, replace(plain, answer=old, seconds=0.0123)
 
 
 def test_regions_are_as_recorded(plain, read, as_recorded):
@@ -147,8 +152,8 @@ def test_any_words_bring_no_element_or_attribute(read, words, state):
 @pytest.mark.parametrize("spelling", ["cpu Device: mps, chosen", "<strong>mps</strong>"])
 def test_words_like_ours_are_no_device(read, computers, plain, spelling):
     """A variable whose value reads like a device in force is no such thing: what is in force alone is bold."""
-    refused = PanelState(**look(computers.plain(OPENMED_DEVICE=spelling).session))
-    choice = DeviceChoice("cpu", spelling, "you", "Yes.", certain=True)
+    refused = PanelState(**read_state(computers.plain(OPENMED_DEVICE=spelling).session))
+    choice = DeviceChoice("cpu", spelling, "you", "Yes.", confirmed=True)
     chosen = replace(
         plain,
         devices=replace(plain.devices, choice=choice),
@@ -177,11 +182,11 @@ def test_tables_have_names_and_headers_for_columns_and_rows(read, state):
 
 
 @pytest.mark.parametrize(
-    ("colour", "ground"), [(VERMILION, GROUND), (VERMILION, DARK), (ACCENT, GROUND), (DARK_ACCENT, DARK)]
+    ("color", "ground"), [(VERMILION, GROUND), (VERMILION, DARK), (ACCENT, GROUND), (DARK_ACCENT, DARK)]
 )
-def test_style_sheet_shapes_can_be_seen(contrast, colour, ground):
+def test_style_sheet_shapes_can_be_seen(contrast, color, ground):
     """Bars, lines, the frame of an error and the ring of the focus stand out by 3 to 1, on a white and on a dark ground."""
-    assert contrast(colour, ground) >= 3
+    assert contrast(color, ground) >= 3
 
 
 def test_style_sheet_nothing_from_outside():

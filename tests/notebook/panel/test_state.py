@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb.devices.backend import TorchFacts
+from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.errors import OpenMedError
-from openmed_nb.notebook.panel.state import COMMANDS, PanelState, look, memory_bars
+from openmed_nb.notebook.panel.state import COMMANDS, PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
 
@@ -30,7 +30,7 @@ def state_of(here):
 
 def no_torch(computers):
     """Return a computer without torch."""
-    return computers.Computer(computers.PLAIN, TorchFacts(None), {})
+    return computers.Computer(computers.PLAIN, TorchInfo(None), {})
 
 
 def tried(here):
@@ -97,7 +97,7 @@ HOVER: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
 def test_hover_says_why_a_device_cannot_be_used_or_what_a_button_does(computers, make, device, said):
     (button,) = (one for one in state_of(make(computers)).buttons if one.device == device)
 
-    assert button.hover == said
+    assert button.tooltip == said
 
 
 @pytest.mark.parametrize(
@@ -151,22 +151,22 @@ def test_commands_are_ours(shell):
 def test_look_looking_after_torch_was_loaded(computers):
     """Where somebody loaded torch, a look sees its GPUs, and still lets none compute."""
     here = computers.box()
-    here.torch.loaded_torch()
-    state = PanelState(**look(here.session))
+    here.torch.inspect_imported_torch()
+    state = PanelState(**read_state(here.session))
 
     assert [one.device for one in state.buttons] == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
     assert here.torch.probed == []
     assert state.choice is not None
-    assert not state.choice.certain
+    assert not state.choice.confirmed
 
 
 def test_look_looking_is_quick_beside_mps(computers):
     """On a Mac whose session is on the CPU a look does not go through all living objects in search of MPS tensors."""
     here = used(computers.mac(), "cpu")
-    here.torch.loaded_torch()
+    here.torch.inspect_imported_torch()
     searches: list[None] = []
-    here.torch.mps_allocator_started = lambda: searches.append(None)
-    PanelState(**look(here.session))
+    here.torch.is_mps_allocator_initialized = lambda: searches.append(None)
+    PanelState(**read_state(here.session))
 
     assert searches == []
 
@@ -211,8 +211,8 @@ VERBS: dict[str, Callable[[Any], object]] = {
     "device": lambda here: here.session.device(),
     "reset": lambda here: here.session.reset(),
     "tune": lambda here: here.session.apply_mps_variables(),
-    "import torch": lambda here: here.torch.loaded_torch(),
-    "compute on mps": lambda here: (here.torch.loaded_torch(), here.torch.touch()),
+    "import torch": lambda here: here.torch.inspect_imported_torch(),
+    "compute on mps": lambda here: (here.torch.inspect_imported_torch(), here.torch.touch()),
     **{f"use {device}": lambda here, device=device: here.session.use(device) for device in ("auto", "mps", "cpu", "x")},
     "ask mps": lambda here: here.session.device("mps"),
 }
@@ -255,7 +255,7 @@ def test_a_simulated_computer_says_so(device):
     with nb.simulated_mps("8 GiB"):
         nb.load_pipeline("bundled_small", device=device)
         nb.use(device)
-        state = PanelState(**look(SESSION))
+        state = PanelState(**read_state(SESSION))
         SESSION.unload()
     SESSION.stop()
 
@@ -265,4 +265,4 @@ def test_a_simulated_computer_says_so(device):
     for form in (str(state), state._repr_html_()):
         assert form.count("SIMULATED") >= (4 if device == "mps" else 2)
     assert ("SIMULATED" in str(state.memory)) is ("SIMULATED" in str(state.models)) is (device == "mps")
-    assert "SIMULATED" not in str(PanelState(**look(SESSION)))
+    assert "SIMULATED" not in str(PanelState(**read_state(SESSION)))

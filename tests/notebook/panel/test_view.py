@@ -10,7 +10,7 @@ import pytest
 
 from openmed_nb._render.display import VIEW, to_html
 from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.panel.view import AGAIN, tree
+from openmed_nb.notebook.panel.view import RERUN_NOTICE, iter_widgets
 
 NAMES = ("Device", "Memory", "Try it", "Models", "Environment")
 REPR = "The openmed_nb panel; %openmed_device does the same by typing"
@@ -22,15 +22,15 @@ def test_widgets_regions(open_panel):
     view = open_panel()
     assert [one.name for one in view.regions] == list(NAMES)
     assert all(one.top.value == (rendering.top(one.name, view.model.state)) for one in view.regions)
-    assert sum("<style>" in one.value for one in tree(view) if isinstance(one, ipywidgets.HTML)) == 1
+    assert sum("<style>" in one.value for one in iter_widgets(view) if isinstance(one, ipywidgets.HTML)) == 1
 
 
 def test_widgets_core_widgets_only(open_panel):
     """Every widget is one of the core, which every front end has; none is an Output. They share a layout and styles."""
     view = open_panel()
-    widgets = [*tree(view), view.layout, *view.styles.values()]
-    assert all(one.layout is view.layout for one in tree(view))
-    assert all(one.style is view.styles[type(one)] for one in tree(view) if hasattr(one, "style"))
+    widgets = [*iter_widgets(view), view.layout, *view.styles.values()]
+    assert all(one.layout is view.layout for one in iter_widgets(view))
+    assert all(one.style is view.styles[type(one)] for one in iter_widgets(view) if hasattr(one, "style"))
     assert {one._model_module for one in widgets} == CORE
     assert {one._model_name.removesuffix("Model") for one in widgets} <= set(dir(ipywidgets)) | {
         *("HTMLStyle", "ToggleButtonStyle", "CheckboxStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
@@ -40,7 +40,7 @@ def test_widgets_core_widgets_only(open_panel):
 
 def test_widgets_controls_have_names(open_panel, computers):
     """Every control has a name that is read aloud, and every button says more to the mouse."""
-    widgets = list(tree(open_panel(computers.plain().session)))
+    widgets = list(iter_widgets(open_panel(computers.plain().session)))
     controls = [one for one in widgets if hasattr(one, "disabled")]
     assert [one.description for one in controls] == [
         *("auto ✓", "mps", "cuda", "cpu", "Reset"),
@@ -55,9 +55,9 @@ def test_widgets_nothing_is_sent_for_what_stays(open_panel, computers):
     view = open_panel(computers.plain().session)
     changes = []
     bars = view.region("Memory").top
-    for one in tree(view):
+    for one in iter_widgets(view):
         one.observe(lambda change: changes.append(change["owner"]), ["value", "children", "description", "disabled"])
-    view.model.cell_ends()
+    view.model.on_cell_end()
     assert {id(one) for one in changes} <= {id(bars)}
 
 
@@ -72,7 +72,7 @@ def test_forms_three_forms(open_panel, computers):
     assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
     assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
     assert "Device: cpu, chosen automatically: this computer has no GPU" in first["text/html"]
-    shown = replace(view.model.state, note=AGAIN).marked()
+    shown = replace(view.model.state, note=RERUN_NOTICE).final_report()
     assert "Device: cpu, asked for by the panel" in second["text/html"] == to_html(shown)
     assert "run this cell again" in first["text/html"]
     assert "%openmed_device --reset" in first["text/html"]
@@ -169,6 +169,6 @@ def test_half_an_emoji_arrives(kernel):
     kernel.run("import openmed_nb as nb\npanel = nb.panel('bundled_small')\nbox = panel.text")
     reply = kernel.run(r"box.set_state({'value': 'Tom has diabetes \ud83d'}); panel.model.annotate(box.value)")
     assert reply.status == "ok"
-    assert kernel.value("type(panel.model.state.error).__name__") == "UnreadableText"
+    assert kernel.value("type(panel.model.state.error).__name__") == "InvalidTextError"
     assert kernel.value("panel.model.state.answer") is None
     kernel.run("panel.close()")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from openmed_nb.notebook.panel.model import PanelModel
-from openmed_nb.notebook.panel.state import PanelState, look
+from openmed_nb.notebook.panel.state import PanelState, read_state
 
 
 class Watched(PanelModel):
@@ -34,7 +34,7 @@ class Watched(PanelModel):
     @property
     def agrees(self) -> bool:
         """Whether it shows what its session is, and nothing under way."""
-        return self.state.activity is None and seen(self.state) == seen(PanelState(**look(self.session)))
+        return self.state.activity is None and seen(self.state) == seen(PanelState(**read_state(self.session)))
 
 
 def seen(state: PanelState) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from openmed_nb.runbook.bench.sweep import Point, Search, close_points, knee_of
+from openmed_nb.runbook.bench.sweep import KneeSearch, Point, close_points, knee_of
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Made:
         self.asked.append(rows)
         if rows > self.capacity or rows in self.full:
             return Point(rows, fits=False)
-        return Point(rows, self.seen(rows) / (9 if rows in self.slow else 1))
+        return Point(rows, self.observed_values(rows) / (9 if rows in self.slow else 1))
 
     def seen(self, rows: int) -> float:
         """Return a speed with its noise."""
@@ -46,18 +46,24 @@ class Made:
 
     def again(self, points: Sequence[Point]) -> list[Point]:
         """Return points of which each is the middle of nine looks."""
-        return [replace(one, throughput=sorted(self.seen(one.rows) for _ in range(9))[4]) for one in points if one.fits]
+        return [
+            replace(one, throughput=sorted(self.observed_values(one.rows) for _ in range(9))[4])
+            for one in points
+            if one.fits
+        ]
 
-    def search(self, hindrance: Callable[[int, Sequence[Point]], str] = lambda *_: "", **limits: int | None) -> Search:
+    def search(
+        self, hindrance: Callable[[int, Sequence[Point]], str] = lambda *_: "", **limits: int | None
+    ) -> KneeSearch:
         """Return a search that has ended."""
-        search = Search(hindrance, self.again, **limits)
+        search = KneeSearch(hindrance, self.again, **limits)
         for rows in search.sizes():
             search.points[rows] = self.measure(rows)
         return search
 
     def knee(self, largest: int | None = None) -> int | None:
         """Return the knee as a sweep finds it."""
-        close = close_points(self.search(largest=largest).found)
+        close = close_points(self.search(largest=largest).measured_points)
         found = knee_of(self.again(close) if self.noise else close)
         return found.rows if found else None
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb._render.display import NOT_APPLICABLE
-from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailable, ModelError, UnreadableText
+from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailableError, InvalidTextError, ModelError
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
@@ -35,7 +35,7 @@ def test_cpu_alone_still_gives_the_split():
 
     assert list(row.shares) == ["data", "transfer", "forward", "decode"]
     assert sum(row.shares.values()) == pytest.approx(1)
-    assert (row.rows, row.speed_up, row.utilisation) == (2, None, None)
+    assert (row.rows, row.speedup, row.utilization) == (2, None, None)
     assert comparison.batch_tokens == comparison.to_dict()["batch_tokens"] == 2 * 128
     assert "nothing to compare it with" in str(comparison)
     assert "diabetes" not in str(comparison) + json.dumps(comparison.to_dict()) + comparison._repr_html_()
@@ -49,11 +49,11 @@ def test_all_usable_devices_where_nobody_says():
     row = comparison.of("mps")
     assert [one.device for one in comparison.devices] == ["cpu", "mps"]
     assert comparison.simulated
-    assert row.speed_up.low <= row.speed_up.middle <= row.speed_up.high
-    assert row.speed_up.level >= 0.95
-    assert row.utilisation is None
+    assert row.speedup.low <= row.speedup.middle <= row.speedup.high
+    assert row.speedup.level >= 0.95
+    assert row.utilization is None
     assert row.speed == row.to_dict()["speed"] == "not applicable: simulated"
-    assert row.to_dict()["speed_up"] is None
+    assert row.to_dict()["speedup"] is None
     assert (comparison.findings[0].name, comparison.findings[0].status) == ("speed on mps (SIMULATED)", NOT_APPLICABLE)
     assert "slower" not in str(comparison)
     assert "SIMULATED MPS: no figure here is one of MPS." in str(comparison)
@@ -142,15 +142,15 @@ def test_processor_is_watched():
     """Of the CPU, moments are read while it works, too few make no mean, and no thread is left."""
     row = compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", watch=0.01).of("cpu")
 
-    assert row.load.samples >= 5 or row.utilisation is None
-    assert "openmed_nb utilisation" not in [thread.name for thread in threading.enumerate()]
+    assert row.load.samples >= 5 or row.utilization is None
+    assert "openmed_nb utilization" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_what_does_not_fit():
     """Out of memory, of a batch or of the model, is an error of ours that says what to do, and the memory is handed back."""
     with nb.simulated_mps("96 MiB") as device:
         for size, words in ((1_000_000, "^A batch of 16 rows .*batch_size"), (20_000_000, "^Linear does not fit")):
-            with pytest.raises(DeviceUnavailable, match=words):
+            with pytest.raises(DeviceUnavailableError, match=words):
                 compared(nn.Linear(1, size), torch.ones(16, 1), devices="mps")
             gc.collect()
             assert device.allocator.allocated == 0
@@ -167,7 +167,7 @@ def test_what_does_not_fit():
         *(({"devices": devices}, DeviceError, "'mps'") for devices in (["mps"], "mps")),
         *(({"devices": devices}, ConfigurationError, "float has no device") for devices in ([0.5], 0.5)),
         ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
-        ({"data": [None], "devices": "cpu"}, UnreadableText, "NoneType"),
+        ({"data": [None], "devices": "cpu"}, InvalidTextError, "NoneType"),
     ],
 )
 def test_bad_arguments_are_refused(asked, error, value):
@@ -177,16 +177,16 @@ def test_bad_arguments_are_refused(asked, error, value):
 
 def test_it_ends_when_its_time_is_over():
     """Where there is no time for more, each device has its turn as often as an interval needs, and is not watched."""
-    comparison = nb.compare(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", pairs=1000, seconds=1e-6)
+    comparison = nb.compare(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", rounds=1000, seconds=1e-6)
 
-    assert comparison.pairs == 6
-    assert comparison.of("cpu").utilisation is None
+    assert comparison.rounds == 6
+    assert comparison.for_device("cpu").utilization is None
 
 
 def test_listeners_hear_which_device_is_made_ready():
     """A session tells its listeners what it compares, and to look again at the end."""
     heard = []
-    stop = SESSION.listen(heard.append)
+    stop = SESSION.subscribe(heard.append)
     try:
         compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu")
     finally:

@@ -9,18 +9,18 @@ import pytest
 
 from openmed_nb._render.display import OK, WARNING
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Utilisation, devices_to_compare, figures_on
-from openmed_nb.runbook.bench.timing import Interval, Split
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics, Utilization, device_metrics, select_devices
+from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
 
-EVEN = Split({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
-LOAD = Utilisation(0.05, 0.65, 5)
+EVEN = PhaseTimes({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
+LOAD = Utilization(0.05, 0.65, 5)
 
 
 def compared(low=2.0, high=3.0, split=EVEN, **others):
     """Return a comparison of a GPU with the CPU."""
-    cpu = DeviceFigures("cpu", 0.0123, (0.012, 0.013), 32, EVEN)
-    gpu = DeviceFigures(
+    cpu = DeviceMetrics("cpu", 0.0123, (0.012, 0.013), 32, EVEN)
+    gpu = DeviceMetrics(
         "cuda:0", 0.00456, (0.004, 0.005), 32, split, Interval(low, (low + high) / 2, high, 0.9586), LOAD
     )
     return Comparison("bundled", "annotation", (cpu, gpu), 20, **others)
@@ -34,7 +34,7 @@ def compared(low=2.0, high=3.0, split=EVEN, **others):
         *((low, high, "no difference shown", WARNING) for low, high in ((0.99, 1.5), (1.0, 1.5), (0.5, 1.0))),
     ],
 )
-def test_words_of_a_speed_up(low, high, words, status):
+def test_words_of_a_speedup(low, high, words, status):
     """An interval that holds 1 shows no difference, whatever its middle is."""
     comparison = compared(low, high)
 
@@ -54,9 +54,9 @@ def test_words_of_a_speed_up(low, high, words, status):
 )
 def test_phase_that_dominates(seconds, dominating, status):
     """A phase dominates with more than half of a step; only the model's own work may."""
-    comparison = compared(split=Split(seconds))
+    comparison = compared(split=PhaseTimes(seconds))
 
-    assert comparison.of("cuda").split.dominating == dominating
+    assert comparison.of("cuda").split.dominant_phase == dominating
     assert (comparison.findings[2].name, comparison.findings[2].status) == ("time on cuda:0", status)
     assert comparison.findings[2].evidence.startswith(dominating or "no phase")
 
@@ -100,8 +100,8 @@ def measured(task, device, *steps):
 
 
 @pytest.mark.parametrize(("task", "device", "seconds", "share"), WAITING)
-def test_texts_are_tokenised_while_a_gpu_computes(task, device, seconds, share):
-    """Of annotation on a GPU, only what tokenising takes longer than the forward pass is a wait; all else waits for its data."""
+def test_texts_are_tokenized_while_a_gpu_computes(task, device, seconds, share):
+    """Of annotation on a GPU, only what tokenizing takes longer than the forward pass is a wait; all else waits for its data."""
     split = measured(task, device, seconds)
 
     assert split.shares["data"] == pytest.approx(share)
@@ -113,7 +113,7 @@ def test_remedy_for_texts_names_no_loader():
     """Who annotates has no loader to read ahead with."""
     for task, named in (("annotation", "nb.cluster"), ("forward pass", "nb.training.loader.check()")):
         (finding,) = Comparison(
-            "m", task, (replace(compared().of("cpu"), split=Split({"data": 9, "forward": 1})),), 20
+            "m", task, (replace(compared().of("cpu"), split=PhaseTimes({"data": 9, "forward": 1})),), 20
         ).findings
 
         assert finding.evidence == "data dominates"
@@ -121,14 +121,14 @@ def test_remedy_for_texts_names_no_loader():
         assert ("loader" in finding.remedy) is (task != "annotation")
 
 
-def test_speed_up_is_the_median_of_ratios():
+def test_speedup_is_the_median_of_ratios():
     """The ratio of each round counts, not that of the medians."""
     turns = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
     workload = Workload("m", "annotation", "mps", 8, None, lambda: iter(()), ())
 
-    figures = figures_on(workload, "mps", turns, EVEN, LOAD)
+    figures = device_metrics(workload, "mps", turns, EVEN, LOAD)
 
-    assert (figures.speed_up.low, figures.speed_up.middle, figures.speed_up.high) == (2.0, 2.0, 3.0)
+    assert (figures.speedup.low, figures.speedup.median, figures.speedup.high) == (2.0, 2.0, 3.0)
     assert (figures.seconds, figures.quartiles) == (1.5, (1.0, 2.375))
     assert figures.rows_per_second == pytest.approx(8 / 1.5)
 
@@ -149,11 +149,11 @@ def test_plain_numbers_for_others():
     row = comparison.of("cuda")
     plain = json.loads(json.dumps(comparison.to_dict()))
 
-    assert (row.speed_up.middle, row.shares["data"], row.utilisation) == (2.5, 0.25, pytest.approx(0.6))
+    assert (row.speedup.middle, row.shares["data"], row.utilization) == (2.5, 0.25, pytest.approx(0.6))
     assert plain["schema"] == "openmed_nb/comparison/1"
-    assert plain["devices"][1]["speed_up"]["low"] == 2.0
-    assert plain["devices"][0]["speed_up"] is None
-    assert plain["devices"][0]["utilisation"]["net"] is None
+    assert plain["devices"][1]["speedup"]["low"] == 2.0
+    assert plain["devices"][0]["speedup"] is None
+    assert plain["devices"][0]["utilization"]["net"] is None
 
 
 def test_device_that_was_not_compared():
@@ -164,7 +164,7 @@ def test_device_that_was_not_compared():
 
 def test_small_work_on_the_cpu_alone():
     """Without another device there is no speed, and work too small to tell is not said to copy too much."""
-    small = DeviceFigures("cpu", 0.01, (0.01, 0.01), 2, Split({"transfer": 6, "forward": 4}))
+    small = DeviceMetrics("cpu", 0.01, (0.01, 0.01), 2, PhaseTimes({"transfer": 6, "forward": 4}))
     alone = Comparison("bundled", "annotation", (small,), 20)
 
     assert [(finding.name, finding.status) for finding in alone.findings] == [("time on cpu", OK)]
@@ -172,5 +172,5 @@ def test_small_work_on_the_cpu_alone():
 
 def test_devices_of_a_comparison():
     """The CPU comes first, and each device is there once, however it is spelled."""
-    assert devices_to_compare() == ("cpu",)
-    assert devices_to_compare("cuda", "cpu", "cuda:0", "cuda:1") == ("cpu", "cuda", "cuda:1")
+    assert select_devices() == ("cpu",)
+    assert select_devices("cuda", "cpu", "cuda:0", "cuda:1") == ("cpu", "cuda", "cuda:1")

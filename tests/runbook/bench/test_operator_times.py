@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.runbook.bench.profile_watch import operator_times, total
+from openmed_nb.runbook.bench.profile_watch import operator_times, sum_operators
 
 
 def event(name, span, host=0, device=0, where="CPU"):
@@ -87,13 +87,16 @@ def test_starting_is_as_long_as_an_operator_with_nothing_to_compute():
     times = operator_times(made, 3, sees_device=False)
 
     assert {one.phase for one in times} == {"data", "forward"}
-    assert (times[1].seconds, times[1].starting_seconds) == (pytest.approx(24e-6), pytest.approx(10e-6))
-    assert (total(times, "seconds"), total(times, "starting_seconds")) == (pytest.approx(24e-6), pytest.approx(10e-6))
+    assert (times[1].seconds, times[1].launch_seconds) == (pytest.approx(24e-6), pytest.approx(10e-6))
+    assert (sum_operators(times, "seconds"), sum_operators(times, "launch_seconds")) == (
+        pytest.approx(24e-6),
+        pytest.approx(10e-6),
+    )
 
 
 def test_starting_is_not_known_without_empty_operators():
     """Where no operator with nothing to compute was run, nothing is said of starting."""
     times = operator_times(steps_of([4, 20]), 1, sees_device=False)
 
-    assert [one.starting_seconds for one in times] == [None, None]
-    assert total(times, "starting_seconds") is None
+    assert [one.launch_seconds for one in times] == [None, None]
+    assert sum_operators(times, "launch_seconds") is None

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb._render.display import NOT_APPLICABLE
-from openmed_nb.devices.profilers import without_notes
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable
+from openmed_nb.devices.profilers import suppress_kineto_output
+from openmed_nb.errors import ConfigurationError, DeviceUnavailableError
 from openmed_nb.runbook.bench.profile_watch import CALLS
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
@@ -75,7 +75,7 @@ def test_healthy_steps_name_none():
         "tiny batch"
     }  # How long the operators of this computer take is not the clock's.
     assert profile.operators_per_step == 3
-    assert profile.synchronisations == ()
+    assert profile.synchronizations == ()
     assert profile.operators[0].phase == "forward"
 
 
@@ -97,11 +97,11 @@ def test_starting_operators_is_measured_on_the_cpu():
     """Beside the steps run operators with nothing to compute, which stand among no figures of the step and tell a tiny batch."""
     profile = profiled(narrow(), torch.ones(1, 4), device="cpu", training=True)
 
-    assert 0 < profile.starting_seconds <= profile.operator_seconds
-    assert 0 < profile.starting_share <= 1
-    assert all(0 <= one.starting_seconds <= one.seconds for one in profile.operators)
+    assert 0 < profile.launch_seconds <= profile.operator_seconds
+    assert 0 < profile.launch_fraction <= 1
+    assert all(0 <= one.launch_seconds <= one.seconds for one in profile.operators)
     assert {one.phase for one in profile.operators} <= {*profile.shares, ""}
-    assert ("tiny batch" in profile.bottlenecks) == (profile.starting_share > 0.5)
+    assert ("tiny batch" in profile.bottlenecks) == (profile.launch_fraction > 0.5)
 
 
 def test_starting_operators_is_measured_on_mps(clock):
@@ -111,7 +111,7 @@ def test_starting_operators_is_measured_on_mps(clock):
         profile = profiled(narrow(), torch.ones(1, 4))
 
     assert profile.operators_per_step > 60
-    assert profile.starting_seconds == pytest.approx(profile.operators_per_step * 0.25 / CALLS)
+    assert profile.launch_seconds == pytest.approx(profile.operators_per_step * 0.25 / CALLS)
     assert profile.operator_seconds is None
     assert (finding(profile, "tiny batch").status, finding(profile, "tiny batch").evidence) == (
         NOT_APPLICABLE,
@@ -121,13 +121,13 @@ def test_starting_operators_is_measured_on_mps(clock):
 
 def test_fallback_is_named():
     """An operator that falls back to the CPU at each step is named, with how often."""
-    with nb.simulated_mps(fallback=True), pytest.warns(UserWarning, match="aten::mode"):
+    with nb.simulated_mps(fallback=True), pytest.warn_if(UserWarning, match="aten::mode"):
         profile = profiled(Modes(), torch.ones(4, 8))
 
     assert profile.bottlenecks == ("fallback",)
     assert [one.operator for one in profile.fallbacks] == ["aten::mode"]
     assert profile.fallbacks_per_step == 1
-    assert 0 < profile.fallback_share < 1
+    assert 0 < profile.fallback_fraction < 1
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_fallback_is_named():
     [
         ("reading", "# read here", ".item()"),
         ("logging", "# logged here", "printing a tensor"),
-        ("in_words", "# written here", "formatting a tensor"),
+        ("summary", "# written here", "formatting a tensor"),
         ("copying", "# copied here", ".cpu()"),
         ("deciding", "# decided here", "bool()"),
     ],
@@ -145,9 +145,9 @@ def test_line_that_waits_is_named(planted, step, words, call):
     with nb.simulated_mps():
         profile = profiled(getattr(planted.Planted("mps"), step), [torch.ones(4, 8)], steps=2)
 
-    (found,) = (one for one in profile.synchronisations if one.reason == "read")
+    (found,) = (one for one in profile.synchronizations if one.reason == "read")
     line = planted.line_of(words)
-    assert profile.bottlenecks == ("synchronisation",)
+    assert profile.bottlenecks == ("synchronization",)
     assert (found.call, found.place.file, found.place.line) == (call, "planted_steps.py", line)
     assert found.count == 1 or step == "logging"  # Once for each handler; pytest adds some.
     assert f"{call} at planted_steps.py:{line} in {step}" in str(profile)
@@ -160,10 +160,10 @@ def test_other_steps_of_the_person(planted):
     reading = profiled(planted.Planted("cpu").reading, [torch.ones(4, 8)], device="cpu")
 
     assert (healthy.bottlenecks, healthy.task) == ((), "own step")
-    assert [(one.call, one.reason) for one in healthy.synchronisations] == [(".to('mps')", "batch")]
+    assert [(one.call, one.reason) for one in healthy.synchronizations] == [(".to('mps')", "batch")]
     assert "only the batch is waited for" in str(healthy)
-    assert "synchronisation" not in reading.bottlenecks
-    assert f".item() at planted_steps.py:{planted.line_of('# read here')}" in str(reading)
+    assert "synchronization" not in reading.bottlenecks
+    assert f".item() at planted_steps.py:{planted.to_json_line('# read here')}" in str(reading)
 
 
 def test_training_steps_have_operators_in_each_phase():
@@ -181,8 +181,8 @@ def test_annotation_of_texts():
         profile = profiled("bundled_small", [NOTE], batch_size=3, steps=1)
 
     assert list(profile.shares) == ["data", "transfer", "forward", "decode"]
-    assert "synchronisation" not in profile.bottlenecks
-    assert not any(one.place.library.startswith("openmed_nb") for one in profile.synchronisations)
+    assert "synchronization" not in profile.bottlenecks
+    assert not any(one.place.library.startswith("openmed_nb") for one in profile.synchronizations)
     assert "diabetes" not in str(profile) + json.dumps(profile.to_dict())
     assert profile.to_dict()["batch_tokens"] == 3 * 128
 
@@ -256,14 +256,14 @@ def test_errors_of_a_step():
     with pytest.raises(ZeroDivisionError):
         profiled(failing(ZeroDivisionError()), [torch.ones(3)], device="cpu")
     assert not torch.autograd._profiler_enabled()
-    with pytest.raises(DeviceUnavailable, match="MemoryError") as raised:
+    with pytest.raises(DeviceUnavailableError, match="MemoryError") as raised:
         profiled(failing(MemoryError(NOTE)), [torch.ones(4)], device="cpu")
     assert "diabetes" not in str(raised.value)
 
 
 def test_only_the_profiler_is_silent(capfd):
     """The notes of torch's profiler are left out of standard error; what others write there comes through."""
-    with without_notes():
+    with suppress_kineto_output():
         os.write(2, b"first\nUSDT:2026-11-21 profiler_start\nsecond\n")
     profiled(nn.Linear(8, 8), torch.ones(4, 8), device="cpu", steps=1)
     os.write(2, b"third\n")

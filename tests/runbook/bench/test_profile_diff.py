@@ -8,9 +8,9 @@ import pytest
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.profile import Profile
-from openmed_nb.runbook.bench.timing import CodePlace, OperatorTime, Split, Synchronisation
+from openmed_nb.runbook.bench.timing import CodeLocation, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
-from openmed_nb.runbook.checks.operators.table import ModulePlace
+from openmed_nb.runbook.checks.operators.table import ModuleLocation
 
 
 def operators(**seconds):
@@ -26,23 +26,23 @@ FIRST = Profile(
     steps=50,
     warm_up=5,
     seconds=0.1,
-    split=Split({"data": 0.01, "forward": 0.09}),
+    phase_times=PhaseTimes({"data": 0.01, "forward": 0.09}),
     data_only=0.01,
     compute_only=0.09,
     operators=operators(addmm=0.04, softmax=0.03, gelu=0.01, add=0.001),
     operators_per_step=16.0,
-    synchronisations=(Synchronisation(".item()", CodePlace("train.py", 12, "step"), 1.0),),
-    fallbacks=(Fallback("aten::mode", FELL_BACK, "forward", ModulePlace("encoder", "M"), 3, None),),
-    written="2026-11-01T12:00:00Z",
+    synchronizations=(Synchronization(".item()", CodeLocation("train.py", 12, "step"), 1.0),),
+    fallbacks=(Fallback("aten::mode", FELL_BACK, "forward", ModuleLocation("encoder", "M"), 3, None),),
+    created_at="2026-11-01T12:00:00Z",
 )
 
 
 def later(days, **changes):
     """Return the profile of so many days later, with changes."""
-    return replace(FIRST, written=f"2026-11-{1 + days:02}T12:00:00Z", **changes)
+    return replace(FIRST, created_at=f"2026-11-{1 + days:02}T12:00:00Z", **changes)
 
 
-DAMAGED = json.dumps({**FIRST.to_dict(), "synchronisations": [3]})
+DAMAGED = json.dumps({**FIRST.to_dict(), "synchronizations": [3]})
 OTHERS = operators(addmm=0.04, mul=0.03, sub=0.02, softmax=0.01)
 REORDERED = operators(gelu=0.04, addmm=0.035, softmax=0.03, add=0.001)
 
@@ -60,7 +60,7 @@ REORDERED = operators(gelu=0.04, addmm=0.035, softmax=0.03, add=0.001)
         (later(7, seconds=0.08), OK, "the same operators are on top, and a step is faster"),
         (later(7, operators=OTHERS), OK, "others are on top now: aten::addmm, aten::mul, aten::sub"),
         (later(7, operators=()), NOT_APPLICABLE, "no operator was seen"),
-        (replace(FIRST, written=""), NOT_APPLICABLE, "the same operators are on top, and one has no date"),
+        (replace(FIRST, created_at=""), NOT_APPLICABLE, "the same operators are on top, and one has no date"),
     ],
 )
 def test_stopping_rule(second, status, evidence):
@@ -69,9 +69,9 @@ def test_stopping_rule(second, status, evidence):
 
     assert found.findings[-1].status == status
     assert evidence in found.findings[-1].evidence
-    assert found.stop == (status == WARNING)
+    assert found.should_stop == (status == WARNING)
     assert found.findings == second.diff(FIRST).findings  # Their dates say which came first.
-    if found.stop:
+    if found.should_stop:
         remedy = found.findings[-1].remedy
         assert remedy.startswith(
             f"Stop here: {'move this work' if found.days < 14 else 'split off what they do'}, or accept"
@@ -111,10 +111,10 @@ def test_operators_of_all_phases_count_together():
     phases = (forward, replace(forward, phase="backward", device_seconds=0.05))
     seen = replace(FIRST, operators=phases, device_seconds=0.08)
 
-    times = {one.operator: one.now for one in FIRST.diff(replace(seen, device_seconds=None)).operators}
+    times = {one.operator: one.after for one in FIRST.diff(replace(seen, device_seconds=None)).operators}
     assert times["aten::mm"] == pytest.approx(0.02)
     (both,) = seen.diff(seen).operators
-    assert (both.before, both.now, both.change) == (pytest.approx(0.08), pytest.approx(0.08), "+0 %")
+    assert (both.before, both.after, both.change) == (pytest.approx(0.08), pytest.approx(0.08), "+0 %")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_other_work_is_not_compared(changes, differences):
     """Times of another batch, model, type or device say nothing; the rule does not hold then."""
     found = FIRST.diff(later(14, **changes))
 
-    assert (found.differences, found.progress, found.stop) == (differences, None, False)
+    assert (found.differences, found.progress, found.should_stop) == (differences, None, False)
     assert f"other {', '.join(differences)}" in str(found)
     assert "ms before" not in found._repr_html_()
 
@@ -141,7 +141,7 @@ def test_profile_is_read_as_it_was_written(tmp_path):
     read = Profile.read(tmp_path / "first.json")
 
     assert read == FIRST
-    assert read.diff(later(7)).stop
+    assert read.diff(later(7)).should_stop
 
 
 def test_difference_has_its_forms():

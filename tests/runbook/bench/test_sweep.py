@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.registry import device_of
+from openmed_nb.devices.registry import parse_device_argument
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import MEMORY, OUT_OF_MEMORY, TIME
 
@@ -41,7 +41,7 @@ def test_every_task_is_swept(home, asked, task, length):
     for point in report.points:
         low, high = point.spread
         assert 0 < low <= point.throughput <= high
-        assert point.first_seconds > 0
+        assert point.first_step_seconds > 0
         assert point.memory >= 0
         assert point.steps >= 3
     assert json.dumps(report.to_dict())
@@ -57,7 +57,7 @@ def test_a_failing_size_is_a_point():
     report = nb.sweep(step, torch.ones, seconds=600)
 
     assert {point.rows: point.fits for point in report.points} == {1: True, 2: True, 3: True, 4: False}
-    assert report.stopped == OUT_OF_MEMORY
+    assert report.stop_code == OUT_OF_MEMORY
     assert report.knee in (1, 2, 3)
 
 
@@ -103,10 +103,10 @@ class TestSmallDevice:
         with nb.simulated_mps(memory="2 GiB"):
             report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=600)
             gc.collect()
-            left = device_of("mps").memory()
+            left = parse_device_argument("mps").memory()
 
         assert report.knee == 8
-        assert report.compared[-1].throughput == pytest.approx(8, rel=0.05)
+        assert report.remeasured_points[-1].throughput == pytest.approx(8, rel=0.05)
         assert report.simulated
         assert {point.fits for point in report.points if point.rows >= 16} == {False}
         assert "(SIMULATED)" in str(report)
@@ -120,18 +120,18 @@ class TestSmallDevice:
             del [torch.empty(100 * MEBIBYTE, dtype=torch.uint8, device="mps") for _ in batch][:]
 
         with nb.simulated_mps(memory="2 GiB"):
-            report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=600, largest=64)
+            report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=600, max_batch_size=64)
 
         most = max(point.rows for point in report.points if point.fits)
         assert all(point.fits for point in report.points)
-        assert report.stopped == MEMORY
+        assert report.stop_code == MEMORY
         assert 8 <= most <= report.limit / (100 * MEBIBYTE)
 
     def test_time_is_kept_to(self, clock):
         """Where the time that a person gives is nearly used up, nothing larger is tried."""
         report = nb.sweep(lambda batch: clock.advance(len(batch) ** 0.5), torch.ones, seconds=200, device="cpu")
 
-        assert report.stopped == TIME
+        assert report.stop_code == TIME
         assert max(point.rows for point in report.points) < 1000
 
     def test_not_even_one_row(self):
@@ -154,7 +154,7 @@ LIMITED = """
 import itertools, json, resource
 import psutil, torch
 import openmed_nb as nb
-from openmed_nb._utils.clock import timed_by
+from openmed_nb._utils.clock import use_clock
 
 MEBIBYTE = 1 << 20
 
@@ -167,7 +167,7 @@ def suddenly(rows):
 def unseen(rows):
     return bytes(rows * 100 * MEBIBYTE)
 
-with timed_by(itertools.count(step=0.05).__next__):
+with use_clock(itertools.count(step=0.05).__next__):
     nb.sweep(lambda rows: torch.ones(rows) @ torch.ones(rows), lambda rows: rows, largest=1, device="cpu")
     limit = psutil.Process().memory_info().vms + 1024 * MEBIBYTE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -197,10 +197,10 @@ def test_training_begins_where_batchnorm_learns():
     """A model with BatchNorm is swept in training from 2 rows, and from 1 its own error passes through."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
 
-    report = nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", largest=2)
+    report = nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", max_batch_size=2)
     assert [point.rows for point in report.points] == [2]
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", largest=2, smallest=1)
+        nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", max_batch_size=2, min_batch_size=1)
 
 
 def test_batches_with_fewer_rows_than_asked():
@@ -208,4 +208,4 @@ def test_batches_with_fewer_rows_than_asked():
     rows = torch.ones(5, 2)
 
     with pytest.raises(ConfigurationError, match=r"5 rows where 8 were asked for.*largest=5"):
-        nb.sweep(lambda batch: batch.sum(), lambda count: rows[:count], device="cpu", largest=16, seconds=600)
+        nb.sweep(lambda batch: batch.sum(), lambda count: rows[:count], device="cpu", max_batch_size=16, seconds=600)

@@ -28,7 +28,7 @@ def point(rows, speed, memory=None):
 
 
 POINTS = (point(16, 50.0, MEBIBYTE * 20), point(32, 100.0, MEBIBYTE * 30), point(64, 102.0, MEBIBYTE * 57))
-OWN = SweepReport("step", "own step", "cpu", POINTS, POINTS, knee=32, stopped=TIME)
+OWN = SweepReport("step", "own step", "cpu", POINTS, POINTS, knee=32, stop_code=TIME)
 FULL = SweepReport(
     "bundled",
     "annotation",
@@ -36,7 +36,7 @@ FULL = SweepReport(
     (*POINTS, Point(128, fits=False)),
     POINTS[1:],
     knee=32,
-    stopped=OUT_OF_MEMORY,
+    stop_code=OUT_OF_MEMORY,
     limit=64 * MEBIBYTE,
     method="counted",
     length=128,
@@ -79,7 +79,7 @@ def test_sizes_near_the_best():
 )
 def test_throughput_and_its_quartiles(seconds, throughput, spread):
     """Both are those of the steps; one or two steps have no quartiles."""
-    timed = Point(4).timed(seconds)
+    timed = Point(4).with_timings(seconds)
 
     assert (timed.throughput, timed.steps) == (pytest.approx(throughput), len(seconds))
     assert timed.spread == (spread and pytest.approx(spread))
@@ -114,7 +114,7 @@ def test_knee_in_tokens(task, knee, length, tokens):
     ],
 )
 def test_knee_is_explained_by_the_best_of_the_larger_sizes(knee, points, why):
-    assert SweepReport("x", "own step", "cpu", tuple(points), knee=knee).why == why
+    assert SweepReport("x", "own step", "cpu", tuple(points), knee=knee).knee_reason == why
 
 
 @pytest.mark.parametrize(
@@ -129,15 +129,15 @@ def test_knee_is_explained_by_the_best_of_the_larger_sizes(knee, points, why):
 )
 def test_end_is_explained(stopped, end, rising, least):
     """Each reason to end has its words, others if throughput still rises there; the headline claims no more than was tried."""
-    report = replace(FULL, stopped=stopped, limit=MEBIBYTE)
-    larger = replace(RISING, stopped=stopped)
+    report = replace(FULL, stop_code=stopped, limit=MEBIBYTE)
+    larger = replace(RISING, stop_code=stopped)
 
-    assert end in report.end
-    assert "64 rows" in report.end
-    assert larger.why.endswith(f"{rising}.")
-    assert larger.why.removeprefix("64 rows: ") in str(larger)
-    assert larger.report().spoken[0] == f"The best batch on cpu has {least}64 rows"
-    assert OWN.report().spoken[0] == "The best batch on cpu has 32 rows"
+    assert end in report.stop_reason
+    assert "64 rows" in report.stop_reason
+    assert larger.knee_reason.endswith(f"{rising}.")
+    assert larger.knee_reason.removeprefix("64 rows: ") in str(larger)
+    assert larger.to_report().html_sentences[0] == f"The best batch on cpu has {least}64 rows"
+    assert OWN.to_report().html_sentences[0] == "The best batch on cpu has 32 rows"
 
 
 def test_text_has_the_knee_and_no_other_figure():
@@ -150,7 +150,10 @@ def test_text_has_the_knee_and_no_other_figure():
         "  Memory: counted.",
     ]
     html = replace(FULL, name="<b>x</b>")._repr_html_()
-    assert all(word in html for word in (FULL.why, FULL.end, "12,800", "30.0 MiB", "did not fit", "knee", "<img"))
+    assert all(
+        word in html
+        for word in (FULL.knee_reason, FULL.stop_reason, "12,800", "30.0 MiB", "did not fit", "knee", "<img")
+    )
     assert "<b>" not in html
 
 
@@ -164,11 +167,18 @@ def test_text_has_the_knee_and_no_other_figure():
 )
 def test_single_size_has_no_knee(stopped, seconds, heading):
     """If larger sizes may fit, no form names a knee or advises a batch; it says what to try."""
-    alone = SweepReport("bundled", "annotation", "cpu", (point(1, 2.0),), stopped=stopped, length=128, seconds=seconds)
+    alone = SweepReport(
+        "bundled", "annotation", "cpu", (point(1, 2.0),), stop_code=stopped, length=128, seconds=seconds
+    )
 
     assert str(alone).splitlines()[0] == f"Batch sweep on cpu: {heading}"
     assert "a single size has no knee" in str(alone)
-    assert (alone.batch_tokens, alone.best.rows, alone.still_rising, alone.report().pictures) == (None, 1, False, ())
+    assert (alone.batch_tokens, alone.best.rows, alone.still_increasing, alone.to_report().charts) == (
+        None,
+        1,
+        False,
+        (),
+    )
     assert not any(words in alone._repr_html_() for words in ("the knee", "knee, ", "batch_tokens"))
     assert "seconds" not in alone.to_dict()
 
@@ -177,7 +187,7 @@ def test_plain_form():
     plain = json.loads(json.dumps(FULL.to_dict()))
 
     assert plain["schema"] == "openmed_nb/sweep/1"
-    assert (plain["knee"], plain["best"], plain["workers"], plain["still_rising"]) == (32, 64, 2, False)
+    assert (plain["knee"], plain["best"], plain["workers"], plain["still_increasing"]) == (32, 64, 2, False)
     assert [size["fits"] for size in plain["points"]] == [True, True, True, False]
     assert (plain["points"][1]["tokens"], plain["compared"]) == (12800.0, [32, 64])
 
@@ -195,11 +205,13 @@ def test_simulated_figures_are_marked():
 
 def test_nothing_fits():
     """If not even one row fits, every form says so."""
-    empty = SweepReport("step", "own step", "cpu", (Point(1, fits=False),), stopped=OUT_OF_MEMORY)
+    empty = SweepReport("step", "own step", "cpu", (Point(1, fits=False),), stop_code=OUT_OF_MEMORY)
 
-    assert (empty.knee, empty.at_knee, empty.best, empty.still_rising) == (None, None, None, False)
-    assert empty.why == empty.end
-    assert all(words in form for words in (empty.why, "nothing fits") for form in (str(empty), empty._repr_html_()))
+    assert (empty.knee, empty.knee_point, empty.best, empty.still_increasing) == (None, None, None, False)
+    assert empty.knee_reason == empty.stop_reason
+    assert all(
+        words in form for words in (empty.knee_reason, "nothing fits") for form in (str(empty), empty._repr_html_())
+    )
     assert json.dumps(empty.to_dict())
     assert empty.plot()
 
@@ -213,11 +225,11 @@ def test_pictures():
     names = [text.get_text() for axes in (above, below) for text in axes.get_legend().get_texts()]
 
     assert sorted(names) == ["knee: 32 rows", "limit", "memory", "out of memory", "speed"]
-    assert [mark.name for mark in speed.axes.marks] == ["knee: 32 rows", "out of memory", "out of memory"]
-    assert [mark.at for mark in speed.axes.marks] == [5.0, math.log2(128), math.log2(256)]
+    assert [mark.name for mark in speed.axes.vertical_markers] == ["knee: 32 rows", "out of memory", "out of memory"]
+    assert [mark.position for mark in speed.axes.vertical_markers] == [5.0, math.log2(128), math.log2(256)]
     assert [tick.get_text() for tick in below.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64", "128"]
     assert (above.get_ylabel(), below.get_ylabel(), below.get_xlabel()) == ("rows/s", "MiB", "rows in a batch")
-    assert [limit.name for limit in memory.axes.limits] == ["limit"]
-    assert replace(OWN, limit=1 << 40).pictures[1].axes.limits == ()
+    assert [limit.name for limit in memory.axes.reference_lines] == ["limit"]
+    assert replace(OWN, limit=1 << 40).pictures[1].axes.reference_lines == ()
     assert FULL._repr_html_().count("<img") == 2
     assert plt.get_fignums() == []

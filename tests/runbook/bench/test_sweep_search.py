@@ -8,26 +8,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.machine import mps_is_simulated
-from openmed_nb.devices.registry import device_of
+from openmed_nb.devices.machine import is_mps_simulated
+from openmed_nb.devices.registry import parse_device_argument
 from openmed_nb.runbook.bench.sweep import (
     ALLOCATOR,
-    HEADROOM_SHARE,
-    KNEE_GAIN,
+    HEADROOM_FRACTION,
     LARGEST,
     MEMORY,
+    MIN_KNEE_GAIN,
     NOT_KNOWN,
     PROFILER,
     THROUGHPUT,
     Point,
+    available_memory,
+    container_memory,
     expected_memory,
     fitting,
-    given_by_system,
-    in_container,
     knee_of,
-    limit_of,
-    memory_of,
-    peak_seen,
+    measure_step_memory,
+    memory_limit,
+    profile_peak_memory,
 )
 
 WITHIN = 0.95
@@ -147,7 +147,7 @@ def test_any_curve_at_all(made, speeds, full, largest):
     assert len(there.asked) == len(set(there.asked)) == len(points)
     assert all(1 <= rows <= (largest or rows) for rows in there.asked)
     assert (knee is None) == (not fitting(points))
-    assert all(point.speed <= knee.speed * (1 + KNEE_GAIN) for point in fitting(points))
+    assert all(point.speed <= knee.speed * (1 + MIN_KNEE_GAIN) for point in fitting(points))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_peak_on_the_cpu_is_that_of_the_tensors(monkeypatch, capfd):
             (weight * 2).square().sum().backward()
             weight.grad = None
 
-    memory, method = memory_of("cpu", step)
+    memory, method = measure_step_memory("cpu", step)
 
     assert 2 * MEGABYTE <= memory < 5 * MEGABYTE
     assert method == PROFILER
@@ -191,19 +191,19 @@ def test_peak_on_the_cpu_is_that_of_the_tensors(monkeypatch, capfd):
 def test_profiler_of_memory_ends():
     """An error of a step passes through, and the next step is measured again; beside another profiler nothing is known."""
     with pytest.raises(ZeroDivisionError):
-        peak_seen(lambda: 1 // 0)
-    assert peak_seen(lambda: torch.ones(1000, device="cpu") + torch.ones(1000, device="cpu"))[0] == 12000
+        profile_peak_memory(lambda: 1 // 0)
+    assert profile_peak_memory(lambda: torch.ones(1000, device="cpu") + torch.ones(1000, device="cpu"))[0] == 12000
 
     ran = []
     with torch.autograd.profiler.profile():
-        assert peak_seen(lambda: ran.append(1)) == (None, NOT_KNOWN)
+        assert profile_peak_memory(lambda: ran.append(1)) == (None, NOT_KNOWN)
     assert ran == [1]
 
 
 @pytest.mark.skipif("not config.getoption('simulated_mps')", reason="torch's MPS allocator, on the simulated Mac")
 def test_peak_on_mps_is_that_of_the_allocator():
-    assert mps_is_simulated()
-    memory, method = memory_of("mps", lambda: torch.ones(MEGABYTE, device="mps"))
+    assert is_mps_simulated()
+    memory, method = measure_step_memory("mps", lambda: torch.ones(MEGABYTE, device="mps"))
 
     assert memory >= 4 * MEGABYTE
     assert method == ALLOCATOR
@@ -211,8 +211,10 @@ def test_peak_on_mps_is_that_of_the_allocator():
 
 def test_limits_of_devices():
     """On the CPU the limit is what the system can still give; on each GPU the same share stays free."""
-    assert 0 < limit_of("cpu", 0.5) == pytest.approx(given_by_system(), rel=0.3)
-    assert device_of("mps").headroom == device_of("cuda").headroom == 1 - HEADROOM_SHARE == 0.9
+    assert 0 < memory_limit("cpu", 0.5) == pytest.approx(available_memory(), rel=0.3)
+    assert (
+        parse_device_argument("mps").headroom == parse_device_argument("cuda").headroom == 1 - HEADROOM_FRACTION == 0.9
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,4 +227,4 @@ def test_limit_of_a_container(tmp_path, most, held, rest):
         if text is not None:
             file.write_text(text)
 
-    assert in_container(*files) == rest
+    assert container_memory(*files) == rest

@@ -16,14 +16,20 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.runbook.bench.profile_watch import StepRecord, owner_of, place_of, shown_file, watching
-from openmed_nb.runbook.bench.timing import CodePlace, Synchronisation
+from openmed_nb.runbook.bench.profile_watch import (
+    StepRecorder,
+    code_owner,
+    display_filename,
+    find_code_location,
+    watching,
+)
+from openmed_nb.runbook.bench.timing import CodeLocation, Synchronization
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
 ROW = torch.tensor([1.5, 0.0, 3.0])
 ONE = ROW.sum()
-LOGGER = logging.getLogger("test_synchronisation")
+LOGGER = logging.getLogger("test_synchronization")
 LOGGER.propagate = False
 LOGGER.addHandler(logging.StreamHandler(io.StringIO()))
 
@@ -72,12 +78,12 @@ LOGGED = next(call.__code__.co_firstlineno for call, said in WAITING if "LOGGER"
 
 def test_calls_that_wait_are_seen_with_their_lines():
     """Each way to need numbers on the host is seen, as the one call of this file's own line."""
-    found = seen(*(call for call, _said in WAITING)).synchronisations
+    found = seen(*(call for call, _said in WAITING)).synchronizations
 
     assert {(one.call, one.place.line) for one in found} == {
         (said, call.__code__.co_firstlineno) for call, said in WAITING
     }
-    assert {(one.place.file, one.place.is_own) for one in found} == {(Path(__file__).name, True)}
+    assert {(one.place.file, one.place.is_user_code) for one in found} == {(Path(__file__).name, True)}
     assert {one.count for one in found if one.place.line != LOGGED} == {1.0}  # A record is formatted for each handler.
 
 
@@ -98,18 +104,18 @@ NOT_WAITING = [
 
 
 def test_calls_that_do_not_wait_are_not_named():
-    """What stays on the device is not a synchronisation."""
-    assert seen(*NOT_WAITING).synchronisations == ()
+    """What stays on the device is not a synchronization."""
+    assert seen(*NOT_WAITING).synchronizations == ()
 
 
 def test_only_the_device_is_waited_for():
     """On MPS a tensor that is copied into one of the host waits, unless the person says otherwise; numbers of the host do not."""
     with nb.simulated_mps():
         here, host = torch.ones(3, device="mps"), torch.zeros(3)
-        waiting = seen(lambda: host.copy_(here), device="mps").synchronisations
+        waiting = seen(lambda: host.copy_(here), device="mps").synchronizations
         others = seen(
             lambda: ONE.item(), lambda: host.copy_(here, non_blocking=True), lambda: host.to("cpu"), device="mps"
-        ).synchronisations
+        ).synchronizations
 
     assert [(one.call, one.place.file) for one in waiting] == [(".copy_() to the host", Path(__file__).name)]
     assert others == ()
@@ -130,7 +136,7 @@ def test_copies_to_the_device_wait():
             (lambda: here[first], "an index of the host"),
             (lambda: here.__setitem__(slice(0, 3), ROW), "a value of the host"),
         ]
-        found = seen(*(call for call, _said in copies), device="mps").synchronisations
+        found = seen(*(call for call, _said in copies), device="mps").synchronizations
         others = seen(
             lambda: ROW.to("mps", non_blocking=True),
             lambda: here.copy_(ROW, non_blocking=True),
@@ -141,7 +147,7 @@ def test_copies_to_the_device_wait():
             lambda: here.__setitem__(0, ONE),
             lambda: here[0],
             device="mps",
-        ).synchronisations
+        ).synchronizations
 
     assert {(one.call, one.place.line) for one in found} == {
         (said, call.__code__.co_firstlineno) for call, said in copies
@@ -158,7 +164,7 @@ def test_the_batch_is_told_from_other_copies():
             "copy": (lambda: here + 1, lambda: ROW.to("mps")),
             "read": (lambda: (here + 1).tolist(),),
         }
-        found = {reason: seen(*calls, device="mps").synchronisations for reason, calls in steps.items()}
+        found = {reason: seen(*calls, device="mps").synchronizations for reason, calls in steps.items()}
 
     assert {reason: {one.reason for one in waits} for reason, waits in found.items()} == {one: {one} for one in steps}
 
@@ -169,10 +175,10 @@ def test_synchronize_waits():
     with nb.simulated_mps():
         found = seen(
             lambda: torch.mps.synchronize(), lambda: torch.accelerator.synchronize(), device="mps"
-        ).synchronisations
+        ).synchronizations
 
     assert {one.call for one in found} == {"torch.mps.synchronize()", "torch.accelerator.synchronize()"}
-    assert {(one.place.file, one.place.is_own) for one in found} == {(Path(__file__).name, True)}
+    assert {(one.place.file, one.place.is_user_code) for one in found} == {(Path(__file__).name, True)}
     assert (torch.mps.synchronize, torch.accelerator.synchronize) == before
 
 
@@ -192,10 +198,10 @@ def test_library_is_named_by_its_module():
     model = BertModel(tiny).eval()
     ids = torch.ones(1, 4, dtype=torch.long)
 
-    places = {one.place for one in seen(lambda: model(ids, attention_mask=torch.ones_like(ids))).synchronisations}
+    places = {one.place for one in seen(lambda: model(ids, attention_mask=torch.ones_like(ids))).synchronizations}
 
     assert {place.library.partition(".")[0] for place in places} == {"transformers"}
-    assert not any(place.is_own for place in places)
+    assert not any(place.is_user_code for place in places)
     assert all(str(place).startswith("inside of transformers.") for place in places)
 
 
@@ -210,10 +216,10 @@ def test_library_that_the_person_calls():
 
     progress.disable = False
     progress.refresh = lambda *_, **__: None
-    found = seen(step).synchronisations
+    found = seen(step).synchronizations
     progress.disable = True
 
-    assert {(one.place.library, one.place.function, one.place.is_own) for one in found} == {("", "step", True)}
+    assert {(one.place.library, one.place.function, one.place.is_user_code) for one in found} == {("", "step", True)}
 
 
 def test_owners_of_files():
@@ -227,22 +233,22 @@ def test_owners_of_files():
         "<frozen importlib._bootstrap>": "python",
         torch.nn.functional.__file__: "torch",
         transformers.__file__: "library",
-        Synchronisation.__init__.__globals__.get("__file__", place_of.__code__.co_filename): "library",
+        Synchronization.__init__.__globals__.get("__file__", find_code_location.__code__.co_filename): "library",
         __file__: "own",
         "<stdin>": "own",
         "/home/a/site/train.py": "own",
     }
 
-    assert {file: owner_of(file) for file in owners} == owners
+    assert {file: code_owner(file) for file in owners} == owners
 
 
 def test_places_have_no_folder():
     """A place is shown by the name of its file; the folder, which names people, is nowhere."""
-    place = CodePlace(shown_file("/home/maria/study/train.py"), 12, "step")
-    values = Synchronisation(".item()", place, 1.0).to_dict()
+    place = CodeLocation(display_filename("/home/maria/study/train.py"), 12, "step")
+    values = Synchronization(".item()", place, 1.0).to_dict()
 
-    assert str(Synchronisation(".item()", place, 1.0)) == ".item() at train.py:12 in step"
-    assert str(CodePlace("train.py", 3, "<module>")) == "train.py:3"
+    assert str(Synchronization(".item()", place, 1.0)) == ".item() at train.py:12 in step"
+    assert str(CodeLocation("train.py", 3, "<module>")) == "train.py:3"
     assert "maria" not in str(values)
     assert (values["file"], values["line"], values["function"], values["reason"]) == ("train.py", 12, "step", "read")
 
@@ -251,12 +257,12 @@ def test_cell_of_a_notebook_is_named_as_ipython_names_it():
     """A line in a cell is named by the number of the cell, as in IPython's own tracebacks."""
     program = """
         from IPython.core.interactiveshell import InteractiveShell
-        from openmed_nb.runbook.bench.profile_watch import owner_of, shown_file
+        from openmed_nb.runbook.bench.profile_watch import code_owner, display_filename
         shell = InteractiveShell.instance()
         shell.run_cell("first = 1", store_history=True)
         shell.run_cell("def step(batch):\\n    return batch", store_history=True)
         file = shell.user_ns["step"].__code__.co_filename
-        print(shown_file(file), owner_of(file))
+        print(display_filename(file), code_owner(file))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
 
@@ -268,7 +274,7 @@ def test_nothing_stays_on_after_an_error():
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    with pytest.raises(ZeroDivisionError), watching(StepRecord("cpu")):
+    with pytest.raises(ZeroDivisionError), watching(StepRecorder("cpu")):
         raise ZeroDivisionError
 
     assert _get_current_function_mode_stack() == []
@@ -285,4 +291,4 @@ def test_counters_of_an_optimizer_are_not_waited_for():
         optimizer.step()
         optimizer.zero_grad()
 
-    assert seen(step).synchronisations == ()
+    assert seen(step).synchronizations == ()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from openmed_nb._utils.clock import timed_by
-from openmed_nb.runbook.bench.comparison import seconds_in_turn, steps_of_turn
-from openmed_nb.runbook.bench.timing import FORWARD, whole_rounds
+from openmed_nb._utils.clock import use_clock
+from openmed_nb.runbook.bench.comparison import steps_per_trial, time_interleaved
+from openmed_nb.runbook.bench.timing import FORWARD, round_up_to_workers
 from openmed_nb.runbook.bench.workloads import FORWARD_PASS, Workload
 
 
@@ -19,7 +19,7 @@ def logged(log, workers, ahead):
             number += 1
 
     phases = ((FORWARD, lambda _batch: log.append("run")),)
-    return Workload("x", FORWARD_PASS, "cpu", 1, None, batches, phases, workers, ahead=ahead)
+    return Workload("x", FORWARD_PASS, "cpu", 1, None, batches, phases, workers, prefetched_batches=ahead)
 
 
 def test_what_was_read_ahead_is_left_out():
@@ -27,7 +27,7 @@ def test_what_was_read_ahead_is_left_out():
     log: list[str] = []
     workload = logged(log, 2, 6)
     batches = workload.batches()
-    workload.drop_ready(batches)
+    workload.drain_prefetched(batches)
 
     assert log == ["read"] * 6
     workload.settle(batches)
@@ -39,7 +39,7 @@ def test_what_was_read_ahead_is_left_out():
 def test_every_turn_begins_like_a_long_run():
     """Before each turn of each device, its loader is emptied of what it has read during the other one's turn."""
     log: list[str] = []
-    turns = seconds_in_turn({"cpu": logged(log, 1, 20), "mps": logged([], 0, 0)}, 6)
+    turns = time_interleaved({"cpu": logged(log, 1, 20), "mps": logged([], 0, 0)}, 6)
 
     assert [len(seconds) for seconds in turns.values()] == [6, 6]
     assert log.count("read") - log.count("run") == 6 * 20
@@ -53,8 +53,8 @@ def test_devices_take_turns():
         phases = ((FORWARD, lambda _batch: log.append(name)),)
         return Workload("x", FORWARD_PASS, "cpu", 1, None, lambda: iter(range(10**6)), phases)
 
-    with timed_by(lambda: float(len(log))):  # A step takes a second, so that a turn has one.
-        seconds_in_turn({name: named(name) for name in ("cpu", "mps", "cuda")}, 6)
+    with use_clock(lambda: float(len(log))):  # A step takes a second, so that a turn has one.
+        time_interleaved({name: named(name) for name in ("cpu", "mps", "cuda")}, 6)
 
     rounds = [log[at : at + 3] for at in range(9, len(log), 3)]
     assert rounds == [["cpu", "mps", "cuda"], ["mps", "cuda", "cpu"], ["cuda", "cpu", "mps"]] * 2
@@ -73,4 +73,4 @@ def test_devices_take_turns():
 )
 def test_length_of_a_turn(seconds, workers, steps):
     """A quick step is repeated, a slow one is not; a turn has at least four batches of each worker, of each as many."""
-    assert steps_of_turn(seconds, workers) == whole_rounds(steps, workers) == steps
+    assert steps_per_trial(seconds, workers) == round_up_to_workers(steps, workers) == steps

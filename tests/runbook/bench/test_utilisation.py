@@ -7,21 +7,21 @@ import traceback
 
 import pytest
 
-from openmed_nb._utils.clock import timed_by
-from openmed_nb.runbook.bench.comparison import Utilisation, answers_during, utilisation_during
+from openmed_nb._utils.clock import use_clock
+from openmed_nb.runbook.bench.comparison import Utilization, samples_during, utilization_during
 
 
 def sampling_threads():
     """Return the threads that ask and are alive."""
-    return [thread for thread in threading.enumerate() if thread.name == "openmed_nb utilisation"]
+    return [thread for thread in threading.enumerate() if thread.name == "openmed_nb utilization"]
 
 
 @pytest.mark.parametrize(
     ("idle", "busy", "net"), [(0.125, 0.625, 0.5), (0.5, 0.25, 0.0), (None, 0.6, None), (0.1, None, None)]
 )
-def test_net_utilisation(idle, busy, net):
+def test_net_utilization(idle, busy, net):
     """What the work took is the mean while it ran less the mean before, at least 0; it is not known without one of them."""
-    assert Utilisation(idle, busy, 5).to_dict() == {"idle": idle, "busy": busy, "samples": 5, "net": net}
+    assert Utilization(idle, busy, 5).to_dict() == {"idle": idle, "busy": busy, "samples": 5, "net": net}
 
 
 def test_idle_and_busy_are_told_apart():
@@ -36,8 +36,8 @@ def test_idle_and_busy_are_told_apart():
         answers += 1
         return (0.25, 0.75)[len(begun) - 1]
 
-    with timed_by(lambda: answers):
-        load = utilisation_during(read, 6, lambda: done.append(1), interval=0.001)
+    with use_clock(lambda: answers):
+        load = utilization_during(read, 6, lambda: done.append(1), interval=0.001)
 
     assert begun == [0, 0]
     assert done
@@ -47,7 +47,7 @@ def test_idle_and_busy_are_told_apart():
 
 
 def test_nothing_is_done_without_a_reader():
-    assert utilisation_during(None, 1.0, pytest.fail) == Utilisation()
+    assert utilization_during(None, 1.0, pytest.fail) == Utilization()
 
 
 @pytest.mark.parametrize(("answer", "steps"), [(0.5, 6), (None, 12)])
@@ -64,8 +64,8 @@ def test_slow_answers_are_waited_for(answer, steps):
             time.sleep(0.001)
         done.append(1)
 
-    with timed_by(lambda: len(done)):
-        answers = answers_during(step, read, 6, interval=0.001)
+    with use_clock(lambda: len(done)):
+        answers = samples_during(step, read, 6, interval=0.001)
 
     assert len(done) == steps
     assert set(answers) == ({answer} - {None})
@@ -78,7 +78,7 @@ def test_thread_ends_with_work_that_fails(error):
         raise error
 
     with pytest.raises(error):
-        answers_during(fail, lambda: 0.5, 1, interval=0.001)
+        samples_during(fail, lambda: 0.5, 1, interval=0.001)
     assert sampling_threads() == []
 
 
@@ -97,4 +97,4 @@ def test_answer_that_comes_after_the_work_is_left_out():
                 time.sleep(0.001)
         return 1.0
 
-    assert answers_during(lambda: asked.wait(60), read, 0.001, interval=0.001) == []
+    assert samples_during(lambda: asked.wait(60), read, 0.001, interval=0.001) == []

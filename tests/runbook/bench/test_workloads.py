@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, UnreadableText
+from openmed_nb.errors import ConfigurationError, InvalidTextError
 from openmed_nb.runbook.bench import workloads
-from openmed_nb.runbook.bench.workloads import Repeated, put_on_devices
+from openmed_nb.runbook.bench.workloads import RepeatingLoader, build_benchmarks
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
@@ -66,7 +66,7 @@ def add_up(batch):
 
 def subject_of(*passed, **named):
     """Return what is measured."""
-    return workloads.subject_of(*passed, **{"arguments": {}, **named})[0]
+    return workloads.make_target(*passed, **{"arguments": {}, **named})[0]
 
 
 def steps(workload, count=2):
@@ -160,7 +160,7 @@ class TestAnnotation:
         assert [len(one) for one in steps(bench.stream(2), 2)] == [2, 2]
         for text, words in ((None, "not NoneType"), (["asthma"], "not list")):
             workload = subject_of(str(keyword_model), [text]).on("cpu").stream(2)
-            with pytest.raises(UnreadableText, match=words):
+            with pytest.raises(InvalidTextError, match=words):
                 next(workload.batches())
 
 
@@ -336,7 +336,7 @@ class TestLoader:
             for count in (7, 1):
                 firsts = [[float(row[0]) for row in batch] for batch in steps(workload, count)]
                 assert firsts == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4], [0, 1]][:count], workers
-            assert (workload.workers, workload.ahead, workload.rows) == (workers, 2 * workers, 2)
+            assert (workload.workers, workload.prefetched_batches, workload.rows) == (workers, 2 * workers, 2)
 
     def test_has_its_own_batch_size(self):
         """A loader's batch is repeated or cut for a bucket of any size, and its stream has none but its own."""
@@ -361,7 +361,7 @@ class TestLoader:
         subject_of(torch.nn.Identity(), DataLoader(EXAMPLE, shuffle=True)).on("cpu").bucket(2)
         for model in (torch.nn.Identity(), lambda batch: batch):
             subject = subject_of(model, loader)
-            with put_on_devices(subject, ["cpu"]) as on, on["cpu"].stream().begun() as batches:
+            with build_benchmarks(subject, ["cpu"]) as on, on["cpu"].data_workload().open_batches() as batches:
                 list(itertools.islice(batches, 5))
             assert torch.equal(generator.get_state(), before[0]), model
         assert torch.equal(torch.get_rng_state(), before[1])
@@ -370,7 +370,9 @@ class TestLoader:
         """Of batches of several sizes, the mean and the usual number of rows are known, and rows a second are those of all."""
         workload = subject_of(torch.nn.Identity(), of_sizes(1, 100, 100, 100)).on("cpu").stream()
         steps(workload, 8)
-        one = nb.compare(torch.nn.Linear(8, 8), of_sizes(1, 50), devices="cpu", pairs=6, watch=0).of("cpu")
+        one = nb.compare(
+            torch.nn.Linear(8, 8), of_sizes(1, 50), devices="cpu", rounds=6, utilization_seconds=0
+        ).for_device("cpu")
 
         assert (workload.rows, workload.usual_rows, workload.mean_rows) == (1, 100, 75.25)
         assert one.rows in {1, 50}
@@ -380,7 +382,7 @@ class TestLoader:
     def test_start_of_processes(self):
         """The start of a loader's processes is left out of a step, unless they are kept, or each pass has one batch."""
         for count, persistent, left_out in ((3, False, 2), (3, True, 0), (1, False, 0)):
-            batches = Repeated(Begins(count, persistent), Counter())
+            batches = RepeatingLoader(Begins(count, persistent), Counter())
             apart = [batches.starting for _ in itertools.islice(batches, 7)]
             assert sum(seconds > 0 for seconds in apart) == left_out, (count, persistent)
         workload = subject_of(torch.nn.Identity(), DataLoader(ROWS, batch_size=2, num_workers=1)).on("cpu").stream()
@@ -439,7 +441,7 @@ def test_what_cannot_be_measured():
 def test_steps_on_cuda_decode_what_was_computed():
     """Each of many steps over the same texts on CUDA gives the entities of those texts, however far behind the GPU is."""
     expected = list(nb.load_pipeline("bundled", device="cpu")(TEXTS * 2))
-    with workloads.benched("bundled", TEXTS, training=False, device="cuda", arguments={}) as bench:
+    with workloads.open_benchmark("bundled", TEXTS, training=False, device="cuda", arguments={}) as bench:
         workload = bench.stream(len(expected))
         with workload.begun() as batches:
             found = [list(workload.run(batch)) for batch in itertools.islice(batches, 50)]

@@ -6,12 +6,12 @@ import os
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.devices.environment import FALLBACK
+from openmed_nb.devices.environment import FALLBACK_VARIABLE
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.timing import Split
-from openmed_nb.runbook.records.bring_up import STAGES, Ladder, not_met
+from openmed_nb.runbook.bench.timing import PhaseTimes
+from openmed_nb.runbook.records.bring_up import STAGES, BringUpReport, unmet_criterion
 from openmed_nb.runbook.verdict.metrics import Evidence
-from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.runbook.verdict.verdict import evaluate
 from openmed_nb.session import SESSION
 
 TEXTS = ["Patient has asthma.", "No fever, but diabetes mellitus.", "Longstanding hypertension."]
@@ -34,11 +34,11 @@ WELL = {
     "memory_growth": 0.01,
     "memory_verdict": "flat",
     "fallback_operators": (),
-    "speed_up_low": 2.0,
-    "speed_up": 2.1,
-    "speed_up_high": 2.2,
-    "utilisation": 0.9,
-    "synchronisations": (),
+    "speedup_low": 2.0,
+    "speedup": 2.1,
+    "speedup_high": 2.2,
+    "utilization": 0.9,
+    "synchronizations": (),
     "states": (),
 }
 
@@ -48,7 +48,7 @@ BAD = [
     ({"doctor_failures": ("MPS",)}, "gates"),
     ({"entity_agreement": 0.9}, "gates"),
     ({"logits": 1.0}, "gates"),
-    ({"not_numbers": 3}, "gates"),
+    ({"non_finite_tokens": 3}, "gates"),
     ({"shares": {"data": 0.6, "forward": 0.4}}, "throughput"),
     ({"shares": {"data": 0.0, "transfer": 0.9, "forward": 0.1}}, "throughput"),
     ({"knee_gain": 0.8}, "throughput"),
@@ -58,14 +58,14 @@ BAD = [
     ({"memory_growth": 0.9, "memory_verdict": "growing"}, "memory"),
     ({"refused_operators": ("aten::mode",)}, "split"),
     ({"fallback_time": 0.5}, "split"),
-    ({"speed_up_low": 1.0, "speed_up": 1.01, "speed_up_high": 1.02}, "split"),
+    ({"speedup_low": 1.0, "speedup": 1.01, "speedup_high": 1.02}, "split"),
 ]
 
 
 def stop(**figures):
     """Return the first stage whose criterion a verdict on figures does not meet, and what to do."""
-    judged = judge(Evidence(**{**WELL, **figures}))
-    obstacles = ((stage.name, not_met(judged, stage, 30)) for stage in STAGES)
+    judged = evaluate(Evidence(**{**WELL, **figures}))
+    obstacles = ((stage.name, unmet_criterion(judged, stage, 30)) for stage in STAGES)
     return next(((name, obstacle.remedy) for name, obstacle in obstacles if obstacle), (None, ""))
 
 
@@ -86,8 +86,8 @@ ON_A_GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
 
 
 @pytest.mark.parametrize(("meanwhile", "stage"), [(True, None), (False, "throughput")])
-def test_tokenising_while_the_device_computes_stops_nothing(meanwhile, stage):
-    shares = Split(ON_A_GPU, meanwhile).shares
+def test_tokenizing_while_the_device_computes_stops_nothing(meanwhile, stage):
+    shares = PhaseTimes(ON_A_GPU, meanwhile).fractions
 
     assert stop(device="cuda:0", shares=shares)[0] == stage
 
@@ -95,10 +95,10 @@ def test_tokenising_while_the_device_computes_stops_nothing(meanwhile, stage):
 @pytest.mark.parametrize(
     ("figures", "remedy"),
     [
-        # Who annotates has no loader: texts are tokenised on more computers.
+        # Who annotates has no loader: texts are tokenized on more computers.
         ({"task": "annotation", "shares": {"data": 0.6, "forward": 0.4}}, "nb.cluster"),
         ({"task": "training", "shares": {"data": 0.6, "forward": 0.4}}, "nb.training.loader.check"),
-        ({"speed_up_low": 1.0, "speed_up": 1.01, "speed_up_high": 1.02}, "nb.use('cpu')"),
+        ({"speedup_low": 1.0, "speedup": 1.01, "speedup_high": 1.02}, "nb.use('cpu')"),
         ({"knee": None, "knee_gain": None}, "seconds=60"),
     ],
 )
@@ -113,23 +113,23 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
     """
     told = []
     with nb.simulated_mps(fallback=False):
-        os.environ[FALLBACK] = "1"
-        stop = SESSION.listen(told.append)
-        found = nb.runbook.ladder("bundled_small", [PRIVATE], folder=tmp_path)
+        os.environ[FALLBACK_VARIABLE] = "1"
+        stop = SESSION.subscribe(told.append)
+        found = nb.runbook.bring_up("bundled_small", [PRIVATE], folder=tmp_path)
         stop()
         book = nb.logbook(found, model="bundled_small")
     written = "".join(file.read_text("utf-8") for file in tmp_path.iterdir())
 
     assert str(list(filter(None, told))[-1]) == "Climbing: ladder (stage 1 of 5)"
     assert (found.passed, found.complete, found.exit_code) == ((), False, 1)
-    assert [rung.stage for rung in found.rungs] == ["freeze"]
-    assert "too late" in found.final
-    assert found.report().tables[0].folded  # The lamps say how far it is.
-    assert [lamp.status for lamp in found.report().pictures[0].lamps] == ["failed", *["not applicable"] * 4]
-    assert "%load_ext openmed_nb" in found.rungs[0].remedy
+    assert [rung.stage for rung in found.results] == ["freeze"]
+    assert "too late" in found.conclusion
+    assert found.to_report().tables[0].collapsed  # The lamps say how far it is.
+    assert [lamp.status for lamp in found.to_report().charts[0].indicators] == ["failed", *["not applicable"] * 4]
+    assert "%load_ext openmed_nb" in found.results[0].remedy
     assert "Quackenbush" not in written + str(found) + found._repr_html_()
     assert json.loads((tmp_path / "ladder.json").read_text("utf-8"))["rungs"][0]["status"] == "failed"
-    assert book.figures[-1].values == {"stages": 5.0, "stages_passed": 0.0}
+    assert book.metrics[-1].values == {"stages": 5.0, "stages_passed": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text, problem):
     (tmp_path / "ladder.json").write_text(text)
 
     with pytest.raises(ConfigurationError, match=rf"'ladder\.json' {problem}"):
-        nb.runbook.ladder("bundled_small", TEXTS, folder=tmp_path)
+        nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path)
     assert (tmp_path / "ladder.json").read_text() == text
 
 
@@ -161,7 +161,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text, problem):
 def test_arguments_that_cannot_be_used_are_refused(tmp_path, arguments, message):
     """A wrong argument is an error before anything is measured."""
     with pytest.raises(ConfigurationError, match=message):
-        nb.runbook.ladder("bundled_small", **{"folder": tmp_path, **arguments})
+        nb.runbook.bring_up("bundled_small", **{"folder": tmp_path, **arguments})
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
     kept, stages = [], []
 
     def listen(activity):
-        if activity and activity.doing == "Climbing":
+        if activity and activity.operation == "Climbing":
             stages.append(activity.name)
 
     def shifted(module, _inputs, output):
@@ -183,11 +183,11 @@ def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
             kept.append(output.logits.new_zeros(1 << 20))
 
     def climb():
-        return nb.runbook.ladder(pipe, TEXTS, folder=tmp_path, seconds=40)
+        return nb.runbook.bring_up(pipe, TEXTS, folder=tmp_path, seconds=40)
 
     with nb.simulated_mps():
         pipe = nb.load_pipeline("bundled_small")
-        stop = SESSION.listen(listen)
+        stop = SESSION.subscribe(listen)
         hook = pipe.model.register_forward_hook(shifted)
         wrong = climb()
         hook.remove()
@@ -202,7 +202,7 @@ def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
     assert "entities" in wrong.final
     assert (growing.rungs[-1].stage, growing.passed) == ("memory", ("freeze", "gates", "throughput"))
     assert growing.note == "Kept from an earlier run: 1 stage."
-    assert "who_holds" in growing.rungs[-1].remedy
+    assert "find_tensor_referrers" in growing.rungs[-1].remedy
     assert "memory" in mended.passed
     assert mended.note == "Kept from an earlier run: 3 stages."
     assert {f"{name}.json" for name in ("doctor", "device", "parity", "sweep", "memory")} <= {
@@ -213,10 +213,10 @@ def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
 @pytest.mark.slow
 def test_the_ladder_on_the_real_cpu_is_climbed(tmp_path):
     """On the CPU of this computer no stage but the last stops it, and a second call keeps what is passed."""
-    found = nb.runbook.ladder("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
-    again = nb.runbook.ladder("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
+    found = nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
+    again = nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
 
     assert set(NAMES[:4]) <= set(found.passed)
     assert again.passed[:4] == found.passed[:4]
     assert again.note.startswith("Kept from an earlier run")
-    assert isinstance(again, Ladder)
+    assert isinstance(again, BringUpReport)

@@ -13,32 +13,38 @@ import openmed_nb as nb
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures, Utilisation
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics, Utilization
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import CodePlace, Interval, OperatorTime, Split, Synchronisation
+from openmed_nb.runbook.bench.timing import CodeLocation, Interval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.checks.operators.fallbacks import REFUSED as MET_AN_ERROR
 from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
-from openmed_nb.runbook.checks.operators.table import FALLS_BACK, ModulePlace
-from openmed_nb.runbook.checks.precision.policy import Gate, GateRefusal
-from openmed_nb.runbook.checks.precision.report import Differences, GradientDifference, ParityReport, Score, Spans
+from openmed_nb.runbook.checks.operators.table import FALLS_BACK, ModuleLocation
+from openmed_nb.runbook.checks.precision.policy import AcceptanceCriteria, RejectionReason
+from openmed_nb.runbook.checks.precision.report import (
+    EntityAgreement,
+    EntityScore,
+    GradientDifference,
+    LogitDifferences,
+    ParityReport,
+)
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
-from openmed_nb.runbook.records.signals import Signals
-from openmed_nb.runbook.verdict.figures import figures_of
+from openmed_nb.runbook.records.signals import SystemStatus
+from openmed_nb.runbook.verdict.figures import extract_metrics
 from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.metrics import Evidence
-from openmed_nb.runbook.verdict.verdict import evidence_of
+from openmed_nb.runbook.verdict.verdict import collect_evidence
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 from openmed_nb.training.loader import LoaderCheck
 
 FIGURES = Path(__file__).with_name("figures.json")
 MIB = 1 << 20
-SPLIT = Split({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
-CPU = DeviceFigures("cpu", 0.04, (0.039, 0.042), 16, Split({"data": 0.002, "forward": 0.038}))
-MPS = DeviceFigures("mps", 0.01, (0.009, 0.011), 16, SPLIT, Interval(3.8, 4.0, 4.3, 0.96), Utilisation(0.05, 0.75, 6))
+SPLIT = PhaseTimes({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
+CPU = DeviceMetrics("cpu", 0.04, (0.039, 0.042), 16, PhaseTimes({"data": 0.002, "forward": 0.038}))
+MPS = DeviceMetrics("mps", 0.01, (0.009, 0.011), 16, SPLIT, Interval(3.8, 4.0, 4.3, 0.96), Utilization(0.05, 0.75, 6))
 COMPARISON = Comparison("bundled", "annotation", (CPU, MPS), 15, batch_tokens=16 * 128)
 POINTS = (
     Point(8, 900.0, memory=80 * MIB),
@@ -47,7 +53,7 @@ POINTS = (
     Point(64, fits=False),
 )
 SWEEP = SweepReport(
-    "bundled", "annotation", "mps", POINTS, knee=32, stopped="out of memory", limit=400 * MIB, length=128
+    "bundled", "annotation", "mps", POINTS, knee=32, stop_code="out of memory", limit=400 * MIB, length=128
 )
 PARITY = ParityReport(
     model="bundled",
@@ -57,21 +63,23 @@ PARITY = ParityReport(
     texts_fingerprint="09b4",
     tokens=1000,
     windows=22,
-    logits=Differences(3e-6),
-    other_labels=0,
-    not_numbers=0,
-    spans=Spans(exact=198, moved=2),
-    gold=(Score(100, 100, 90), Score(100, 100, 89)),
+    logits=LogitDifferences(3e-6),
+    label_mismatches=0,
+    non_finite_tokens=0,
+    spans=EntityAgreement(exact=198, moved=2),
+    gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 89)),
     gradients=GradientDifference(1e-5, "a.weight", 20),
 )
 HALF = replace(PARITY, dtype="bfloat16", gold=None, gradients=None)
 REFUSED = PrecisionVerdict(
-    replace(HALF, spans=Spans(exact=80, missing=20)), Gate(), (GateRefusal("Only 80.", "Stay."),)
+    replace(HALF, spans=EntityAgreement(exact=80, missing=20)),
+    AcceptanceCriteria(),
+    (RejectionReason("Only 80.", "Stay."),),
 )
 FORECAST = Forecast(
-    "Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "inference", ModulePlace(), 1),)
+    "Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "inference", ModuleLocation(), 1),)
 )
-SIGNALS = Signals(power_source="battery", power_mode="automatic", heat="nominal")
+SIGNALS = SystemStatus(power_source="battery", power_mode="automatic", thermal_state="nominal")
 DOCTOR = DoctorReport(
     (
         Finding("torch", OK, "2.13.0"),
@@ -81,28 +89,28 @@ DOCTOR = DoctorReport(
         Finding("memory pressure", WARNING, "warning", "Close programs."),
     )
 )
-FELL = Fallback("aten::mode", FELL_BACK, "forward", ModulePlace(), 4, 0.004)
+FELL = Fallback("aten::mode", FELL_BACK, "forward", ModuleLocation(), 4, 0.004)
 PROFILE = Profile(
     "bundled",
     "annotation",
     "mps",
     16,
     seconds=0.01,
-    split=SPLIT,
+    phase_times=SPLIT,
     batch_tokens=32 * 128,
-    synchronisations=(
-        Synchronisation(".item()", CodePlace("train.py", 41, "step"), 1.0),
-        Synchronisation(".cpu()", CodePlace(library="transformers.pipelines"), 1.0),
-        Synchronisation(".to('mps')", CodePlace("train.py", 40, "step"), 1.0, "batch"),
+    synchronizations=(
+        Synchronization(".item()", CodeLocation("train.py", 41, "step"), 1.0),
+        Synchronization(".cpu()", CodeLocation(library="transformers.pipelines"), 1.0),
+        Synchronization(".to('mps')", CodeLocation("train.py", 40, "step"), 1.0, "batch"),
     ),
-    watched=2,
+    traced_steps=2,
     steps=50,
     warm_up=5,
     data_only=0.001,
     compute_only=0.008,
     operators=(),
     operators_per_step=200.0,
-    starting_seconds=0.006,
+    launch_seconds=0.006,
 )
 
 
@@ -150,9 +158,9 @@ def doctored(*findings):
     return DoctorReport(tuple(Finding(name, status, "because", "Do it.") for name, status in findings))
 
 
-FASTER = replace(MPS, device="cuda:1", speed_up=Interval(20.0, 21.0, 22.0, 0.96))
+FASTER = replace(MPS, device="cuda:1", speedup=Interval(20.0, 21.0, 22.0, 0.96))
 THREE = replace(COMPARISON, devices=(CPU, MPS, FASTER))
-LOST = replace(HALF, spans=Spans(exact=80, missing=20))
+LOST = replace(HALF, spans=EntityAgreement(exact=80, missing=20))
 STILL_RISING = POINTS[:-1]
 MODE = ("aten::mode",)
 
@@ -166,22 +174,22 @@ MODE = ("aten::mode",)
             {
                 "device": "mps",
                 "task": "annotation",
-                "speed_up_low": 3.8,
-                "speed_up": 4.0,
-                "speed_up_high": 4.3,
-                "utilisation": 0.7,
-                "data_share": 0.2,
-                "transfer_share": 0.1,
+                "speedup_low": 3.8,
+                "speedup": 4.0,
+                "speedup_high": 4.3,
+                "utilization": 0.7,
+                "data_fraction": 0.2,
+                "transfer_fraction": 0.1,
                 "batch": None,
                 "batch_tokens": 2048,
                 "texts_per_second": 1600.0,
             },
         ),
-        ([replace(COMPARISON, devices=(CPU,))], {"device": "cpu", "speed_up": None, "batch_tokens": 2048}),
+        ([replace(COMPARISON, devices=(CPU,))], {"device": "cpu", "speedup": None, "batch_tokens": 2048}),
         ([replace(COMPARISON, task="training step")], {"task": "training", "batch": 16}),
-        ([THREE], {"device": "cuda:1", "speed_up": 21.0}),
-        ([THREE, SWEEP], {"device": "mps", "speed_up": 4.0}),
-        ([THREE, with_sweep(device="cpu")], {"device": "cpu", "speed_up": None}),
+        ([THREE], {"device": "cuda:1", "speedup": 21.0}),
+        ([THREE, SWEEP], {"device": "mps", "speedup": 4.0}),
+        ([THREE, with_sweep(device="cpu")], {"device": "cpu", "speedup": None}),
         # A sweep: of the batch in use, or else of the knee.
         (
             [SWEEP, COMPARISON],
@@ -215,26 +223,33 @@ MODE = ("aten::mode",)
                 "recall_loss": 0.01,
                 "gradients": 1e-5,
                 "logits": 3e-6,
-                "not_numbers": 0,
+                "non_finite_tokens": 0,
             },
         ),
-        ([HALF], {"entity_agreement": 0.99, "refused_dtype": None, "logits": None, "not_numbers": None}),
+        ([HALF], {"entity_agreement": 0.99, "refused_dtype": None, "logits": None, "non_finite_tokens": None}),
         ([LOST], {"entity_agreement": None, "refused_dtype": "bfloat16"}),
-        ([replace(HALF, not_numbers=1)], {"entity_agreement": None, "refused_dtype": "bfloat16"}),
-        ([replace(HALF, spans=Spans())], {"entity_agreement": None, "refused_dtype": None}),
-        ([replace(PARITY, spans=Spans())], {"entity_agreement": None, "refused_dtype": None}),
+        ([replace(HALF, non_finite_tokens=1)], {"entity_agreement": None, "refused_dtype": "bfloat16"}),
+        ([replace(HALF, spans=EntityAgreement())], {"entity_agreement": None, "refused_dtype": None}),
+        ([replace(PARITY, spans=EntityAgreement())], {"entity_agreement": None, "refused_dtype": None}),
         ([REFUSED], {"entity_agreement": None, "refused_dtype": "bfloat16"}),
         ([REFUSED, PARITY], {"entity_agreement": 0.99, "refused_dtype": "bfloat16"}),
-        ([PrecisionVerdict(HALF, Gate())], {"entity_agreement": 0.99, "refused_dtype": None}),
+        ([PrecisionVerdict(HALF, AcceptanceCriteria())], {"entity_agreement": 0.99, "refused_dtype": None}),
         (
-            [PrecisionVerdict(HALF, Gate(), (GateRefusal("Too few.", "More texts.", against=False),))],
+            [
+                PrecisionVerdict(
+                    HALF, AcceptanceCriteria(), (RejectionReason("Too few.", "More texts.", conclusive=False),)
+                )
+            ],
             {"entity_agreement": 0.99, "refused_dtype": None},
         ),
         # Parity counts more than a verdict on a precision.
-        ([PrecisionVerdict(replace(HALF, spans=Spans(exact=1)), Gate()), HALF], {"entity_agreement": 0.99}),
+        (
+            [PrecisionVerdict(replace(HALF, spans=EntityAgreement(exact=1)), AcceptanceCriteria()), HALF],
+            {"entity_agreement": 0.99},
+        ),
         # Losses that part.
-        ([losses((1.0, 1.0))], {"task": "training", "device": "mps", "training_parts": ()}),
-        ([losses((1.0, 2.0))], {"training_parts": ("from step 2",)}),
+        ([losses((1.0, 1.0))], {"task": "training", "device": "mps", "divergence_source": ()}),
+        ([losses((1.0, 2.0))], {"divergence_source": ("from step 2",)}),
         # A memory curve.
         ([curve(*[100] * 8)], {"memory_verdict": "flat", "task": "training", "device": "mps", "memory_growth": 0.0}),
         ([curve(*[100, 180] * 4)], {"memory_verdict": "sawtooth"}),
@@ -245,14 +260,14 @@ MODE = ("aten::mode",)
         (
             [PROFILE],
             {
-                "synchronisations": (".item() at train.py:41 in step",),
+                "synchronizations": (".item() at train.py:41 in step",),
                 "tiny_batch": True,
                 "batch_tokens": 4096,
                 "texts_per_second": 1600.0,
                 "fallback_operators": (),
             },
         ),
-        ([with_profile(device="cpu")], {"synchronisations": (), "fallback_operators": None, "fallback_calls": None}),
+        ([with_profile(device="cpu")], {"synchronizations": (), "fallback_operators": None, "fallback_calls": None}),
         ([with_profile(simulated=True)], {"tiny_batch": None}),
         ([with_profile(seconds=0.0)], {"texts_per_second": None}),
         (
@@ -292,7 +307,7 @@ MODE = ("aten::mode",)
         ([doctored(("known silent errors", OK))], {"silent_errors": (), "doctor_failures": ()}),
         # Of two reports that show the same: one's own, the comparison, signals and ledgers count most.
         ([DOCTOR, SIGNALS], {"states": tuple(str(one) for one in SIGNALS.findings() if one.status == WARNING)}),
-        ([COMPARISON, Evidence(batch=4, texts_per_second=7.0)], {"batch": 4, "texts_per_second": 7.0, "speed_up": 4.0}),
+        ([COMPARISON, Evidence(batch=4, texts_per_second=7.0)], {"batch": 4, "texts_per_second": 7.0, "speedup": 4.0}),
         ([with_profile(seconds=0.04), COMPARISON], {"texts_per_second": 1600.0, "batch_tokens": 2048}),
         ([with_profile(seconds=0.04)], {"texts_per_second": 400.0}),
         # Nobody knows the task of a person's own step.
@@ -301,7 +316,7 @@ MODE = ("aten::mode",)
     ],
 )
 def test_metrics_of_reports(reports, metrics):
-    evidence = evidence_of(*reports)
+    evidence = collect_evidence(*reports)
 
     for name, value in metrics.items():
         exact = value is None or isinstance(value, (str, tuple, bool))
@@ -312,7 +327,7 @@ def kept():
     """Return what a logbook keeps of each report."""
     reports = (COMPARISON, SWEEP, PARITY, REFUSED, FORECAST, DOCTOR, PROFILE)
     trained = (losses((1.0, 2.0)), curve(100, 110, 120), peaks(0.9), LoaderCheck("cpu", 0.03, 0.01, 2, 20))
-    return [asdict(figures_of(report)) for report in (*reports, *trained)]
+    return [asdict(extract_metrics(report)) for report in (*reports, *trained)]
 
 
 def test_logbook_keeps_the_figures_of_the_snapshot():
@@ -330,7 +345,7 @@ def test_logbook_keeps_the_figures_of_the_snapshot():
     ],
 )
 def test_growing_curve_has_the_pace_that_shows_it(sizes):
-    evidence = evidence_of(curve(*sizes))
+    evidence = collect_evidence(curve(*sizes))
 
     assert evidence.memory_verdict == "growing"
     assert evidence.memory_growth > 0.26
@@ -338,7 +353,7 @@ def test_growing_curve_has_the_pace_that_shows_it(sizes):
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=14), st.floats(0.01, 0.6))
 def test_growth_is_always_beyond_its_gate(sizes, gate):
-    evidence = evidence_of(curve(*sizes), gates=gates(memory_growth=gate))
+    evidence = collect_evidence(curve(*sizes), gates=gates(memory_growth=gate))
 
     assert evidence.memory_verdict != "growing" or evidence.memory_growth > gate
 
@@ -346,7 +361,7 @@ def test_growth_is_always_beyond_its_gate(sizes, gate):
 def test_curve_is_judged_by_the_gate_of_the_verdict():
     slow = curve(*(100 + n for n in range(9)))
 
-    assert evidence_of(slow).memory_verdict == "flat"
+    assert collect_evidence(slow).memory_verdict == "flat"
     assert nb.verdict(slow).recommendation == "measure first"
     assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "move to a remote pool"
 
@@ -366,17 +381,17 @@ def test_ledger_counts_more_than_a_forecast():
             torch.ones(3, device="mps").add(1)
     with nb.runbook.fallbacks() as unused:
         torch.ones(3)
-    evidence = evidence_of(ledger, replace(FORECAST, rows=()))
+    evidence = collect_evidence(ledger, replace(FORECAST, rows=()))
 
     assert (evidence.device, evidence.simulated, evidence.fallback_operators) == ("mps", True, MODE)
     assert 0 < evidence.fallback_calls < 0.5
-    assert evidence_of(unused) == Evidence()
+    assert collect_evidence(unused) == Evidence()
 
 
 def test_order_of_reports_makes_no_difference():
     reports = (COMPARISON, SWEEP, PARITY, REFUSED, SIGNALS, DOCTOR, FORECAST, PROFILE)
-    turned = [evidence_of(*reports[n:], *reports[:n]) for n in range(len(reports))]
-    permuted = [evidence_of(*some) for some in itertools.permutations(reports[:4])]
+    turned = [collect_evidence(*reports[n:], *reports[:n]) for n in range(len(reports))]
+    permuted = [collect_evidence(*some) for some in itertools.permutations(reports[:4])]
 
     assert all(evidence == turned[0] for evidence in turned)
     assert all(evidence == permuted[0] for evidence in permuted)
@@ -419,24 +434,24 @@ def test_reports_that_do_not_go_together(reports, words):
     ],
 )
 def test_names_that_may_be_of_one_model_go_together(reports, models):
-    assert evidence_of(*reports).models == models
+    assert collect_evidence(*reports).models == models
 
 
 def test_arguments_count_more_than_reports():
-    evidence = evidence_of(
-        COMPARISON, with_sweep(task="training step"), Evidence(texts_to_do=100), task="training", texts_to_do=500
+    evidence = collect_evidence(
+        COMPARISON, with_sweep(task="training step"), Evidence(num_texts=100), task="training", num_texts=500
     )
 
-    assert (evidence.task, evidence.texts_to_do) == ("training", 500)
+    assert (evidence.task, evidence.num_texts) == ("training", 500)
     with pytest.raises(ConfigurationError, match="dance"):
         nb.verdict(task="dance")
 
 
 def test_reports_of_this_computer_are_read():
-    verdict = nb.verdict(nb.signals(), nb.runbook.forecast("bundled_small", training=False))
+    verdict = nb.verdict(nb.system_status(), nb.runbook.forecast("bundled_small", training=False))
 
     assert verdict.evidence.fallback_operators == ()
-    assert verdict.evidence.states is not None
+    assert verdict.evidence.slow_conditions is not None
 
 
 SIMULATED_PARITY = replace(PARITY, device="mps (SIMULATED)")
@@ -449,14 +464,14 @@ SIMULATED_PARITY = replace(PARITY, device="mps (SIMULATED)")
         with_profile(simulated=True),
         with_sweep(simulated=True),
         SIMULATED_PARITY,
-        PrecisionVerdict(replace(HALF, device="mps (SIMULATED)"), Gate()),
+        PrecisionVerdict(replace(HALF, device="mps (SIMULATED)"), AcceptanceCriteria()),
         Evidence(device="mps", simulated=True),
         MemoryCurve("mps", (MemorySample(1, 1, 1.0, simulated=True),)),
     ],
     ids=lambda report: type(report).__name__,
 )
 def test_one_simulated_report_is_enough(report):
-    evidence = evidence_of(report, SIGNALS)
+    evidence = collect_evidence(report, SIGNALS)
 
     assert (evidence.simulated, evidence.device) == (True, "mps")
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb._render.display import NOTE
+from openmed_nb._render.display import SIMULATION_NOTICE
 from openmed_nb.runbook.verdict.gates import Gates, gates
 from openmed_nb.runbook.verdict.lanes import CPU, LANE_OF, MLX, MPS, REMOTE
 from openmed_nb.runbook.verdict.metrics import Evidence
-from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.runbook.verdict.verdict import evaluate
 
 RATE = "texts, or rows"
 
@@ -26,19 +26,19 @@ RATE = "texts, or rows"
             {MPS: "33.3 minutes", REMOTE: "16.7 minutes at best, on 2 computers like this one"},
         ),
         (
-            {"device": "mps", "texts_per_second": 50.0, "speed_up": 5.0},
+            {"device": "mps", "texts_per_second": 50.0, "speedup": 5.0},
             {},
             {MPS: "50 a second", CPU: "10 a second", MLX: "to beat: 50 a second"},
             {MPS: "33.3 minutes", CPU: "2.78 hours", REMOTE: "16.7 minutes at best, on 2 computers like this one"},
         ),
         (
-            {"device": "cpu", "texts_per_second": 1.0, "texts_to_do": 360_000},
+            {"device": "cpu", "texts_per_second": 1.0, "num_texts": 360_000},
             {"hours": 20.0},
             {CPU: "1 a second"},
             {CPU: "100 hours", REMOTE: "20 hours at best, on 5 computers like this one"},
         ),
         (
-            {"device": "cuda:1", "texts_per_second": 100.0, "speed_up": 4.0, "texts_to_do": 360_000},
+            {"device": "cuda:1", "texts_per_second": 100.0, "speedup": 4.0, "num_texts": 360_000},
             {},
             {REMOTE: "100 a second", CPU: "25 a second"},
             {REMOTE: "1 hour", CPU: "4 hours"},
@@ -46,7 +46,7 @@ RATE = "texts, or rows"
     ],
 )
 def test_rates_and_times_follow_from_what_was_measured(evidence, limits, rates, times):
-    measured = judge(Evidence(**evidence), gates(**limits)).lanes.measured
+    measured = evaluate(Evidence(**evidence), gates(**limits)).lanes.measured
 
     assert measured.get(RATE) == rates
     assert next((row for name, row in measured.items() if name.startswith("time for")), None) == times
@@ -57,7 +57,7 @@ def test_other_metrics_are_of_the_lane_of_the_device():
         device="mps", entity_agreement=1.0, headroom=0.5, memory_growth=0.0, fallback_operators=(), knee=8
     )
 
-    assert judge(evidence).lanes.measured == {
+    assert evaluate(evidence).lanes.measured == {
         "memory limit that stays free": {MPS: "50 %"},
         "growth over ten epochs": {MPS: "0 %"},
         "entities that are the same": {MPS: "100 %"},
@@ -76,20 +76,20 @@ def test_other_metrics_are_of_the_lane_of_the_device():
     ],
 )
 def test_lane_of_a_verdict(evidence, lane):
-    verdict = judge(Evidence(**evidence))
+    verdict = evaluate(Evidence(**evidence))
 
     assert (verdict.lanes.lane, verdict.lanes.recommendation) == (lane, verdict.recommendation)
 
 
 def test_lanes_are_described_with_the_gate_of_hours():
-    lanes = judge(Evidence(), gates(hours=8.0)).lanes
+    lanes = evaluate(Evidence(), gates(hours=8.0)).lanes
 
     assert "more than 8 hours" in lanes.about["best for"][REMOTE]
     assert "MPS up to 8 hours" in lanes._repr_html_()
 
 
 def test_text_has_no_measured_value():
-    lanes = judge(Evidence(device="mps", texts_per_second=51.25)).lanes
+    lanes = evaluate(Evidence(device="mps", texts_per_second=51.25)).lanes
 
     assert "51.2" not in str(lanes)
     assert "51.2 a second" in lanes._repr_html_()
@@ -98,10 +98,10 @@ def test_text_has_no_measured_value():
 
 
 def test_simulated_values_say_so():
-    lanes = judge(Evidence(device="mps", texts_per_second=51.25, simulated=True)).lanes
+    lanes = evaluate(Evidence(device="mps", texts_per_second=51.25, simulated=True)).lanes
 
     for form in (str(lanes), lanes._repr_html_()):
-        assert NOTE in form
+        assert SIMULATION_NOTICE in form
         assert "MPS (SIMULATED)" in form
     assert lanes.to_dict()["simulated"]
 
@@ -117,8 +117,8 @@ NUMBER = st.none() | st.floats(allow_nan=False, allow_infinity=False)
     st.floats(0, 1e5),
 )
 def test_any_evidence_has_lanes(device, rate, gain, notes, hours):
-    evidence = Evidence(device=device, texts_per_second=rate, speed_up=gain, texts_to_do=notes)
-    lanes = judge(evidence, Gates(hours=hours)).lanes
+    evidence = Evidence(device=device, texts_per_second=rate, speedup=gain, num_texts=notes)
+    lanes = evaluate(evidence, Gates(hours=hours)).lanes
 
     assert str(lanes)
     assert lanes._repr_html_()

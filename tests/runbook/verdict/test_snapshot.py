@@ -6,7 +6,7 @@ from pathlib import Path
 
 from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.metrics import METRICS, Evidence
-from openmed_nb.runbook.verdict.verdict import judge
+from openmed_nb.runbook.verdict.verdict import evaluate
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json")
 
@@ -26,14 +26,14 @@ EVERYTHING = {one.name: VALUES[METRICS[one.name].unit] for one in fields(Evidenc
 
 def reports():
     """Return what the values of a verdict show and keep, by their names."""
-    limits = gates(speed_up=0.3)
+    limits = gates(speedup=0.3)
     evidence = Evidence(**{**EVERYTHING, "task": "inference", "device": "mps", "simulated": False})
-    everything = judge(evidence, limits)
+    everything = evaluate(evidence, limits)
     return {
         "gates": [str(limits).splitlines(), limits.to_dict()],
-        "evidence": [asdict(evidence.report()), evidence.to_dict()],
-        "nothing": asdict(judge(Evidence()).report()),
-        "everything": [asdict(everything.report()), everything.to_dict(), asdict(everything.logbook_figures())],
+        "evidence": [asdict(evidence.to_report()), evidence.to_dict()],
+        "nothing": asdict(evaluate(Evidence()).to_report()),
+        "everything": [asdict(everything.to_report()), everything.to_dict(), asdict(everything.logbook_figures())],
         "lanes": [str(everything.lanes).splitlines(), everything.lanes.to_dict()],
     }
 

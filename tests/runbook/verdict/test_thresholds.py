@@ -6,25 +6,34 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.sweep import HEADROOM_SHARE
-from openmed_nb.runbook.bench.timing import DATA_SHARE
-from openmed_nb.runbook.checks.precision.policy import RECALL_LOSS, SPAN_AGREEMENT, TOLERANCES
+from openmed_nb.runbook.bench.sweep import HEADROOM_FRACTION
+from openmed_nb.runbook.bench.timing import MAX_DATA_FRACTION
+from openmed_nb.runbook.checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
 from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
-from openmed_nb.training.curve import GROWTH_GATE
+from openmed_nb.training.curve import GROWTH_THRESHOLD
 
 NAMES = [one.name for one in fields(Gates)]
-LARGEST = {"speed_up": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
+LARGEST = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
 """The largest value of each threshold that may be more than 1."""
 
 
 def test_thresholds_are_those_of_the_other_modules():
     gates = nb.runbook.gates()
 
-    assert (gates.speed_up, gates.utilisation, gates.hours) == (0.22, 0.18, 24)
-    assert (gates.memory_growth, gates.data_share, gates.headroom) == (GROWTH_GATE, DATA_SHARE, HEADROOM_SHARE)
-    assert (gates.entity_agreement, gates.recall_loss) == (SPAN_AGREEMENT, RECALL_LOSS)
+    assert (gates.speedup, gates.utilization, gates.hours) == (0.22, 0.18, 24)
+    assert (gates.memory_growth, gates.data_fraction, gates.headroom) == (
+        GROWTH_THRESHOLD,
+        MAX_DATA_FRACTION,
+        HEADROOM_FRACTION,
+    )
+    assert (gates.entity_agreement, gates.recall_loss) == (MIN_SPAN_AGREEMENT, MAX_RECALL_LOSS)
     assert (gates.logits, gates.gradients) == (TOLERANCES["float32"].logits, TOLERANCES["float32"].gradients)
-    assert (gates.transfer_share, gates.knee_gain, gates.fallback_time, gates.fallback_calls) == (0.25, 0.1, 0.05, 0.01)
+    assert (gates.transfer_fraction, gates.knee_gain, gates.fallback_time, gates.fallback_calls) == (
+        0.25,
+        0.1,
+        0.05,
+        0.01,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,24 +52,24 @@ def test_changed_threshold_comes_first(name):
     gates = nb.runbook.gates(**{name: default / 2})
 
     assert gates.changed == ((name, default, default / 2),)
-    assert gates.report().tables[0].rows[0][:3] == (name, gates.shown()[name], f"was {Gates().shown()[name]}")
+    assert gates.to_report().tables[0].rows[0][:3] == (name, gates.shown()[name], f"was {Gates().shown()[name]}")
 
 
 def test_value_that_is_the_default_is_no_change():
-    assert nb.runbook.gates(speed_up=0.22).changed == ()
+    assert nb.runbook.gates(speedup=0.22).changed == ()
     assert nb.runbook.gates() == Gates()
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"speedup": 0.3}, "'speedup'.*'speed_up'"),
-        ({"zzz": 0.3}, "'zzz'.*speed_up"),
-        ({"utilisation": 18}, "utilisation.*18.*from 0 up to 1"),
-        ({"speed_up": -0.1}, "speed_up.*-0.1"),
-        ({"speed_up": float("nan")}, "speed_up.*nan"),
-        ({"speed_up": "0.3"}, "speed_up.*'0.3'"),
-        ({"speed_up": True}, "speed_up.*True"),
+        ({"speedup": 0.3}, "'speedup'.*'speedup'"),
+        ({"zzz": 0.3}, "'zzz'.*speedup"),
+        ({"utilization": 18}, "utilization.*18.*from 0 up to 1"),
+        ({"speedup": -0.1}, "speedup.*-0.1"),
+        ({"speedup": float("nan")}, "speedup.*nan"),
+        ({"speedup": "0.3"}, "speedup.*'0.3'"),
+        ({"speedup": True}, "speedup.*True"),
         ({"hours": float("inf")}, "hours.*inf"),
     ],
 )
@@ -71,12 +80,12 @@ def test_bad_threshold_is_refused(changed, words):
 
 def test_verdict_takes_no_other_gates():
     with pytest.raises(ConfigurationError, match="dict"):
-        nb.verdict(gates={"speed_up": 0.3})
+        nb.verdict(gates={"speedup": 0.3})
 
 
 def test_text_is_narrow_and_complete():
-    gates = nb.runbook.gates(speed_up=0.3)
-    words = {word for table in gates.report().tables for row in table.rows for cell in row for word in cell.split()}
+    gates = nb.runbook.gates(speedup=0.3)
+    words = {word for table in gates.to_report().tables for row in table.rows for cell in row for word in cell.split()}
 
     assert max(map(len, str(gates).splitlines())) <= 120
     assert words <= set(str(gates).split())

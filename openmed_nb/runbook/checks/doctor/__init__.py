@@ -2,8 +2,8 @@
 
 Where a new line of the doctor goes:
 
-- About the computer, torch or packages: a ``yield`` in ``findings_of`` (``checks.py``). A fact that it needs is a field of
-  ``DoctorFacts`` there, which ``examine`` (``report.py``) fills.
+- About the computer, torch or packages: a ``yield`` in ``run_checks`` (``checks.py``). A fact that it needs is a field of
+  ``SystemFacts`` there, which ``examine`` (``report.py``) fills.
 - About a device that cannot be used: a row of ``COMPUTER``, with what it shows where nothing is wrong in ``_computer``; about
   packages: ``package_findings`` (``checks.py``).
 - About power, heat and what else runs: a row of ``CONDITIONS`` (``runbook/records/signals.py``).

@@ -18,22 +18,22 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, pluralize
 from ....devices import causes, cuda, mps
-from ....devices.backend import TENSOR_LOCK, TorchFacts
-from ....devices.causes import Cause, Surroundings
+from ....devices.backend import TENSOR_LOCK, TorchInfo
+from ....devices.causes import DeviceContext, RejectionRule
 from ....devices.choice import DeviceChoice
-from ....devices.environment import CONFLICT, IDLE, SET_BY, EnvPlan
-from ....devices.machine import Machine, distribution_of, shown_device
-from ....devices.moving import module_in, unwrapped
-from ....devices.registry import device_of
-from ....devices.request import canonical
+from ....devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan
+from ....devices.machine import MachineInfo, distribution_of, format_device
+from ....devices.moving import get_module, unwrap_model
+from ....devices.registry import parse_device_argument
+from ....devices.request import normalize_device
 from ....errors import OpenMedError
-from ....models.config import dtype_name
+from ....models.config import normalize_dtype
 from ....models.loading import INT8, is_quantized
-from ....models.records import REDUCED, Validation
+from ....models.records import REDUCED_DTYPES, DtypeValidation
 from ....training.batch_checks import head_width, token_count
-from ...records.signals import Signals
+from ...records.signals import SystemStatus
 
 # The names of two findings, by which a verdict knows them too.
 COMPUTATION = "computation"
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Computation:
+class ComputationCheck:
     """What came of computing on a device."""
 
     device: str  # Where it was to be done.
-    place: str = ""  # Where torch says that the result is; empty if there is none.
+    result_device: str = ""  # Where torch says that the result is; empty if there is none.
     failure: str = ""  # Why it failed; empty if it gave what the CPU gives.
     # For each type of numbers that was tried, why it failed; empty if it did not.
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -58,21 +58,21 @@ class Computation:
 
 
 @dataclass(frozen=True)
-class DoctorFacts:
+class SystemFacts:
     """All that the doctor judges."""
 
     python: str  # The version of this Python.
-    machine: Machine  # The facts of this computer.
-    torch: TorchFacts  # What is known of torch.
+    machine: MachineInfo  # The facts of this computer.
+    torch: TorchInfo  # What is known of torch.
     choice: DeviceChoice | OpenMedError  # The device in force, or the error of the wishes.
     environment: EnvPlan  # What became of the MPS variables.
     torch_error: OpenMedError | None = None  # Why torch cannot be imported; None if it can.
     environ: Mapping[str, str] = field(default_factory=dict)  # The environment variables that the rules read.
-    computed: Computation | None = None  # What came of computing on the device in force; None if there is none.
-    ruled_out: Computation | None = None  # The same on a GPU that is not in force because it gave wrong numbers.
+    computed: ComputationCheck | None = None  # What came of computing on the device in force; None if there is none.
+    ruled_out: ComputationCheck | None = None  # The same on a GPU that is not in force because it gave wrong numbers.
     packages: tuple[Finding, ...] = ()  # What was found about packages.
     launching: tuple[Finding, ...] = ()  # What was found about the settings of accelerate launch.
-    signals: Signals = field(default_factory=Signals)  # The state of the computer.
+    signals: SystemStatus = field(default_factory=SystemStatus)  # The state of the computer.
     models: tuple[Finding, ...] = ()  # What was found about each model.
 
 
@@ -90,73 +90,73 @@ class RuleCheck:
 
     name: str  # What it is.
     device: str  # The device whose causes are asked.
-    fails: tuple[str, ...]  # The names of causes that fail it.
-    before: tuple[str, ...] = ()  # Those that make it meaningless; the first that applies says why.
-    warns: tuple[str, ...] = ()  # Those of what the person may have wanted, asked before those that fail.
+    fail_if: tuple[str, ...]  # The names of causes that fail it.
+    skip_if: tuple[str, ...] = ()  # Those that make it meaningless; the first that applies says why.
+    warn_if: tuple[str, ...] = ()  # Those of what the person may have wanted, asked before those that fail.
 
 
-COMPUTER = (
+SYSTEM_CHECKS = (
     RuleCheck("Python", "mps", (mps.ROSETTA,)),
-    RuleCheck("macOS", "mps", OF_MACOS, before=(mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS)),
+    RuleCheck("macOS", "mps", OF_MACOS, skip_if=(mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS)),
     RuleCheck("torch", "cpu", IN_TORCH),
-    RuleCheck("MPS in torch", "mps", (mps.NOT_BUILT,), before=(*NO_APPLE_GPU, NOT_LOADED, *IN_TORCH)),
+    RuleCheck("MPS in torch", "mps", (mps.NOT_BUILT,), skip_if=(*NO_APPLE_GPU, NOT_LOADED, *IN_TORCH)),
     RuleCheck(
         "MPS",
         "mps",
         (mps.NO_METAL, mps.BAD_WATERMARKS, causes.FAILED_PROBE),
-        before=(*NO_APPLE_GPU, *OF_MACOS, NOT_LOADED, *IN_TORCH, mps.NOT_BUILT),
+        skip_if=(*NO_APPLE_GPU, *OF_MACOS, NOT_LOADED, *IN_TORCH, mps.NOT_BUILT),
     ),
     RuleCheck(
         "CUDA",
         "cuda",
         (cuda.NO_GPU, causes.FAILED_PROBE),
-        before=(cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *IN_TORCH),
-        warns=(cuda.CPU_BUILD, cuda.HIDDEN_GPUS),
+        skip_if=(cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *IN_TORCH),
+        warn_if=(cuda.CPU_BUILD, cuda.HIDDEN_GPUS),
     ),
 )
 
 
-def _computer(facts: DoctorFacts) -> Iterator[Finding]:
+def _computer(facts: SystemFacts) -> Iterator[Finding]:
     """Judge each thing about the computer by its causes; what it shows if nothing is wrong stands here."""
     torch = facts.torch
-    here = Surroundings(facts.machine, torch, facts.environ)
+    here = DeviceContext(facts.machine, torch, facts.environ)
     build = torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
     evidence = {
         "Python": f"{facts.python}, built for {facts.machine.architecture}",
         "macOS": ".".join(map(str, facts.machine.macos or ())),
-        "torch": ", ".join(filter(None, (torch.shown, build))),
+        "torch": ", ".join(filter(None, (torch.display_version, build))),
         "MPS in torch": "torch was built with MPS",
-        "MPS": f"torch finds the Metal device{torch.metal and f': {torch.metal}'}",
+        "MPS": f"torch finds the Metal device{torch.metal_device and f': {torch.metal_device}'}",
         "CUDA": ", ".join(torch.cuda_names or ()),
     }
-    for check in COMPUTER:
+    for check in SYSTEM_CHECKS:
         finding = Finding(check.name, OK, evidence[check.name])
-        applying = {cause.name: cause for cause in device_of(check.device).causes(here)}
-        if not torch.loaded:
-            applying[NOT_LOADED] = Cause(NOT_LOADED, "torch cannot be used")
+        applying = {cause.name: cause for cause in parse_device_argument(check.device).causes(here)}
+        if not torch.is_imported:
+            applying[NOT_LOADED] = RejectionRule(NOT_LOADED, "torch cannot be used")
         if facts.machine.macos is None:
-            applying[UNKNOWN_MACOS] = Cause(UNKNOWN_MACOS, "its version could not be read")
-        for status, names in ((NOT_APPLICABLE, check.before), (WARNING, check.warns), (FAILED, check.fails)):
+            applying[UNKNOWN_MACOS] = RejectionRule(UNKNOWN_MACOS, "its version could not be read")
+        for status, names in ((NOT_APPLICABLE, check.skip_if), (WARNING, check.warn_if), (FAILED, check.fail_if)):
             cause = next((applying[name] for name in names if name in applying), None)
             if cause is not None:
                 remedy = "" if status == NOT_APPLICABLE else cause.remedy
                 finding = Finding(check.name, status, cause.reason, remedy)
                 break
         if check.name == "torch" and facts.torch_error:
-            finding = Finding("torch", FAILED, facts.torch_error.what, facts.torch_error.remedy)
+            finding = Finding("torch", FAILED, facts.torch_error.message, facts.torch_error.remedy)
         yield finding
 
 
-def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
+def run_checks(facts: SystemFacts) -> Iterator[Finding]:
     """Yield every finding, in the order in which a person would look."""
     yield from _computer(facts)
     yield _device_in_force(facts)
     yield _computation(facts)
     yield from _variables(facts.environment)
-    yield from _types_of_numbers(facts)
+    yield from _check_dtypes(facts)
     suspected = facts.ruled_out or facts.computed
     if suspected is None:
-        yield _idle(SILENT_ERRORS, facts)
+        yield _not_applicable(SILENT_ERRORS, facts)
     else:
         from .silent_errors import bug_findings
 
@@ -167,32 +167,32 @@ def findings_of(facts: DoctorFacts) -> Iterator[Finding]:
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
 
 
-def _idle(name: str, facts: DoctorFacts) -> Finding:
+def _not_applicable(name: str, facts: SystemFacts) -> Finding:
     """Return that nothing was looked at, because nothing can be computed."""
     why = "torch cannot be used" if facts.torch_error or facts.torch.version is None else "no device is in force"
     return Finding(name, NOT_APPLICABLE, why)
 
 
-def _device_in_force(facts: DoctorFacts) -> Finding:
+def _device_in_force(facts: SystemFacts) -> Finding:
     name = "device in force"
     choice = facts.choice
     if facts.torch_error is not None:
-        return _idle(name, facts)
+        return _not_applicable(name, facts)
     if isinstance(choice, OpenMedError):
-        return Finding(name, FAILED, choice.what, choice.remedy)
-    return Finding(name, OK, f"{shown_device(choice.device)}: {choice.reason}")
+        return Finding(name, FAILED, choice.message, choice.remedy)
+    return Finding(name, OK, f"{format_device(choice.device)}: {choice.reason}")
 
 
-def _computation(facts: DoctorFacts) -> Finding:
+def _computation(facts: SystemFacts) -> Finding:
     computed = facts.computed
     if computed is None:
-        return _idle(COMPUTATION, facts)
-    device = shown_device(computed.device)
-    place = shown_device(computed.place)
+        return _not_applicable(COMPUTATION, facts)
+    device = format_device(computed.device)
+    place = format_device(computed.result_device)
     restart = "Restart the kernel; if it fails again, use 'cpu'."
     if computed.failure:
         return Finding(COMPUTATION, FAILED, f"{device} fails: {computed.failure}", restart)
-    if canonical(computed.place) != canonical(computed.device):
+    if normalize_device(computed.result_device) != normalize_device(computed.device):
         return Finding(COMPUTATION, FAILED, f"asked of {device}, the result is on {place}", restart)
     return Finding(COMPUTATION, OK, f"right, and its result is on {place}")
 
@@ -201,18 +201,18 @@ def _variables(plan: EnvPlan) -> Iterator[Finding]:
     """Judge each MPS variable: in force, too late, in conflict with another, not for this device, or none that torch reads."""
     for setting in plan.settings:
         status = WARNING if setting.remedy else OK
-        status = {CONFLICT: FAILED, IDLE: NOT_APPLICABLE}.get(setting.effect, status)
-        value = "not set" if setting.value is None else f"{setting.shown}, set by {SET_BY[setting.origin]}"
+        status = {CONFLICT: FAILED, NOT_FOR_DEVICE: NOT_APPLICABLE}.get(setting.effect, status)
+        value = "not set" if setting.value is None else f"{setting.display_value}, set by {SET_BY[setting.source]}"
         evidence = "; ".join(filter(None, (f"{value}: {setting.effect}", setting.note)))
         yield Finding(setting.name, status, evidence, setting.remedy)
 
 
-NECESSARY = ("float32", "int64")  # Without these nothing runs; without one of the others a device is only slower.
+REQUIRED_DTYPES = ("float32", "int64")  # Without these nothing runs; without one of the others a device is only slower.
 
 
-def _types_of_numbers(facts: DoctorFacts) -> Iterator[Finding]:
+def _check_dtypes(facts: SystemFacts) -> Iterator[Finding]:
     if facts.computed is None or not facts.computed.dtypes:
-        yield _idle("types of numbers", facts)
+        yield _not_applicable("types of numbers", facts)
         return
     device = facts.computed.device
     refused = ""
@@ -220,26 +220,26 @@ def _types_of_numbers(facts: DoctorFacts) -> Iterator[Finding]:
     for name, failure in facts.computed.dtypes.items():
         if not failure:
             computed.append(name)
-        elif name in device_of(device).narrower:
+        elif name in parse_device_argument(device).narrower:
             refused = "; float64 is refused, as MPS has none"
         else:
-            needed = name in NECESSARY
+            needed = name in REQUIRED_DTYPES
             remedy = "Use 'cpu', and update torch and the system." if needed else "Use float32."
-            yield Finding(name, FAILED if needed else WARNING, f"{shown_device(device)} fails: {failure}", remedy)
+            yield Finding(name, FAILED if needed else WARNING, f"{format_device(device)} fails: {failure}", remedy)
     if computed:
-        evidence = f"{shown_device(device)} computes with {', '.join(computed)}{refused}"
+        evidence = f"{format_device(device)} computes with {', '.join(computed)}{refused}"
         yield Finding("types of numbers", OK, evidence)
 
 
 @dataclass(frozen=True)
-class ExaminedModel:
+class ModelUnderTest:
     """A model that is looked at."""
 
     model: torch.nn.Module  # The model itself.
     tokenizer: Any  # Its tokenizer, or None.
     device: str  # The device in force.
     # What is known of it in a reduced type; None if it was not loaded by its name.
-    validation: Validation | None = None
+    validation: DtypeValidation | None = None
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Return parameters and buffers with their names."""
@@ -250,40 +250,40 @@ class ExaminedModel:
         if is_quantized(self.model):
             return [INT8]
         numbers = (tensor for _, tensor in self.tensors() if tensor.is_floating_point() or tensor.is_complex())
-        return sorted({dtype_name(tensor.dtype) for tensor in numbers})
+        return sorted({normalize_dtype(tensor.dtype) for tensor in numbers})
 
 
 def model_findings(
-    name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: Validation | None = None
+    name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: DtypeValidation | None = None
 ) -> tuple[Finding, ...]:
     """Return what is wrong with a module, a pipeline or a loaded model of ours, or one finding that nothing is."""
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-    examined = ExaminedModel(unwrapped(module_in(model)), tokenizer, device, validation)
+    examined = ModelUnderTest(unwrap_model(get_module(model)), tokenizer, device, validation)
     with TENSOR_LOCK:
         wrong = tuple(finding for check in MODEL_CHECKS for finding in check(examined))
     if wrong:
         return tuple(replace(finding, name=f"{name}: {finding.name}") for finding in wrong)
-    places = sorted({shown_device(str(tensor.device)) for _, tensor in examined.tensors()})
+    places = sorted({format_device(str(tensor.device)) for _, tensor in examined.tensors()})
     summary = " and ".join(examined.dtypes()) or "no weights"
     summary += f" on {' and '.join(places)}" if places else ""
     return (Finding(name, OK, f"{summary}; nothing was found by {len(MODEL_CHECKS)} checks"),)
 
 
-def double_precision(examined: ExaminedModel) -> Iterator[Finding]:
+def check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find numbers of 64 bits, which MPS does not have."""
     tensors = examined.tensors()
-    names = [name for name, tensor in tensors if dtype_name(tensor.dtype) in mps.Mps.narrower]
+    names = [name for name, tensor in tensors if normalize_dtype(tensor.dtype) in mps.Mps.narrower]
     if names:
-        share = f"{len(names):,} of {counted(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
+        share = f"{len(names):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
         evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
-        status = FAILED if device_of(examined.device).narrower else WARNING
+        status = FAILED if parse_device_argument(examined.device).narrower else WARNING
         remedy = "Call model.float(), or move it with nb.training.to_device, which converts."
         yield Finding("float64", status, evidence, remedy)
 
 
-def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
+def check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find weights in a reduced type that is not validated: answers can differ."""
-    types = [dtype for dtype in examined.dtypes() if dtype in REDUCED]
+    types = [dtype for dtype in examined.dtypes() if dtype in REDUCED_DTYPES]
     known = examined.validation
     evidence = f"weights are {' and '.join(types)}, with which entities can move or be lost"
     if known and [known.dtype] == types:
@@ -294,49 +294,58 @@ def reduced_precision(examined: ExaminedModel) -> Iterator[Finding]:
         yield Finding("precision", WARNING, evidence, remedy)
 
 
-def label_map(examined: ExaminedModel) -> Iterator[Finding]:
+def check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a map of labels that has another length than the last layer."""
     labels = getattr(getattr(examined.model, "config", None), "id2label", None)
     classifies = any(kind.__name__.endswith("Classification") for kind in type(examined.model).__mro__)
     width = head_width(examined.model) if labels and classifies else None
     if width is not None and labels is not None and len(labels) != width:
-        evidence = f"the configuration has {counted(len(labels), 'label')}, and the last layer gives {width:,} numbers"
+        evidence = (
+            f"the configuration has {pluralize(len(labels), 'label')}, and the last layer gives {width:,} numbers"
+        )
         remedy = "Load it with num_labels as many as the data has, or correct id2label in its configuration."
         yield Finding("labels", FAILED, evidence, remedy)
 
 
-def vocabulary(examined: ExaminedModel) -> Iterator[Finding]:
+def check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a tokenizer with tokens for which the model has no embedding."""
     rows = token_count(examined.model)
     tokens: dict[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
     largest = max(tokens.values(), default=-1)
     if rows is not None and largest >= rows:
-        evidence = f"the tokenizer has token {largest:,}, and the model has embeddings for {counted(rows, 'token')}"
+        evidence = f"the tokenizer has token {largest:,}, and the model has embeddings for {pluralize(rows, 'token')}"
         remedy = "Use the tokenizer of this model, or call model.resize_token_embeddings(len(tokenizer))."
         yield Finding("vocabulary", FAILED, evidence, remedy)
 
 
-def tensor_places(examined: ExaminedModel) -> Iterator[Finding]:
+def check_tensor_devices(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find parts on several devices, and parts without memory."""
-    counts = Counter(canonical(str(tensor.device)) for _, tensor in examined.tensors())
+    counts = Counter(normalize_device(str(tensor.device)) for _, tensor in examined.tensors())
     if "meta" in counts:
-        evidence = f"{counted(counts['meta'], 'tensor')} of {counts.total():,} have no memory (device meta)"
+        evidence = f"{pluralize(counts['meta'], 'tensor')} of {counts.total():,} have no memory (device meta)"
         yield Finding("weights", FAILED, evidence, "Load the weights: from_pretrained, or load_state_dict.")
     elif len(counts) > 1 and getattr(examined.model, "hf_device_map", None) is None:
-        parts = ", ".join(f"{count:,} on {shown_device(place)}" for place, count in sorted(counts.items()))
+        parts = ", ".join(f"{count:,} on {format_device(place)}" for place, count in sorted(counts.items()))
         evidence = f"its tensors are on several devices: {parts}"
         yield Finding("places", FAILED, evidence, "Move it whole: model.to(device).")
 
 
-def not_a_number(examined: ExaminedModel) -> Iterator[Finding]:
+def check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find weights that are NaN or infinite."""
     names = [name for name, weight in examined.model.named_parameters() if not _finite(weight)]
     if names:
-        evidence = f"{counted(len(names), 'weight')} with NaN or infinity: {_first(names)}"
+        evidence = f"{pluralize(len(names), 'weight')} with NaN or infinity: {_first(names)}"
         yield Finding("NaN", FAILED, evidence, "Load it again, or go back to an earlier checkpoint.")
 
 
-MODEL_CHECKS = (double_precision, reduced_precision, label_map, vocabulary, tensor_places, not_a_number)
+MODEL_CHECKS = (
+    check_float64,
+    check_reduced_precision,
+    check_label_map,
+    check_vocabulary,
+    check_tensor_devices,
+    check_finite_weights,
+)
 
 
 def _finite(weight: torch.Tensor) -> bool:
@@ -354,7 +363,7 @@ def _first(names: list[str], shown: int = 3) -> str:
 
 
 # The packages whose requirements are looked at.
-CHECKED = (
+CHECKED_PACKAGES = (
     "openmed-nb",
     "torch",
     "torchvision",
@@ -372,7 +381,7 @@ CHECKED = (
 EXTRAS = ("", "torch")
 
 # What importlib.metadata raises for files that are damaged or gone; it differs between releases of Python.
-UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+METADATA_ERRORS = (OSError, ValueError, KeyError, TypeError)
 
 Versions = Mapping[str, str]  # By the normalized names of packages; empty if the files do not say.
 
@@ -382,12 +391,12 @@ def package_findings(
 ) -> tuple[Finding, ...]:
     """Return what is wrong with packages, or one finding that nothing is, given what each requires and who is loaded.
 
-    ``torch`` is what pip is asked for where torch is to be installed, as ``devices.causes.torch_for`` says: the newest one
+    ``torch`` is what pip is asked for where torch is to be installed, as ``devices.causes.torch_requirement`` says: the newest one
     can be without MPS on this Mac.
     """
     found = [_unreadable(name, torch) for name, version in installed.items() if not version]
     for package, texts in requirements.items():
-        found += filter(None, (_unmet(package, text, installed, torch) for text in texts))
+        found += filter(None, (_unmet_requirements(package, text, installed, torch) for text in texts))
     for name, here in loaded.items():
         there = installed.get(name)
         if there and here.partition("+")[0] != there.partition("+")[0]:
@@ -396,7 +405,7 @@ def package_findings(
     return tuple(dict.fromkeys(found)) or (Finding("packages", OK, f"{len(requirements)} packages fit together"),)
 
 
-def _unmet(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
+def _unmet_requirements(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
     """Return what is wrong with one requirement of a package; ``None`` if it is met or does not count."""
     try:
         required = Requirement(text)
@@ -441,13 +450,13 @@ def read_packages(
     installed: dict[str, str] = {}
     requirements: dict[str, Sequence[str]] = {}
     loaded: dict[str, str] = {}
-    for name in CHECKED:
+    for name in CHECKED_PACKAGES:
         distribution = find(name)
         if distribution is None:
             continue
         installed[name] = _version(distribution)
         requirements[name] = ()
-        with contextlib.suppress(*UNREADABLE):
+        with contextlib.suppress(*METADATA_ERRORS):
             requirements[name] = tuple(distribution.requires or ())
         version = getattr(sys.modules.get(name.replace("-", "_")), "__version__", None)
         if version:
@@ -463,5 +472,5 @@ def read_packages(
 def _version(distribution: Any) -> str:
     try:
         return str(distribution.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
-    except UNREADABLE:
+    except METADATA_ERRORS:
         return ""

@@ -12,25 +12,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, counted
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, pluralize
 from ...._utils.text import shorten
-from ...._utils.validation import whole_number
-from ....devices.backend import TorchFacts
-from ....devices.machine import Machine
+from ...._utils.validation import as_integer
+from ....devices.backend import TorchInfo
+from ....devices.machine import MachineInfo
 from ....errors import ConfigurationError
-from ....training.steps import autocast_policy
+from ....training.steps import select_precision
 
 NAME = "accelerate config"
-AGAIN = "Run accelerate config again."
+RECONFIGURE_REMEDY = "Run accelerate config again."
 NO_16_BITS = "Set mixed_precision: 'no'."
 ONE_PROCESS = "Set distributed_type: 'NO'."
 
-SINGLE = ("NO", "MULTI_CPU")  # For these one process is started; the second is for mpirun to start several times.
+SINGLE_PROCESS_TYPES = (
+    "NO",
+    "MULTI_CPU",
+)  # For these one process is started; the second is for mpirun to start several times.
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 SIXTEEN_BITS = {"fp16": "float16", "bf16": "bfloat16"}
 
 
-def accelerate_findings(environ: Mapping[str, str], machine: Machine, torch: TorchFacts) -> tuple[Finding, ...]:
+def accelerate_findings(environ: Mapping[str, str], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
     """Return what is wrong with the file of ``accelerate config`` on a computer; nothing where there is no file."""
     import yaml
 
@@ -41,11 +44,11 @@ def accelerate_findings(environ: Mapping[str, str], machine: Machine, torch: Tor
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
-        return (Finding(NAME, FAILED, f"{file.name} cannot be opened: {error.strerror}", AGAIN),)
+        return (Finding(NAME, FAILED, f"{file.name} cannot be opened: {error.strerror}", RECONFIGURE_REMEDY),)
     except (yaml.YAMLError, ValueError):  # Their texts show lines of the file.
         pass
     if not isinstance(settings, dict):
-        return (Finding(NAME, FAILED, f"{file.name} does not hold settings in YAML", AGAIN),)
+        return (Finding(NAME, FAILED, f"{file.name} does not hold settings in YAML", RECONFIGURE_REMEDY),)
     return launch_findings(settings, machine, torch)
 
 
@@ -57,7 +60,7 @@ def settings_file(environ: Mapping[str, str]) -> Path:
     return at_home / "accelerate" / "default_config.yaml"
 
 
-def launch_findings(settings: Mapping[str, Any], machine: Machine, torch: TorchFacts) -> tuple[Finding, ...]:
+def launch_findings(settings: Mapping[str, Any], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
     """Return what of the settings does not fit the computer, or one finding that all of it does."""
     place = settings.get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
@@ -82,7 +85,7 @@ def launch_findings(settings: Mapping[str, Any], machine: Machine, torch: TorchF
         misfits.setdefault(finding.name, finding)
     if misfits:
         return tuple(replace(finding, name=f"{NAME}: {name}") for name, finding in misfits.items())
-    processes = counted(whole_number(settings.get("num_processes")) or 1, "process", "processes")
+    processes = pluralize(as_integer(settings.get("num_processes")) or 1, "process", "processes")
     return (Finding(NAME, OK, f"{processes} on {device}, mixed precision {precision or 'no'}"),)
 
 
@@ -91,24 +94,24 @@ def _judged_processes(settings: Mapping[str, Any], device: str, gpus: int) -> It
     kind = settings.get("distributed_type")
     # A ``NO`` without quotes is false to YAML, and does what NO does.
     kind = "NO" if kind is False else shorten(str(kind or ""))
-    processes = whole_number(settings.get("num_processes")) or 1
-    computers = whole_number(settings.get("num_machines")) or 1
+    processes = as_integer(settings.get("num_processes")) or 1
+    computers = as_integer(settings.get("num_machines")) or 1
     here = processes // computers
     if not kind:
-        yield Finding("distributed_type", FAILED, "there is none, and accelerate launch needs one", AGAIN)
+        yield Finding("distributed_type", FAILED, "there is none, and accelerate launch needs one", RECONFIGURE_REMEDY)
     elif kind == "MPS":
         what = "MPS is of an old accelerate; today's refuses it, and takes MPS by itself"
         yield Finding("distributed_type", FAILED, what, ONE_PROCESS)
     elif kind in SHARDED and device == "mps":
         what = f"{kind} needs torch.distributed, which has no backend for MPS"
         yield Finding("distributed_type", FAILED, what, ONE_PROCESS)
-    if kind not in SINGLE and processes > 1 and device != "cuda":
+    if kind not in SINGLE_PROCESS_TYPES and processes > 1 and device != "cuda":
         what = f"asks for {processes:,}; without GPUs of CUDA, {kind} lets each train a model of its own on {device}"
         yield Finding("num_processes", FAILED, what, "Set distributed_type: 'NO' and num_processes: 1.")
-    elif kind not in SINGLE and device == "cuda" and here > gpus:
-        what = f"asks for {here:,} on this computer, and torch finds {counted(gpus, 'GPU')}"
+    elif kind not in SINGLE_PROCESS_TYPES and device == "cuda" and here > gpus:
+        what = f"asks for {here:,} on this computer, and torch finds {pluralize(gpus, 'GPU')}"
         yield Finding("num_processes", FAILED, what, "Set num_processes to the number of GPUs.")
-    elif kind in SINGLE and processes > 1 and not settings.get("mpirun_config"):
+    elif kind in SINGLE_PROCESS_TYPES and processes > 1 and not settings.get("mpirun_config"):
         what = f"asks for {processes:,}, and {kind} starts only one"
         yield Finding("num_processes", WARNING, what, "Set num_processes: 1, or run accelerate config again.")
     if computers > 1 and device == "mps":
@@ -120,7 +123,7 @@ def _judged_processes(settings: Mapping[str, Any], device: str, gpus: int) -> It
         yield Finding("num_machines", FAILED, what, remedy)
 
 
-def _judged_precision(precision: Any, device: str, machine: Machine, torch: TorchFacts) -> Iterator[Finding]:
+def _judged_precision(precision: Any, device: str, machine: MachineInfo, torch: TorchInfo) -> Iterator[Finding]:
     """Yield what does not fit of a type.
 
     One of 16 bits is judged as ``nb.training.precision`` does for a loop of the person's own; CUDA is left to accelerate.
@@ -142,9 +145,9 @@ def _judged_precision(precision: Any, device: str, machine: Machine, torch: Torc
         yield Finding(name, FAILED, what, "Set mixed_precision: 'no', or update macOS.")
     elif precision in SIXTEEN_BITS and device != "cuda":
         try:
-            policy = autocast_policy(device, torch.release, machine, SIXTEEN_BITS[precision])
+            policy = select_precision(device, torch.release, machine, SIXTEEN_BITS[precision])
         except ConfigurationError as error:
-            yield Finding(name, FAILED, error.what, error.remedy)
+            yield Finding(name, FAILED, error.message, error.remedy)
         else:
             notes = " ".join(policy.notes) or "Its losses can differ from those of float32."
             remedy = "Set mixed_precision: 'no', unless a short training in both shows that it pays."

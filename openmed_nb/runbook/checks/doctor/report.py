@@ -11,33 +11,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...._events.activity import Activity
+from ...._events.activity import ProgressEvent
 from ...._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
     WARNING,
+    Displayable,
     Finding,
     Report,
-    Shown,
     Table,
-    counted,
-    worst,
+    pluralize,
+    worst_status,
 )
-from ...._utils.text import cause, model_label
+from ...._utils.text import describe_error, model_label
 from ....devices import backend
-from ....devices.backend import TorchFacts
-from ....devices.causes import torch_for
+from ....devices.backend import TorchInfo
+from ....devices.causes import torch_requirement
 from ....devices.choice import DeviceChoice
-from ....devices.moving import module_in, unwrapped
-from ....devices.registry import device_of
-from ....errors import DeviceError, ModelUnusable, OpenMedError, TorchUnusable
+from ....devices.moving import get_module, unwrap_model
+from ....devices.registry import parse_device_argument
+from ....errors import DeviceError, InvalidModelError, OpenMedError, TorchImportError
 from ....models.config import OpenMedConfig
-from ....models.records import validation_of
-from ....models.registry import is_named
+from ....models.records import get_dtype_validation
+from ....models.registry import is_model_name
 from ....session import SESSION, Session
 from ...records.signals import read_signals
-from .checks import Computation, DoctorFacts, findings_of, model_findings, package_findings, read_packages
+from .checks import ComputationCheck, SystemFacts, model_findings, package_findings, read_packages, run_checks
 from .launching import accelerate_findings
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
@@ -53,7 +53,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, repr=False)
-class DoctorReport(Shown):
+class DoctorReport(Displayable):
     """What the doctor found, in the order in which it looked.
 
     Attributes:
@@ -74,12 +74,12 @@ class DoctorReport(Shown):
     findings: tuple[Finding, ...]
     simulated: bool = False
 
-    ALSO = ("status", "exit_code", "headline")
+    JSON_PROPERTIES = ("status", "exit_code", "headline")
 
     @property
     def status(self) -> str:
         """The worst of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
-        return worst(self.findings)
+        return worst_status(self.findings)
 
     @property
     def exit_code(self) -> int:
@@ -90,23 +90,23 @@ class DoctorReport(Shown):
     def headline(self) -> str:
         """How many findings there are of each kind, in one sentence."""
         count = Counter(finding.status for finding in self.findings)
-        return f"{count[OK]} ok, {counted(count[WARNING], 'warning')}, {count[FAILED]} failed."
+        return f"{count[OK]} ok, {pluralize(count[WARNING], 'warning')}, {count[FAILED]} failed."
 
     @property
-    def bad(self) -> tuple[Finding, ...]:
+    def problems(self) -> tuple[Finding, ...]:
         """What failed, and then what may go wrong."""
         return tuple(finding for status in (FAILED, WARNING) for finding in self.findings if finding.status == status)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: the count, what to do, and everything that was looked at."""
-        bad = self.bad
+        bad = self.problems
         rows = tuple(
             (finding.name, finding.status, (finding.details or "see above") if finding in bad else finding.evidence)
             for finding in self.findings
         )
-        table = Table("Everything that was looked at", ("check", "result", "evidence"), rows, folded=bool(bad))
+        table = Table("Everything that was looked at", ("check", "result", "evidence"), rows, collapsed=bool(bad))
         spoken = (f"Doctor: {WORDS[self.status]}", self.headline)
-        return Report("Doctor", (self.headline,), (table,), spoken=spoken, status=self.status, wrong=bad)
+        return Report("Doctor", (self.headline,), (table,), html_sentences=spoken, status=self.status, problems=bad)
 
 
 def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
@@ -124,7 +124,7 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
 
     Raises:
         ConfigurationError: For anything that is not a model.
-        UnknownModel, ModelUnreachable, ModelRefused: For a name under which no model can be had. Whatever else is wrong,
+        UnknownModelError, ModelDownloadError, UntrustedModelError: For a name under which no model can be had. Whatever else is wrong,
             also a torch that does not import and a model that cannot be loaded, is a finding.
 
     The doctor computes on the device in force, which loads torch: linear layers, each type of numbers, and on a GPU small
@@ -141,27 +141,27 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
         >>> [finding.name for finding in report.findings][:3]
         ['Python', 'macOS', 'torch']
     """
-    with SESSION.told_after(progress):
-        return diagnose(examine(SESSION, model))
+    with SESSION.operation(progress):
+        return diagnose(collect_facts(SESSION, model))
 
 
-def diagnose(facts: DoctorFacts) -> DoctorReport:
+def diagnose(facts: SystemFacts) -> DoctorReport:
     """Judge the facts of a computer; the same facts always give the same report."""
-    return DoctorReport(tuple(findings_of(facts)), facts.machine.simulated)
+    return DoctorReport(tuple(run_checks(facts)), facts.machine.simulated)
 
 
-def compute_on(device: str) -> Computation:
+def check_computation(device: str) -> ComputationCheck:
     """Compute on a device: linear layers, each type of numbers, and the probes of known silent errors."""
     from .silent_errors import run_probes
 
-    failure = backend.probe(device)
-    if failure and not failure.startswith(backend.OTHER_NUMBERS):
-        return Computation(device, failure=failure)
+    failure = backend.probe_device(device)
+    if failure and not failure.startswith(backend.NUMERICAL_MISMATCH):
+        return ComputationCheck(device, failure=failure)
     torch = backend.import_torch()
     with backend.TENSOR_LOCK:
         place = str((torch.ones(2, device="cpu").to(device) * 2).device)
     dtypes = {dtype: _failure_in(device, dtype) for dtype in DTYPES}
-    return Computation(device, place, failure, dtypes, run_probes(device))
+    return ComputationCheck(device, place, failure, dtypes, run_probes(device))
 
 
 def _failure_in(device: str, dtype: str) -> str:
@@ -176,65 +176,67 @@ def _failure_in(device: str, dtype: str) -> str:
         with backend.TENSOR_LOCK:
             found = compute(numbers.to(device, getattr(torch, dtype))).cpu()
     except (RuntimeError, TypeError) as error:
-        return cause(error)
-    return "" if torch.equal(found.long(), compute(numbers)) else backend.OTHER_NUMBERS
+        return describe_error(error)
+    return "" if torch.equal(found.long(), compute(numbers)) else backend.NUMERICAL_MISMATCH
 
 
-def examine(session: Session, model: Any = None, compute: Callable[[str], Computation] = compute_on) -> DoctorFacts:
+def collect_facts(
+    session: Session, model: Any = None, compute: Callable[[str], ComputationCheck] = check_computation
+) -> SystemFacts:
     """Gather the facts about a session's computer; another ``compute`` stands in for a device that is not here."""
-    with session.unchanged_on_error():
+    with session.transaction():
         models = _models(session, model)
-        computer = session.computer
+        computer = session.device_manager
         choice = session.choice_or_error(confirm=True)
         torch_error = None
         try:
             computer.load_torch()
-        except TorchUnusable as error:
+        except TorchImportError as error:
             torch_error = error
-        session.tell(Activity("Examining", "this computer"))
-        if torch_error is None and not (isinstance(choice, DeviceChoice) and choice.certain):
+        session.notify(ProgressEvent("Examining", "this computer"))
+        if torch_error is None and not (isinstance(choice, DeviceChoice) and choice.confirmed):
             choice = session.choice_or_error(confirm=True)  # Now torch can answer for itself.
         device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
         # The MPS variables count for mps, also if they are why it is not in force.
-        refused = device not in (None, "mps") and "watermark" in (computer.torch.failure("mps") or "")
-        wrong = next((gpu for gpu, why in computer.torch.probes if why.startswith(backend.OTHER_NUMBERS)), None)
-        shell = computer.shell
-        return DoctorFacts(
+        refused = device not in (None, "mps") and "watermark" in (computer.torch.probe_failure("mps") or "")
+        wrong = next((gpu for gpu, why in computer.torch.probes if why.startswith(backend.NUMERICAL_MISMATCH)), None)
+        shell = computer.user_environ
+        return SystemFacts(
             python=".".join(platform.python_version_tuple()[:2]),
             machine=computer.machine,
-            torch=computer.torch if torch_error is None else TorchFacts(None),
+            torch=computer.torch if torch_error is None else TorchInfo(None),
             choice=choice,
-            environment=computer.environment("mps" if refused else device or "cpu"),
+            environment=computer.mps_environment("mps" if refused else device or "cpu"),
             torch_error=torch_error,
             environ={name: shell[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in shell},
             computed=compute(device) if device else None,
             ruled_out=compute(wrong) if wrong else None,
-            packages=package_findings(*read_packages(), torch_for(computer.machine)),
+            packages=package_findings(*read_packages(), torch_requirement(computer.machine)),
             launching=() if torch_error else accelerate_findings(shell, computer.machine, computer.torch),
-            signals=read_signals(computer.machine, device or "cpu", uuid=device_of(device or "cpu").uuid()),
+            signals=read_signals(computer.machine, device or "cpu", uuid=parse_device_argument(device or "cpu").uuid()),
             models=tuple(
-                finding for name, found in models for finding in _look_at(name, found, device or "cpu", session)
+                finding for name, found in models for finding in _check_model(name, found, device or "cpu", session)
             ),
         )
 
 
 def _models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
     """Return names and models to look at, with an error in the place of a model that cannot be loaded."""
-    if not is_named(model):
-        return ((type(module_in(model)).__name__, model),)
-    loaded = session.models.named(None if model is None else str(model))
+    if not is_model_name(model):
+        return ((type(get_module(model)).__name__, model),)
+    loaded = session.models.find(None if model is None else str(model))
     if model is None or loaded:
         return tuple((loaded_model.name, loaded_model) for loaded_model in loaded)
     try:
         return ((str(model), session.load_model(str(model), OpenMedConfig())),)
-    except (ModelUnusable, DeviceError) as error:
+    except (InvalidModelError, DeviceError) as error:
         return ((str(model), error),)
 
 
-def _look_at(name: str, model: Any, device: str, session: Session) -> tuple[Finding, ...]:
+def _check_model(name: str, model: Any, device: str, session: Session) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
-        return (Finding(model_label(name), FAILED, model.what, model.remedy),)
-    inner = unwrapped(module_in(model))
+        return (Finding(model_label(name), FAILED, model.message, model.remedy),)
+    inner = unwrap_model(get_module(model))
     key = session.models.key_of(inner)
-    known = validation_of(key, str(inner.device), session.computer, session.environ) if key else None
+    known = get_dtype_validation(key, str(inner.device), session.device_manager, session.environ) if key else None
     return model_findings(name, model, device=device, validation=known)

@@ -8,15 +8,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...._render.display import Report, Shown, Table, counted
+from ...._render.display import Displayable, Report, Table, pluralize
 from ....devices.backend import import_torch
-from ....devices.machine import mps_is_simulated
-from ....devices.moving import module_in
-from ....devices.profilers import modes_on
-from .table import AtModule, ModulePlace, operator_table
+from ....devices.machine import is_mps_simulated
+from ....devices.moving import get_module
+from ....devices.profilers import push_modes
+from .table import ModuleLocation, ModuleRow, operator_table
 
 if TYPE_CHECKING:
-    from .recorders import Fall, FallbackRecord
+    from .recorders import FallbackEvent, FallbackRecorder
 
 FELL_BACK = "fell back to the CPU"
 REFUSED = "met an error"
@@ -26,7 +26,7 @@ REMEDIES = {FELL_BACK: "", REFUSED: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before t
 
 
 @dataclass(frozen=True)
-class Fallback(AtModule):
+class Fallback(ModuleRow):
     """An operator that fell back, in one module and one phase.
 
     Attributes:
@@ -42,32 +42,32 @@ class Fallback(AtModule):
     operator: str
     outcome: str
     phase: str
-    place: ModulePlace
+    module_location: ModuleLocation
     count: int
     seconds: float | None
 
 
 @dataclass(frozen=True, repr=False)
-class FallbackLedger(Shown):
+class FallbackLog(Displayable):
     """What fell back to the CPU since the ledger was opened; it can be read while it is open, and afterwards.
 
     Attributes:
-        device_is_there: Whether torch had an MPS device when it was opened.
+        device_available: Whether torch had an MPS device when it was opened.
         simulated: Whether that was a simulated one.
     """
 
-    device_is_there: bool
+    device_available: bool
     simulated: bool
-    _record: FallbackRecord = field(repr=False)
+    _record: FallbackRecorder = field(repr=False)
 
-    HIDDEN = ("_record",)
-    ALSO = ("verdict", "count", "operators_on_mps", "entries")
+    JSON_EXCLUDE = ("_record",)
+    JSON_PROPERTIES = ("verdict", "count", "operators_on_mps", "entries")
 
     @property
     def entries(self) -> tuple[Fallback, ...]:
         """The operators that fell back, the most frequent first."""
-        groups: dict[tuple[str, str, str, ModulePlace], list[Fall]] = {}
-        for fall in self._record.all_falls():
+        groups: dict[tuple[str, str, str, ModuleLocation], list[FallbackEvent]] = {}
+        for fall in self._record.all_events():
             outcome = REFUSED if fall.refused else FELL_BACK
             groups.setdefault((fall.operator, outcome, fall.sighting.phase, fall.sighting.place), []).append(fall)
         entries = []
@@ -75,7 +75,9 @@ class FallbackLedger(Shown):
             sightings = {id(fall.sighting): fall.sighting for fall in falls}  # One operator may hold several falls.
             seconds = None if self.simulated else sum(one.seconds or 0.0 for one in sightings.values())
             entries.append(Fallback(*key, len(falls), seconds))
-        return tuple(sorted(entries, key=lambda entry: (-entry.count, entry.operator, entry.phase, entry.place)))
+        return tuple(
+            sorted(entries, key=lambda entry: (-entry.count, entry.operator, entry.phase, entry.module_location))
+        )
 
     @property
     def count(self) -> int:
@@ -99,7 +101,7 @@ class FallbackLedger(Shown):
         for outcome, remedy in REMEDIES.items():
             entries = [entry for entry in self.entries if entry.outcome == outcome]
             if entries:
-                calls = counted(sum(entry.count for entry in entries), "call")
+                calls = pluralize(sum(entry.count for entry in entries), "call")
                 names = ", ".join(sorted({entry.operator for entry in entries}))
                 sentences.append(f"{calls} {outcome}: {names}.{remedy}")
         if sentences:
@@ -108,12 +110,14 @@ class FallbackLedger(Shown):
             return "Nothing fell back to the CPU."
         return "Only MPS has operators that fall back to the CPU, and nothing was computed on MPS here."
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: what fell back and where; the seconds are among the figures."""
         entries = self.entries
-        rows = tuple((one.operator, one.outcome, one.phase, str(one.place), str(one.count)) for one in entries)
+        rows = tuple(
+            (one.operator, one.outcome, one.phase, str(one.module_location), str(one.count)) for one in entries
+        )
         timed = tuple(
-            (one.operator, one.phase, str(one.place), f"{one.seconds:.4f}")
+            (one.operator, one.phase, str(one.module_location), f"{one.seconds:.4f}")
             for one in entries
             if one.seconds is not None
         )
@@ -121,12 +125,12 @@ class FallbackLedger(Shown):
             "Fallbacks of MPS",
             (self.verdict,),
             (Table("", ("operator", "what happened", "phase", "module", "times"), rows),),
-            figures=(Table("How long it took", ("operator", "phase", "module", "seconds"), timed),),
+            metrics=(Table("How long it took", ("operator", "phase", "module", "seconds"), timed),),
         )
 
 
 @contextmanager
-def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
+def fallbacks(model: Any = None) -> Iterator[FallbackLog]:
     """Write down what really falls back from MPS to the CPU in a block: which operators, how often, where, how long.
 
     Args:
@@ -155,17 +159,17 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLedger]:
         >>> ledger.entries[0].operator, ledger.entries[0].count
         ('aten::mode', 1)
     """
-    module = None if model is None else module_in(model, "Pass a torch module, a pipeline, or nothing.")
+    module = None if model is None else get_module(model, "Pass a torch module, a pipeline, or nothing.")
     torch = import_torch()
-    from .recorders import FALLS, FallbackRecord, WarningTap
+    from .recorders import FALLBACK_PATTERN, FallbackRecorder, WarningInterceptor
 
-    record = FallbackRecord(operator_table())
+    record = FallbackRecorder(operator_table())
     with ExitStack() as stack:  # It gives everything back as it was, whatever ends the block.
         stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
         torch.set_warn_always(True)
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("always", message=FALLS.pattern, category=UserWarning)
-        warnings.showwarning = WarningTap(record, warnings.showwarning)
-        stack.enter_context(record.places.watched(module))
-        stack.enter_context(modes_on(record))
-        yield FallbackLedger(torch.backends.mps.is_available(), mps_is_simulated(), record)
+        warnings.filterwarnings("always", message=FALLBACK_PATTERN.pattern, category=UserWarning)
+        warnings.showwarning = WarningInterceptor(record, warnings.showwarning)
+        stack.enter_context(record.places.track(module))
+        stack.enter_context(push_modes(record))
+        yield FallbackLog(torch.backends.mps.is_available(), is_mps_simulated(), record)

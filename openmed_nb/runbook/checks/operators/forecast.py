@@ -11,19 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...._events.activity import Activity
-from ...._render.display import OK, WARNING, Report, Shown, Table, counted
-from ...._utils.text import cause, model_label, short_type_name
-from ...._utils.validation import check_flag
+from ...._events.activity import ProgressEvent
+from ...._render.display import OK, WARNING, Displayable, Report, Table, pluralize
+from ...._utils.text import describe_error, model_label, short_type_name
+from ...._utils.validation import check_bool
 from ....annotation.loading import create_pipeline
-from ....devices.backend import TENSOR_LOCK, random_numbers_kept, release_of
-from ....devices.machine import mps_is_simulated
-from ....devices.moving import copy_of, module_in, named_tensors
+from ....devices.backend import TENSOR_LOCK, parse_release, preserve_rng_states
+from ....devices.machine import is_mps_simulated
+from ....devices.moving import copy_model, get_module, named_tensors
 from ....errors import ConfigurationError
 from ....models.config import OpenMedConfig
-from ....models.registry import is_named
+from ....models.registry import is_model_name
 from ....session import SESSION
-from ...bench.workloads import Example, loss_or_mean, read_example
+from ...bench.workloads import ModelInputs, loss_or_mean, parse_example_inputs
 from .table import (
     ALWAYS_ON_CPU,
     BACKWARD,
@@ -38,10 +38,10 @@ from .table import (
     OPTIMIZER,
     PHASES,
     REFUSED,
-    AtModule,
     CallSite,
-    ModulePlace,
-    MpsRefusal,
+    ModuleLocation,
+    ModuleRow,
+    MpsLimitation,
     OperatorTable,
     operator_table,
 )
@@ -49,48 +49,48 @@ from .table import (
 if TYPE_CHECKING:
     import torch
 
-    from .recorders import CallRecord
+    from .recorders import CallRecorder
 
 # Synthetic texts of two lengths, so that the batch has padding.
-SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
+EXAMPLE_SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
 
 
-def synthetic_example(model: Any, tokenizer: Any) -> Example:
+def synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
     """Return a batch of two synthetic sentences as a model of transformers takes them, with labels if it takes those."""
     import torch
 
-    from ....annotation.forward import input_names, taken
+    from ....annotation.forward import accepted_arguments, input_names
 
-    batch = dict(tokenizer(list(SENTENCES), padding=True, return_tensors="pt"))
+    batch = dict(tokenizer(list(EXAMPLE_SENTENCES), padding=True, return_tensors="pt"))
     names = input_names(model, tuple(batch))
     kwargs = {name: tensor for name, tensor in batch.items() if name in names}
-    if "labels" in (taken(type(model).forward) or ()):
+    if "labels" in (accepted_arguments(type(model).forward) or ()):
         kwargs["labels"] = torch.zeros_like(batch["input_ids"])
-    return Example(kwargs=kwargs)
+    return ModelInputs(kwargs=kwargs)
 
 
 def trace(
-    model: torch.nn.Module, example: Example, table: OperatorTable, training: bool
-) -> tuple[CallRecord, tuple[str, ...]]:
+    model: torch.nn.Module, example: ModelInputs, table: OperatorTable, training: bool
+) -> tuple[CallRecorder, tuple[str, ...]]:
     """Return what a copy of a model calls on the CPU, and what was not traced; the model and random numbers stay."""
     import torch
 
-    from .recorders import CallRecord
+    from .recorders import CallRecorder
 
-    with TENSOR_LOCK, random_numbers_kept(), torch.inference_mode(mode=False):
-        record = CallRecord(table)
+    with TENSOR_LOCK, preserve_rng_states(), torch.inference_mode(mode=False):
+        record = CallRecorder(table)
         # Each run has a copy of its own: a step changes its numbers.
-        _trace_inference(_running_copy(model, example), example.copied(), record)
+        _trace_inference(_verified_copy(model, example), example.copied(), record)
         if not training:
-            return record, (NOT_TRAINED,)
-        return record, _trace_training(_running_copy(model, example), example.copied(), record)
+            return record, (NO_TRAINING_NOTICE,)
+        return record, _trace_training(_verified_copy(model, example), example.copied(), record)
 
 
-def _running_copy(model: torch.nn.Module, example: Example) -> torch.nn.Module:
+def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Module:
     """Return a copy that ran once while nobody watched: what fails then is the model's own error, and lazy weights have shapes."""
     import torch
 
-    copied = copy_of(model).eval()
+    copied = copy_model(model).eval()
     try:
         with torch.no_grad():
             example.copied()(copied)
@@ -102,43 +102,43 @@ def _running_copy(model: torch.nn.Module, example: Example) -> torch.nn.Module:
 
 def _failed(what: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
     where = f"{what} of {short_type_name(model)} failed on the CPU"
-    return ConfigurationError(f"{where}: {short_type_name(error)}: {cause(error)}.", remedy)
+    return ConfigurationError(f"{where}: {short_type_name(error)}: {describe_error(error)}.", remedy)
 
 
-def _trace_inference(model: torch.nn.Module, example: Example, record: CallRecord) -> None:
+def _trace_inference(model: torch.nn.Module, example: ModelInputs, record: CallRecorder) -> None:
     """Trace a pass without gradients, below autograd if the model can run so: there, MPS's own choice is seen."""
     import torch
 
-    from .recorders import watching
+    from .recorders import record_calls
 
     record.phase = INFERENCE
-    for name, place in _wide_tensors(model, example, record):
-        record.refuse(name, [FLOAT64], place)
+    for name, place in _float64_tensors(model, example, record):
+        record.record_limitation(name, [FLOAT64], place)
     calls = Counter(record.calls)
     refusals = Counter(record.refusals)
     try:
-        with torch.inference_mode(), watching(record, model):
+        with torch.inference_mode(), record_calls(record, model):
             example(model)
     except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
         record.calls = calls
         record.refusals = refusals
-        with torch.no_grad(), watching(record, model):
+        with torch.no_grad(), record_calls(record, model):
             example(model)
 
 
-def _trace_training(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple[str, ...]:
+def _trace_training(model: torch.nn.Module, example: ModelInputs, record: CallRecorder) -> tuple[str, ...]:
     """Trace a training step with attention taken apart, as on MPS when gradients are needed; return what was not traced."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from .recorders import watching
+    from .recorders import record_calls
 
-    _wide_tensors(model, example, record)
+    _float64_tensors(model, example, record)
     if not any(parameter.requires_grad for parameter in model.train().parameters()):
         return ("No training step: no parameter of the model needs gradients.",)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         try:
-            with watching(record, model):
+            with record_calls(record, model):
                 return _step(model, example, record)
         except Exception:
             try:
@@ -149,7 +149,7 @@ def _trace_training(model: torch.nn.Module, example: Example, record: CallRecord
             raise
 
 
-def _step(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple[str, ...]:
+def _step(model: torch.nn.Module, example: ModelInputs, record: CallRecorder) -> tuple[str, ...]:
     """Take a training step; MPS is not in ``torch.utils._foreach_utils``, so that parameters are clipped and changed one by one."""
     import torch
 
@@ -168,23 +168,25 @@ def _step(model: torch.nn.Module, example: Example, record: CallRecord) -> tuple
     return ()
 
 
-def _wide_tensors(model: torch.nn.Module, example: Example, record: CallRecord) -> list[tuple[str, ModulePlace]]:
+def _float64_tensors(
+    model: torch.nn.Module, example: ModelInputs, record: CallRecorder
+) -> list[tuple[str, ModuleLocation]]:
     """Return the tensors of a model, and of its inputs, of a type that MPS does not have, and let the record know them."""
-    from .recorders import WIDE
+    from .recorders import UNSUPPORTED_DTYPES
 
-    wide: list[tuple[str, ModulePlace]] = []
+    wide: list[tuple[str, ModuleLocation]] = []
 
-    def look_at(kind: str, tensors: Iterable[tuple[str, torch.Tensor]], place: ModulePlace) -> None:
+    def look_at(kind: str, tensors: Iterable[tuple[str, torch.Tensor]], place: ModuleLocation) -> None:
         for name, tensor in tensors:
-            if tensor.dtype in WIDE:
+            if tensor.dtype in UNSUPPORTED_DTYPES:
                 record.wide[tensor] = True
                 wide.append((f"{kind} {name}", place))
 
     for path, module in model.named_modules():
-        place = ModulePlace(path, type(module).__name__)
+        place = ModuleLocation(path, type(module).__name__)
         look_at("parameter", module.named_parameters(recurse=False), place)
         look_at("buffer", module.named_buffers(recurse=False), place)
-    look_at("example input", named_tensors(example.tensors), ModulePlace())
+    look_at("example input", named_tensors(example.tensors), ModuleLocation())
     return wide
 
 
@@ -200,20 +202,20 @@ REMEDIES: Mapping[str, str] = {
 }
 
 # What no run on the CPU can show.
-LIMITS = (
+LIMITATIONS = (
     "Not seen: branches of the model's own code on the type of the device, the inside of operators that others wrote "
     "in C++, and what torch.compile makes."
 )
 
 # What is said of a forecast without training.
-NOT_TRAINED = "A training step was not looked at: training=True looks at one too."
+NO_TRAINING_NOTICE = "A training step was not looked at: training=True looks at one too."
 
 SHOWN_ROWS = 20
 SHOWN_NAMES = 6
 
 
 @dataclass(frozen=True)
-class OperatorForecast(AtModule):
+class OperatorForecast(ModuleRow):
     """What becomes of an operator, in one module and one phase.
 
     Attributes:
@@ -231,15 +233,15 @@ class OperatorForecast(AtModule):
     operator: str
     verdict: str
     phase: str
-    place: ModulePlace
+    place: ModuleLocation
     count: int
-    refusal: str = ""
+    limitation: str = ""
     reason: str = ""
     remedy: str = ""
 
 
 @dataclass(frozen=True, repr=False)
-class Forecast(Shown):
+class Forecast(Displayable):
     """What becomes of every operator of a model on MPS, in the installed torch.
 
     It stands on a run on the CPU. Not seen are branches of the model's own code on ``device.type``, the inside of
@@ -261,52 +263,52 @@ class Forecast(Shown):
     notes: tuple[str, ...] = ()
     simulated: bool = False
 
-    ALSO = ("verdict", "operators", "leaving", "refused", "limits")
+    JSON_PROPERTIES = ("verdict", "operators", "cpu_operators", "unsupported", "limits")
 
     @property
     def operators(self) -> tuple[str, ...]:
         """The different operators that are called, in alphabetical order."""
-        return _unique(row.operator for row in self.rows if not row.refusal)
+        return _unique(row.operator for row in self.rows if not row.limitation)
 
     @property
-    def leaving(self) -> tuple[str, ...]:
+    def cpu_operators(self) -> tuple[str, ...]:
         """The different operators that fall back to the CPU, or are always computed there."""
-        return self.named(FALLS_BACK, ALWAYS_ON_CPU)
+        return self.operators_with(FALLS_BACK, ALWAYS_ON_CPU)
 
     @property
-    def refused(self) -> tuple[str, ...]:
+    def unsupported(self) -> tuple[str, ...]:
         """What MPS refuses, such as ``"float64"``."""
-        return _unique(row.refusal for row in self.rows if row.verdict == REFUSED)
+        return _unique(row.limitation for row in self.rows if row.verdict == REFUSED)
 
     @property
-    def troubles(self) -> tuple[OperatorForecast, ...]:
+    def problems(self) -> tuple[OperatorForecast, ...]:
         """The rows of all that does not simply run on MPS."""
         return tuple(row for row in self.rows if row.verdict not in {NATIVE, COMPOSITE})
 
     @property
     def limits(self) -> str:
         """What no run on the CPU can show, in a sentence."""
-        return LIMITS
+        return LIMITATIONS
 
     @property
     def exit_code(self) -> int:
         """The status that a command ends with: 1 if an operator leaves MPS, or MPS refuses something."""
-        return int(bool(self.leaving or self.refused))
+        return int(bool(self.cpu_operators or self.unsupported))
 
     @property
     def verdict(self) -> str:
         """The forecast in a sentence or a few."""
         more = {
-            "MPS refuses": self.refused,
-            "MPS may be wrong with": _unique(row.refusal for row in self.rows if row.verdict == MAY_BE_WRONG),
-            "It is not known whether MPS has": self.named(NOT_KNOWN),
+            "MPS refuses": self.unsupported,
+            "MPS may be wrong with": _unique(row.limitation for row in self.rows if row.verdict == MAY_BE_WRONG),
+            "It is not known whether MPS has": self.operators_with(NOT_KNOWN),
         }
-        others = [f"{words} {_listed(names)}." for words, names in more.items() if names]
+        others = [f"{words} {_join_names(names)}." for words, names in more.items() if names]
         count = len(self.operators)
-        leaving = self.leaving
+        leaving = self.cpu_operators
         if leaving:
             leave = "leaves" if len(leaving) == 1 else "leave"
-            first = f"{len(leaving)} of {counted(count, 'operator')} {leave} MPS: {_listed(leaving)}."
+            first = f"{len(leaving)} of {pluralize(count, 'operator')} {leave} MPS: {_join_names(leaving)}."
         elif count <= 1:
             first = "No operator leaves MPS."
         elif others:
@@ -315,15 +317,15 @@ class Forecast(Shown):
             first = f"Every one of {count} operators runs on MPS."
         return " ".join([first, *others])
 
-    def named(self, *verdicts: str) -> tuple[str, ...]:
+    def operators_with(self, *verdicts: str) -> tuple[str, ...]:
         """Return the different operators of some verdicts, in alphabetical order."""
         return _unique(row.operator for row in self.rows if row.verdict in verdicts)
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what there is to show: the verdict, what leaves MPS and where, and the counts of each phase."""
         # Rows of one operator in one module stand together, whatever the phase.
         groups: dict[tuple[str, ...], list[OperatorForecast]] = {}
-        for row in self.troubles:
+        for row in self.problems:
             groups.setdefault((row.operator, row.verdict, str(row.place), row.reason, row.remedy), []).append(row)
         troubles = [
             (*key[:3], ", ".join(row.phase for row in group), ", ".join(str(row.count) for row in group), *key[3:])
@@ -331,28 +333,30 @@ class Forecast(Shown):
         ]
         hidden = len(troubles) - SHOWN_ROWS
         more = (f"{hidden} more rows are in to_dict().",) if hidden > 0 else ()
-        release = ".".join(map(str, release_of(self.torch)))  # Not the build, so that texts of two builds are the same.
+        release = ".".join(
+            map(str, parse_release(self.torch))
+        )  # Not the build, so that texts of two builds are the same.
         about = f"Read in {self.source}, for torch {release}."
         columns = ("operator", "on MPS", "module", "phase", "times", "why", "what to do")
         phases = []
         for phase in PHASES:
-            calls = [row for row in self.rows if row.phase == phase and not row.refusal]
+            calls = [row for row in self.rows if row.phase == phase and not row.limitation]
             called = {row.operator for row in calls}
             if called:
                 times = sum(row.count for row in calls)
-                phases.append((phase, str(times), str(len(called)), str(len(called.intersection(self.leaving)))))
+                phases.append((phase, str(times), str(len(called)), str(len(called.intersection(self.cpu_operators)))))
         tables = (
             Table("What does not simply run on MPS", columns, tuple(troubles[:SHOWN_ROWS])),
             Table("What the model calls", ("phase", "calls", "operators", "leave MPS"), tuple(phases)),
         )
-        sentences = (self.verdict, *self.notes, *more, about, LIMITS)
+        sentences = (self.verdict, *self.notes, *more, about, LIMITATIONS)
         return Report(f"Forecast of {self.model} on MPS", sentences, tables, status=WARNING if self.exit_code else OK)
 
     # Nothing in a forecast is measured on the simulated device.
-    WHEN_SIMULATED = ("SIMULATED MPS is on; the forecast does not depend on it.", "")
+    SIMULATION_MARKERS = ("SIMULATED MPS is on; the forecast does not depend on it.", "")
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     """Return names with commas between them, only the first few of many."""
     more = len(names) - SHOWN_NAMES
     return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
@@ -362,22 +366,22 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def rows_of(
-    calls: Mapping[CallSite, int], refusals: Mapping[tuple[MpsRefusal, CallSite], int], table: OperatorTable
+def build_rows(
+    calls: Mapping[CallSite, int], refusals: Mapping[tuple[MpsLimitation, CallSite], int], table: OperatorTable
 ) -> tuple[OperatorForecast, ...]:
     """Return what becomes of everything that a model called, given how often it called it; the worst first."""
     rows = []
     for (operator, phase, place), count in calls.items():
-        verdict = table.verdict(operator)
+        verdict = table.classify(operator)
         name = table.named_by_mps(operator)
         reason = f"MPS names it {name}." if verdict == FALLS_BACK and name != operator else ""
         remedy = REMEDIES.get(operator, REMEDIES.get(verdict, ""))
         rows.append(OperatorForecast(operator, verdict, phase, place, count, "", reason, remedy))
     for (why, (operator, phase, place)), count in refusals.items():
-        rows.append(OperatorForecast(operator, why.verdict, phase, place, count, why.name, why.says, why.remedy))
+        rows.append(OperatorForecast(operator, why.verdict, phase, place, count, why.name, why.reason, why.remedy))
 
     def order(row: OperatorForecast) -> tuple[Any, ...]:
-        return VERDICTS.index(row.verdict), row.refusal, row.operator, PHASES.index(row.phase), row.place
+        return VERDICTS.index(row.verdict), row.limitation, row.operator, PHASES.index(row.phase), row.place
 
     return tuple(sorted(rows, key=order))
 
@@ -411,7 +415,7 @@ def forecast(
     Raises:
         ConfigurationError: For anything that is not a model, without example inputs that are needed, for a model that
             cannot be copied, and if the model itself fails with its example inputs on the CPU.
-        TorchUnusable: If torch came without its list of operators.
+        TorchImportError: If torch came without its list of operators.
 
     It cannot see branches of the model's own code on ``device.type``, the inside of operators that others wrote in C++, nor
     what ``torch.compile`` makes. For torch 2.13.0 and 2.14.1 the list is exactly what their macOS binaries register
@@ -422,21 +426,21 @@ def forecast(
         >>> class Scores(torch.nn.Module):
         ...     def forward(self, shares):
         ...         return torch.special.ndtri(shares)
-        >>> forecast(Scores(), torch.rand(3)).leaving
+        >>> forecast(Scores(), torch.rand(3)).cpu_operators
         ('aten::special_ndtri',)
     """
-    check_flag("training", training)
-    with SESSION.told_after(progress):
+    check_bool("training", training)
+    with SESSION.operation(progress):
         name = type(model).__name__
-        if is_named(model):
+        if is_model_name(model):
             name = "bundled" if model is None else str(model)
             model = create_pipeline(SESSION, name, OpenMedConfig())
         table = operator_table()
-        SESSION.tell(Activity("Forecasting", model_label(name)))
-        module = module_in(model, "Pass a torch module, a pipeline, or the name of a model.")
+        SESSION.notify(ProgressEvent("Forecasting", model_label(name)))
+        module = get_module(model, "Pass a torch module, a pipeline, or the name of a model.")
         tokenizer = getattr(model, "tokenizer", None)
         if example_inputs is not None:
-            example = read_example(example_inputs)
+            example = parse_example_inputs(example_inputs)
         elif tokenizer is None or module is model:
             what = f"{short_type_name(model)} needs example inputs: only a pipeline has a tokenizer to make them with."
             raise ConfigurationError(what, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them.")
@@ -444,5 +448,5 @@ def forecast(
             example = synthetic_example(module, tokenizer)
         inner = getattr(module, "_orig_mod", module)  # What torch.compile was given.
         record, notes = trace(module, example, table, training)
-        rows = rows_of(record.calls, record.refusals, table)
-        return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, mps_is_simulated())
+        rows = build_rows(record.calls, record.refusals, table)
+        return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, is_mps_simulated())

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...._events.activity import IMPORTING, Activity
-from ...._render.display import Plain
-from ....devices.backend import import_torch, reinstalling, release_of
-from ....devices.machine import mps_is_simulated
-from ....errors import TorchUnusable
+from ...._events.activity import IMPORTING, ProgressEvent
+from ...._render.display import JsonMixin
+from ....devices.backend import import_torch, parse_release, reinstall_remedy
+from ....devices.machine import is_mps_simulated
+from ....errors import TorchImportError
 from ....session import SESSION
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ PHASES = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
 
 
 @dataclass(frozen=True, order=True)
-class ModulePlace:
+class ModuleLocation:
     """A module of a model.
 
     Attributes:
@@ -61,14 +61,14 @@ class ModulePlace:
         return f"{self.module} ({self.kind})".strip() if self.kind else ""
 
 
-class AtModule(Plain):
+class ModuleRow(JsonMixin):
     """A row of a report about one module: its JSON has ``module`` and ``class`` in the place of ``place``."""
 
-    FLAT: ClassVar[Mapping[str, Mapping[str, str]]] = {"place": {"module": "module", "class": "kind"}}
+    JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {"place": {"module": "module", "class": "kind"}}
 
 
 # An operator such as "aten::addmm", its phase, and the module that was running.
-CallSite = tuple[str, str, ModulePlace]
+CallSite = tuple[str, str, ModuleLocation]
 
 # The kernels that are made of other operators, in the order in which a device without its own takes them.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
@@ -76,7 +76,7 @@ COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAu
 # What MPS computes on the CPU even if falling back is off, since which torch (the end of MPSFallback.mm).
 RENORM = frozenset({"aten::embedding_renorm_"})
 SINGULAR_VALUES = RENORM | {"aten::linalg_svd", "aten::linalg_svd.U"}
-FORCED = (
+ALWAYS_CPU_SINCE = (
     ((2, 14), RENORM),
     ((2, 8), SINGULAR_VALUES),
     ((2, 6), SINGULAR_VALUES | {"aten::col2im", "aten::upsample_nearest3d.vec"}),
@@ -107,9 +107,9 @@ class OperatorTable:
     source: str  # Where this was read.
     native: frozenset[str]  # The operators with a kernel for MPS, such as "aten::acos.out".
     delegates: Mapping[str, str]  # What operators delegate to, such as "aten::acos" to "aten::acos.out".
-    forced: frozenset[str]  # The operators that MPS sends to the CPU even if falling back is off.
+    always_cpu: frozenset[str]  # The operators that MPS sends to the CPU even if falling back is off.
 
-    def verdict(self, operator: str) -> str:
+    def classify(self, operator: str) -> str:
         """Return what becomes of an operator, such as ``"aten::mode"``, that is called with a tensor of MPS.
 
         Returns:
@@ -118,7 +118,7 @@ class OperatorTable:
         """
         if operator in DEVICE_SWITCHES:
             return NATIVE
-        if operator in self.forced:
+        if operator in self.always_cpu:
             return ALWAYS_ON_CPU
         delegate = self.delegates.get(operator, operator)
         if any(name in self.native or has_kernel(name, "MPS") for name in (operator, delegate)):
@@ -129,7 +129,7 @@ class OperatorTable:
 
     def named_by_mps(self, operator: str) -> str:
         """Return the name of an operator in the messages of MPS: that of the one it delegates to."""
-        return operator if operator in self.forced else self.delegates.get(operator, operator)
+        return operator if operator in self.always_cpu else self.delegates.get(operator, operator)
 
 
 def operator_table() -> OperatorTable:
@@ -138,19 +138,21 @@ def operator_table() -> OperatorTable:
     If this torch was built with MPS, its own registrations count, and its list gives the names only.
     """
     torch = import_torch()
-    return _table(torch.__version__, torch.backends.mps.is_built() and not mps_is_simulated())
+    return _table(torch.__version__, torch.backends.mps.is_built() and not is_mps_simulated())
 
 
 @functools.cache
 def _table(version: str, built: bool) -> OperatorTable:
-    SESSION.tell(Activity(IMPORTING, "torch's list of operators"))  # The reader of YAML lets no other thread run.
+    SESSION.notify(
+        ProgressEvent(IMPORTING, "torch's list of operators")
+    )  # The reader of YAML lets no other thread run.
     functions = read_functions(functions_file(version))
     source = "native_functions.yaml of this torch"
-    native = native_by_rule(functions, "MPS")
+    native = native_operators(functions, "MPS")
     if built:
         source = "the registrations of this torch"
         native = frozenset(name for name in functions if has_kernel(name, "MPS"))
-    return OperatorTable(version, source, native, _delegates_of(functions), forced_in(version))
+    return OperatorTable(version, source, native, _parse_delegates(functions), always_cpu_operators(version))
 
 
 def functions_file(version: str) -> Path:
@@ -161,7 +163,7 @@ def functions_file(version: str) -> Path:
         if file.is_file():
             return file
     what = f"torch {version} came without torchgen/packaged/ATen/native/native_functions.yaml, its list of operators."
-    raise TorchUnusable(what, reinstalling(version))
+    raise TorchImportError(what, reinstall_remedy(version))
 
 
 def read_functions(file: Path) -> dict[str, dict[str, Any]]:
@@ -173,12 +175,12 @@ def read_functions(file: Path) -> dict[str, dict[str, Any]]:
     return {f"aten::{entry['func'].partition('(')[0]}": entry for entry in entries}
 
 
-def _delegates_of(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _parse_delegates(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     delegates = ((name, entry.get("structured_delegate")) for name, entry in functions.items())
     return {name: f"aten::{delegate}" for name, delegate in delegates if delegate}
 
 
-def native_by_rule(functions: Mapping[str, Mapping[str, Any]], key: str) -> frozenset[str]:
+def native_operators(functions: Mapping[str, Mapping[str, Any]], key: str) -> frozenset[str]:
     """Return the operators that have a kernel for a dispatch key, such as ``"MPS"``, by torch's list."""
     own = {
         name
@@ -186,7 +188,7 @@ def native_by_rule(functions: Mapping[str, Mapping[str, Any]], key: str) -> froz
         for keys in entry.get("dispatch", {})  # Several keys may share a kernel: "CPU, MPS".
         if key in keys.replace(" ", "").split(",")
     }
-    delegating = {name for name, delegate in _delegates_of(functions).items() if delegate in own}
+    delegating = {name for name, delegate in _parse_delegates(functions).items() if delegate in own}
     return frozenset(own | delegating)
 
 
@@ -202,65 +204,65 @@ def has_kernel(operator: str, key: str) -> bool:
     return bool(library._dispatch_has_kernel_for_dispatch_key(operator, key))  # noqa: SLF001
 
 
-def forced_in(version: str) -> frozenset[str]:
+def always_cpu_operators(version: str) -> frozenset[str]:
     """Return what MPS always computes on the CPU, in a version of torch."""
-    release = release_of(version)[:2]
-    return next((names for since, names in FORCED if release >= since), FORCED[-1][1])
+    release = parse_release(version)[:2]
+    return next((names for since, names in ALWAYS_CPU_SINCE if release >= since), ALWAYS_CPU_SINCE[-1][1])
 
 
 @dataclass(frozen=True)
-class MpsRefusal:
+class MpsLimitation:
     """Why MPS refuses a call, or computes it wrongly."""
 
     name: str  # What it is about, in a few words.
-    says: str  # What MPS says or does, and where that is written.
+    reason: str  # What MPS says or does, and where that is written.
     remedy: str  # One thing to do, as a sentence.
     verdict: str = REFUSED  # "refused", "may be wrong", or "not known".
 
 
-FLOAT64 = MpsRefusal(
+FLOAT64 = MpsLimitation(
     "float64",
     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64 (EmptyTensor.cpp).",
     "Use float32: say dtype=torch.float32, or call .float().",
 )
-DIMENSIONS = MpsRefusal(
+DIMENSIONS = MpsLimitation(
     "more than 16 dimensions",
     "MPS supports tensors with dimensions <= 16.",
     "Reshape the tensor to fewer dimensions.",
 )
-ELEMENTS = MpsRefusal(
+ELEMENTS = MpsLimitation(
     "more than 2**31 elements",
     "Some kernels of MPS count in 32 bits and give wrong numbers without an error (pytorch#188756, #189960).",
     "Use a smaller batch or shorter texts.",
     MAY_BE_WRONG,
 )
-ADAPTIVE_POOL = MpsRefusal(
+ADAPTIVE_POOL = MpsLimitation(
     "adaptive pooling to sizes that do not divide",
     "Adaptive pool MPS: input sizes must be divisible by output sizes (pytorch#96056).",
     "Choose an output size that divides the input's, or pool on the CPU.",
 )
-INTEGER_CONVOLUTION = MpsRefusal(
+INTEGER_CONVOLUTION = MpsLimitation(
     "convolution of integers",
     "MPS has no convolution of integers (torch/testing/_internal/common_mps.py).",
     "Convert the input with .float() first.",
 )
-INTEGER_LINEAR = MpsRefusal(
+INTEGER_LINEAR = MpsLimitation(
     "linear layer of integers",
     "MPS device does not support linear for non-float inputs.",
     "Convert the input with .float() first.",
 )
-LSTM_PROJECTION = MpsRefusal(
+LSTM_PROJECTION = MpsLimitation(
     "LSTM with a projection",
     "LSTM with projections is not currently supported with MPS.",
     "Leave proj_size out, and put a Linear behind the LSTM.",
 )
-ATTENTION_DROPOUT = MpsRefusal(
+ATTENTION_DROPOUT = MpsLimitation(
     "attention with dropout and without gradients",
     "scaled_dot_product_attention for MPS does not support dropout (Attention.mm).",
     "Set its dropout to 0 where no gradients are needed (model.eval()), or load the model with "
     "attn_implementation='eager'.",
 )
-NO_PLAIN_TENSOR = MpsRefusal(
+NO_PLAIN_TENSOR = MpsLimitation(
     "sparse and nested tensors",
     "MPS has other kernels for them than for plain tensors, and only a few (SparseMPS in native_functions.yaml).",
     "Use plain tensors, as .to_dense() and .to_padded_tensor() make them, or try it on a Mac.",
@@ -297,30 +299,30 @@ def _drops_without_gradient(*args: Any, **kwargs: Any) -> bool:
     return bool(named.get("dropout_p", 0.0)) and not learns
 
 
-Rules = Mapping[str, tuple[MpsRefusal, Callable[..., bool]]]
+Rules = Mapping[str, tuple[MpsLimitation, Callable[..., bool]]]
 
 # What can be seen from an operator and its arguments.
-OF_OPERATORS: Rules = {
+OPERATOR_RULES: Rules = {
     "aten::convolution": (INTEGER_CONVOLUTION, _of_integers),
     "aten::_adaptive_avg_pool2d": (ADAPTIVE_POOL, _unevenly),
     "aten::adaptive_max_pool2d": (ADAPTIVE_POOL, _in_two_directions),
 }
 
 # What can be seen from a function of torch that Python calls.
-OF_FUNCTIONS: Rules = {
+FUNCTION_RULES: Rules = {
     "linear": (INTEGER_LINEAR, _of_integers),
     "lstm": (LSTM_PROJECTION, _with_projection),
     "scaled_dot_product_attention": (ATTENTION_DROPOUT, _drops_without_gradient),
 }
 
 
-def of_call(rules: Rules, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[MpsRefusal]:
+def find_limitation(rules: Rules, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[MpsLimitation]:
     """Return why MPS refuses a call with these arguments; the types and shapes of all tensors are another question."""
     refusal, applies = rules.get(name, (None, None))
     return [refusal] if refusal and applies and applies(*args, **kwargs) else []
 
 
-def of_shapes(tensors: Iterable[torch.Tensor]) -> list[MpsRefusal]:
+def find_shape_limitation(tensors: Iterable[torch.Tensor]) -> list[MpsLimitation]:
     """Return what MPS refuses in the shapes of tensors; those of nested tensors are another question."""
     shapes = [tensor.shape for tensor in tensors if not tensor.is_nested]
     refusals = []

@@ -13,50 +13,50 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...._events.activity import Activity
-from ...._render.display import counted
-from ...._utils.text import cause, describe_value
-from ...._utils.validation import check_flag
+from ...._events.activity import ProgressEvent
+from ...._render.display import pluralize
+from ...._utils.text import describe_error, describe_value
+from ...._utils.validation import check_bool
 from ....devices.backend import TENSOR_LOCK, without_autocast
-from ....devices.machine import shown_device
+from ....devices.machine import format_device
 from ....devices.memory import empty_cache, is_out_of_memory
-from ....devices.moving import copy_of, to_array
-from ....devices.registry import device_of
-from ....errors import ConfigurationError, DeviceUnavailable, ModelUnusable, OpenMedError
+from ....devices.moving import copy_model, to_numpy
+from ....devices.registry import parse_device_argument
+from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
 from ....models.config import DEFAULT_STRATEGY, STRATEGIES
-from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load
-from ....models.registry import is_named
+from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load_from_spec
+from ....models.registry import is_model_name
 from ....session import SESSION
 from .policy import TOLERANCES
 from .report import (
-    Differences,
+    EntityAgreement,
+    EntityScore,
     GradientDifference,
+    LogitDifferences,
     ParityReport,
-    Score,
     Span,
-    Spans,
     compare_spans,
-    gold_spans,
+    parse_gold,
     score,
 )
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ....annotation.forward import Batch, Inputs, Network
+    from ....annotation.forward import Batch, Inputs, TokenClassifier
     from ....annotation.pipeline import AnnotationPipeline
-    from ....annotation.results import Answer
-    from ....annotation.stream import Annotator, Prepared
+    from ....annotation.results import TextResult
+    from ....annotation.stream import Annotator, TokenizedChunk
 
 LETTERS = re.compile(r"[^\W\d_]+")
 
 # One training step has at most this many tokens; its activations are kept on both devices.
-TOKENS = 1024
+MAX_GRADIENT_TOKENS = 1024
 # The loss is multiplied by this and the gradients divided, as a GradScaler does: float16 would make 0 of small ones.
-SCALE = 1024.0
+LOSS_SCALE = 1024.0
 # Gradients shorter than this share of the longest are compared with that: some, such as those of the biases of keys in
 # attention, are zero but for rounding.
-SMALLEST = 1e-2
+MIN_GRADIENT_FRACTION = 1e-2
 
 
 def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
@@ -96,7 +96,7 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
     Raises:
         ConfigurationError: Without a text, for gold that is not gold or of other texts, for gradients in int8, and for a
             type that the device does not have.
-        UnreadableText: For a text that cannot be read, by its number.
+        InvalidTextError: For a text that cannot be read, by its number.
         ModelError: If the model cannot be loaded, or computes no numbers on the CPU in float32.
         DeviceError: If the device cannot be used, or fails.
 
@@ -105,68 +105,68 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
         >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
         (2, 0, 'every logit is a number')
     """
-    from ...._annotate import checked_pipeline
+    from ...._annotate import validate_pipeline
 
     named = {"device": device, "dtype": dtype, **arguments}
     given = {name: value for name, value in named.items() if value is not None}
-    check_flag("gradients", gradients)
-    with SESSION.told_after(progress):
+    check_bool("gradients", gradients)
+    with SESSION.operation(progress):
         check_texts(texts)
-        if is_named(model):
-            spec, on = SESSION.files(model, given)
-            pair = pair_of_files(spec, on, SESSION.models.loaded_on(spec, on))
+        if is_model_name(model):
+            spec, on = SESSION.load_spec(model, given)
+            pair = pair_from_files(spec, on, SESSION.models.loaded_on(spec, on))
         else:
-            pair = pair_of_pipeline(checked_pipeline(model, given))
-        return parity_of(pair, texts, gold, gradients)
+            pair = pair_from_pipeline(validate_pipeline(model, given))
+        return run_parity(pair, texts, gold, gradients)
 
 
 def check_texts(texts: Any) -> None:
     """Refuse what is not a series of texts, and one that is empty, without reading it."""
-    from ....annotation.references import check_series
+    from ....annotation.references import check_iterable
 
     if isinstance(texts, str):
         raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
     if texts is not None:
-        check_series(texts)
+        check_iterable(texts)
     if texts is None or (isinstance(texts, Sized) and not len(texts)):
-        raise _no_text()
+        raise _no_texts_error()
 
 
-def _no_text() -> ConfigurationError:
+def _no_texts_error() -> ConfigurationError:
     what = "Pass the model first and then the texts; None is the bundled model."
     return ConfigurationError("There is no text to compare on.", what)
 
 
-def words_of(text: Any) -> Any:
+def normalize_text(text: Any) -> Any:
     """Return the words of a text in one form: numbers, white space, punctuation and capitals make no other text."""
     return " ".join(LETTERS.findall(text)).casefold() if isinstance(text, str) else text
 
 
-def _checked_gold(gold: Any, texts: Any, candidate: Annotator) -> tuple[tuple[Span, ...], ...]:
+def _validate_gold(gold: Any, texts: Any, candidate: Annotator) -> tuple[tuple[Span, ...], ...]:
     """Return gold entities, checked before anything runs."""
-    spans = gold_spans(gold)
+    spans = parse_gold(gold)
     if isinstance(texts, Sized) and len(texts) != len(spans):
-        raise _other_number(len(spans), len(texts))
+        raise _gold_length_error(len(spans), len(texts))
     tables = candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
-    kept = zip(tables.groups, tables.group_kept, strict=True)
+    kept = zip(tables.entity_names, tables.keep_entity, strict=True)
     if candidate.settings.aggregation_strategy == "none":
-        kept = zip(tables.names, tables.label_kept, strict=True)
+        kept = zip(tables.names, tables.keep_label, strict=True)
     known = {label for label, is_kept in kept if is_kept}
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in known for label in labels)
     if unknown:  # They are not named: they could be words of a text.
-        what = f"{unknown:,} of {counted(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
+        what = f"{unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
         raise ConfigurationError(what, f"Use those of the model, and leave others out: {', '.join(sorted(known))}.")
     return spans
 
 
-def _other_number(gold: int, texts: int) -> ConfigurationError:
-    what = f"The gold is of {counted(gold, 'text')}, and there are {texts:,}."
+def _gold_length_error(gold: int, texts: int) -> ConfigurationError:
+    what = f"The gold is of {pluralize(gold, 'text')}, and there are {texts:,}."
     return ConfigurationError(what, "Pass the gold of the same texts.")
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """A model in two ways."""
 
     name: str  # What the person calls the model.
@@ -177,29 +177,32 @@ class Pair:
     # How tokens become the entities that are compared; empty for the reference's own strategy.
     strategies: tuple[str, ...] = ()
 
-    def in_every_strategy(self) -> Pair:
+    def in_every_strategy(self) -> ModelPair:
         """Return the pair with its entities compared as each strategy makes them of the same probabilities."""
-        whole = [replace(side, network=replace(side.network, whole=True)) for side in (self.reference, self.candidate)]
+        whole = [
+            replace(side, network=replace(side.network, return_all_probabilities=True))
+            for side in (self.reference, self.candidate)
+        ]
         return replace(self, reference=whole[0], candidate=whole[1], strategies=STRATEGIES)
 
 
-def pair_of_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> Pair:
+def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> ModelPair:
     """Return a model from its files on the CPU in float32, and on a device in the type of the specification.
 
     That one is loaded from the same files, if it is not ``loaded``.
     """
-    from ....annotation.pipeline import build_pipeline, device_budget
+    from ....annotation.pipeline import budget_for_device, build_pipeline
 
-    model = (loaded or load(spec, device)).model
+    model = (loaded or load_from_spec(spec, device)).model
     # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
-    pipe = build_pipeline(load(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
-    reference = pipe.own_annotator().whole_texts()
-    budget = replace(device_budget(model.device, model), padding=reference.budget.padding)
+    pipe = build_pipeline(load_from_spec(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
+    reference = pipe.default_annotator().whole_texts()
+    budget = replace(budget_for_device(model.device, model), allow_padding=reference.budget.allow_padding)
     candidate = replace(reference.with_model(model), budget=budget)
-    return Pair(spec.reference.name, reference, candidate, spec.dtype)
+    return ModelPair(spec.reference.name, reference, candidate, spec.dtype)
 
 
-def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
+def pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
     """Return a pipeline as it is, and with a float32 copy of its model on the CPU."""
     import torch
 
@@ -211,36 +214,40 @@ def pair_of_pipeline(pipe: AnnotationPipeline) -> Pair:
     if dtype not in TOLERANCES:
         what = f"{name} in {dtype} cannot be compared: there is no tolerance for that type."
         raise ConfigurationError(what, "Call .float() on its model.")
-    candidate = pipe.own_annotator().whole_texts()
+    candidate = pipe.default_annotator().whole_texts()
     notes: tuple[str, ...] = ()
     if dtype != "float32":
         rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
         notes = (f"{rounded}; pass the model's name to compare with its files.",)
     with TENSOR_LOCK:
-        reference = candidate.with_model(copy_of(pipe.model, dtype=torch.float32).eval())
-    return Pair(name, reference, candidate, dtype, notes)
+        reference = candidate.with_model(copy_model(pipe.model, dtype=torch.float32).eval())
+    return ModelPair(name, reference, candidate, dtype, notes)
 
 
-def _gradient_difference(reference: Annotator, candidate: Annotator, prepared: Prepared) -> GradientDifference | None:
+def _gradient_difference(
+    reference: Annotator, candidate: Annotator, prepared: TokenizedChunk
+) -> GradientDifference | None:
     """Return how far the gradients of one batch are apart; ``None`` if no parameter has one."""
     import torch
 
-    from ....annotation.forward import fill
+    from ....annotation.forward import pad_batch
 
-    batch = candidate.batches(prepared, candidate.budget.within(TOKENS))[0]
-    inputs = fill(prepared.tokens, prepared.windows, batch, candidate.network)
+    batch = candidate.plan_batches(prepared, candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
+    inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate.network)
     with TENSOR_LOCK, torch.no_grad():
         labels: np.ndarray = reference.network.logits(inputs).argmax(-1).cpu().numpy()  # (rows, length) int64
     try:
         expected = _gradients_of(reference.network, inputs, labels)
         computed = _gradients_of(candidate.network, inputs, labels)
     except RuntimeError as error:
-        what = f"A step could not be computed on {shown_device(str(candidate.network.device))}: {cause(error)}."
-        raise DeviceUnavailable(what, "Leave gradients=True out, or use another device or type.") from error
+        what = (
+            f"A step could not be computed on {format_device(str(candidate.network.device))}: {describe_error(error)}."
+        )
+        raise DeviceUnavailableError(what, "Leave gradients=True out, or use another device or type.") from error
     if not expected:
         return None
     lengths = {name: float(gradient.norm()) for name, gradient in expected.items()}
-    least = SMALLEST * max(lengths.values()) or 1.0
+    least = MIN_GRADIENT_FRACTION * max(lengths.values()) or 1.0
     apart = {}
     for name, gradient in expected.items():
         # One that is missing counts as zero, and one that is no number is infinitely far.
@@ -250,7 +257,7 @@ def _gradient_difference(reference: Annotator, candidate: Annotator, prepared: P
     return GradientDifference(apart[worst], worst, len(apart))
 
 
-def _gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
+def _gradients_of(network: TokenClassifier, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
     """Return the gradient of each parameter on the host in float32; the parameters themselves keep theirs."""
     import torch
 
@@ -266,54 +273,56 @@ def _gradients_of(network: Network, inputs: Inputs, labels: np.ndarray) -> dict[
         logits = output["logits"] if isinstance(output, dict) else output[0]
         inside = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()
         loss = torch.nn.functional.cross_entropy(logits.float()[inside], torch.from_numpy(labels).to(device)[inside])
-        gradients = torch.autograd.grad(SCALE * loss, list(learning.values()), allow_unused=True)
-        device_of(device).finish()
+        gradients = torch.autograd.grad(LOSS_SCALE * loss, list(learning.values()), allow_unused=True)
+        parse_device_argument(device).finish()
         computed = zip(learning, gradients, strict=True)
-        return {name: gradient.detach().cpu().float() / SCALE for name, gradient in computed if gradient is not None}
+        return {
+            name: gradient.detach().cpu().float() / LOSS_SCALE for name, gradient in computed if gradient is not None
+        }
 
 
-def parity_of(pair: Pair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
+def run_parity(pair: ModelPair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
     """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
-    from ...._annotate import known_length
-    from ....annotation.references import stream_of
-    from ....annotation.stream import chunk_characters, in_chunks
+    from ...._annotate import length_or_none
+    from ....annotation.references import iter_texts
+    from ....annotation.stream import chunk_characters, iter_chunks
 
-    tally = _Tally(pair, None if gold is None else _checked_gold(gold, texts, pair.candidate))
-    total = known_length(texts)
+    tally = _ParityAccumulator(pair, None if gold is None else _validate_gold(gold, texts, pair.candidate))
+    total = length_or_none(texts)
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
     difference: GradientDifference | None = None
-    SESSION.tell(Activity("Comparing", pair.name, 0, total, "text"))
+    SESSION.notify(ProgressEvent("Comparing", pair.name, 0, total, "text"))
     with without_autocast(pair.candidate.network.model.device.type):
-        for chunk in in_chunks(stream_of(texts), chunk_characters(pair.candidate.budget)):
-            prepared = pair.candidate.prepare(chunk)
+        for chunk in iter_chunks(iter_texts(texts), chunk_characters(pair.candidate.budget)):
+            prepared = pair.candidate.tokenize(chunk)
             if chunk.error:
                 raise chunk.error
             if prepared is None:
                 continue
-            for failure in prepared.failures.values():
+            for failure in prepared.errors.values():
                 raise failure
             if gradients and difference is None and len(prepared.tokens):
                 difference = _gradient_difference(pair.reference, pair.candidate, prepared)
             tally.add(prepared)
-            SESSION.tell(Activity("Comparing", pair.name, len(tally.texts), total, "text"))
+            SESSION.notify(ProgressEvent("Comparing", pair.name, len(tally.texts), total, "text"))
     return tally.report(difference)
 
 
 @dataclass
-class _Tally:
+class _ParityAccumulator:
     """What is counted while two ways run, for each strategy; the report is of the one that lost most."""
 
-    pair: Pair  # The model in two ways.
+    pair: ModelPair  # The model in two ways.
     gold: tuple[tuple[Span, ...], ...] | None  # The gold entities of each text; None if none were given.
     texts: list[int] = field(default_factory=list)
     tokens: int = 0
     windows: int = 0
     differences: list[np.ndarray] = field(default_factory=list)
     other_labels: int = 0
-    not_numbers: int = 0
-    spans: dict[str, Spans] = field(default_factory=dict)
-    scores: dict[str, tuple[Score, Score]] = field(default_factory=dict)
+    non_finite_tokens: int = 0
+    spans: dict[str, EntityAgreement] = field(default_factory=dict)
+    scores: dict[str, tuple[EntityScore, EntityScore]] = field(default_factory=dict)
     distinct: set[int] = field(default_factory=set)
 
     @property
@@ -321,70 +330,72 @@ class _Tally:
         """The strategy of the reference, whose labels the gold has."""
         return self.pair.reference.decoder.strategy
 
-    def add(self, prepared: Prepared) -> None:
+    def add(self, prepared: TokenizedChunk) -> None:
         """Run a chunk of texts both ways, and count."""
-        from ....annotation.forward import ForwardRun, settled
-        from ....annotation.references import fingerprint_of
+        from ....annotation.forward import ForwardRun, assemble_predictions
+        from ....annotation.references import text_fingerprint
 
         reference = self.pair.reference
         candidate = self.pair.candidate
         outputs: tuple[list[Any], list[Any]] = ([], [])
-        for batch in candidate.batches(prepared, candidate.budget):
+        for batch in candidate.plan_batches(prepared, candidate.budget):
             for outcome in _run_both(reference.network, candidate.network, prepared, batch):
                 self._count_logits(prepared, outcome)
                 outputs[0].append((outcome.batch, outcome.reference[1]))
                 outputs[1].append((outcome.batch, outcome.candidate[1]))
         run = ForwardRun(prepared.tokens, prepared.windows)
-        expected = settled(run, reference.network, outputs[0])
-        computed = settled(run, candidate.network, outputs[1])
+        expected = assemble_predictions(run, reference.network, outputs[0])
+        computed = assemble_predictions(run, candidate.network, outputs[1])
         for strategy in dict.fromkeys((self.own, *self.pair.strategies)):  # Of equal ones the report is of its own.
             first, second = (
                 replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, predictions)
                 for side, predictions in ((reference, expected), (candidate, computed))
             )
             self._count_entities(strategy, prepared, first, second)
-        self.texts += [fingerprint_of(text) for text in prepared.texts]
+        self.texts += [text_fingerprint(text) for text in prepared.texts]
         self.tokens += len(prepared.tokens)
-        self.windows += len(prepared.windows.firsts)
+        self.windows += len(prepared.windows.starts)
 
-    def _count_logits(self, prepared: Prepared, outcome: _Outcome) -> None:
+    def _count_logits(self, prepared: TokenizedChunk, outcome: _Outcome) -> None:
         """Count how far apart the logits of a batch are, each token in the window that owns it."""
         import numpy as np
 
-        from ....annotation.forward import owned_places
+        from ....annotation.forward import owned_token_positions
 
-        owned = owned_places(prepared.windows, outcome.batch, self.pair.candidate.network.frame)[1]
+        owned = owned_token_positions(prepared.windows, outcome.batch, self.pair.candidate.network.special_tokens)[1]
         expected, computed = (
             logits.reshape(-1, logits.shape[-1])[owned] for logits, _ in (outcome.reference, outcome.candidate)
         )
         if not np.isfinite(expected).all():
             what = f"The model {describe_value(self.pair.name)} computes no numbers (NaN) on the CPU in float32."
-            raise ModelUnusable(what, "Use another model: there is nothing to compare with.")
+            raise InvalidModelError(what, "Use another model: there is nothing to compare with.")
         numbers = np.isfinite(computed).all(-1)
-        self.not_numbers += int((~numbers).sum())
+        self.non_finite_tokens += int((~numbers).sum())
         self.other_labels += int(((expected.argmax(-1) != computed.argmax(-1)) | ~numbers).sum())
         self.differences.append(np.abs(expected[numbers] - computed[numbers]).max(-1, initial=0.0))
 
     def _count_entities(
-        self, strategy: str, prepared: Prepared, reference: Sequence[Answer], candidate: Sequence[Answer]
+        self, strategy: str, prepared: TokenizedChunk, reference: Sequence[TextResult], candidate: Sequence[TextResult]
     ) -> None:
         """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
-        from ....annotation.references import fingerprint_of
-        from ....annotation.results import span_of
+        from ....annotation.references import text_fingerprint
+        from ....annotation.results import entity_span
 
         for place, answers in enumerate(zip(reference, candidate, strict=True)):
             number = prepared.first + place
             text = prepared.texts[place]
             expected, computed = (
-                [] if isinstance(answer, OpenMedError) else list(map(span_of, answer)) for answer in answers
+                [] if isinstance(answer, OpenMedError) else list(map(entity_span, answer)) for answer in answers
             )
-            self.spans[strategy] = self.spans.get(strategy, Spans()) + compare_spans(expected, computed, number)
+            self.spans[strategy] = self.spans.get(strategy, EntityAgreement()) + compare_spans(
+                expected, computed, number
+            )
             if strategy == self.own:
-                words = (f"{label} {words_of(text[start:end])}" for start, end, label in expected)
-                self.distinct.update(map(fingerprint_of, words))
+                words = (f"{label} {normalize_text(text[start:end])}" for start, end, label in expected)
+                self.distinct.update(map(text_fingerprint, words))
             if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
                 gold = self._gold_of(number, len(text))
-                before = self.scores.get(strategy, (Score(), Score()))
+                before = self.scores.get(strategy, (EntityScore(), EntityScore()))
                 self.scores[strategy] = before[0] + score(gold, expected), before[1] + score(gold, computed)
 
     def _gold_of(self, number: int, length: int) -> tuple[Span, ...]:
@@ -401,30 +412,30 @@ class _Tally:
         """Return what was counted."""
         import numpy as np
 
-        from ....annotation.references import fingerprint_of
+        from ....annotation.references import text_fingerprint
 
         if not self.texts:
-            raise _no_text()
+            raise _no_texts_error()
         if self.gold is not None and len(self.gold) != len(self.texts):
-            raise _other_number(len(self.gold), len(self.texts))
+            raise _gold_length_error(len(self.gold), len(self.texts))
         together = np.concatenate([np.zeros(0, np.float32), *self.differences])
-        logits = Differences()
+        logits = LogitDifferences()
         if len(together):
-            logits = Differences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
+            logits = LogitDifferences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
         gold = None
         if self.gold is not None:
             gold = min(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
         return ParityReport(
             model=self.pair.name,
-            device=shown_device(str(self.pair.candidate.network.device)),
+            device=format_device(str(self.pair.candidate.network.device)),
             dtype=self.pair.dtype,
             texts=len(self.texts),
-            texts_fingerprint=f"{fingerprint_of(' '.join(map(str, self.texts))):016x}",
+            texts_fingerprint=f"{text_fingerprint(' '.join(map(str, self.texts))):016x}",
             tokens=self.tokens,
             windows=self.windows,
             logits=logits,
-            other_labels=self.other_labels,
-            not_numbers=self.not_numbers,
+            label_mismatches=self.other_labels,
+            non_finite_tokens=self.non_finite_tokens,
             spans=min(self.spans.values(), key=lambda spans: spans.agreement),
             gold=gold,
             gradients=gradients,
@@ -441,11 +452,13 @@ class _Outcome(NamedTuple):
     candidate: tuple[np.ndarray, list[np.ndarray]]
 
 
-def _run_both(reference: Network, candidate: Network, prepared: Prepared, batch: Batch) -> Iterator[_Outcome]:
+def _run_both(
+    reference: TokenClassifier, candidate: TokenClassifier, prepared: TokenizedChunk, batch: Batch
+) -> Iterator[_Outcome]:
     """Run a batch both ways; if memory is short, its halves."""
-    from ....annotation.forward import fill
+    from ....annotation.forward import pad_batch
 
-    inputs = fill(prepared.tokens, prepared.windows, batch, candidate)
+    inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate)
     halves: list[Batch] = []
     try:
         yield _Outcome(batch, _run(reference, inputs), _run(candidate, inputs))
@@ -454,19 +467,19 @@ def _run_both(reference: Network, candidate: Network, prepared: Prepared, batch:
     except (RuntimeError, MemoryError, TypeError) as error:
         empty_cache(str(candidate.model.device))
         if is_out_of_memory(error):
-            halves = batch.halves(prepared.windows.lengths + candidate.frame.size)
+            halves = batch.split(prepared.windows.lengths + candidate.special_tokens.num_special_tokens)
         if not halves:
-            what = f"The model could not be compared on {shown_device(str(candidate.model.device))}: {cause(error)}."
-            raise DeviceUnavailable(what, "Use another device or another type.") from error
+            what = f"The model could not be compared on {format_device(str(candidate.model.device))}: {describe_error(error)}."
+            raise DeviceUnavailableError(what, "Use another device or another type.") from error
     for half in halves:
         yield from _run_both(reference, candidate, prepared, half)
 
 
-def _run(network: Network, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
+def _run(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
     """Run a batch one way, to its end."""
     import torch
 
     with TENSOR_LOCK, torch.no_grad():
         logits = network.logits(inputs)
-        array, *answers = (to_array(tensor) for tensor in (logits.float(), *network.answers(logits)))
+        array, *answers = (to_numpy(tensor) for tensor in (logits.float(), *network.postprocess_logits(logits)))
     return array, answers

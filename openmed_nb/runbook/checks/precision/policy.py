@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SPAN_AGREEMENT = 0.99  # The share of entities that must be the same.
-RECALL_LOSS = 0.01  # How much of the reference's recall of gold entities may be lost.
+MIN_SPAN_AGREEMENT = 0.99  # The share of entities that must be the same.
+MAX_RECALL_LOSS = 0.01  # How much of the reference's recall of gold entities may be lost.
 ROUNDING = 1e-9
 
 
@@ -40,19 +40,21 @@ TOLERANCES = {
     "int8": Tolerance(None, None),
 }
 
-FLOAT32_INSTEAD = "Use float32."
+USE_FLOAT32_REMEDY = "Use float32."
 LOAD_AGAIN = "Load the model again."
 ENTITIES_DECIDE = "Look at the entities: they decide."
 # What to do about NaN and infinity in a type whose range is short.
-OTHER_NUMBERS = {"float16": "Use bfloat16, which has the range of float32."}
+OVERFLOW_REMEDIES = {"float16": "Use bfloat16, which has the range of float32."}
 
 
 @dataclass(frozen=True)
-class Gate:
+class AcceptanceCriteria:
     """What is required of a reduced type."""
 
-    span_agreement: float = SPAN_AGREEMENT  # The share of the entities found either way that must be the same.
-    recall_loss: float = RECALL_LOSS  # How much of the reference's recall may be lost, where gold entities are given.
+    span_agreement: float = MIN_SPAN_AGREEMENT  # The share of the entities found either way that must be the same.
+    recall_loss: float = (
+        MAX_RECALL_LOSS  # How much of the reference's recall may be lost, where gold entities are given.
+    )
     minimum_entities: int = 50  # With fewer in the reference there is no verdict.
     minimum_distinct: int = 10  # With fewer entities that differ in their words or labels there is no verdict.
     # With fewer texts that differ in their words there is no verdict: a list of made-up sentences is no sample of notes.
@@ -60,9 +62,9 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class GateRefusal:
+class RejectionReason:
     """Why a type is refused, and one thing to do."""
 
     reason: str  # What was seen.
     remedy: str  # What to do.
-    against: bool = True  # Whether that speaks against the type; too few texts do not.
+    conclusive: bool = True  # Whether that speaks against the type; too few texts do not.

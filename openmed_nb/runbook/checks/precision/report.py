@@ -15,30 +15,30 @@ from ...._render.display import (
     NOT_APPLICABLE,
     OK,
     WARNING,
+    Displayable,
     Finding,
-    Plain,
+    JsonMixin,
     Report,
-    Shown,
     Table,
-    counted,
     findings_table,
-    worst,
+    pluralize,
+    worst_status,
 )
 from ...._utils.text import short_type_name
-from ...._utils.validation import whole_number
-from ....devices.machine import shows_simulated
+from ...._utils.validation import as_integer
+from ....devices.machine import is_marked_simulated
 from ....errors import ConfigurationError
 from .policy import (
     ENTITIES_DECIDE,
-    FLOAT32_INSTEAD,
     LOAD_AGAIN,
-    OTHER_NUMBERS,
-    RECALL_LOSS,
+    MAX_RECALL_LOSS,
+    MIN_SPAN_AGREEMENT,
+    OVERFLOW_REMEDIES,
     ROUNDING,
-    SPAN_AGREEMENT,
     TOLERANCES,
-    Gate,
-    GateRefusal,
+    USE_FLOAT32_REMEDY,
+    AcceptanceCriteria,
+    RejectionReason,
     Tolerance,
 )
 
@@ -50,7 +50,7 @@ SHOWN_CHANGES = 20  # This many changes are kept with their places; all are coun
 
 
 @dataclass(frozen=True)
-class Change(Plain):
+class EntityChange(JsonMixin):
     """An entity that is not the same in both; never a word of it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Change(Plain):
 
 
 @dataclass(frozen=True)
-class Spans(Plain):
+class EntityAgreement(JsonMixin):
     """What became of all entities; each of the reference is one of the first four.
 
     Attributes:
@@ -84,9 +84,9 @@ class Spans(Plain):
     relabelled: int = 0
     missing: int = 0
     extra: int = 0
-    changes: tuple[Change, ...] = ()
+    changes: tuple[EntityChange, ...] = ()
 
-    ALSO = ("reference", "agreement")
+    JSON_PROPERTIES = ("reference", "agreement")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -108,12 +108,12 @@ class Spans(Plain):
         """The share of all entities that are exact; 1 where there is none."""
         return self.exact / self.all if self.all else 1.0
 
-    def __add__(self, other: Spans) -> Spans:
+    def __add__(self, other: EntityAgreement) -> EntityAgreement:
         counts = Counter(self.counts) + Counter(other.counts)
-        return Spans(**counts, changes=(self.changes + other.changes)[:SHOWN_CHANGES])
+        return EntityAgreement(**counts, changes=(self.changes + other.changes)[:SHOWN_CHANGES])
 
 
-def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: int = 0) -> Spans:
+def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: int = 0) -> EntityAgreement:
     """Return what became of the entities of one text.
 
     As many as can be are paired: first those that are equal, then those with equal borders, then those with equal labels
@@ -126,13 +126,13 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     relabelled, left, right = _paired(left, right, _have_equal_borders)
     moved, missing, extra = _paired(left, right, _overlap_with_equal_labels)
     changes = (
-        *(Change(text, "moved", before, after) for before, after in moved),
-        *(Change(text, "relabelled", before, after) for before, after in relabelled),
-        *(Change(text, "missing", span, None) for span in missing),
-        *(Change(text, "extra", None, span) for span in extra),
+        *(EntityChange(text, "moved", before, after) for before, after in moved),
+        *(EntityChange(text, "relabelled", before, after) for before, after in relabelled),
+        *(EntityChange(text, "missing", span, None) for span in missing),
+        *(EntityChange(text, "extra", None, span) for span in extra),
     )
     exact = (ours & theirs).total()
-    return Spans(exact, len(moved), len(relabelled), len(missing), len(extra), changes[:SHOWN_CHANGES])
+    return EntityAgreement(exact, len(moved), len(relabelled), len(missing), len(extra), changes[:SHOWN_CHANGES])
 
 
 def _have_equal_borders(span: Span, other: Span) -> bool:
@@ -175,7 +175,7 @@ def _end(span: Span) -> tuple[int, Span]:
 
 
 @dataclass(frozen=True)
-class Score(Plain):
+class EntityScore(JsonMixin):
     """How many gold entities were found, each with both borders and its label right.
 
     Attributes:
@@ -185,42 +185,42 @@ class Score(Plain):
     """
 
     gold: int = 0
-    found: int = 0
-    right: int = 0
+    predicted: int = 0
+    correct: int = 0
 
-    ALSO = ("recall", "precision", "f1")
+    JSON_PROPERTIES = ("recall", "precision", "f1")
 
     @property
     def recall(self) -> float:
         """The share of the gold entities that were found; 1 if there are none."""
-        return self.right / self.gold if self.gold else 1.0
+        return self.correct / self.gold if self.gold else 1.0
 
     @property
     def precision(self) -> float:
         """The share of the entities found that are gold; 1 if there are none."""
-        return self.right / self.found if self.found else 1.0
+        return self.correct / self.predicted if self.predicted else 1.0
 
     @property
     def f1(self) -> float:
         """The harmonic mean of both."""
-        return 2 * self.right / (self.gold + self.found) if self.gold + self.found else 1.0
+        return 2 * self.correct / (self.gold + self.predicted) if self.gold + self.predicted else 1.0
 
     @property
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """The counts as a sentence."""
-        of = counted(self.gold, "gold entity", "gold entities")
-        others = counted(self.found - self.right, "other")
-        return f"It finds {self.right:,} of {of} (recall {100 * self.recall:.0f} %), and {others}."
+        of = pluralize(self.gold, "gold entity", "gold entities")
+        others = pluralize(self.predicted - self.correct, "other")
+        return f"It finds {self.correct:,} of {of} (recall {100 * self.recall:.0f} %), and {others}."
 
-    def __add__(self, other: Score) -> Score:
-        return Score(self.gold + other.gold, self.found + other.found, self.right + other.right)
+    def __add__(self, other: EntityScore) -> EntityScore:
+        return EntityScore(self.gold + other.gold, self.predicted + other.predicted, self.correct + other.correct)
 
 
-def score(gold: Iterable[Span], found: Iterable[Span]) -> Score:
+def score(gold: Iterable[Span], found: Iterable[Span]) -> EntityScore:
     """Return the score of the entities found in one text."""
     wanted = Counter(gold)
     there = Counter(found)
-    return Score(wanted.total(), there.total(), (wanted & there).total())
+    return EntityScore(wanted.total(), there.total(), (wanted & there).total())
 
 
 GOLD_REMEDY = (
@@ -228,7 +228,7 @@ GOLD_REMEDY = (
 )
 
 
-def gold_spans(gold: Any) -> tuple[tuple[Span, ...], ...]:
+def parse_gold(gold: Any) -> tuple[tuple[Span, ...], ...]:
     """Return the gold entities that a person gives, for each text."""
     if not _is_series(gold):
         raise ConfigurationError(f"The gold cannot be {short_type_name(gold)}.", GOLD_REMEDY)
@@ -251,8 +251,8 @@ def _gold_span(entity: Any) -> Span | None:
         entity = (entity.get("start"), entity.get("end"), label)
     if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
         return None
-    first = whole_number(entity[0])
-    last = whole_number(entity[1])
+    first = as_integer(entity[0])
+    last = as_integer(entity[1])
     if first is None or last is None or not isinstance(entity[2], str) or not 0 <= first < last:
         return None
     return first, last, entity[2]
@@ -270,24 +270,24 @@ WORDS = {OK: "answers as on", WARNING: "answers nearly as on", FAILED: "gives ot
 
 
 @dataclass(frozen=True)
-class Differences(Plain):
+class LogitDifferences(JsonMixin):
     """How far logits are apart, as absolute differences, the largest of each token; 0 if there is no token.
 
     Attributes:
         maximum: The largest.
         median: The middle one.
         ninety: The 0.9 quantile.
-        ninety_nine: The 0.99 quantile.
+        p99: The 0.99 quantile.
     """
 
     maximum: float = 0.0
     median: float = 0.0
-    ninety: float = 0.0
-    ninety_nine: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
 
 
 @dataclass(frozen=True)
-class GradientDifference(Plain):
+class GradientDifference(JsonMixin):
     """How far the gradients of one step are apart.
 
     Attributes:
@@ -302,7 +302,7 @@ class GradientDifference(Plain):
 
 
 @dataclass(frozen=True, repr=False)
-class ParityReport(Shown):
+class ParityReport(Displayable):
     """What a model gives on a device and in a type, compared with the CPU in float32.
 
     Attributes:
@@ -315,7 +315,7 @@ class ParityReport(Shown):
         windows: In how many windows they were read.
         logits: How far the logits are apart.
         other_labels: How many tokens have another best label.
-        not_numbers: How many tokens have NaN or infinity in the candidate.
+        non_finite_tokens: How many tokens have NaN or infinity in the candidate.
         spans: What became of the entities.
         gold: The scores of reference and candidate against gold entities; ``None`` if none were given.
         gradients: How far the gradients of one step are apart; ``None`` if they were not compared.
@@ -330,21 +330,21 @@ class ParityReport(Shown):
     texts_fingerprint: str
     tokens: int
     windows: int
-    logits: Differences
-    other_labels: int
-    not_numbers: int
-    spans: Spans
-    gold: tuple[Score, Score] | None = None
+    logits: LogitDifferences
+    label_mismatches: int
+    non_finite_tokens: int
+    spans: EntityAgreement
+    gold: tuple[EntityScore, EntityScore] | None = None
     gradients: GradientDifference | None = None
     distinct: int = 0
     notes: tuple[str, ...] = ()
 
-    ALSO = ("findings", "status")
+    JSON_PROPERTIES = ("findings", "status")
 
     @property
     def simulated(self) -> bool:
         """Whether the device is a simulated one."""
-        return shows_simulated(self.device)
+        return is_marked_simulated(self.device)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -354,12 +354,12 @@ class ParityReport(Shown):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the counts mean, line by line."""
-        return tuple(_judged(self))
+        return tuple(_evaluate_findings(self))
 
     @property
     def status(self) -> str:
         """The worst of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
-        return worst(self.findings)
+        return worst_status(self.findings)
 
     @property
     def is_reference(self) -> bool:
@@ -382,36 +382,40 @@ class ParityReport(Shown):
             stored["gradients"]["tolerance"] = self.tolerance.gradients
         return stored
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the judgement, where entities differ, and the figures."""
-        read = f"{counted(self.texts, 'text')} with {counted(self.tokens, 'token')}"
-        said = [f"{read} in {counted(self.windows, 'window')}."]
+        read = f"{pluralize(self.texts, 'text')} with {pluralize(self.tokens, 'token')}"
+        said = [f"{read} in {pluralize(self.windows, 'window')}."]
         if self.is_reference and self.differs:
             said.append("The candidate is computed as the reference is: the difference is a fault.")
         said += self.notes
         changes = tuple(
-            (f"text {change.text}", change.kind, _place(change.reference), _place(change.candidate))
+            (f"text {change.text}", change.kind, _format_span(change.reference), _format_span(change.candidate))
             for change in self.spans.changes
         )
         count = self.spans.all - self.spans.exact
         first = f" (the first {len(changes)} of {count})" if count > len(changes) else ""
         differing = Table(f"Entities that differ{first}", ("where", "what", "reference", "candidate"), changes)
-        gold = (self.gold[1].in_words,) if self.gold else ()
+        gold = (self.gold[1].summary,) if self.gold else ()
         return Report(
             f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
             tuple(said),
             (findings_table("", self.findings), differing),
-            figures=(Table("Figures", ("figure", "value"), tuple(self._figures().items()), folded=True),),
-            spoken=(f"{self.model} on {self.device} in {self.dtype} {WORDS[self.status]} {REFERENCE}", *gold, *said),
+            metrics=(Table("Figures", ("figure", "value"), tuple(self._figures().items()), collapsed=True),),
+            html_sentences=(
+                f"{self.model} on {self.device} in {self.dtype} {WORDS[self.status]} {REFERENCE}",
+                *gold,
+                *said,
+            ),
             status=self.status,
         )
 
     def _figures(self) -> dict[str, str]:
-        same = 1 - self.other_labels / self.tokens if self.tokens else 1
+        same = 1 - self.label_mismatches / self.tokens if self.tokens else 1
         figures = {
             "largest difference of a logit": f"{self.logits.maximum:.3g}",
-            "0.99 quantile": f"{self.logits.ninety_nine:.3g}",
-            "0.9 quantile": f"{self.logits.ninety:.3g}",
+            "0.99 quantile": f"{self.logits.p99:.3g}",
+            "0.9 quantile": f"{self.logits.p90:.3g}",
             "median": f"{self.logits.median:.3g}",
             "tokens with the same label": f"{100 * same:.2f} %",
             "entities that are the same": f"{100 * self.spans.agreement:.2f} %",
@@ -426,37 +430,37 @@ class ParityReport(Shown):
         return figures
 
 
-def _place(span: Span | None) -> str:
+def _format_span(span: Span | None) -> str:
     return f"characters {span[0]} to {span[1]}, {span[2]}" if span else ""
 
 
-def _judged(report: ParityReport) -> Iterator[Finding]:
+def _evaluate_findings(report: ParityReport) -> Iterator[Finding]:
     """Yield what the counts of a comparison mean."""
     way_out = "Use the CPU for this model."
     if report.dtype != "float32":
-        way_out = FLOAT32_INSTEAD
+        way_out = USE_FLOAT32_REMEDY
     elif report.is_reference:
         way_out = LOAD_AGAIN
-    if report.not_numbers:
-        what = f"NaN or infinity in {counted(report.not_numbers, 'token')}"
-        yield Finding("numbers", FAILED, what, OTHER_NUMBERS.get(report.dtype, way_out))
+    if report.non_finite_tokens:
+        what = f"NaN or infinity in {pluralize(report.non_finite_tokens, 'token')}"
+        yield Finding("numbers", FAILED, what, OVERFLOW_REMEDIES.get(report.dtype, way_out))
     else:
         yield Finding("numbers", OK, "every logit is a number")
     yield _judged_logits(report, way_out)
-    if report.other_labels:  # A near tie may fall to either side.
-        what = f"{report.other_labels:,} of {counted(report.tokens, 'token')} have another label"
+    if report.label_mismatches:  # A near tie may fall to either side.
+        what = f"{report.label_mismatches:,} of {pluralize(report.tokens, 'token')} have another label"
         yield Finding("labels", WARNING, what, ENTITIES_DECIDE)
     else:
         yield Finding("labels", OK, "every token has the same label")
     yield _judged_entities(report, way_out)
     if report.gold:
         reference, candidate = report.gold
-        what = f"{candidate.right:,} of {candidate.gold:,} found, the reference {reference.right:,}"
+        what = f"{candidate.correct:,} of {candidate.gold:,} found, the reference {reference.correct:,}"
         lost = reference.recall - candidate.recall
         if lost <= 0:
             yield Finding("gold entities", OK, what)
         else:
-            yield Finding("gold entities", WARNING if lost <= RECALL_LOSS + ROUNDING else FAILED, what, way_out)
+            yield Finding("gold entities", WARNING if lost <= MAX_RECALL_LOSS + ROUNDING else FAILED, what, way_out)
     if report.gradients:
         yield _judged_gradients(report, report.gradients)
 
@@ -490,14 +494,14 @@ def _judged_entities(report: ParityReport, way_out: str) -> Finding:
     what = f"{spans.exact:,} of {spans.reference:,} exact{others}"
     if spans.exact == spans.all:
         return Finding("entities", OK, what)
-    if spans.agreement >= SPAN_AGREEMENT:
+    if spans.agreement >= MIN_SPAN_AGREEMENT:
         return Finding("entities", WARNING, what, "Look at the places below.")
     return Finding("entities", FAILED, what, way_out)
 
 
 def _judged_gradients(report: ParityReport, gradients: GradientDifference) -> Finding:
     """Judge the gradients of one step."""
-    where = f"of {counted(gradients.parameters, 'parameter')}"
+    where = f"of {pluralize(gradients.parameters, 'parameter')}"
     tolerance = report.tolerance.gradients or 0.0
     if gradients.largest <= tolerance:
         return Finding("gradients", OK, f"the gradients {where} are within {tolerance:g} of the reference")
@@ -510,20 +514,20 @@ def _judged_gradients(report: ParityReport, gradients: GradientDifference) -> Fi
     return Finding("gradients", FAILED, what, remedy)
 
 
-def refusals(report: ParityReport, gate: Gate) -> Iterator[GateRefusal]:
+def rejection_reasons(report: ParityReport, gate: AcceptanceCriteria) -> Iterator[RejectionReason]:
     """Yield why a type is refused, by what was measured."""
     spans = report.spans
-    if report.not_numbers:
-        what = f"{counted(report.not_numbers, 'token')} became NaN or infinity."
-        yield GateRefusal(what, OTHER_NUMBERS.get(report.dtype, FLOAT32_INSTEAD))
+    if report.non_finite_tokens:
+        what = f"{pluralize(report.non_finite_tokens, 'token')} became NaN or infinity."
+        yield RejectionReason(what, OVERFLOW_REMEDIES.get(report.dtype, USE_FLOAT32_REMEDY))
     if spans.agreement < gate.span_agreement:
-        what = f"Only {spans.exact:,} of {counted(spans.all, 'entity', 'entities')} are the same."
-        yield GateRefusal(what, FLOAT32_INSTEAD)
+        what = f"Only {spans.exact:,} of {pluralize(spans.all, 'entity', 'entities')} are the same."
+        yield RejectionReason(what, USE_FLOAT32_REMEDY)
     if report.gold:
         reference, candidate = report.gold
         if reference.recall - candidate.recall > gate.recall_loss + ROUNDING:
             recalls = f"{candidate.recall:.1%} of the gold entities, float32 {reference.recall:.1%}"
-            yield GateRefusal(f"It finds {recalls}.".replace("%", " %"), FLOAT32_INSTEAD)
+            yield RejectionReason(f"It finds {recalls}.".replace("%", " %"), USE_FLOAT32_REMEDY)
     required = (
         ("entities", spans.reference, gate.minimum_entities),
         ("different entities", report.distinct, gate.minimum_distinct),
@@ -532,4 +536,4 @@ def refusals(report: ParityReport, gate: Gate) -> Iterator[GateRefusal]:
     few = [f"{count:,} of the {least} {what}" for what, count, least in required if count < least]
     if few:
         what = f"Too little to tell: {', '.join(few)} that are needed."
-        yield GateRefusal(what, "Repeat it with more texts, each different.", against=False)
+        yield RejectionReason(what, "Repeat it with more texts, each different.", conclusive=False)

@@ -9,14 +9,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ....devices.moving import operator_tensors
+from ....devices.moving import iter_operator_tensors
 
-NARROW = frozenset({torch.float32, torch.bfloat16, torch.float16})
+ROUNDED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 # They convert and compute nothing; and kernels of oneDNN have no float64.
-LEFT = ("aten::_to_copy", "aten::copy_", "aten::mkldnn", "mkldnn::", "onednn::")
+EXCLUDED_OPERATORS = ("aten::_to_copy", "aten::copy_", "aten::mkldnn", "mkldnn::", "onednn::")
 
 
-class RoundedOnce(TorchDispatchMode):  # type: ignore[misc]
+class Float64RoundingMode(TorchDispatchMode):  # type: ignore[misc]
     """Each operator computes in float64, also backwards and in the optimizer, and rounds its result once to its own type.
 
     Whatever order an operator adds up in, in float64 it makes no difference that is left after rounding. So this is as far from
@@ -27,9 +27,15 @@ class RoundedOnce(TorchDispatchMode):  # type: ignore[misc]
         """Call an operator; views, random numbers and what has no number of a narrow type stay as they are."""
         kwargs = kwargs or {}
         draws = torch.Tag.nondeterministic_seeded in operator.tags
-        tensors = operator_tensors([args, kwargs])
-        narrow = [tensor for tensor in tensors if tensor.dtype in NARROW and tensor.layout == torch.strided]
-        if not narrow or draws or operator.is_view or "dtype" in kwargs or operator.name().startswith(LEFT):
+        tensors = iter_operator_tensors([args, kwargs])
+        narrow = [tensor for tensor in tensors if tensor.dtype in ROUNDED_DTYPES and tensor.layout == torch.strided]
+        if (
+            not narrow
+            or draws
+            or operator.is_view
+            or "dtype" in kwargs
+            or operator.name().startswith(EXCLUDED_OPERATORS)
+        ):
             return operator(*args, **kwargs)
         wide = {id(tensor): tensor.double() for tensor in narrow}
         narrow_of = {id(wide[id(tensor)]): tensor for tensor in narrow}
@@ -46,7 +52,7 @@ class RoundedOnce(TorchDispatchMode):  # type: ignore[misc]
         arguments = operator._schema.arguments  # noqa: SLF001 - torch has no public name for it
         passed = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
         written = [passed.get(one.name) for one in arguments if one.alias_info is not None and one.alias_info.is_write]
-        for tensor in operator_tensors(written):
+        for tensor in iter_operator_tensors(written):
             if id(tensor) in wide:
                 tensor.copy_(wide[id(tensor)])
         return tree_map_only(torch.Tensor, narrowed, result)

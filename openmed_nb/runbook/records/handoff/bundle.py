@@ -21,28 +21,36 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ...._events.activity import Activity
-from ...._render.display import OK, WARNING, Report, Shown, Table, counted, in_bytes
+from ...._events.activity import ProgressEvent
+from ...._render.display import OK, WARNING, Displayable, Report, Table, format_bytes, pluralize
 from ...._utils.plain import to_json
-from ...._utils.text import cause, describe_file, describe_value, short_type_name
-from ...._utils.validation import check_flag, given_path
+from ...._utils.text import describe_error, describe_file, describe_value, short_type_name
+from ...._utils.validation import check_bool, check_path
 from ....devices.machine import distribution_of
 from ....devices.request import MASK
 from ....errors import ConfigurationError
-from ....models.files import ADAPTER, SETTINGS, TOKENIZER, content_of, digest_of, matching, weight_files
+from ....models.files import (
+    ADAPTER,
+    CONFIG_PATTERNS,
+    TOKENIZER_PATTERNS,
+    file_digest,
+    hash_model_files,
+    match_files,
+    weight_files,
+)
 from ....models.loading import LoadSpec, model_folder
-from ....models.registry import is_named
+from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.curve import FLAT
 from ...bench.workloads import TEXTS as SHORT_TEXTS
-from ...bench.workloads import checked_texts
+from ...bench.workloads import validate_texts
 from ..logbook.gathering import TOOLKIT
-from ..logbook.logbook import SCHEMA_FILE, Logbook, escaped
-from ..logbook.privacy import dataset_of, golden_variables, short_path
-from .smoke import GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, SUMS, TEXTS, Golden, Trial, golden_run
+from ..logbook.logbook import SCHEMA_FILE, Logbook, escape_markdown
+from ..logbook.privacy import fingerprint_dataset, portable_variables, sanitize_path
+from .smoke import CHECKSUMS, GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
 # Synthetic texts, which every bundle can hold; no real person is described.
-SYNTHETIC = (
+SYNTHETIC_TEXTS = (
     *SHORT_TEXTS,
     "Acute myocardial infarction of the inferior wall, treated with a stent on the same day.",
     "Chronic kidney disease stage 3, secondary hyperparathyroidism and anemia of chronic disease.",
@@ -61,16 +69,16 @@ EVIDENCE = "evidence.json"
 SCHEMA_NAME = "logbook.schema.json"
 TRACES = ("trace.json.gz", "trace.json")
 
-LONGEST_OWNER = 100
+MAX_OWNER_LENGTH = 100
 
 # What keeps everything from asking the network.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 # What says what a model is and who may use it.
-CARD = ("README*", "LICENSE*", "NOTICE*")
+MODEL_CARD_PATTERNS = ("README*", "LICENSE*", "NOTICE*")
 
 # What each file is for.
-WHAT = {
+FILE_DESCRIPTIONS = {
     README: "how it is run",
     RUN: "the golden command: it sets the environment variables and runs the smoke test",
     "smoke.py": "the smoke test",
@@ -85,7 +93,7 @@ WHAT = {
     f"{MODEL}/": "the model",
     REQUIREMENTS: "every package, in the version that was used",
     f"{WHEELS}/": "this version of openmed_nb",
-    SUMS: "the checksum of every file here, for sha256sum -c or shasum -a 256 -c",
+    CHECKSUMS: "the checksum of every file here, for sha256sum -c or shasum -a 256 -c",
 }
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -99,13 +107,13 @@ class _BundleTemplate(string.Template):
 
 def write_checksums(bundle: Path) -> None:
     """Write the checksums of all files that are in a bundle now."""
-    files = sorted(file for file in bundle.rglob("*") if file.is_file() and file.name != SUMS)
-    lines = (f"{digest_of(file, 'sha256')}  {file.relative_to(bundle).as_posix()}\n" for file in files)
-    (bundle / SUMS).write_text("".join(lines), "utf-8")
+    files = sorted(file for file in bundle.rglob("*") if file.is_file() and file.name != CHECKSUMS)
+    lines = (f"{file_digest(file, 'sha256')}  {file.relative_to(bundle).as_posix()}\n" for file in files)
+    (bundle / CHECKSUMS).write_text("".join(lines), "utf-8")
 
 
 @dataclass(frozen=True, repr=False)
-class Handoff(Shown):
+class Handoff(Displayable):
     """A folder that another computer can run.
 
     Attributes:
@@ -116,13 +124,13 @@ class Handoff(Shown):
         files: Every file with its size in bytes.
     """
 
-    HIDDEN = ("logbook",)
-    ALSO = ("simulated",)
+    JSON_EXCLUDE = ("logbook",)
+    JSON_PROPERTIES = ("simulated",)
 
     folder: Path
-    golden: Golden
+    golden: GoldenRun
     logbook: Logbook
-    trial: Trial
+    benchmark: SmokeBenchmark
     files: tuple[tuple[str, int], ...]
 
     @property
@@ -134,33 +142,33 @@ class Handoff(Shown):
         """Return everything as plain mappings, lists, strings and numbers, ready for JSON."""
         return {**super().to_dict(), "folder": str(self.folder), "files": dict(self.files)}
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what is in it and how it is run; sizes and times stand in the HTML alone."""
         golden = self.golden
-        memory = self.trial.memory.verdict
-        entities = counted(sum(map(len, golden.entities)), "entity", "entities")
+        memory = self.benchmark.memory.verdict
+        entities = pluralize(sum(map(len, golden.entities)), "entity", "entities")
         sentences = (
-            f"The golden run found {entities} in {counted(len(golden.entities), 'text')} on {self.logbook.device}.",
+            f"The golden run found {entities} in {pluralize(len(golden.entities), 'text')} on {self.logbook.device}.",
             f"Memory over {golden.rounds} rounds: {memory}.",
-            _about_the_model(golden),
-            _about_the_texts(golden),
+            _describe_model(golden),
+            _describe_texts(golden),
             "Its README.md says how it is run.",
         )
         said = tuple(one.replace("**", "").replace("`", "") for one in sentences)
         names = {"".join(name.partition("/")[:2]) for name, _ in self.files}  # Files, and folders with a slash.
-        rows = tuple((name, what) for name, what in WHAT.items() if name in names)
-        sizes = tuple((name, in_bytes(size)) for name, size in self.files)
+        rows = tuple((name, what) for name, what in FILE_DESCRIPTIONS.items() if name in names)
+        sizes = tuple((name, format_bytes(size)) for name, size in self.files)
         return Report(
             f"Handoff bundle {self.folder.name!r}",
             said,
             (Table("", ("file", "what it is"), rows),),
-            figures=(Table("Sizes", ("file", "size"), sizes, folded=True), *self.trial.report().figures),
-            spoken=(f"{self.folder.name!r} can be handed over: copy the folder, and run sh {RUN} in it", *said),
+            metrics=(Table("Sizes", ("file", "size"), sizes, collapsed=True), *self.benchmark.to_report().metrics),
+            html_sentences=(f"{self.folder.name!r} can be handed over: copy the folder, and run sh {RUN} in it", *said),
             status=OK if memory == FLAT else WARNING,
         )
 
 
-def _about_the_model(golden: Golden) -> str:
+def _describe_model(golden: GoldenRun) -> str:
     if golden.copied:
         return f"The model is in `{MODEL}/`."
     return (
@@ -169,7 +177,7 @@ def _about_the_model(golden: Golden) -> str:
     )
 
 
-def _about_the_texts(golden: Golden) -> str:
+def _describe_texts(golden: GoldenRun) -> str:
     if golden.dataset_copied:
         return f"**`{TEXTS}` holds the texts of the dataset. Handle this folder as you must handle them.**"
     checksum = f" The dataset of the work has SHA-256 `{golden.dataset.checksum}`." if golden.dataset else ""
@@ -228,34 +236,34 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
     those of them that it needs. The model is loaded for it and let go after it; the session stays as it is.
     """
     given = {name: value for name, value in {"device": device, **arguments}.items() if value is not None}
-    check_flag("copy_model", copy_model)
-    check_flag("copy_dataset", copy_dataset)
-    with SESSION.told_after(progress):
-        _check_handed_over(model, dataset, logbook, copy_dataset, owner)
+    check_bool("copy_model", copy_model)
+    check_bool("copy_dataset", copy_dataset)
+    with SESSION.operation(progress):
+        _check_arguments(model, dataset, logbook, copy_dataset, owner)
         files = {} if trace is None else _trace_file(trace)
-        target = _free_folder(folder)
-        spec, on = SESSION.files(model, given)
-        SESSION.tell(Activity("Handing over", spec.reference.name))
-        golden = Golden(
-            model=MODEL if copy_model else _name_elsewhere(spec),
+        target = _check_new_folder(folder)
+        spec, on = SESSION.load_spec(model, given)
+        SESSION.notify(ProgressEvent("Handing over", spec.reference.name))
+        golden = GoldenRun(
+            model=MODEL if copy_model else _portable_model_name(spec),
             copied=copy_model,
-            content=content_of(model_folder(spec)),
+            model_hashes=hash_model_files(model_folder(spec)),
             dtype=spec.dtype,
             device=on,
             batch_size=batch_size,
             rounds=rounds,
             steps=steps,
-            variables={**golden_variables(SESSION.computer.environ), **OFFLINE},
-            dataset=None if dataset is None else dataset_of(dataset),
+            environment={**portable_variables(SESSION.device_manager.environ), **OFFLINE},
+            dataset=None if dataset is None else fingerprint_dataset(dataset),
             dataset_copied=copy_dataset,
             owner=owner,
         )
         if copy_model:
             files.update({f"{MODEL}/{name}": file for name, file in _model_files(spec)})
-        texts = list(checked_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC)
+        texts = list(validate_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC_TEXTS)
         if not all(isinstance(text, str) for text in texts):
             raise ConfigurationError("The dataset has items that are not texts.", "Pass a list of texts.")
-        book, trial, entities = golden_run(golden, SESSION.computer, spec, spec.reference.name, texts)
+        book, trial, entities = record_golden_run(golden, SESSION.device_manager, spec, spec.reference.name, texts)
         golden = replace(golden, entities=entities)
         contents = {
             GOLDEN: to_json(golden),
@@ -265,7 +273,7 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
         }
         if logbook is not None:
             contents[EVIDENCE] = to_json(logbook)
-        SESSION.tell(Activity("Writing", target.name))
+        SESSION.notify(ProgressEvent("Writing", target.name))
         try:
             there = target.is_dir()
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -275,25 +283,25 @@ def handoff(  # noqa: PLR0913 - each is one thing that a person may want to set
                 for item in list(Path(aside).iterdir()):
                     item.rename(target / item.name)
         except OSError as error:
-            what = f"The bundle {describe_file(target)} cannot be written: {cause(error)}."
+            what = f"The bundle {describe_file(target)} cannot be written: {describe_error(error)}."
             raise ConfigurationError(what, "Name a folder on a disk with room that can be written.") from None
         written = sorted(file for file in target.rglob("*") if file.is_file())
         sizes = tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in written)
         return Handoff(target, golden, book, trial, sizes)
 
 
-def _check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: bool, owner: Any) -> None:
+def _check_arguments(model: Any, dataset: Any, logbook: Any, copy_dataset: bool, owner: Any) -> None:
     """Refuse what cannot be handed over, before anything is loaded."""
-    if not is_named(model):
+    if not is_model_name(model):
         what = f"{short_type_name(model)} is not the name of a model, and has no files that can be handed over."
         raise ConfigurationError(what, "Save it with save_pretrained(), its tokenizer too, and pass the folder.")
     if logbook is not None and not isinstance(logbook, Logbook):
         what = f"{short_type_name(logbook)} is not a logbook."
         raise ConfigurationError(what, "Pass what nb.logbook() or Logbook.read() returned.")
     if owner is not None and not (
-        isinstance(owner, str) and 0 < len(owner.strip()) <= LONGEST_OWNER and owner.isprintable()
+        isinstance(owner, str) and 0 < len(owner.strip()) <= MAX_OWNER_LENGTH and owner.isprintable()
     ):
-        raise ConfigurationError("The owner is not a name.", f"Pass one line of at most {LONGEST_OWNER} characters.")
+        raise ConfigurationError("The owner is not a name.", f"Pass one line of at most {MAX_OWNER_LENGTH} characters.")
     if copy_dataset and isinstance(dataset, (str, os.PathLike)):
         raise ConfigurationError("A dataset in files is not copied.", "Pass its texts, or copy the files yourself.")
     if copy_dataset and dataset is None:
@@ -302,7 +310,7 @@ def _check_handed_over(model: Any, dataset: Any, logbook: Any, copy_dataset: boo
 
 def _trace_file(trace: Any) -> dict[str, Path]:
     """Return the file of a trace by its name in a bundle."""
-    file = given_path(trace, "the file of a trace")
+    file = check_path(trace, "the file of a trace")
     for name in TRACES:
         if file.name.endswith(name.removeprefix("trace")) and file.is_file():
             return {name: file}
@@ -310,9 +318,9 @@ def _trace_file(trace: Any) -> dict[str, Path]:
     raise ConfigurationError(what, "Pass the one that nb.runbook.profile(..., trace='trace.json') wrote.")
 
 
-def _free_folder(folder: Any) -> Path:
+def _check_new_folder(folder: Any) -> Path:
     """Return the full path of a folder that can be written, to where links lead: nothing is there yet, or it is empty."""
-    target = Path(os.path.realpath(given_path(folder, "folder")))
+    target = Path(os.path.realpath(check_path(folder, "folder")))
     try:
         occupied = any(target.iterdir())
     except FileNotFoundError:
@@ -327,11 +335,11 @@ def _free_folder(folder: Any) -> Path:
     return target
 
 
-def _name_elsewhere(spec: LoadSpec) -> str:
+def _portable_model_name(spec: LoadSpec) -> str:
     """Return what a model that is not copied is called on another computer: its id on the hub, its name, or that of its folder."""
     if spec.reference.on_hub:
         return spec.reference.location
-    name = short_path(Path(spec.reference.name).name)
+    name = sanitize_path(Path(spec.reference.name).name)
     return MODEL if MASK in name else name
 
 
@@ -342,12 +350,15 @@ def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
     if any(not file.name.endswith((".safetensors", ".safetensors.index.json")) for file in weights):
         what = f"The weights of {describe_value(spec.reference.name)} are in a pickle file, which is not handed over."
         raise ConfigurationError(what, "Save the model in safetensors, and pass that folder.")
-    for file in (*weights, *matching(folder, (*SETTINGS, *TOKENIZER, *ADAPTER, *CARD))):
+    for file in (
+        *weights,
+        *match_files(folder, (*CONFIG_PATTERNS, *TOKENIZER_PATTERNS, *ADAPTER, *MODEL_CARD_PATTERNS)),
+    ):
         yield os.path.relpath(file, folder), file
 
 
 def _write_bundle(
-    folder: Path, golden: Golden, files: Mapping[str, Path], contents: Mapping[str, str], simulated: bool
+    folder: Path, golden: GoldenRun, files: Mapping[str, Path], contents: Mapping[str, str], simulated: bool
 ) -> None:
     """Write all files of a bundle: those that are copied and those with contents, each by its name."""
     (folder / WHEELS).mkdir()
@@ -355,10 +366,10 @@ def _write_bundle(
     for name, file in {**files, SCHEMA_NAME: SCHEMA_FILE}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / name)
-    for name, text in {**contents, **scripts(golden)}.items():
+    for name, text in {**contents, **render_scripts(golden)}.items():
         (folder / name).write_text(text, "utf-8", newline="\n")
     (folder / RUN).chmod(0o755)
-    names = {f"{item.name}/" if item.is_dir() else item.name for item in folder.iterdir()} | {README, SUMS}
+    names = {f"{item.name}/" if item.is_dir() else item.name for item in folder.iterdir()} | {README, CHECKSUMS}
     note = "\nThe golden run was on a **simulated** MPS device: its times are none of a Mac.\n"
     readme = _fill(
         README,
@@ -367,19 +378,21 @@ def _write_bundle(
         wheel=wheel.name,
         model=golden.model if golden.copied else shlex.quote(golden.model),
         rounds=golden.rounds,
-        files="\n".join(f"| `{name}` | {what} |" for name, what in WHAT.items() if name in names),
-        about_the_model=_about_the_model(golden),
-        about_the_texts=_about_the_texts(golden),
-        owner=f"\nIts owner, who answers for the golden command: {escaped(golden.owner)}.\n" if golden.owner else "",
+        files="\n".join(f"| `{name}` | {what} |" for name, what in FILE_DESCRIPTIONS.items() if name in names),
+        about_the_model=_describe_model(golden),
+        about_the_texts=_describe_texts(golden),
+        owner=f"\nIts owner, who answers for the golden command: {escape_markdown(golden.owner)}.\n"
+        if golden.owner
+        else "",
     )
     (folder / README).write_text(readme, "utf-8", newline="\n")
     write_checksums(folder)
 
 
-def scripts(golden: Golden) -> dict[str, str]:
+def render_scripts(golden: GoldenRun) -> dict[str, str]:
     """Return the golden command line with its environment variables, for a POSIX shell, what starts it, and the smoke test."""
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.variables.items())
-    run = _fill(RUN, what=f"{WHAT[RUN].capitalize()}.", exports=exports)
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.environment.items())
+    run = _fill(RUN, what=f"{FILE_DESCRIPTIONS[RUN].capitalize()}.", exports=exports)
     names = ("smoke.py", "openmed_nb.service", "openmed_nb.plist")
     return {RUN: run, **{name: _fill(f"{name}.txt") for name in names}}
 
@@ -436,7 +449,7 @@ def write_wheel(folder: Path) -> Path:
     with zipfile.ZipFile(target, "w", strict_timestamps=False) as wheel:
         for inside, path in files.items():
             wheel.write(path, inside)
-            digest = base64.urlsafe_b64encode(bytes.fromhex(digest_of(path, "sha256"))).decode().rstrip("=")
+            digest = base64.urlsafe_b64encode(bytes.fromhex(file_digest(path, "sha256"))).decode().rstrip("=")
             record += f"{inside},sha256={digest},{path.stat().st_size}\n"
         wheel.writestr(f"{about}/RECORD", f"{record}{about}/RECORD,,\n")
     return target

@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from ...._events.activity import Activity
-from ...._utils.clock import now
-from ...._utils.plain import LARGEST, from_plain, utc
+from ...._events.activity import ProgressEvent
+from ...._utils.clock import current_time
+from ...._utils.plain import MAX_INTEGER, from_json_data, utc_timestamp
 from ...._utils.text import describe_value, short_type_name
-from ...._utils.validation import check_flag, given_path, whole_or_none
-from ....devices.computer import Computer
-from ....devices.environment import IDLE, NOT_READ, SET_BY
+from ...._utils.validation import check_bool, check_optional_integer, check_path
+from ....devices.computer import DeviceManager
+from ....devices.environment import IGNORED, NOT_FOR_DEVICE, SET_BY
 from ....devices.machine import (
     Footprint,
     distribution_of,
@@ -31,20 +31,20 @@ from ....devices.machine import (
     read_footprint,
     run_command,
 )
-from ....devices.moving import module_in
-from ....devices.registry import device_of
-from ....devices.request import DeviceRequest, canonical
+from ....devices.moving import get_module
+from ....devices.registry import parse_device_argument
+from ....devices.request import DeviceRequest, normalize_device
 from ....errors import ConfigurationError
 from ....models.loading import dtype_of, model_folder
-from ....models.records import validation_of
-from ....models.registry import is_named
+from ....models.records import get_dtype_validation
+from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.activations import ActivationCheckpointing
 from ....training.curve import installed_bytes
 from ....training.steps import GradientAccumulation, Precision
 from ..signals import read_signals
 from . import privacy, sections
-from .logbook import Logbook, reported_device
+from .logbook import Logbook, report_device
 
 TOOLKIT = "openmed-nb"  # What this package is called where it is installed.
 # Packages that change speed, answers, or how they are shown.
@@ -111,7 +111,7 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
             words of the dataset; for reports of several devices.
         DeviceError: For reports of a device that is not here.
         ModelError: For a model that cannot be had.
-        TorchUnusable: Where torch does not import.
+        TorchImportError: Where torch does not import.
 
     No text, no name of a file and no secret is kept: of environment variables those of an allow list, each if its value looks
     as such a value does (``runbook.records.logbook.privacy``). The form of the JSON is published in
@@ -122,29 +122,29 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> book.dataset.items, book.run.batch_size, book.diff(book).comparable
         (1, 8, True)
     """
-    from ...verdict.figures import figures_of
+    from ...verdict.figures import extract_metrics
 
-    check_flag("applications", applications)
-    with SESSION.told_after(progress):
-        SESSION.tell(Activity("Writing", "logbook"))
-        computer = SESSION.computer
+    check_bool("applications", applications)
+    with SESSION.operation(progress):
+        SESSION.notify(ProgressEvent("Writing", "logbook"))
+        computer = SESSION.device_manager
         computer.load_torch()
         device = SESSION.device().device
         known_model, model_files = _model_and_folder(model, device)
         # What a person says is checked before anything is asked of the computer.
-        batch_size = whole_or_none("batch_size", batch_size, most=LARGEST - 1)
-        length = whole_or_none("length", length, most=LARGEST - 1)
-        reported = reported_device(map(figures_of, reports))
-        texts = None if dataset is None else privacy.dataset_of(dataset)
+        batch_size = check_optional_integer("batch_size", batch_size, most=MAX_INTEGER - 1)
+        length = check_optional_integer("length", length, most=MAX_INTEGER - 1)
+        reported = report_device(map(extract_metrics, reports))
+        texts = None if dataset is None else privacy.fingerprint_dataset(dataset)
         run = sections.Run(batch_size=batch_size, length=length, **_strategy_fields(strategies))
-        run_loader = loader_of(loader)
-        named_seeds = _seeds_of(seeds)
-        ruled_out = privacy.hypotheses_of(hypotheses, dataset)
-        code = given_path(folder or ".", "folder")
-        if reported is not None and reported != canonical(device):
+        run_loader = describe_loader(loader)
+        named_seeds = _normalize_seeds(seeds)
+        ruled_out = privacy.validate_hypotheses(hypotheses, dataset)
+        code = check_path(folder or ".", "folder")
+        if reported is not None and reported != normalize_device(device):
             device = computer.confirm(DeviceRequest.parse(reported, "report")).device
         network = None if artifact_store is None else measure_round_trip(artifact_store)
-        book = gather(computer, device, known_model, model_files, texts, code, applications)
+        book = collect_logbook(computer, device, known_model, model_files, texts, code, applications)
         book = replace(
             book,
             run=run,
@@ -159,29 +159,29 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
 
 def _model_and_folder(model: Any, device: str) -> tuple[sections.Model | None, Path | None]:
     """Return the model of a name, a pipeline or a module, and where its files are; ``None`` is the one that was loaded last."""
-    if not is_named(model):
-        module = module_in(model)
-        described = privacy.model_in_memory(module, getattr(model, "tokenizer", None))
+    if not is_model_name(model):
+        module = get_module(model)
+        described = privacy.model_from_module(module, getattr(model, "tokenizer", None))
         return replace(described, certificate=_certificate_state(module, device)), None
-    if loaded := SESSION.models.named(None if model is None else str(model)):
+    if loaded := SESSION.models.find(None if model is None else str(model)):
         last = loaded[-1]
-        described = privacy.model_of_files(last.name, last.folder, dtype_of(last.model))
+        described = privacy.model_from_files(last.name, last.folder, dtype_of(last.model))
         return replace(described, certificate=_certificate_state(last.model, device)), last.folder
     if model is None:
         return None, None
-    folder = model_folder(SESSION.files(str(model), {})[0])
-    return privacy.model_of_files(str(model), folder, None), folder
+    folder = model_folder(SESSION.load_spec(str(model), {})[0])
+    return privacy.model_from_files(str(model), folder, None), folder
 
 
 def _certificate_state(module: Any, device: str) -> str | None:
     """Return what is known of the certificate of a model that was loaded in a reduced type; ``None`` for others."""
     key = SESSION.models.key_of(module)
-    known = key and validation_of(key, key.device or device, SESSION.computer, SESSION.environ)
-    return privacy.without_secrets(known.reason or "counts") if known else None
+    known = key and get_dtype_validation(key, key.device or device, SESSION.device_manager, SESSION.environ)
+    return privacy.redact_secrets(known.reason or "counts") if known else None
 
 
-def gather(  # noqa: PLR0913, PLR0917 - each is another thing
-    computer: Computer,
+def collect_logbook(  # noqa: PLR0913, PLR0917 - each is another thing
+    computer: DeviceManager,
     device: str,
     model: sections.Model | None,
     folder: Path | None,
@@ -191,28 +191,30 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
 ) -> Logbook:
     """Return the logbook of this moment: of a computer on which torch is loaded, and a model whose files are in a folder."""
     machine = computer.machine
-    signals = read_signals(machine, device, uuid=device_of(device).uuid())
+    signals = read_signals(machine, device, uuid=parse_device_argument(device).uuid())
     states = {
-        field.name: getattr(signals, field.name) for field in fields(sections.Conditions) if field.name != "moment"
+        field.name: getattr(signals, field.name)
+        for field in fields(sections.SystemConditions)
+        if field.name != "moment"
     }
     # Of other variables not even the names are kept.
     variables = tuple(
         sections.MpsVariable(
             setting.name,
-            None if setting.value is None else privacy.kept_value(setting.name, setting.value),
-            SET_BY[setting.origin],
+            None if setting.value is None else privacy.sanitize_value(setting.name, setting.value),
+            SET_BY[setting.source],
             setting.effect,
         )
-        for setting in computer.environment(device).settings
-        if setting.effect not in {IDLE, NOT_READ}
+        for setting in computer.mps_environment(device).settings
+        if setting.effect not in {NOT_FOR_DEVICE, IGNORED}
     )
     folders = _cache_folders()
     if folder:
         folders["model"] = folder
     return Logbook(
         schema=sections.SCHEMA,
-        written=utc(),
-        simulated=machine.simulated and device_of(device).can_be_simulated,
+        written=utc_timestamp(),
+        simulated=machine.simulated and parse_device_argument(device).can_be_simulated,
         software=software(computer),
         code=read_code(code),
         hardware=_hardware(computer, device),
@@ -221,15 +223,15 @@ def gather(  # noqa: PLR0913, PLR0917 - each is another thing
         run=sections.Run(),
         loader=None,
         randomness=read_randomness(),
-        environment=privacy.kept_variables(computer.environ),
+        environment=privacy.sanitize_environ(computer.environ),
         mps_variables=variables,
-        conditions=sections.Conditions("before", **states),
-        background=sections.Background() if machine.simulated else _read_background(applications),
+        conditions=sections.SystemConditions("before", **states),
+        background=sections.BackgroundLoad() if machine.simulated else _sample_background_load(applications),
         storage=storage_places(folders, _read_mounts()),
     )
 
 
-def software(computer: Computer) -> sections.Software:
+def software(computer: DeviceManager) -> sections.Software:
     """Return the versions of what runs; no package is imported for that."""
     machine = computer.machine
     macos = ".".join(map(str, machine.macos)) if machine.macos else None
@@ -255,19 +257,19 @@ def version_of(name: str) -> str | None:
     return None if distribution is None else distribution.version
 
 
-def _hardware(computer: Computer, device: str) -> sections.Hardware:
+def _hardware(computer: DeviceManager, device: str) -> sections.Hardware:
     """Return what the device is, and the most memory that was used until now."""
     import torch
 
     machine = computer.machine
     return sections.Hardware(
         device=device,
-        name=device_of(device).own_name(machine, computer.torch),
+        name=parse_device_argument(device).own_name(machine, computer.torch),
         chip=machine.chip or processor_name(),
         memory_bytes=machine.memory_bytes or installed_bytes(),
         threads=torch.get_num_threads(),
-        memory_limit=computer.limit(device),
-        device_peak_bytes=device_of(device).memory().peak,
+        memory_limit=computer.memory_fraction(device),
+        device_peak_bytes=parse_device_argument(device).memory().peak,
         resident_peak_bytes=resident_peak(),
     )
 
@@ -287,7 +289,7 @@ def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def loader_of(loader: Any) -> sections.Loader | None:
+def describe_loader(loader: Any) -> sections.Loader | None:
     """Return how a ``DataLoader`` loads; nothing is read from it.
 
     Raises:
@@ -309,7 +311,7 @@ def loader_of(loader: Any) -> sections.Loader | None:
         }
         if not loader.num_workers:
             facts["worker_seeding"] = "no workers"
-        described: sections.Loader = from_plain(sections.Loader, facts)
+        described: sections.Loader = from_json_data(sections.Loader, facts)
     except (AttributeError, ValueError):
         what = f"{short_type_name(loader)} is not a DataLoader."
         raise ConfigurationError(what, "Pass the loader of the training.") from None
@@ -342,14 +344,14 @@ SEED_NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
 SEEDS = "Pass a whole number, or names and whole numbers, such as {'torch': 1, 'numpy': 2}."
 
 
-def _seeds_of(seeds: Any) -> dict[str, int]:
+def _normalize_seeds(seeds: Any) -> dict[str, int]:
     """Return seeds by what they are of.
 
     Raises:
         ConfigurationError: For a seed that is not a whole number, and a name that is not a short word.
 
     Example:
-        >>> _seeds_of(7), _seeds_of({"numpy": 1}), _seeds_of(None)
+        >>> _normalize_seeds(7), _normalize_seeds({"numpy": 1}), _normalize_seeds(None)
         ({'seed': 7}, {'numpy': 1}, {})
     """
     if seeds is None:
@@ -358,7 +360,7 @@ def _seeds_of(seeds: Any) -> dict[str, int]:
     for name, seed in named.items():
         if not isinstance(name, str) or not SEED_NAME.fullmatch(name):
             raise ConfigurationError("The name of a seed is not a short word.", SEEDS)
-        if type(seed) is not int or abs(seed) >= LARGEST:
+        if type(seed) is not int or abs(seed) >= MAX_INTEGER:
             what = f"The seed {describe_value(name)} is {short_type_name(seed)}, or too large."
             raise ConfigurationError(what, SEEDS)
     return dict(named)
@@ -396,7 +398,7 @@ class Program(NamedTuple):
     percent: float
 
 
-def _read_background(names: bool) -> sections.Background:
+def _sample_background_load(names: bool) -> sections.BackgroundLoad:
     """Watch the programs of this computer for a moment; those that may not be asked count in the whole alone."""
     psutil = import_psutil()
     this = psutil.Process()
@@ -410,7 +412,7 @@ def _read_background(names: bool) -> sections.Background:
     try:
         share = psutil.cpu_percent(WATCH_SECONDS) / 100
     except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
-        return sections.Background()
+        return sections.BackgroundLoad()
     for process in processes:
         with contextlib.suppress(psutil.Error):
             percent = process.cpu_percent()
@@ -418,16 +420,16 @@ def _read_background(names: bool) -> sections.Background:
                 own += percent
             else:
                 programs.append(Program(process.name(), percent))
-    return background(programs, share - own / 100 / (psutil.cpu_count() or 1), names)
+    return background_load(programs, share - own / 100 / (psutil.cpu_count() or 1), names)
 
 
-def background(programs: list[Program], share: float, names: bool) -> sections.Background:
+def background_load(programs: list[Program], share: float, names: bool) -> sections.BackgroundLoad:
     """Return what other programs did; ``names`` tells whether the busiest are named."""
     busy = sorted(
         (program for program in programs if program.percent >= BUSY_PERCENT), key=lambda program: -program.percent
     )
-    named = tuple(privacy.without_secrets(program.name)[:MAX_NAME_CHARACTERS] for program in busy[:MAX_NAMES])
-    return sections.Background(len(busy), round(min(1.0, max(0.0, share)), 3), named if names else None)
+    named = tuple(privacy.redact_secrets(program.name)[:MAX_NAME_CHARACTERS] for program in busy[:MAX_NAMES])
+    return sections.BackgroundLoad(len(busy), round(min(1.0, max(0.0, share)), 3), named if names else None)
 
 
 NETWORK = re.compile(
@@ -439,7 +441,7 @@ EXTERNAL = ("/Volumes/", "/media/", "/run/media/")  # Where systems mount what w
 
 # Folders of a person's home that macOS keeps in iCloud Drive, or other providers elsewhere, and what marks more of them, such as
 # a Desktop that is kept in iCloud: their files can be moved away, and come back only when they are read.
-CLOUDS = ("Library/Mobile Documents", "Library/CloudStorage")
+CLOUD_FOLDERS = ("Library/Mobile Documents", "Library/CloudStorage")
 CLOUD_MARKS = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
 
 RunCommand = Callable[[list[str]], "str | None"]
@@ -463,7 +465,7 @@ def _cache_folders() -> dict[str, Path]:
 
 def storage_places(
     folders: Mapping[str, Path], mounts: list[Any], home: Path | None = None, run: RunCommand = run_command
-) -> tuple[sections.StoragePlace, ...]:
+) -> tuple[sections.StorageLocation, ...]:
     """Return where each of some paths lies; links are followed, and a path that is not there yet counts as if it were."""
     home = Path(os.path.realpath(home or privacy.home_folder()))
     places = []
@@ -478,7 +480,7 @@ def storage_places(
             default=None,
         )
         kind = "not known" if mount is None else _storage_kind(mount, real, home, run)
-        places.append(sections.StoragePlace(what, privacy.short_path(path), mount and mount.fstype, kind))
+        places.append(sections.StorageLocation(what, privacy.sanitize_path(path), mount and mount.fstype, kind))
     return tuple(places)
 
 
@@ -499,7 +501,7 @@ def _storage_kind(
 
 def _is_in_cloud(path: Path, home: Path, run: RunCommand) -> bool:
     """Return whether macOS or a provider keeps a path of a person's home elsewhere, too."""
-    if any(path.is_relative_to(home / cloud) for cloud in CLOUDS):
+    if any(path.is_relative_to(home / cloud) for cloud in CLOUD_FOLDERS):
         return True
     above = [str(folder) for folder in (path, *path.parents) if home in folder.parents]
     existing = [folder for folder in above if os.path.exists(folder)]  # noqa: PTH110 - for any path, as above
@@ -577,7 +579,9 @@ PORTS = {"https": 443, "http": 80, "ssh": 22, "sftp": 22, "ftp": 21}
 HOST_AND_PORT = "Pass a host and a port, such as 'store.example:443', or an https address."
 
 
-def measure_round_trip(store: str, samples: int = CONNECTIONS, timeout: float = CONNECT_SECONDS) -> sections.RoundTrip:
+def measure_round_trip(
+    store: str, samples: int = CONNECTIONS, timeout: float = CONNECT_SECONDS
+) -> sections.NetworkLatency:
     """Connect to an artifact store some times, and return how long that took.
 
     Args:
@@ -600,12 +604,12 @@ def measure_round_trip(store: str, samples: int = CONNECTIONS, timeout: float = 
         raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT)
     seconds = []
     for _ in range(samples):
-        start = now()
+        start = current_time()
         # UnicodeError for a name that no network can have.
         with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host, port), timeout=timeout):
-            seconds.append(now() - start)
-    return sections.RoundTrip(
-        privacy.without_secrets(host),
+            seconds.append(current_time() - start)
+    return sections.NetworkLatency(
+        privacy.redact_secrets(host),
         port,
         samples,
         samples - len(seconds),

@@ -10,15 +10,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...._render.display import FAILED, NOTE, OK, WARNING, Plain, Report, Shown, Table, counted, in_bytes, plain
-from ...._utils.plain import find_changes, read_as, save, to_json
-from ...._utils.text import describe_file, one_line, short_type_name
-from ...._utils.validation import given_path
-from ....devices.registry import device_of
-from ....devices.request import canonical
+from ...._render.display import (
+    FAILED,
+    OK,
+    SIMULATION_NOTICE,
+    WARNING,
+    Displayable,
+    JsonMixin,
+    Report,
+    Table,
+    format_bytes,
+    pluralize,
+    to_plain_data,
+)
+from ...._utils.plain import find_changes, read_json_file, save_text, to_json
+from ...._utils.text import collapse_whitespace, describe_file, short_type_name
+from ...._utils.validation import check_path
+from ....devices.registry import parse_device_argument
+from ....devices.request import normalize_device
 from ....errors import ConfigurationError
 from .privacy import ALL_LOGGED, LOG_VARIABLES, VARIABLES
-from .sections import OWN_WORDS, SCHEMA, ReportFigures, Run, Sections
+from .sections import HYPOTHESES_NOTICE, SCHEMA, LogbookData, ReportMetrics, Run
 
 # What each section is called, in the order in which they are shown.
 SECTIONS = {
@@ -40,23 +52,23 @@ SECTIONS = {
     "figures": "Figures of reports",
 }
 
-WHOLE = 100_000  # From here on the HTML shows whole numbers.
-ALL_OF_IT = "Everything is in .markdown(), .to_dict() and .save('logbook.json')."
-LOCAL = "Keep it on a disk of this computer: HF_HOME and TORCH_HOME say where caches are."
-ONE_DEVICE = "Write a logbook for each device, such as nb.logbook(report)."
-ANOTHER = "Pass a .json file that Logbook.save() of this version has written."
+MIN_INTEGER_DISPLAY = 100_000  # From here on the HTML shows whole numbers.
+FULL_OUTPUT_HINT = "Everything is in .markdown(), .to_dict() and .save('logbook.json')."
+LOCAL_CACHE_REMEDY = "Keep it on a disk of this computer: HF_HOME and TORCH_HOME say where caches are."
+ONE_DEVICE_REMEDY = "Write a logbook for each device, such as nb.logbook(report)."
+LOGBOOK_FILE_REMEDY = "Pass a .json file that Logbook.save() of this version has written."
 
 FAMILY = SCHEMA.rstrip("0123456789")  # Of all versions.
 HEADING = "# Logbook"
 # How a logbook for people begins.
-FOR_PEOPLE = re.compile(rf"{HEADING} on [^\n]+\n\nWritten [0-9TZ:-]{{20}}, schema `{FAMILY}[0-9]+`\.\n")
+MARKDOWN_HEADER_PATTERN = re.compile(rf"{HEADING} on [^\n]+\n\nWritten [0-9TZ:-]{{20}}, schema `{FAMILY}[0-9]+`\.\n")
 
 # Written by scripts/write_schemas.py.
 SCHEMA_FILE = Path(__file__).with_name("logbook.schema.json")
 
 
 @dataclass(frozen=True, repr=False)
-class Logbook(Sections, Shown):
+class Logbook(LogbookData, Displayable):
     """What figures were measured with. No text of a note, no secret and no name of a file is in it.
 
     Its fields are those of :class:`.sections.Sections`.
@@ -71,17 +83,17 @@ class Logbook(Sections, Shown):
         Raises:
             ConfigurationError: For what is not a report, and for a report of another device than the logbook's.
         """
-        from ...verdict.figures import figures_of
+        from ...verdict.figures import extract_metrics
 
-        figures = tuple(map(figures_of, reports))
-        device = reported_device(figures)
-        if device not in {None, canonical(self.hardware.device)}:
+        figures = tuple(map(extract_metrics, reports))
+        device = report_device(figures)
+        if device not in {None, normalize_device(self.hardware.device)}:
             what = f"A report is of {device}, and the logbook of {self.hardware.device}."
-            raise ConfigurationError(what, ONE_DEVICE)
+            raise ConfigurationError(what, ONE_DEVICE_REMEDY)
         return replace(
             self,
-            run=run_of(figures, self.run),
-            figures=(*self.figures, *figures),
+            run=merge_run(figures, self.run),
+            metrics=(*self.metrics, *figures),
             simulated=self.simulated or any(report.simulated for report in figures),
         )
 
@@ -107,14 +119,14 @@ class Logbook(Sections, Shown):
         Raises:
             ConfigurationError: For another ending, for a file that is not a logbook, and if it cannot be written.
         """
-        file = given_path(path, "the file of a logbook")
+        file = check_path(path, "the file of a logbook")
         writer = WRITERS.get(file.suffix.lower())
         if writer is None:
             what = f"A logbook cannot be written as {file.suffix or 'a file without an ending'!r}."
             raise ConfigurationError(what, "Use .json or .md.")
         if file.exists() and not _is_logbook(file):
             raise ConfigurationError(f"{describe_file(file)} already exists and is not a logbook.", "Use another name.")
-        save(file, writer(self))  # One made by hand may have half a character, which no file can hold.
+        save_text(file, writer(self))  # One made by hand may have half a character, which no file can hold.
         return str(file)
 
     @classmethod
@@ -124,35 +136,43 @@ class Logbook(Sections, Shown):
         Raises:
             ConfigurationError: For a file that is not a logbook, is cut off, or was written by a newer version.
         """
-        file = given_path(path, "the file of a logbook")
-        book: Logbook = read_as(cls, file, "a logbook", ANOTHER)
+        file = check_path(path, "the file of a logbook")
+        book: Logbook = read_json_file(cls, file, "a logbook", LOGBOOK_FILE_REMEDY)
         if not book.environment.keys() <= VARIABLES:
             what = f"{describe_file(file)} is not a logbook: its environment has variables that no logbook holds."
-            raise ConfigurationError(what, ANOTHER)
+            raise ConfigurationError(what, LOGBOOK_FILE_REMEDY)
         return book
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return everything as Markdown."""
-        notes = [*([NOTE] if self.simulated else []), *([OWN_WORDS] if self.hypotheses else []), *self._slow()]
-        head = [f"{HEADING} on {escaped(self.device)}", f"Written {self.written}, schema `{self.schema}`.", *notes]
-        return "\n\n".join([*head, *map(markdown_of, _section_tables(self.to_dict()))]) + "\n"
+        notes = [
+            *([SIMULATION_NOTICE] if self.simulated else []),
+            *([HYPOTHESES_NOTICE] if self.hypotheses else []),
+            *self._slow(),
+        ]
+        head = [
+            f"{HEADING} on {escape_markdown(self.device)}",
+            f"Written {self.written}, schema `{self.schema}`.",
+            *notes,
+        ]
+        return "\n\n".join([*head, *map(table_to_markdown, _section_tables(self.to_dict()))]) + "\n"
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return what it is of; all that it holds stands in the HTML alone, because it differs from computer to computer."""
         slow = tuple(self._slow())
-        sentences = (*slow, ALL_OF_IT, *([OWN_WORDS] if self.hypotheses else []))
+        sentences = (*slow, FULL_OUTPUT_HINT, *([HYPOTHESES_NOTICE] if self.hypotheses else []))
         tables = (Table("", ("of", "what"), tuple(self._summary())),)
-        sections = tuple(replace(table, folded=True) for table in _section_tables(self.to_dict()))
+        sections = tuple(replace(table, collapsed=True) for table in _section_tables(self.to_dict()))
         title = f"Logbook on {self.device}"
         headline = f"{title}: what these figures were measured with"
         status = WARNING if slow else ""
-        return Report(title, sentences, tables, figures=sections, spoken=(headline, *sentences), status=status)
+        return Report(title, sentences, tables, metrics=sections, html_sentences=(headline, *sentences), status=status)
 
     def _slow(self) -> Iterator[str]:
         """Yield what of the surroundings takes time."""
         for place in self.storage:
             if place.kind in {"network", "cloud"}:
-                yield f"The {place.what} is on a {place.kind} volume, which loading waits for. {LOCAL}"
+                yield f"The {place.contents} is on a {place.kind} volume, which loading waits for. {LOCAL_CACHE_REMEDY}"
         for name in LOG_VARIABLES:
             if ALL_LOGGED.fullmatch(self.environment.get(name, "")):
                 yield f"{name} logs all that is done, which takes time. Unset it before times are measured."
@@ -162,29 +182,29 @@ class Logbook(Sections, Shown):
         run = self.run
         model = self.model
         dataset = self.dataset
-        length = f" of {counted(run.length, 'token')}" if run.length else ""
+        length = f" of {pluralize(run.length, 'token')}" if run.length else ""
         yield "model", f"{model.name}{f' in {model.dtype}' if model.dtype else ''}" if model else "not said"
         noun = "text" if dataset and dataset.kind == "texts" else "file"
-        yield "dataset", counted(dataset.items, noun) if dataset else "not said"
-        yield "batch", f"{counted(run.batch_size, 'row')}{length}" if run.batch_size else "not said"
-        yield "reports", ", ".join(dict.fromkeys(figures.report for figures in self.figures)) or "none"
+        yield "dataset", pluralize(dataset.items, noun) if dataset else "not said"
+        yield "batch", f"{pluralize(run.batch_size, 'row')}{length}" if run.batch_size else "not said"
+        yield "reports", ", ".join(dict.fromkeys(figures.report for figures in self.metrics)) or "none"
         if self.hypotheses:
-            yield "ruled out", counted(len(self.hypotheses), "hypothesis", "hypotheses")
+            yield "ruled out", pluralize(len(self.hypotheses), "hypothesis", "hypotheses")
 
 
-def reported_device(figures: Iterable[ReportFigures]) -> str | None:
+def report_device(figures: Iterable[ReportMetrics]) -> str | None:
     """Return the device that reports are of, ``None`` if they name none.
 
     Raises:
         ConfigurationError: If they name several: a logbook is of one.
     """
-    named = sorted({report.place for report in figures if report.place})
+    named = sorted({report.canonical_device for report in figures if report.canonical_device})
     if len(named) > 1:
-        raise ConfigurationError(f"The reports are of several devices: {', '.join(named)}.", ONE_DEVICE)
+        raise ConfigurationError(f"The reports are of several devices: {', '.join(named)}.", ONE_DEVICE_REMEDY)
     return named[0] if named else None
 
 
-def run_of(figures: Iterable[ReportFigures], said: Run) -> Run:
+def merge_run(figures: Iterable[ReportMetrics], said: Run) -> Run:
     """Return what is known of a run: what the last report says, and else what the person said; the largest peak counts."""
     known: dict[str, Any] = {}
     peaks = []
@@ -214,36 +234,36 @@ def _rows(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         for name, item in section.items():
             yield from _rows(item, f"{prefix}: {name}" if prefix else name)
     elif section is not None:
-        yield prefix, _shown(section)
+        yield prefix, _format_value(section)
 
 
-def markdown_of(table: Table) -> str:
+def table_to_markdown(table: Table) -> str:
     """Return a table as Markdown, with a heading."""
     rows = [table.columns, tuple("---" for _ in table.columns), *table.rows]
-    lines = ("| " + " | ".join(map(escaped, row)) + " |" for row in rows)
-    return f"## {escaped(table.caption)}\n\n" + "\n".join(lines)
+    lines = ("| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows)
+    return f"## {escape_markdown(table.caption)}\n\n" + "\n".join(lines)
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     r"""Return a text that Markdown shows as it is, in one line.
 
     Example:
         >>> print(escaped("a|b <c> *d*"))
         a\|b &lt;c&gt; \*d\*
     """
-    line = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = collapse_whitespace(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
 
 
 # What writes a file, by its ending.
-WRITERS: dict[str, Callable[[Logbook], str]] = {".json": to_json, ".md": Logbook.markdown}
+WRITERS: dict[str, Callable[[Logbook], str]] = {".json": to_json, ".md": Logbook.to_markdown}
 
 
 def _is_logbook(file: Path) -> bool:
     """Return whether a file is a logbook of any version."""
     try:
         text = file.read_text("utf-8-sig")
-        return bool(FOR_PEOPLE.match(text)) or str(json.loads(text)["schema"]).startswith(FAMILY)
+        return bool(MARKDOWN_HEADER_PATTERN.match(text)) or str(json.loads(text)["schema"]).startswith(FAMILY)
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
         return False
 
@@ -253,8 +273,8 @@ FINGERPRINT = 12  # How many characters of a fingerprint are shown.
 UNKNOWN = "not known"
 NOT_TOLD = "not told"
 NOT_SET = "not set"
-CANNOT_BE_TOLD = "neither says it, so it cannot be told"
-ONE_SAYS = "only one of them says it"
+UNKNOWN_IN_BOTH = "neither says it, so it cannot be told"
+KNOWN_IN_ONE = "only one of them says it"
 
 # What must be the same in two logbooks before their figures are compared, by the reason; each with the place of its value.
 DECIDING = {
@@ -294,7 +314,7 @@ DECIDING = {
     },
 }
 # Of what decides, both logbooks must know these before their figures are compared; the others may be unknown to both.
-NEEDED = ("model", "dataset")
+REQUIRED_KEYS = ("model", "dataset")
 
 # What may differ between two logbooks whose figures are compared, and is listed then.
 LISTED = {
@@ -335,9 +355,9 @@ MOMENT = "moment"
 GROUPS = {**DECIDING, MERELY_LISTED: LISTED, MOMENT: MOMENTARY}
 
 
-def _compared_facts(book: Sections) -> dict[str, dict[str, Any]]:
+def _compared_facts(book: LogbookData) -> dict[str, dict[str, Any]]:
     """Return all by which two logbooks are compared, in the groups of ``GROUPS`` and ``SETTINGS``; ``None`` is not known."""
-    stored = plain(book)
+    stored = to_plain_data(book)
     stored["run"] = _run_of_figures(book)
     stored["compared"] = _in_comparable_form(book, stored["run"])
     grouped = {
@@ -357,7 +377,7 @@ def _value_at(stored: Any, place: str) -> Any:
     return stored
 
 
-def _in_comparable_form(book: Sections, run: Mapping[str, Any]) -> dict[str, Any]:
+def _in_comparable_form(book: LogbookData, run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is compared in another form than it is stored."""
     model = book.model
     dataset = book.dataset
@@ -372,19 +392,19 @@ def _in_comparable_form(book: Sections, run: Mapping[str, Any]) -> dict[str, Any
         "dataset": dataset and f"{dataset.kind} {dataset.checksum[:FINGERPRINT]}",
         "batch_size": run["batch_size"] or (book.loader and book.loader.batch_size),
         **{name: run[name] or NOT_TOLD for name in optional},
-        "heat": "limited" if conditions.heat == "limited" else "not limited",
+        "heat": "limited" if conditions.thermal_state == "limited" else "not limited",
         "memory_pressure": conditions.memory_pressure if slow_memory else "none reported",
-        "cudnn_benchmark": device_of(book.hardware.device).uses_cudnn and book.randomness.cudnn_benchmark,
+        "cudnn_benchmark": parse_device_argument(book.hardware.device).uses_cudnn and book.randomness.cudnn_benchmark,
         "commit": book.code.commit and book.code.commit[:FINGERPRINT],
         "dirty": book.code.dirty,
         "seeds": ", ".join(f"{name} {seed}" for name, seed in sorted(book.randomness.seeds.items())) or None,
-        "storage": ", ".join(f"{place.what} {place.kind}" for place in book.storage) or None,
-        "memory_available": in_bytes(conditions.memory_available) or None,
-        "swap_used": in_bytes(conditions.swap_used) or None,
+        "storage": ", ".join(f"{place.contents} {place.kind}" for place in book.storage) or None,
+        "memory_available": format_bytes(conditions.memory_available) or None,
+        "swap_used": format_bytes(conditions.swap_used) or None,
     }
 
 
-def _run_of_figures(book: Sections) -> dict[str, Any]:
+def _run_of_figures(book: LogbookData) -> dict[str, Any]:
     """Return what reports say of their run, each its own if they differ; and what the logbook says if none does."""
     run = {}
     for name, said in vars(book.run).items():
@@ -410,11 +430,11 @@ class Difference:
     name: str
     first: str
     second: str
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
-class ComparedFigure(Plain):
+class ComparedMetric(JsonMixin):
     """A figure of both logbooks.
 
     Attributes:
@@ -425,7 +445,7 @@ class ComparedFigure(Plain):
         second: In the second one.
     """
 
-    ALSO = ("ratio",)
+    JSON_PROPERTIES = ("ratio",)
 
     report: str
     subject: str
@@ -441,12 +461,15 @@ class ComparedFigure(Plain):
     @property
     def row(self) -> tuple[str, ...]:
         """The figure as people read it; large ones are whole."""
-        both = (f"{value:,.0f}" if abs(value) >= WHOLE else f"{value:.6g}" for value in (self.first, self.second))
+        both = (
+            f"{value:,.0f}" if abs(value) >= MIN_INTEGER_DISPLAY else f"{value:.6g}"
+            for value in (self.first, self.second)
+        )
         return self.report, self.subject, self.name, *both, "" if self.ratio is None else f"{self.ratio:.3f}"
 
 
 @dataclass(frozen=True, repr=False)
-class LogbookDiff(Shown):
+class LogbookDiff(Displayable):
     """What two logbooks differ in.
 
     Attributes:
@@ -454,19 +477,19 @@ class LogbookDiff(Shown):
         second: The second one.
     """
 
-    HIDDEN = ("first", "second")
-    ALSO = ("comparable", "reasons", "unknown", "differences", "figures")
+    JSON_EXCLUDE = ("first", "second")
+    JSON_PROPERTIES = ("comparable", "reasons", "unknown_fields", "differences", "metrics")
 
-    first: Sections
-    second: Sections
+    first: LogbookData
+    second: LogbookData
 
     @property
     def reasons(self) -> tuple[Difference, ...]:
         """Why their figures must not be compared; none if they may."""
         reasons = self._differences(*DECIDING)
-        if self.first.figures and self.second.figures:
-            silent = [name for name in NEEDED if name in self.unknown]
-            reasons += tuple(Difference(name, UNKNOWN, UNKNOWN, CANNOT_BE_TOLD) for name in silent)
+        if self.first.metrics and self.second.metrics:
+            silent = [name for name in REQUIRED_KEYS if name in self.unknown_fields]
+            reasons += tuple(Difference(name, UNKNOWN, UNKNOWN, UNKNOWN_IN_BOTH) for name in silent)
         return reasons
 
     @property
@@ -475,7 +498,7 @@ class LogbookDiff(Shown):
         return not self.reasons
 
     @property
-    def unknown(self) -> tuple[str, ...]:
+    def unknown_fields(self) -> tuple[str, ...]:
         """What neither says, though it changes figures."""
         first, second = self._facts()
         return tuple(
@@ -491,34 +514,34 @@ class LogbookDiff(Shown):
         return self._differences(MERELY_LISTED, SETTINGS)
 
     @property
-    def figures(self) -> tuple[ComparedFigure, ...]:
+    def metrics(self) -> tuple[ComparedMetric, ...]:
         """The figures that both have, of several reports of one thing the last; none if they must not be compared."""
         if not self.comparable:
             return ()
         later = _by_key(self.second)
         return tuple(
-            ComparedFigure(figures.report, figures.subject, name, value, later[key].values[name])
+            ComparedMetric(figures.report, figures.subject, name, value, later[key].values[name])
             for key, figures in _by_key(self.first).items()
             if key in later
             for name, value in figures.values.items()
             if name in later[key].values
         )
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return first whether they may be compared, then what differs; figures stand in the HTML alone."""
         reasons = self.reasons
-        title = f"Must not be compared: {counted(len(reasons), 'reason')}" if reasons else "May be compared"
-        unknown = (f"Neither says: {', '.join(self.unknown)}.",) if self.unknown else ()
+        title = f"Must not be compared: {pluralize(len(reasons), 'reason')}" if reasons else "May be compared"
+        unknown = (f"Neither says: {', '.join(self.unknown_fields)}.",) if self.unknown_fields else ()
         columns = ("what", "first", "second")
-        why_not = tuple((reason.name, reason.first, reason.second, reason.why) for reason in reasons)
+        why_not = tuple((reason.name, reason.first, reason.second, reason.reason) for reason in reasons)
         others = tuple((other.name, other.first, other.second) for other in self.differences)
         moments = tuple((moment.name, moment.first, moment.second) for moment in self._differences(MOMENT))
-        figures = tuple(figure.row for figure in self.figures)
+        figures = tuple(figure.row for figure in self.metrics)
         return Report(
             title,
             unknown,
             (Table("Why not", (*columns, "because"), why_not), Table("What else differs", columns, others)),
-            figures=(
+            metrics=(
                 Table("Figures", ("report", "of", "figure", "first", "second", "second / first"), figures),
                 Table("At that moment", columns, moments),
             ),
@@ -530,8 +553,8 @@ class LogbookDiff(Shown):
         keys = _by_key(self.first).keys() & _by_key(self.second).keys()
         facts = []
         for book in (self.first, self.second):
-            figures = tuple(figures for figures in book.figures if not keys or figures.key in keys)
-            facts.append(_compared_facts(replace(book, figures=figures)))
+            figures = tuple(figures for figures in book.metrics if not keys or figures.key in keys)
+            facts.append(_compared_facts(replace(book, metrics=figures)))
         return tuple(facts)
 
     def _differences(self, *groups: str) -> tuple[Difference, ...]:
@@ -544,17 +567,19 @@ class LogbookDiff(Shown):
                 absent = NOT_SET if group == SETTINGS else UNKNOWN
                 why = group if group in DECIDING else ""
                 if why and None in {change.before, change.after}:
-                    why = ONE_SAYS
-                differences.append(Difference(name, _shown(change.before, absent), _shown(change.after, absent), why))
+                    why = KNOWN_IN_ONE
+                differences.append(
+                    Difference(name, _format_value(change.before, absent), _format_value(change.after, absent), why)
+                )
         return tuple(differences)
 
 
-def _shown(value: Any, absent: str = UNKNOWN) -> str:
+def _format_value(value: Any, absent: str = UNKNOWN) -> str:
     """Return something that a logbook says as a text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return absent if value is None else str(value)
 
 
-def _by_key(book: Sections) -> dict[tuple[str, str, str | None], ReportFigures]:
-    return {figures.key: figures for figures in book.figures}
+def _by_key(book: LogbookData) -> dict[tuple[str, str, str | None], ReportMetrics]:
+    return {figures.key: figures for figures in book.metrics}

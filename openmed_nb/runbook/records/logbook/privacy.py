@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ...._utils.text import one_line, short_type_name
-from ...._utils.validation import given_path
-from ....annotation.references import readable, stream_of
+from ...._utils.text import collapse_whitespace, short_type_name
+from ...._utils.validation import check_path
+from ....annotation.references import canonical_text, iter_texts
 from ....devices.backend import TENSOR_LOCK
 from ....devices.environment import VARIABLES as MPS_VARIABLES
-from ....devices.request import MASK, masked
+from ....devices.request import MASK, mask_secrets
 from ....errors import ConfigurationError
-from ....models.config import dtype_name
-from ....models.files import content_of, digest_of
+from ....models.config import normalize_dtype
+from ....models.files import file_digest, hash_model_files
 from .sections import Dataset, Hypothesis, Model
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ SECRET = re.compile(
 )
 # A part of a path, or of a name: one word, so that no sentence is kept.
 PART = re.compile(r"[\w.+<>~-]{1,64}")
-PEOPLE = ("home", "Users")  # Folders whose folders have the names of people.
+HOME_PARENTS = ("home", "Users")  # Folders whose folders have the names of people.
 DRIVE = re.compile(r"[A-Za-z]:", re.ASCII)
-ADDRESS = re.compile(r"\w{1,32}://\S*|//\S*@\S*", re.ASCII)
+URL_PATTERN = re.compile(r"\w{1,32}://\S*|//\S*@\S*", re.ASCII)
 LONGEST_VALUE = 10_000
 LONGEST_PATH = 200
 MOST_PATHS = 50
@@ -52,10 +52,10 @@ DEVICES = "auto|default|gpu|cpu|mps(:0)?|cuda(:[0-9]{1,4})?"
 AFFINITY = "granularity=(fine|core|tile|thread|group)|compact|scatter|balanced|disabled|none|explicit|(no)?verbose|(no)?warnings|[0-9]{1,4}"
 
 
-def without_secrets(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return a text with what looks like a secret replaced, and without half characters, which no file can hold."""
     whole = text[:LONGEST_VALUE].encode("utf-8", "replace").decode("utf-8")
-    return SECRET.sub(MASK, masked("", whole))
+    return SECRET.sub(MASK, mask_secrets("", whole))
 
 
 def home_folder() -> Path:
@@ -63,18 +63,18 @@ def home_folder() -> Path:
     return Path(os.path.expanduser("~"))  # noqa: PTH111 - it answers for any person
 
 
-def short_path(path: str | Path, home: str | None = None) -> str:
+def sanitize_path(path: str | Path, home: str | None = None) -> str:
     """Return a path or a name with the person's home as ``~``, and ``***`` for what may name a person or be a text.
 
     That is a folder of people in ``/home`` or ``/Users``, a part with the name of this person's home in it, and a part that
     is not a single word.
 
     Example:
-        >>> short_path("/home/jane/models/mine", home="/home/jane"), short_path("/home/tom/x", home="/home/jane")
+        >>> sanitize_path("/home/jane/models/mine", home="/home/jane"), sanitize_path("/home/tom/x", home="/home/jane")
         ('~/models/mine', '/home/***/x')
-        >>> short_path("/scratch/jane/cache", home="/home/jane"), short_path("/opt/janeway", home="/home/jane")
+        >>> sanitize_path("/scratch/jane/cache", home="/home/jane"), sanitize_path("/opt/janeway", home="/home/jane")
         ('/scratch/***/cache', '/opt/janeway')
-        >>> short_path("/data/a note of someone/x"), short_path("a text that is no path")
+        >>> sanitize_path("/data/a note of someone/x"), sanitize_path("a text that is no path")
         ('/data/***/x', '***')
     """
     text = str(path)
@@ -83,11 +83,11 @@ def short_path(path: str | Path, home: str | None = None) -> str:
         text = "~" + text[len(start) :]
     name = re.escape(re.split(r"[/\\]", start)[-1])
     person = re.compile(rf"(?<![^\W_]){name}(?![^\W_])" if name else r"(?!)")
-    parts = re.split(r"([/\\])", without_secrets(text))
+    parts = re.split(r"([/\\])", redact_secrets(text))
     for number in range(0, len(parts), 2):
         part = parts[number]
         plain = not part or PART.fullmatch(part) or (number == 0 and DRIVE.fullmatch(part))
-        named = number > 1 and (parts[number - 2] in PEOPLE or person.search(part))
+        named = number > 1 and (parts[number - 2] in HOME_PARENTS or person.search(part))
         parts[number] = part if plain and not named else MASK
     return "".join(parts)[:LONGEST_PATH]
 
@@ -178,41 +178,41 @@ LOOKS = SHARED_VARIABLES | LOG_VARIABLES | _look_by_name(OWN)
 VARIABLES = frozenset({*LOOKS, *PATH_VARIABLES, ENDPOINT})
 
 
-def kept_value(name: str, value: str) -> str:
+def sanitize_value(name: str, value: str) -> str:
     """Return the value of an allowed variable as it may be kept; what does not look as it must becomes ``***``."""
     value = value.strip()
     if name in PATH_VARIABLES:  # A list of paths; what is no path, such as an address, is masked.
-        parts = ADDRESS.sub(MASK, value[:LONGEST_VALUE]).split(os.pathsep)[:MOST_PATHS]
-        return os.pathsep.join(map(short_path, parts))
+        parts = URL_PATTERN.sub(MASK, value[:LONGEST_VALUE]).split(os.pathsep)[:MOST_PATHS]
+        return os.pathsep.join(map(sanitize_path, parts))
     if name == ENDPOINT:
-        return _address(value)
+        return _sanitize_url(value)
     look = re.compile(rf"({LOOKS[name]})(,({LOOKS[name]}))*", re.IGNORECASE | re.ASCII)
     return value if len(value) <= LONGEST_PATH and look.fullmatch(value) else MASK
 
 
-def _address(value: str) -> str:
+def _sanitize_url(value: str) -> str:
     """Return the scheme, the host and the port of an address; user, password, path and query may be secret."""
     try:
         parts = urlsplit(value)
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
         return MASK
-    return without_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
+    return redact_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
 
 
-def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def sanitize_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the allowed variables that are set, cleaned, in the order of their names.
 
     Example:
-        >>> kept_variables({"OMP_NUM_THREADS": "2", "HF_TOKEN": "hf_abc", "PYTHONHASHSEED": "the patient"})
+        >>> sanitize_environ({"OMP_NUM_THREADS": "2", "HF_TOKEN": "hf_abc", "PYTHONHASHSEED": "the patient"})
         {'OMP_NUM_THREADS': '2', 'PYTHONHASHSEED': '***'}
     """
-    return {name: kept_value(name, environ[name]) for name in sorted(VARIABLES) if name in environ}
+    return {name: sanitize_value(name, environ[name]) for name in sorted(VARIABLES) if name in environ}
 
 
-def golden_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def portable_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that another computer should have too; what had to be masked is none of them."""
-    kept = kept_variables(environ)
+    kept = sanitize_environ(environ)
     return {name: value for name, value in kept.items() if name in SHARED_VARIABLES and MASK not in value}
 
 
@@ -226,7 +226,7 @@ SHORT = 12
 PAIRS = "Pass pairs of what was suspected and what rules it out, such as [('slow loader', 'data takes 3 %')]."
 
 
-def dataset_of(data: Any) -> Dataset:
+def fingerprint_dataset(data: Any) -> Dataset:
     """Return the fingerprint of a dataset.
 
     Args:
@@ -236,24 +236,26 @@ def dataset_of(data: Any) -> Dataset:
         ConfigurationError: For anything else, for nothing, and for what cannot be read; no word of it is in the error.
 
     Example:
-        >>> dataset_of(["asthma", "fever"]).items, dataset_of(["asthma"]).checksum == dataset_of(["fever"]).checksum
+        >>> fingerprint_dataset(["asthma", "fever"]).items, fingerprint_dataset(["asthma"]).checksum == fingerprint_dataset(["fever"]).checksum
         (2, False)
     """
     if not isinstance(data, (str, os.PathLike)):
         return _of_texts(data)
-    path = given_path(data, "dataset")
+    path = check_path(data, "dataset")
     # A device or a pipe may have no end; and what is not a path may be a note, so the error does not show it.
     if not (path.is_dir() or path.is_file()):
         raise ConfigurationError("There is no file or folder of that name for a dataset.", TEXTS_FILE_OR_FOLDER)
     try:
-        return _of_folder(path) if path.is_dir() else Dataset("file", digest_of(path, "sha256"), 1, path.stat().st_size)
+        return (
+            _of_folder(path) if path.is_dir() else Dataset("file", file_digest(path, "sha256"), 1, path.stat().st_size)
+        )
     except OSError as error:
         what = f"The dataset cannot be read: {short_type_name(error)}."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER) from None
 
 
 def _of_texts(data: Any) -> Dataset:
-    series = stream_of(data)
+    series = iter_texts(data)
     if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
         what = f"{short_type_name(data)} has no length or no order: it may have no end, or can be read once only."
         raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
@@ -264,7 +266,7 @@ def _of_texts(data: Any) -> Dataset:
         if not isinstance(text, (str, list)):
             what = f"Item {items} of the dataset is {short_type_name(text)}, not a text."
             raise ConfigurationError(what, TEXTS_FILE_OR_FOLDER)
-        content = readable(text).encode("utf-8", "surrogatepass")
+        content = canonical_text(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
         items += 1
         size += len(content)
@@ -277,7 +279,7 @@ def _of_folder(folder: Path) -> Dataset:
     files = sorted(path for path in _below(folder) if path.is_file() and not path.name.startswith("."))
     if not files:
         raise ConfigurationError("The folder of the dataset has no files.", TEXTS_FILE_OR_FOLDER)
-    shards = tuple(digest_of(path, "sha256") for path in files)
+    shards = tuple(file_digest(path, "sha256") for path in files)
     named = (f"{path.relative_to(folder).as_posix()}\0{shard}\0" for path, shard in zip(files, shards, strict=True))
     checksum = hashlib.sha256("".join(named).encode("utf-8", "surrogateescape")).hexdigest()
     return Dataset("folder", checksum, len(files), sum(path.stat().st_size for path in files), shards)
@@ -298,13 +300,13 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in names)
 
 
-def model_of_files(name: str, folder: Path, dtype: str | None) -> Model:
+def model_from_files(name: str, folder: Path, dtype: str | None) -> Model:
     """Return which model the files of a folder are; ``dtype`` is the type of its weights in memory, if that is known."""
-    content = content_of(folder)
-    return Model(short_path(name), "files", content.weights, content.settings, content.tokenizer, dtype)
+    content = hash_model_files(folder)
+    return Model(sanitize_path(name), "files", content.weights, content.settings, content.tokenizer, dtype)
 
 
-def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
+def model_from_module(module: torch.nn.Module, tokenizer: Any = None) -> Model:
     """Return which model a module in memory is, by every byte of its parameters and buffers."""
     config: Any = getattr(module, "config", None)
     # Where settings came from changes nothing.
@@ -313,14 +315,14 @@ def model_in_memory(module: torch.nn.Module, tokenizer: Any = None) -> Model:
     return Model(
         type(module).__name__,
         "memory",
-        weights_in_memory(module),
+        hash_parameters(module),
         _fingerprint(settings),
         None if backend is None else _fingerprint(str(sorted(backend.get_vocab().items()))),
-        next((dtype_name(parameter.dtype) for parameter in module.parameters()), None),
+        next((normalize_dtype(parameter.dtype) for parameter in module.parameters()), None),
     )
 
 
-def weights_in_memory(module: torch.nn.Module) -> str:
+def hash_parameters(module: torch.nn.Module) -> str:
     """Return a fingerprint of all parameters and buffers that are saved with a module, wherever they are.
 
     Raises:
@@ -371,7 +373,7 @@ def _fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
+def validate_hypotheses(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
     """Return hypotheses that are ruled out.
 
     Args:
@@ -382,7 +384,7 @@ def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
         ConfigurationError: For what is not a pair of short texts, and for words of the dataset; it shows none of them.
 
     Example:
-        >>> hypotheses_of({"slow loader": "data takes 3 % of a step"})[0].hypothesis
+        >>> validate_hypotheses({"slow loader": "data takes 3 % of a step"})[0].hypothesis
         'slow loader'
     """
     if isinstance(said, str) or not isinstance(said, Iterable):
@@ -399,14 +401,14 @@ def hypotheses_of(said: Any, data: Any = None) -> tuple[Hypothesis, ...]:
 
 def _checked_text(text: str, data: Any) -> str:
     """Return a text of a hypothesis in one line and without secrets; a long one, and words of the dataset, are refused."""
-    line = one_line(text)
+    line = collapse_whitespace(text)
     if len(line) > LONGEST:
         what = f"A hypothesis has {len(line):,} characters."
         raise ConfigurationError(what, f"Say it in {LONGEST}; a note must not be part of it.")
     folded = line.casefold()
-    for item in () if data is None or isinstance(data, (str, os.PathLike)) else stream_of(data):
-        words = one_line(readable(item)).casefold()
+    for item in () if data is None or isinstance(data, (str, os.PathLike)) else iter_texts(data):
+        words = collapse_whitespace(canonical_text(item)).casefold()
         shorter = min(folded, words, key=len)
         if len(shorter) >= SHORT and (shorter in folded and shorter in words):
             raise ConfigurationError("A hypothesis has words of the dataset.", "Say it without them.")
-    return without_secrets(line)
+    return redact_secrets(line)

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ...._render.display import MARK
-from ...._utils.plain import Least, Pattern
-from ....devices.request import canonical
+from ...._render.display import SIMULATED_SUFFIX
+from ...._utils.plain import Minimum, Pattern
+from ....devices.request import normalize_device
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]
-Day = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
-Count = Annotated[int, Least(0)]
-Size = Annotated[int, Least(1)]
+UtcTimestamp = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Count = Annotated[int, Minimum(0)]
+Size = Annotated[int, Minimum(1)]
 
-OWN_WORDS = "Hypotheses are kept in the words of the person: no note and no name of a patient may be in them."
+HYPOTHESES_NOTICE = "Hypotheses are kept in the words of the person: no note and no name of a patient may be in them."
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class ReportFigures:
+class ReportMetrics:
     """What a report found, in numbers alone.
 
     Attributes:
@@ -159,12 +159,12 @@ class ReportFigures:
         return self.report, self.subject, self.device
 
     @property
-    def place(self) -> str | None:
+    def canonical_device(self) -> str | None:
         """The device in its one spelling, without a mark."""
-        return canonical(self.device.removesuffix(MARK)) if self.device else None
+        return normalize_device(self.device.removesuffix(SIMULATED_SUFFIX)) if self.device else None
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return those values that are finite numbers.
 
     Example:
@@ -287,7 +287,7 @@ class MpsVariable:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class SystemConditions:
     """Power, heat and memory of the computer at one moment.
 
     Attributes:
@@ -305,7 +305,7 @@ class Conditions:
     moment: Literal["before", "after"]
     power_source: str | None = None
     power_mode: str | None = None
-    heat: str | None = None
+    thermal_state: str | None = None
     memory_pressure: str | None = None
     speed_limit: int | None = None
     battery: int | None = None
@@ -314,7 +314,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Background:
+class BackgroundLoad:
     """What other programs did at the same moment.
 
     Attributes:
@@ -324,12 +324,12 @@ class Background:
     """
 
     busy: int | None = None
-    share: float | None = None
+    cpu_fraction: float | None = None
     names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
-class StoragePlace:
+class StorageLocation:
     """Where something lies that is read again and again.
 
     Attributes:
@@ -339,14 +339,14 @@ class StoragePlace:
         kind: What sort of storage that is; in a ``cloud``, files may have to be fetched before they can be read.
     """
 
-    what: str
+    contents: str
     path: str
     filesystem: str | None
     kind: Literal["local", "network", "cloud", "external", "memory", "not known"]
 
 
 @dataclass(frozen=True)
-class RoundTrip:
+class NetworkLatency:
     """How long it takes to reach an artifact store: connections over TCP, with nothing sent.
 
     Attributes:
@@ -370,7 +370,7 @@ SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
 
 
 @dataclass(frozen=True, repr=False)
-class Sections:
+class LogbookData:
     """What a logbook holds. No text of a note, no secret and no name of a file is in it.
 
     Attributes:
@@ -396,7 +396,7 @@ class Sections:
     """
 
     schema: Literal["openmed_nb/logbook/1"]
-    written: Day
+    written: UtcTimestamp
     simulated: bool
     software: Software
     code: Code
@@ -408,14 +408,14 @@ class Sections:
     randomness: Randomness
     environment: dict[str, str]
     mps_variables: tuple[MpsVariable, ...]
-    conditions: Conditions
-    background: Background
-    storage: tuple[StoragePlace, ...]
-    network: RoundTrip | None = None
+    conditions: SystemConditions
+    background: BackgroundLoad
+    storage: tuple[StorageLocation, ...]
+    network: NetworkLatency | None = None
     hypotheses: tuple[Hypothesis, ...] = ()
-    figures: tuple[ReportFigures, ...] = field(default=())
+    metrics: tuple[ReportMetrics, ...] = field(default=())
 
     @property
     def device(self) -> str:
         """Where it ran, marked where that is simulated."""
-        return f"{self.hardware.device}{MARK if self.simulated else ''}"
+        return f"{self.hardware.device}{SIMULATED_SUFFIX if self.simulated else ''}"

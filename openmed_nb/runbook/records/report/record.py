@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...._render.display import Report
-from ...._utils.text import visible
-from ..logbook.privacy import home_folder, without_secrets
-from ..logbook.sections import Day, ReportFigures
+from ...._utils.text import escape_control_characters
+from ..logbook.privacy import home_folder, redact_secrets
+from ..logbook.sections import ReportMetrics, UtcTimestamp
 from ..runner import Subject
 
 SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
@@ -25,12 +25,12 @@ SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
 # What became of a step, beside display.FAILED.
 DONE = "done"
-DIED = "died"
-HUNG = "hung"
+CRASHED = "died"
+TIMED_OUT = "hung"
 
 MASK = "***"
 LAST_LINES = 30
-LONGEST_LINE = 300
+MAX_LINE_LENGTH = 300
 
 # What stands before a package in the path of a file: a folder of the person's own.
 PREFIX = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|python3\.\d+)[/\\])")
@@ -41,7 +41,7 @@ BEFORE_FAULT = 10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What became of a step.
 
     Attributes:
@@ -62,19 +62,19 @@ class Outcome:
     step: str
     outcome: Literal["done", "failed", "died", "hung"]
     status: Literal["ok", "warning", "failed", "not applicable"] | None
-    what: str
+    message: str
     remedy: str
     output: tuple[str, ...]
-    written: Day
+    written: UtcTimestamp
     seconds: float
     report: Report | None = None
-    data: Any = None
-    figures: tuple[ReportFigures, ...] = ()
+    report_json: Any = None
+    figures: tuple[ReportMetrics, ...] = ()
     evidence: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, repr=False)
-class Record:
+class ReportData:
     """What is measured on a computer. No text of a note, no name of a person or a computer, and no home is in it.
 
     Attributes:
@@ -91,22 +91,22 @@ class Record:
     """
 
     schema: Literal["openmed_nb/report/1"]
-    written: Day
+    written: UtcTimestamp
     subject: Subject
     device: str | None
-    planned: tuple[str, ...]
-    steps: tuple[Outcome, ...] = ()
+    planned_steps: tuple[str, ...]
+    steps: tuple[StepOutcome, ...] = ()
     verdict: str = ""
     not_measured: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def of(self, step: str) -> Outcome | None:
+    def outcome_for(self, step: str) -> StepOutcome | None:
         """Return what became of a step, ``None`` if it has not run."""
         return next((outcome for outcome in self.steps if outcome.step == step), None)
 
 
-def _people() -> tuple[str, ...]:
+def _private_names() -> tuple[str, ...]:
     """Return the names that must not stand in a report: of this person, of their home and of this computer."""
     host = platform.node()
     names = [home_folder().name, host, host.partition(".")[0]]
@@ -115,7 +115,7 @@ def _people() -> tuple[str, ...]:
     return tuple(sorted({name for name in names if len(name) > 1 and name != "~"}, key=len, reverse=True))
 
 
-def private(value: Any, home: str | None = None, names: tuple[str, ...] | None = None) -> Any:
+def redact(value: Any, home: str | None = None, names: tuple[str, ...] | None = None) -> Any:
     """Return a value of JSON without names of people and hosts in its texts, and without numbers that are not finite.
 
     Example:
@@ -125,7 +125,7 @@ def private(value: Any, home: str | None = None, names: tuple[str, ...] | None =
         'File /home/***/a.py, a janeway'
     """
     home = home or str(home_folder())
-    names = _people() if names is None else names
+    names = _private_names() if names is None else names
     named = "|".join(map(re.escape, names)) or r"(?!)"
     person = re.compile(rf"(?<![^\W_])(?:{named})(?![^\W_])")
     start = re.compile(rf"{re.escape(home)}(?![\w.-])" if len(home) > 1 else r"(?!)")
@@ -143,14 +143,14 @@ def private(value: Any, home: str | None = None, names: tuple[str, ...] | None =
     return cleaned(value)
 
 
-def last_lines(file: Path, most: int = 65_536) -> tuple[str, ...]:
+def tail_lines(file: Path, most: int = 65_536) -> tuple[str, ...]:
     """Return the lines at the end of what a process printed that tell why it ended, without secrets and names."""
     with file.open("rb") as stream:
         if stream.seek(max(0, file.stat().st_size - most)):
             stream.readline()  # Half a line may have half a name in it.
         text = stream.read().decode("utf-8", "replace")
-    lines = [line.rstrip() for line in visible(text).splitlines() if line.strip()]
+    lines = [line.rstrip() for line in escape_control_characters(text).splitlines() if line.strip()]
     fault = max((number for number, line in enumerate(lines) if FAULT.match(line)), default=len(lines))
     begin = min(max(0, fault - BEFORE_FAULT), max(0, len(lines) - LAST_LINES))
-    kept = private([without_secrets(PREFIX.sub("", line)) for line in lines[begin : begin + LAST_LINES]])
-    return tuple(line[:LONGEST_LINE] for line in kept)
+    kept = redact([redact_secrets(PREFIX.sub("", line)) for line in lines[begin : begin + LAST_LINES]])
+    return tuple(line[:MAX_LINE_LENGTH] for line in kept)

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...._render.display import FAILED, WARNING, Report, Table, counted, in_bytes, plain
-from ...._utils.plain import read_as, to_json, utc
-from ...._utils.validation import check_flag, given_path
-from ....devices.machine import SIMULATION_ON
+from ...._render.display import FAILED, WARNING, Report, Table, format_bytes, pluralize, to_plain_data
+from ...._utils.plain import read_json_file, to_json, utc_timestamp
+from ...._utils.validation import check_bool, check_path
+from ....devices.machine import ACTIVE_SIMULATIONS
 from ....session import SESSION
 from ...bench.workloads import ANNOTATION
 from ...verdict.metrics import TRAINING
-from ...verdict.verdict import Verdict, judge
-from ..runner import ANEW, Staged, Subject, evidence_from, resume, run_stages, subject_here
-from .page import issue_of, page_of
-from .record import DONE, SCHEMA, Outcome, Record
+from ...verdict.verdict import Verdict, evaluate
+from ..runner import RESTARTED_PREFIX, Staged, Subject, current_subject, evidence_from, resume, run_stages
+from .page import render_issue, render_page
+from .record import DONE, SCHEMA, ReportData, StepOutcome
 from .running import run_step
 from .steps import STEPS, Step
 
@@ -31,10 +31,10 @@ FOLDER = "openmed_report"
 JSON = "report.json"
 
 # What is said where a report was asked for.
-LOOK_FIRST = "Look at report.html in {folder} before you send anything: nothing was sent."
+REVIEW_NOTICE = "Look at report.html in {folder} before you send anything: nothing was sent."
 
 # Reports of other people's computers, as they sent them; CONTRIBUTING.md says how.
-SHIPPED = Path(__file__).parents[1] / "reports"
+SHIPPED_REPORTS_FOLDER = Path(__file__).parents[1] / "reports"
 
 # How much of the time of a report a quick one takes, before any of its steps has run.
 QUICK_FRACTION = 0.35
@@ -43,11 +43,11 @@ QUICK_FRACTION = 0.35
 DEVICE = "device"
 
 # A figure is like another one within this factor: computers of one kind differ by heat, power and other programs.
-ALIKE = 1.5
+SIMILARITY_FACTOR = 1.5
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceReport(Record, Staged):
+class DeviceReport(ReportData, Staged):
     """What all steps of a report found on a computer; its fields are those of :class:`.record.Record`.
 
     ``nb.report()`` has written it into a folder, as a page, a JSON and a text for an issue.
@@ -68,25 +68,25 @@ class DeviceReport(Record, Staged):
         return tuple(outcome.step for outcome in self.steps if outcome.outcome == DONE)
 
     @property
-    def missing(self) -> tuple[str, ...]:
+    def missing_steps(self) -> tuple[str, ...]:
         """The names of the steps that have no answer."""
-        return tuple(name for name in self.planned if name not in self.finished)
+        return tuple(name for name in self.planned_steps if name not in self.finished)
 
     @property
     def exit_code(self) -> int:
         """What a command ends with: 1 if a step has no answer, else 0; what the steps found changes nothing of it."""
-        return int(bool(self.missing))
+        return int(bool(self.missing_steps))
 
-    def report(self) -> Report:
+    def to_report(self) -> Report:
         """Return the verdict and a line for each step; the figures stand on the page."""
-        rows = tuple((step.step, step.outcome, step.status or "", step.what, step.remedy) for step in self.steps)
-        like, compared = compared_with(self, shipped_like(self.subject))
-        sentences = (self.verdict, *self.notes, *self.cautions, *self.not_measured, like)
+        rows = tuple((step.step, step.outcome, step.status or "", step.message, step.remedy) for step in self.steps)
+        like, compared = compare_speeds(self, find_shipped_report(self.subject))
+        sentences = (self.verdict, *self.notes, *self.warnings, *self.not_measured, like)
         return Report(
             f"Report on {self.device or 'no device yet'}",
             tuple(filter(None, sentences)),
             (Table("Steps", ("step", "outcome", "found", "what", "what to do"), rows),),
-            figures=(Table("Of what", ("what", "value"), tuple(_facts_of(self))), compared),
+            metrics=(Table("Of what", ("what", "value"), tuple(_facts_of(self))), compared),
         )
 
     @classmethod
@@ -104,8 +104,8 @@ class DeviceReport(Record, Staged):
             ...     print(error.remedy)
             Pass the report.json that nb.report() has written.
         """
-        path = given_path(file, "the file of a report")
-        stored: DeviceReport = read_as(cls, path, cls.CONTENT, cls.REMEDY)
+        path = check_path(file, "the file of a report")
+        stored: DeviceReport = read_json_file(cls, path, cls.CONTENT, cls.REMEDY)
         return stored
 
     @property
@@ -115,56 +115,56 @@ class DeviceReport(Record, Staged):
         task = TRAINING if self.subject.training else ANNOTATION
         return {**values, "device": self.device or "cpu", "task": task}
 
-    def with_outcome(self, outcome: Outcome) -> DeviceReport:
+    def with_outcome(self, outcome: StepOutcome) -> DeviceReport:
         """Return the report with what became of a step, and what it all comes to then; another device begins anew."""
         others = [step for step in self.steps if step.step != outcome.step]
         device = self.device
         notes = self.notes
         if outcome.step == DEVICE:
-            device = outcome.data["device"] if outcome.outcome == DONE else "cpu"
+            device = outcome.report_json["device"] if outcome.outcome == DONE else "cpu"
             if device != self.device and others:
                 others = []
-                notes = (f"{ANEW}the device was {self.device} and is {device}.",)
-        steps = sorted((*others, outcome), key=lambda step: self.planned.index(step.step))
-        report = replace(self, written=utc(), device=device, steps=tuple(steps), notes=notes)
-        judged = judge(evidence_from(report.known, simulated=self.simulated))
+                notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
+        steps = sorted((*others, outcome), key=lambda step: self.planned_steps.index(step.step))
+        report = replace(self, written=utc_timestamp(), device=device, steps=tuple(steps), notes=notes)
+        judged = evaluate(evidence_from(report.known, simulated=self.simulated))
         return replace(
-            report, verdict=_verdict_of(report, judged), not_measured=judged.not_known, cautions=judged.cautions
+            report, verdict=_verdict_of(report, judged), not_measured=judged.not_known, warnings=judged.warnings
         )
 
     @property
     def identity(self) -> dict[str, Any]:
         """What a former report must have in common with this one to be continued."""
-        return {**plain(self.subject), "planned": self.planned}
+        return {**to_plain_data(self.subject), "planned": self.planned_steps}
 
     def files(self) -> dict[str, str]:
         """Return the JSON, the page and the text for an issue."""
-        shown = self.marked()
-        return {JSON: to_json(self), "report.html": page_of(self, shown), "issue.md": issue_of(self, shown)}
+        shown = self.final_report()
+        return {JSON: to_json(self), "report.html": render_page(self, shown), "issue.md": render_issue(self, shown)}
 
 
 def _verdict_of(record: DeviceReport, judged: Verdict) -> str:
     """Return what a report comes to in two sentences: what to do and why, and how much of it has an answer."""
-    tried = record.of(DEVICE)
+    tried = record.outcome_for(DEVICE)
     if tried is not None and tried.outcome != DONE:
-        first = f"The device cannot be used ({tried.what.rstrip('.')}), and the rest was measured on the CPU."
+        first = f"The device cannot be used ({tried.message.rstrip('.')}), and the rest was measured on the CPU."
     else:
-        first = f"On {record.device or 'a device that is not known'}: {judged.recommendation}, because {judged.reason.when[0].rstrip('.')}."
-    missing = f": not {', '.join(record.missing)}" if record.missing else ""
-    second = f"{len(record.finished)} of {counted(len(record.planned), 'step')} ran{missing}."
+        first = f"On {record.device or 'a device that is not known'}: {judged.recommendation}, because {judged.reason.conditions[0].rstrip('.')}."
+    missing = f": not {', '.join(record.missing_steps)}" if record.missing_steps else ""
+    second = f"{len(record.finished)} of {pluralize(len(record.planned_steps), 'step')} ran{missing}."
     bad = [step.step for step in record.steps if step.outcome == DONE and step.status in {WARNING, FAILED}]
     return f"{first} {second}" + (f" To be looked at: {', '.join(bad)}." if bad else "")
 
 
-def _facts_of(record: Record) -> Iterator[tuple[str, str]]:
+def _facts_of(record: ReportData) -> Iterator[tuple[str, str]]:
     """Yield what a report is of, as people read it."""
     subject = record.subject
     versions = subject.software
     yield "processor", subject.chip
-    signals = record.of("signals")
+    signals = record.outcome_for("signals")
     tables = signals.report.tables if signals and signals.report else ()
     yield from (("GPU", " ".join(row[1:])) for table in tables for row in table.rows if row[:1] == ("GPU",))
-    yield "memory", in_bytes(subject.memory_bytes)
+    yield "memory", format_bytes(subject.memory_bytes)
     yield "system", f"{versions.system}, {versions.architecture}"
     yield "torch", versions.torch or "not installed"
     yield "transformers", versions.transformers or "not installed"
@@ -175,17 +175,17 @@ def _facts_of(record: Record) -> Iterator[tuple[str, str]]:
     yield "written", record.written
 
 
-def shipped_like(subject: Subject, folder: Path = SHIPPED) -> DeviceReport | None:
+def find_shipped_report(subject: Subject, folder: Path = SHIPPED_REPORTS_FOLDER) -> DeviceReport | None:
     """Return a shipped report of a chip, torch and system as here, of the same work; ``None`` if there is none."""
     reports = map(DeviceReport.read, sorted(folder.glob("*.json")))
     wanted = (subject.kind, subject.training)
     return next((report for report in reports if (report.subject.kind, report.subject.training) == wanted), None)
 
 
-def compared_with(record: DeviceReport, other: DeviceReport | None) -> tuple[str, Table]:
+def compare_speeds(record: DeviceReport, other: DeviceReport | None) -> tuple[str, Table]:
     """Return how the speeds of a report are to those of another one, in a sentence and as a table."""
-    ours = _speeds_of(record)
-    theirs = {} if other is None else _speeds_of(other)
+    ours = _speed_metrics(record)
+    theirs = {} if other is None else _speed_metrics(other)
     both = {name: (value, theirs[name]) for name, value in ours.items() if value > 0 and theirs.get(name, 0) > 0}
     rows = tuple((name, f"{here:.4g}", f"{there:.4g}", f"{here / there:.2f}") for name, (here, there) in both.items())
     table = Table("Compared with a shipped report", ("figure", "here", "there", "times"), rows)
@@ -194,11 +194,11 @@ def compared_with(record: DeviceReport, other: DeviceReport | None) -> tuple[str
     if not both:
         what = "No report of this processor with this torch and system is shipped yet"
         return f"{what}: CONTRIBUTING.md says how to send this one.", table
-    alike = sum(1 / ALIKE <= here / there <= ALIKE for here, there in both.values())
-    return f"As in the shipped report of such a computer: {alike} of {counted(len(both), 'figure')}.", table
+    alike = sum(1 / SIMILARITY_FACTOR <= here / there <= SIMILARITY_FACTOR for here, there in both.values())
+    return f"As in the shipped report of such a computer: {alike} of {pluralize(len(both), 'figure')}.", table
 
 
-def _speeds_of(record: Record) -> dict[str, float]:
+def _speed_metrics(record: ReportData) -> dict[str, float]:
     """Return the figures of a report that are times or rates, by report, device and name."""
     return {
         f"{figures.report}, {figures.device}: {name.replace('_', ' ')}": value
@@ -246,20 +246,20 @@ def report(
         ...
         openmed_nb.errors.ConfigurationError: quick cannot be 'yes'. Pass True or False.
     """
-    check_flag("quick", quick)
-    check_flag("training", training)
-    with SESSION.told_after(progress):
-        return reported(given_path(folder, "the folder of a report"), quick, training)
+    check_bool("quick", quick)
+    check_bool("training", training)
+    with SESSION.operation(progress):
+        return run_report(check_path(folder, "the folder of a report"), quick, training)
 
 
-def reported(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = STEPS) -> DeviceReport:
+def run_report(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = STEPS) -> DeviceReport:
     """Return the report of some steps, run in order, in a folder; see :func:`report`."""
-    simulated: dict[str, Any] = SIMULATION_ON[0].to_dict() if SIMULATION_ON else {}  # type: ignore[attr-defined]
-    subject = subject_here(training, quick, bool(simulated), simulated.get("defects", ()))
+    simulated: dict[str, Any] = ACTIVE_SIMULATIONS[0].to_dict() if ACTIVE_SIMULATIONS else {}  # type: ignore[attr-defined]
+    subject = current_subject(training, quick, bool(simulated), simulated.get("defects", ()))
     planned = tuple(step.name for step in steps)
 
     def measure(step: Step, found: DeviceReport) -> tuple[DeviceReport, dict[str, str]]:
-        outcome = run_step(step, _task_for(found, simulated), SESSION.computer.shell)
+        outcome = run_step(step, _task_for(found, simulated), SESSION.device_manager.user_environ)
         return found.with_outcome(outcome), {}
 
     def progress(step: Step, found: DeviceReport) -> str:
@@ -268,17 +268,17 @@ def reported(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = 
         pace = QUICK_FRACTION if quick else 1.0
         if found.steps:
             pace = sum(ran.seconds for ran in found.steps) / sum(usual[ran.step] for ran in found.steps)
-        return f"{step.name}, {_time_left(pace * sum(usual[name] for name in found.missing))}"
+        return f"{step.name}, {_format_eta(pace * sum(usual[name] for name in found.missing_steps))}"
 
-    found, note = resume(DeviceReport(SCHEMA, utc(), subject, None, planned), folder)
+    found, note = resume(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned), folder)
     return run_stages(replace(found, notes=(note,) if note else ()), steps, measure, folder, progress)
 
 
-def _time_left(seconds: float) -> str:
+def _format_eta(seconds: float) -> str:
     """Return about how long something still takes.
 
     Example:
-        >>> _time_left(7), _time_left(50), _time_left(200)
+        >>> _format_eta(7), _format_eta(50), _format_eta(200)
         ('about 10 s left', 'about 50 s left', 'about 4 min left')
     """
     tens = 10 * math.ceil(seconds / 10)
@@ -295,6 +295,6 @@ def _task_for(found: DeviceReport, simulated: Mapping[str, Any]) -> dict[str, An
         "request": found.device or subject.request,
         "simulated": {"memory": simulated["installed"], "defects": simulated["defects"]} if simulated else {},
         "device": found.device or "cpu",
-        "figures": plain([figures for step in found.steps for figures in step.figures]),
-        "evidence": plain(found.known),
+        "figures": to_plain_data([figures for step in found.steps for figures in step.figures]),
+        "evidence": to_plain_data(found.known),
     }

@@ -22,17 +22,17 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from ...._render.display import FAILED, plain, worst
-from ...._utils.clock import now
-from ...._utils.plain import from_plain, utc, write_whole
-from ...._utils.text import cause, short_type_name
-from ....distributed.tethered import end_with_input
+from ...._render.display import FAILED, to_plain_data, worst_status
+from ...._utils.clock import current_time
+from ...._utils.plain import atomic_write, from_json_data, utc_timestamp
+from ...._utils.text import describe_error, short_type_name
+from ....distributed.tethered import exit_on_stdin_close
 from ....errors import OpenMedError
 from ....session import SESSION
-from ..logbook.sections import ReportFigures
+from ..logbook.sections import ReportMetrics
 from ..runner import evidence_from, read_reports
-from .record import DIED, DONE, HUNG, Outcome, last_lines, private
-from .steps import Answer, Asked, Step
+from .record import CRASHED, DONE, TIMED_OUT, StepOutcome, redact, tail_lines
+from .steps import Step, StepOptions, StepResult
 
 # The file with the answer of a step, in the folder that its process has for itself.
 ANSWER = "answer.json"
@@ -41,26 +41,26 @@ ANSWER = "answer.json"
 GRACE = 10.0
 
 # A process says where it is each time that this share of its time is over, so that the last time tells where it hangs.
-SAYS_WHERE = 0.3
+TRACEBACK_FRACTION = 0.3
 
 # A disk with less room is full, and so it is with these errors.
-LEAST_ROOM = 1 << 20
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MIN_FREE_BYTES = 1 << 20
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 DISK_FULL = "Make room on the disk, and run the report again."
 MEMORY_FULL = "Close other programs, and run the report again."
 AGAIN = "Run the report again with nothing else running"
 SEND = f"{AGAIN}; if it ends so again, use 'cpu' for this, and send the last lines."
 HANGS = f"{AGAIN}; if it hangs again, the last lines say where, and 'cpu' does the same work."
-TO_DO = {
+SIGNAL_REMEDIES = {
     "SIGABRT": "The last lines name what torch or Metal refused: look for it among the issues of PyTorch, and use 'cpu' until then.",
     "SIGKILL": f"The system ends what takes too much memory. {MEMORY_FULL}",
 }
 
 
-def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> Outcome:
+def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> StepOutcome:
     """Run a step in a process of its own, and return what became of it; an interrupt ends that process too."""
-    begin = now()
+    begin = current_time()
     with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as name:
         output = Path(name, "output")
         answer = Path(name, ANSWER)
@@ -72,23 +72,23 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
             finally:
                 _end(process)
         found: dict[str, Any] = json.loads(answer.read_text("utf-8")) if answer.exists() else {}
-        lines = last_lines(output)
-        full = shutil.disk_usage(name).free < LEAST_ROOM
+        lines = tail_lines(output)
+        full = shutil.disk_usage(name).free < MIN_FREE_BYTES
     whole = {
         **dict.fromkeys(("status", "report", "data", "evidence")),  # What a step without a whole answer has not.
         "figures": [],
         **(found if "report" in found else {}),
         "step": step.name,
-        "written": utc(),
-        "seconds": round(now() - begin, 1),
+        "written": utc_timestamp(),
+        "seconds": round(current_time() - begin, 1),
         "outcome": DONE,
         "remedy": "",
         "output": [],
     }
     if code != 0 or "report" not in found:
-        outcome, what, remedy = ending(code, step.limit, found, lines, full)
+        outcome, what, remedy = describe_exit(code, step.limit, found, lines, full)
         whole |= {"outcome": outcome, "what": what, "remedy": remedy, "output": list(lines)}
-    became: Outcome = from_plain(Outcome, whole)
+    became: StepOutcome = from_json_data(StepOutcome, whole)
     return became
 
 
@@ -131,7 +131,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def ending(
+def describe_exit(
     code: int | None, limit: float, found: Mapping[str, Any], lines: Sequence[str], full: bool
 ) -> tuple[str, str, str]:
     """Return what became of a step without a whole answer: the outcome, what happened, and what to do.
@@ -141,10 +141,10 @@ def ending(
         (('hung', 'It took longer than 5 s and was ended.'), ('failed', 'It ended with status 1: KeyError: 1.'))
     """
     if code is None:
-        return HUNG, f"It took longer than {limit:g} s and was ended.", HANGS
+        return TIMED_OUT, f"It took longer than {limit:g} s and was ended.", HANGS
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"Signal {-code}"
-        return DIED, f"{name} ended it.", TO_DO.get(name, SEND)
+        return CRASHED, f"{name} ended it.", SIGNAL_REMEDIES.get(name, SEND)
     if "remedy" in found:
         return FAILED, found["what"], found["remedy"]
     last = f": {lines[-1].rstrip('.')}" if lines else ""
@@ -155,25 +155,25 @@ def main() -> None:
     """Do the task of this process, and write the answer; an error of ours is one too, any other one ends the process."""
     task = json.loads(sys.stdin.readline())
     tempfile.tempdir = task["aside"]
-    threading.Thread(target=end_with_input, daemon=True).start()
-    faulthandler.dump_traceback_later(SAYS_WHERE * task["limit"], repeat=True)
+    threading.Thread(target=exit_on_stdin_close, daemon=True).start()
+    faulthandler.dump_traceback_later(TRACEBACK_FRACTION * task["limit"], repeat=True)
     try:
         answer = _answer_of(task)
     except OpenMedError as error:
-        answer = {"what": f"{short_type_name(error)}: {error.what}", "remedy": error.remedy}
+        answer = {"what": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
-        if (full := _what_is_full(error)) is None:
+        if (full := _exhausted_resource(error)) is None:
             raise
-        answer = {"what": f"{full[0]}: {cause(error)}.", "remedy": full[1]}
-    write_whole(Path(task["aside"], ANSWER), json.dumps(private(answer), allow_nan=False))
+        answer = {"what": f"{full[0]}: {describe_error(error)}.", "remedy": full[1]}
+    atomic_write(Path(task["aside"], ANSWER), json.dumps(redact(answer), allow_nan=False))
 
 
-def _what_is_full(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
+def _exhausted_resource(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
     """Return what has no room left, and what to do; ``None`` for an error of another kind."""
     from ....devices.memory import is_out_of_memory
 
     if isinstance(error, OSError):
-        return ("The disk is full", DISK_FULL) if error.errno in NO_ROOM else None
+        return ("The disk is full", DISK_FULL) if error.errno in DISK_FULL_ERRORS else None
     return ("The memory ran out", MEMORY_FULL) if is_out_of_memory(error) else None
 
 
@@ -184,26 +184,26 @@ def _answer_of(task: dict[str, Any]) -> dict[str, Any]:
         SESSION.simulate(**task["simulated"])
     if task["request"]:
         SESSION.use(task["request"], "nb.report()")
-    figures = tuple(from_plain(ReportFigures, stored) for stored in task["figures"])
-    asked = Asked(task["quick"], task["training"], task["device"], figures)
-    answer: Answer = resolve_name(task["run"])(asked)
-    found: dict[str, Any] = plain(_told(answer, task))
+    figures = tuple(from_json_data(ReportMetrics, stored) for stored in task["figures"])
+    asked = StepOptions(task["quick"], task["training"], task["device"], figures)
+    answer: StepResult = resolve_name(task["run"])(asked)
+    found: dict[str, Any] = to_plain_data(_answer_to_json(answer, task))
     SESSION.end_simulation()
     return found
 
 
-def _told(answer: Answer, task: dict[str, Any]) -> dict[str, Any]:
+def _answer_to_json(answer: StepResult, task: dict[str, Any]) -> dict[str, Any]:
     """Return what an answer says as a report, for a logbook and for a verdict."""
     read = read_reports(answer.judged, evidence_from(task["evidence"]))
     findings: Any = getattr(answer.shown, "findings", ())
     findings = findings() if callable(findings) else findings
     failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
-    plainly = answer.shown.report()  # The whole report says once whether it is simulated.
-    says = answer.says or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
+    plainly = answer.shown.to_report()  # The whole report says once whether it is simulated.
+    says = answer.summary or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
     return {
         "what": f"{says} Failed: {failed}." if failed else says,
-        "status": worst(findings) if findings else answer.status,
-        "report": answer.shown.marked(),
+        "status": worst_status(findings) if findings else answer.status,
+        "report": answer.shown.final_report(),
         "data": answer.shown,
         "figures": answer.figures or read.figures,
         "evidence": read.added,

@@ -6,55 +6,67 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
-from openmed_nb.devices.backend import TorchFacts
-from openmed_nb.devices.causes import Surroundings
-from openmed_nb.devices.choice import DeviceChoice, resolve
-from openmed_nb.devices.environment import FALLBACK, HIGH, LOW, Moment, plan
-from openmed_nb.devices.machine import Machine
-from openmed_nb.devices.request import DeviceRequest
-from openmed_nb.errors import DeviceUnavailable
-from openmed_nb.runbook.checks.doctor.checks import Computation, DoctorFacts
-from openmed_nb.runbook.checks.doctor.report import DoctorReport, diagnose
-from openmed_nb.runbook.checks.doctor.silent_errors import BUGS, ProbeOutcome, bugs_of
-from openmed_nb.runbook.records.signals import Signals
-
-MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
-MAC_TORCH = TorchFacts(
-    "2.13.0", loaded=True, gpu_build="", mps_built=True, mps_available=True, cuda_names=(), probes=(("mps", ""),)
+from openmed_nb.devices.backend import TorchInfo
+from openmed_nb.devices.causes import DeviceContext
+from openmed_nb.devices.choice import DeviceChoice, select_device
+from openmed_nb.devices.environment import (
+    FALLBACK_VARIABLE,
+    HIGH_WATERMARK_VARIABLE,
+    LOW_WATERMARK_VARIABLE,
+    TorchState,
+    plan_mps_variables,
 )
-BOX = Machine("Linux", "x86_64", gpu_driver=True)
-BOX_TORCH = TorchFacts("2.13.0+cu130", True, "CUDA 13.0", False, False, ("NVIDIA A100",), (("cuda", ""),))
-PLAIN = Machine("Linux", "x86_64", gpu_driver=False)
-PLAIN_TORCH = TorchFacts("2.13.0+cpu", True, "", False, False, ())
+from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.devices.request import DeviceRequest
+from openmed_nb.errors import DeviceUnavailableError
+from openmed_nb.runbook.checks.doctor.checks import ComputationCheck, SystemFacts
+from openmed_nb.runbook.checks.doctor.report import DoctorReport, diagnose
+from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS, ProbeOutcome, bugs_for_device
+from openmed_nb.runbook.records.signals import SystemStatus
+
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
+MAC_TORCH = TorchInfo(
+    "2.13.0", is_imported=True, gpu_build="", mps_built=True, mps_available=True, cuda_names=(), probes=(("mps", ""),)
+)
+BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
+BOX_TORCH = TorchInfo("2.13.0+cu130", True, "CUDA 13.0", False, False, ("NVIDIA A100",), (("cuda", ""),))
+PLAIN = MachineInfo("Linux", "x86_64", gpu_driver=False)
+PLAIN_TORCH = TorchInfo("2.13.0+cpu", True, "", False, False, ())
 
 TYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 NO_FLOAT64 = "Cannot convert a MPS Tensor to float64 dtype"
-SEEN = {FALLBACK: frozenset({"1"}), HIGH: frozenset({"1.0"}), LOW: frozenset({"0.9"})}
+SEEN = {
+    FALLBACK_VARIABLE: frozenset({"1"}),
+    HIGH_WATERMARK_VARIABLE: frozenset({"1.0"}),
+    LOW_WATERMARK_VARIABLE: frozenset({"0.9"}),
+}
 
 
 UNKNOWN = "PYTORCH_MPS_LOG_LEVEL"
 
-ON_MPS = Computation(
+ON_MPS = ComputationCheck(
     "mps",
     "mps:0",
     dtypes={**dict.fromkeys(TYPES, ""), "float64": NO_FLOAT64},
-    probes=tuple(ProbeOutcome(bug.issue) for bug in bugs_of("mps")),
+    probes=tuple(ProbeOutcome(bug.issue) for bug in bugs_for_device("mps")),
 )
 
 
 def on_mac(**changes):
     """Return the facts of a healthy Mac, with changes."""
     environ = changes.pop("environment", {})
-    moment = Moment(torch_loaded=True, allocator_started=True, seen=changes.pop("seen", SEEN))
-    facts = DoctorFacts(
+    moment = TorchState(torch_loaded=True, allocator_started=True, observed_values=changes.pop("seen", SEEN))
+    facts = SystemFacts(
         python="3.12",
         machine=MAC,
         torch=MAC_TORCH,
-        choice=resolve(DeviceRequest("auto", "nobody"), Surroundings(MAC, MAC_TORCH, {})),
-        environment=plan(environ, "mps", moment),
+        choice=select_device(DeviceRequest("auto", "nobody"), DeviceContext(MAC, MAC_TORCH, {})),
+        environment=plan_mps_variables(environ, "mps", moment),
         computed=ON_MPS,
         packages=(Finding("packages", OK, "9 packages fit together"),),
-        signals=Signals(memory_pressure="normal", power_source="adapter", power_mode="automatic", heat="nominal"),
+        signals=SystemStatus(
+            memory_pressure="normal", power_source="adapter", power_mode="automatic", thermal_state="nominal"
+        ),
         models=(Finding("bundled", OK, "float32 on mps"),),
     )
     return replace(facts, **changes)
@@ -62,23 +74,23 @@ def on_mac(**changes):
 
 def on_cpu(machine, torch, **changes):
     """Return the facts of a computer on whose CPU everything works, with changes."""
-    facts = DoctorFacts(
+    facts = SystemFacts(
         python="3.12",
         machine=machine,
         torch=torch,
-        choice=DeviceChoice("cpu", "auto", "nobody", "mps and cuda cannot be used here.", certain=True),
-        environment=plan({}, "cpu"),
-        computed=Computation("cpu", "cpu", dtypes=dict.fromkeys(TYPES, "")),
+        choice=DeviceChoice("cpu", "auto", "nobody", "mps and cuda cannot be used here.", confirmed=True),
+        environment=plan_mps_variables({}, "cpu"),
+        computed=ComputationCheck("cpu", "cpu", dtypes=dict.fromkeys(TYPES, "")),
         packages=(Finding("packages", OK, "9 packages fit together"),),
     )
     return replace(facts, **changes)
 
 
-ROSETTA = Machine("Darwin", "x86_64", apple_silicon=True, translated=True, chip="Apple M2", macos=(15, 5))
+ROSETTA = MachineInfo("Darwin", "x86_64", apple_silicon=True, under_rosetta=True, chip="Apple M2", macos=(15, 5))
 NO_MPS = replace(MAC_TORCH, mps_built=False, mps_available=False, probes=())
 NO_METAL = replace(MAC_TORCH, mps_available=False, probes=())
 BAD_RATIO = replace(MAC_TORCH, probes=(("mps", "invalid low watermark ratio 1.4"),))
-NO_CHOICE = DeviceUnavailable("mps cannot be used here: no Mac.", "Use 'auto'.")
+NO_CHOICE = DeviceUnavailableError("mps cannot be used here: no Mac.", "Use 'auto'.")
 MANY = Finding("torchvision and torch", FAILED, "torchvision needs torch==2.12.0", "Install versions that fit.")
 
 PLANTED = [
@@ -91,10 +103,10 @@ PLANTED = [
     ),
     (
         "Rosetta Python without torch",
-        on_cpu(ROSETTA, TorchFacts(None), computed=None),
+        on_cpu(ROSETTA, TorchInfo(None), computed=None),
         {"Python": FAILED, "torch": FAILED},
     ),
-    ("torch is missing", on_cpu(PLAIN, TorchFacts(None), computed=None), {"torch": FAILED}),
+    ("torch is missing", on_cpu(PLAIN, TorchInfo(None), computed=None), {"torch": FAILED}),
     ("torch is too old", on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.5.1")), {"torch": FAILED}),
     ("torch without MPS", on_cpu(MAC, NO_MPS), {"MPS in torch": FAILED}),
     ("no Metal device", on_cpu(MAC, NO_METAL), {"MPS": FAILED}),
@@ -108,11 +120,11 @@ PLANTED = [
     ("driver too old", on_cpu(BOX, replace(BOX_TORCH, cuda_names=())), {"CUDA": FAILED}),
     ("GPU that fails", on_cpu(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
     ("computation fails", on_mac(computed=replace(ON_MPS, failure="it gave other numbers")), {"computation": FAILED}),
-    ("result elsewhere", on_mac(computed=replace(ON_MPS, place="cpu")), {"computation": FAILED}),
+    ("result elsewhere", on_mac(computed=replace(ON_MPS, result_device="cpu")), {"computation": FAILED}),
     (
         "odd fallback",
-        on_mac(environment={FALLBACK: "true"}, seen={**SEEN, FALLBACK: frozenset({"true"})}),
-        {FALLBACK: WARNING},
+        on_mac(environment={FALLBACK_VARIABLE: "true"}, seen={**SEEN, FALLBACK_VARIABLE: frozenset({"true"})}),
+        {FALLBACK_VARIABLE: WARNING},
     ),
     ("variable that torch does not have", on_mac(environment={UNKNOWN: "debug"}), {UNKNOWN: WARNING}),
     (
@@ -127,34 +139,36 @@ PLANTED = [
     ),
     (
         "no float64 on CUDA",
-        on_cpu(BOX, BOX_TORCH, computed=Computation("cuda", "cuda:0", dtypes={"float64": "no kernel"})),
+        on_cpu(BOX, BOX_TORCH, computed=ComputationCheck("cuda", "cuda:0", dtypes={"float64": "no kernel"})),
         {"float64": WARNING},
     ),
     (
         "silent error",
-        on_mac(computed=replace(ON_MPS, probes=(ProbeOutcome(BUGS[0].issue, "", "gives other numbers"),))),
-        {BUGS[0].name: FAILED},
+        on_mac(computed=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "gives other numbers"),))),
+        {KNOWN_BUGS[0].name: FAILED},
     ),
     ("mismatched packages", on_mac(packages=(MANY,)), {MANY.name: FAILED}),
-    ("memory pressure", on_mac(signals=Signals(memory_pressure="critical")), {"memory pressure": WARNING}),
-    ("Low Power Mode", on_mac(signals=Signals(power_mode="low")), {"power mode": WARNING}),
+    ("memory pressure", on_mac(signals=SystemStatus(memory_pressure="critical")), {"memory pressure": WARNING}),
+    ("Low Power Mode", on_mac(signals=SystemStatus(power_mode="low")), {"power mode": WARNING}),
     ("bad model", on_mac(models=(Finding("m: NaN", FAILED, "1 weight", "Load it again."),)), {"m: NaN": FAILED}),
 ]
 
 HEALTHY = [
     ("Mac", on_mac()),
     ("Mac whose version of macOS is not known", on_mac(machine=replace(MAC, macos=None))),
-    ("Mac on which nothing is set", on_mac(signals=Signals())),
+    ("Mac on which nothing is set", on_mac(signals=SystemStatus())),
     ("computer without a GPU", on_cpu(PLAIN, PLAIN_TORCH)),
     ("Mac on request on the CPU", on_cpu(MAC, MAC_TORCH)),
-    ("Mac with an Intel processor", on_cpu(Machine("Darwin", "x86_64", macos=(12, 6)), PLAIN_TORCH)),
+    ("Mac with an Intel processor", on_cpu(MachineInfo("Darwin", "x86_64", macos=(12, 6)), PLAIN_TORCH)),
     (
         "computer with a GPU",
         on_cpu(
             BOX,
             BOX_TORCH,
-            choice=DeviceChoice("cuda:0", "auto", "nobody", "", certain=True),
-            computed=Computation("cuda", "cuda:0", probes=tuple(ProbeOutcome(bug.issue) for bug in bugs_of("cuda"))),
+            choice=DeviceChoice("cuda:0", "auto", "nobody", "", confirmed=True),
+            computed=ComputationCheck(
+                "cuda", "cuda:0", probes=tuple(ProbeOutcome(bug.issue) for bug in bugs_for_device("cuda"))
+            ),
         ),
     ),
 ]
@@ -164,8 +178,8 @@ def test_planted():
     """What was planted is found, nothing else is, and there is something to do about it."""
     for name, facts, expected in PLANTED:
         report = diagnose(facts)
-        assert {one.name: one.status for one in report.bad} == expected, name
-        assert all(one.evidence and one.remedy.endswith(".") for one in report.bad), name
+        assert {one.name: one.status for one in report.problems} == expected, name
+        assert all(one.evidence and one.remedy.endswith(".") for one in report.problems), name
         assert report.exit_code == (FAILED in expected.values()), name
 
 
@@ -173,7 +187,7 @@ def test_healthy():
     """A computer on which all is well gives no warning, and what does not apply says why."""
     for name, facts in HEALTHY:
         report = diagnose(facts)
-        assert (report.bad, report.status, report.exit_code) == ((), OK, 0), name
+        assert (report.problems, report.status, report.exit_code) == ((), OK, 0), name
         assert all(one.evidence for one in report.findings), name
 
 
@@ -230,7 +244,7 @@ Everything that was looked at
 @pytest.mark.real_computer
 def test_text_of_a_healthy_computer():
     """The findings come in the order in which a person would look, in a few words that are the same in every run."""
-    assert str(diagnose(on_mac())) == MAC_TEXT.format(probes=len(bugs_of("mps")))
+    assert str(diagnose(on_mac())) == MAC_TEXT.format(probes=len(bugs_for_device("mps")))
     assert str(diagnose(on_cpu(PLAIN, PLAIN_TORCH))) == PLAIN_TEXT
 
 
@@ -247,24 +261,26 @@ EVIDENCE = [
     ),
     (on_mac(environment={UNKNOWN: "1"}), UNKNOWN, "1, set by you: not read; no torch up to 2.15 reads it"),
     (
-        on_cpu(PLAIN, PLAIN_TORCH, environment=plan({UNKNOWN: "1"}, "cpu")),
+        on_cpu(PLAIN, PLAIN_TORCH, environment=plan_mps_variables({UNKNOWN: "1"}, "cpu")),
         UNKNOWN,
         "1, set by you: not for this device; no torch up to 2.15 reads it",
     ),
     (on_cpu(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
     (on_cpu(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
     (
-        on_mac(torch=replace(MAC_TORCH, metal="Apple M2, 10 GPU cores")),
+        on_mac(torch=replace(MAC_TORCH, metal_device="Apple M2, 10 GPU cores")),
         "MPS",
         "torch finds the Metal device: Apple M2, 10 GPU cores",
     ),
     (on_cpu(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
     (
-        on_mac(environment={HIGH: "0.0"}, seen={**SEEN, HIGH: frozenset({"0.0"})}),
-        HIGH,
+        on_mac(
+            environment={HIGH_WATERMARK_VARIABLE: "0.0"}, seen={**SEEN, HIGH_WATERMARK_VARIABLE: frozenset({"0.0"})}
+        ),
+        HIGH_WATERMARK_VARIABLE,
         "0.0, set by you: in force; no limit",
     ),
-    (on_cpu(PLAIN, TorchFacts(None), computed=None), "computation", "torch cannot be used"),
+    (on_cpu(PLAIN, TorchInfo(None), computed=None), "computation", "torch cannot be used"),
     (on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None), "types of numbers", "no device is in force"),
 ]
 

@@ -9,13 +9,13 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, OK, WARNING
-from openmed_nb.devices.environment import FALLBACK, HIGH, LOW
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, TorchUnusable, UnknownModel
-from openmed_nb.runbook.checks.doctor.checks import Computation, package_findings, read_packages
-from openmed_nb.runbook.checks.doctor.report import compute_on, diagnose, examine
-from openmed_nb.runbook.checks.doctor.silent_errors import BUGS
+from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
+from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, TorchImportError, UnknownModelError
+from openmed_nb.runbook.checks.doctor.checks import ComputationCheck, package_findings, read_packages
+from openmed_nb.runbook.checks.doctor.report import check_computation, collect_facts, diagnose
+from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
 from openmed_nb.session import SESSION
-from openmed_nb.simulation.operators import KNOWN
+from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
@@ -37,17 +37,17 @@ RULE_OUT = {"pytorch#192934", "pytorch#188438"}
 
 def stand_in(device):
     """Return what a device that is not here would compute."""
-    return Computation(device, device, dtypes={"float32": ""})
+    return ComputationCheck(device, device, dtypes={"float32": ""})
 
 
 def examined(computer, compute=stand_in):
     """Return what the doctor finds on a computer that is not here, without the packages of this one."""
-    return diagnose(replace(examine(computer.session, compute=compute), packages=()))
+    return diagnose(replace(collect_facts(computer.session, compute=compute), packages=()))
 
 
 def bad(report):
     """Return what is wrong by its name."""
-    return {one.name: one.status for one in report.bad}
+    return {one.name: one.status for one in report.problems}
 
 
 class TestComputersThatAreNotHere:
@@ -60,7 +60,7 @@ class TestComputersThatAreNotHere:
 
         assert [bad(examined(one)) for one in (mac, box, plain)] == [{}, {}, {}]
         assert mac.torch.probed == ["mps"]
-        assert plain.torch.torch_is_loaded()
+        assert plain.torch.is_torch_imported()
 
     def test_available_but_unusable(self, computers):
         """An MPS device that is available and cannot compute is found, with what it says."""
@@ -72,17 +72,21 @@ class TestComputersThatAreNotHere:
     def test_fallback_too_late(self, computers):
         """A fallback that was set after torch was imported is found, with what to do."""
         mac = computers.mac()
-        mac.torch.loaded_torch()
+        mac.torch.inspect_imported_torch()
         mac.session.start()
         report = examined(mac)
 
-        assert bad(report)[FALLBACK] == WARNING
+        assert bad(report)[FALLBACK_VARIABLE] == WARNING
         assert "too late" in str(report)
         assert "Restart the kernel" in str(report)
 
     def test_watermark_conflict(self, computers):
         """Watermark ratios that torch will refuse are found, whether or not MPS has failed by them yet."""
-        for ratios in ({HIGH: "2.5"}, {HIGH: "0.7", LOW: "0.9"}, {LOW: "-1"}):
+        for ratios in (
+            {HIGH_WATERMARK_VARIABLE: "2.5"},
+            {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "0.9"},
+            {LOW_WATERMARK_VARIABLE: "-1"},
+        ):
             for failing in ("", "invalid high watermark ratio 2.5"):
                 report = examined(computers.mac(failing=failing, **ratios))
                 assert FAILED in {bad(report).get(name) for name in ratios}, ratios
@@ -104,7 +108,7 @@ class TestComputersThatAreNotHere:
         """A torch that does not import is a finding, and nothing is computed."""
 
         def fail():
-            raise TorchUnusable("torch cannot be imported: libc10.so is missing.", "Reinstall it.")
+            raise TorchImportError("torch cannot be imported: libc10.so is missing.", "Reinstall it.")
 
         for computer in (computers.mac(), computers.plain(), computers.box()):
             computer.torch.loading = fail
@@ -112,7 +116,7 @@ class TestComputersThatAreNotHere:
 
     def test_packages(self, computers):
         """The packages are those of this Python."""
-        found = examine(computers.plain().session, compute=stand_in)
+        found = collect_facts(computers.plain().session, compute=stand_in)
 
         assert found.packages == package_findings(*read_packages())
 
@@ -151,8 +155,8 @@ class TestThisComputer:
 
     def test_all_that_can_be_wrong_on_mps(self):
         """On a device with every known defect each is found, under its issue, and so is a model with 64 bits."""
-        planted = {bug.name: bug.status for bug in BUGS if bug.issue in KNOWN}
-        with nb.simulated_mps(defects=KNOWN):
+        planted = {bug.name: bug.status for bug in KNOWN_BUGS if bug.issue in DEFECTS_BY_ISSUE}
+        with nb.simulated_mps(defects=DEFECTS_BY_ISSUE):
             assert nb.device().device == "cpu"
             report = nb.doctor()
         with nb.simulated_mps(defects="pytorch#92311"):
@@ -160,17 +164,18 @@ class TestThisComputer:
 
         assert planted.items() <= bad(report).items()
         assert bad(report)["MPS"] == bad(model)["Linear: float64"] == FAILED
-        assert [issue for issue in KNOWN if issue not in str(report)] == []
+        assert [issue for issue in DEFECTS_BY_ISSUE if issue not in str(report)] == []
 
     @pytest.mark.parametrize(
-        "issue", [LONG_PRODUCT, *(pytest.param(one, marks=pytest.mark.slow) for one in KNOWN if one != LONG_PRODUCT)]
+        "issue",
+        [LONG_PRODUCT, *(pytest.param(one, marks=pytest.mark.slow) for one in DEFECTS_BY_ISSUE if one != LONG_PRODUCT)],
     )
     def test_one_silent_error(self, issue):
         """A device with one silent error fails the probe of that error, and no other; only where it can be used it is."""
         with nb.simulated_mps(defects=issue):
             device, report = nb.device(), nb.doctor()
 
-        found = {bug.name: bug.status for bug in BUGS if bug.issue in {issue} | ALSO.get(issue, set())}
+        found = {bug.name: bug.status for bug in KNOWN_BUGS if bug.issue in {issue} | ALSO.get(issue, set())}
         assert bad(report) == found | ({"MPS": FAILED} if issue in RULE_OUT else {})
         assert device.device == ("cpu" if issue in RULE_OUT else "mps")
         assert (issue in str(device)) == (issue in RULE_OUT)
@@ -193,7 +198,7 @@ class TestThisComputer:
         (folder / "model.safetensors").write_bytes(b"nothing")
 
         assert bad(nb.doctor(folder)) == {str(folder): FAILED}
-        with pytest.raises(UnknownModel):
+        with pytest.raises(UnknownModelError):
             nb.doctor("disease_detection_tinny")
         with pytest.raises(ConfigurationError):
             nb.doctor(3)
@@ -213,7 +218,7 @@ class TestThisComputer:
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "mps")
 
         assert bad(nb.doctor()) == {"device in force": FAILED}
-        with pytest.raises(DeviceUnavailable):
+        with pytest.raises(DeviceUnavailableError):
             nb.device()
 
 
@@ -222,14 +227,14 @@ class TestComputation:
 
     def test_place(self, second_device):
         """A computation tells where its result lives, or why it failed."""
-        assert (compute_on("cpu").place, compute_on("cpu").failure) == ("cpu", "")
-        assert compute_on(second_device).place == second_device
-        assert compute_on("xla").failure
+        assert (check_computation("cpu").result_device, check_computation("cpu").failure) == ("cpu", "")
+        assert check_computation(second_device).result_device == second_device
+        assert check_computation("xla").failure
 
     def test_types_of_numbers(self):
         """Every type computes on the CPU; the simulated MPS refuses float64 with MPS's own words."""
-        assert set(compute_on("cpu").dtypes.values()) == {""}
+        assert set(check_computation("cpu").dtypes.values()) == {""}
         with nb.simulated_mps():
-            failures = {name: failure for name, failure in compute_on("mps").dtypes.items() if failure}
+            failures = {name: failure for name, failure in check_computation("mps").dtypes.items() if failure}
         assert list(failures) == ["float64"]
         assert "doesn't support float64" in failures["float64"]

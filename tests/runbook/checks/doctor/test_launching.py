@@ -12,7 +12,7 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK
 from openmed_nb.runbook.checks.doctor.launching import accelerate_findings, launch_findings, settings_file
-from openmed_nb.runbook.checks.doctor.report import diagnose, examine
+from openmed_nb.runbook.checks.doctor.report import collect_facts, diagnose
 
 PLAIN = {
     "compute_environment": "LOCAL_MACHINE",
@@ -174,11 +174,11 @@ def test_file_that_is_not_there(computers, tmp_path):
 def test_doctor_reads_the_file(computers, write, tmp_path):
     """The doctor's report has a row for each setting of the file that does not fit, and none where there is no file."""
     computer = computers.mac(HF_HOME=str(tmp_path))
-    assert examine(computer.session, compute=lambda _device: None).launching == ()
+    assert collect_facts(computer.session, compute=lambda _device: None).launching == ()
     (tmp_path / "accelerate").mkdir()
     file = tmp_path / "accelerate" / "default_config.yaml"
     file.write_text(write(settings("distributed_type: MULTI_GPU, num_processes: 4")), "utf-8")
-    report = diagnose(replace(examine(computer.session, compute=lambda _device: None), packages=()))
+    report = diagnose(replace(collect_facts(computer.session, compute=lambda _device: None), packages=()))
     assert (
         "accelerate config: num_processes, failed: asks for 4; without GPUs of CUDA, MULTI_GPU lets each train a model of its "
         "own on mps. Set distributed_type: 'NO' and num_processes: 1." in str(report)

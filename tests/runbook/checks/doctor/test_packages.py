@@ -4,7 +4,7 @@ import sys
 from importlib.metadata import Distribution
 
 from openmed_nb._render.display import FAILED, OK, WARNING
-from openmed_nb.runbook.checks.doctor.checks import CHECKED, package_findings, read_packages
+from openmed_nb.runbook.checks.doctor.checks import CHECKED_PACKAGES, package_findings, read_packages
 
 GOOD = {
     "openmed-nb": "0.1.0",
@@ -129,7 +129,7 @@ def test_this_environment():
 
     assert installed["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert loaded["torch"] == torch.__version__
-    assert set(requirements) <= set(CHECKED)
+    assert set(requirements) <= set(CHECKED_PACKAGES)
     assert "numpy" in installed
     assert {name.partition(".")[0] for name in set(sys.modules) - before}.isdisjoint({"torchvision", "tensorflow"})
 

@@ -8,16 +8,16 @@ import torch
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.runbook.checks.doctor.silent_errors import (
-    BUGS,
+    KNOWN_BUGS,
     ProbeOutcome,
     bug_findings,
-    bugs_of,
-    fault,
-    result_of,
+    bugs_for_device,
+    describe_mismatch,
+    run_probe,
     run_probes,
 )
 from openmed_nb.simulation.device import simulated_device
-from openmed_nb.simulation.operators import KNOWN
+from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_healthy_device(simulated):
     """A device without silent errors passes every probe, twice, with less than 64 MiB."""
     outcomes = run_probes("mps")
 
-    assert len(outcomes) == len(BUGS) == len(bugs_of("mps"))
+    assert len(outcomes) == len(KNOWN_BUGS) == len(bugs_for_device("mps"))
     assert wrong(outcomes) == set()
     assert simulated.allocator.peak < 64 * 2**20
 
@@ -50,7 +50,7 @@ def test_cpu_is_not_probed():
 
 def test_wrong_ids_are_not_tried_on_cuda():
     """Probes whose input is wrong run on MPS only: on CUDA they would end all work on the GPU."""
-    left_out = {bug.issue for bug in bugs_of("mps")} - {bug.issue for bug in bugs_of("cuda:1")}
+    left_out = {bug.issue for bug in bugs_for_device("mps")} - {bug.issue for bug in bugs_for_device("cuda:1")}
 
     assert left_out == {"pytorch#154235", "pytorch#108148"}
 
@@ -103,7 +103,7 @@ FAULTS = [
 def test_fault():
     """A result is compared with that of the CPU: its numbers, its shape, or the error that is right."""
     for right, found, expected in FAULTS:
-        assert fault(right, found, 1e-3) == expected, (right, found)
+        assert describe_mismatch(right, found, 1e-3) == expected, (right, found)
 
 
 def test_error_that_is_not_understood():
@@ -113,7 +113,7 @@ def test_error_that_is_not_understood():
         raise KeyError
 
     with pytest.raises(KeyError):
-        result_of(broken, "cpu")
+        run_probe(broken, "cpu")
 
 
 def test_words_for_two_runs():
@@ -126,16 +126,16 @@ def test_words_for_two_runs():
         ("x", ""): "x, only with an empty cache",
     }
 
-    assert {runs: ProbeOutcome("pytorch#92311", *runs).wrong for runs in words} == words
+    assert {runs: ProbeOutcome("pytorch#92311", *runs).mismatch for runs in words} == words
 
 
 def test_findings():
     """Each probe that went wrong is a line with the issue and a remedy, and the others are one line together."""
-    outcomes = [ProbeOutcome(bug.issue, "x", "x") for bug in BUGS[:4]] + [ProbeOutcome("pytorch#92311")]
+    outcomes = [ProbeOutcome(bug.issue, "x", "x") for bug in KNOWN_BUGS[:4]] + [ProbeOutcome("pytorch#92311")]
     *bad, good = bug_findings("known silent errors", outcomes, "mps")
 
     assert [one.status for one in bad] == [FAILED, FAILED, FAILED, WARNING]
-    assert all(bug.issue in one.details and one.remedy for bug, one in zip(BUGS, bad, strict=False))
+    assert all(bug.issue in one.details and one.remedy for bug, one in zip(KNOWN_BUGS, bad, strict=False))
     assert good.status == OK
     assert good.evidence.startswith("1 probe agrees with the CPU")
     assert len(bug_findings("known silent errors", outcomes[:2], "mps")) == 2
@@ -143,23 +143,23 @@ def test_findings():
 
 def test_every_row_is_complete():
     """Every known error says what goes wrong, where it was seen, and one thing to do."""
-    for bug in BUGS:
+    for bug in KNOWN_BUGS:
         assert bug.issue.startswith("pytorch#"), bug
         assert bug.name, bug
-        assert bug.what, bug
-        assert bug.known, bug
+        assert bug.description, bug
+        assert bug.affected, bug
         assert bug.remedy.endswith("."), bug
-    assert len({bug.issue for bug in BUGS}) == len(BUGS)
+    assert len({bug.issue for bug in KNOWN_BUGS}) == len(KNOWN_BUGS)
 
 
 def test_error_of_old_releases_only():
     """An error that only releases had which this package does not take is said to be one of those."""
     mended = ", and mended in every torch that this package takes"
-    for bug in BUGS:
-        releases = [(int(major), int(minor)) for major, minor in re.findall(r"\b([12])\.(\d+)", bug.known)]
-        assert bug.known.endswith(mended) == (max(releases) < (2, 6)), bug
+    for bug in KNOWN_BUGS:
+        releases = [(int(major), int(minor)) for major, minor in re.findall(r"\b([12])\.(\d+)", bug.affected)]
+        assert bug.affected.endswith(mended) == (max(releases) < (2, 6)), bug
 
 
 def test_every_defect_has_a_probe():
     """Every silent error that a simulated device can have is looked for, under the same name."""
-    assert set(KNOWN) <= {bug.issue for bug in BUGS}
+    assert set(DEFECTS_BY_ISSUE) <= {bug.issue for bug in KNOWN_BUGS}

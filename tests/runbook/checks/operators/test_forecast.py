@@ -8,20 +8,20 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb._events.activity import IMPORTING
-from openmed_nb.devices.backend import release_of
-from openmed_nb.errors import ConfigurationError, UnknownModel
+from openmed_nb.devices.backend import parse_release
+from openmed_nb.errors import ConfigurationError, UnknownModelError
 from openmed_nb.runbook.checks.operators import table
-from openmed_nb.runbook.checks.operators.forecast import SENTENCES, SHOWN_ROWS, Forecast, rows_of
+from openmed_nb.runbook.checks.operators.forecast import EXAMPLE_SENTENCES, SHOWN_ROWS, Forecast, build_rows
 from openmed_nb.runbook.checks.operators.table import (
     DEVICE_SWITCHES,
     NATIVE,
-    ModulePlace,
+    ModuleLocation,
     OperatorTable,
     operator_table,
 )
 from openmed_nb.session import SESSION
 
-RELEASE = release_of(torch.__version__)[:2]
+RELEASE = parse_release(torch.__version__)[:2]
 RECORDED = Path(__file__).parents[3] / "recorded" / f"mps_operators_torch_{'_'.join(map(str, RELEASE))}.txt"
 REGISTERED = frozenset(RECORDED.read_text("utf-8").splitlines() if RECORDED.exists() else ())
 
@@ -42,10 +42,10 @@ def test_models_that_stay_on_mps(forecast_models, name):
     told = nb.runbook.forecast(*forecast_models.MODELS[name](), training=True)
 
     assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
-    assert told.troubles == ()
+    assert told.problems == ()
     assert {row.phase for row in told.rows} == {"inference", "forward", "backward", "optimizer"}
     if REGISTERED:
-        assert told.named(NATIVE) == tuple(filter(registered, told.operators))
+        assert told.operators_with(NATIVE) == tuple(filter(registered, told.operators))
 
 
 def registered(operator):
@@ -93,8 +93,11 @@ def odd():
 def test_operators_that_leave_are_named(odd):
     leaving = ("aten::embedding_renorm_", "aten::mode", "aten::put_", "aten::special_ndtri")
 
-    assert set(leaving) <= set(odd.leaving)
-    assert f"{len(odd.leaving)} of {len(odd.operators)} operators leave MPS: aten::embedding_renorm_, " in odd.verdict
+    assert set(leaving) <= set(odd.cpu_operators)
+    assert (
+        f"{len(odd.cpu_operators)} of {len(odd.operators)} operators leave MPS: aten::embedding_renorm_, "
+        in odd.verdict
+    )
     assert (odd.refused, odd.exit_code) == ((), 1)
 
 
@@ -143,7 +146,7 @@ def test_ready_for_json(odd):
     """The forecast is a mapping ready for JSON, with every row."""
     told = json.loads(json.dumps(odd.to_dict()))
 
-    assert told["leaving"] == list(odd.leaving)
+    assert told["leaving"] == list(odd.cpu_operators)
     assert told["torch"] == torch.__version__
     assert len(told["rows"]) == len(odd.rows)
     assert {"operator", "verdict", "phase", "module", "class", "count", "refusal", "reason", "remedy"} == set(
@@ -188,7 +191,7 @@ until_2_13 = pytest.mark.skipif(RELEASE >= (2, 14), reason="from torch 2.14 on, 
 def test_singular_vectors_are_always_on_the_cpu_and_values_fall_back(function, operator, verdict):
     told = nb.runbook.forecast(Decomposing(function), torch.ones(3, 3), training=True)
 
-    assert {(row.operator, row.verdict, row.phase) for row in told.troubles} == {
+    assert {(row.operator, row.verdict, row.phase) for row in told.problems} == {
         (operator, verdict, phase) for phase in ("inference", "forward")
     }
 
@@ -224,16 +227,16 @@ def test_refusals_are_told():
     """What MPS refuses is named, with its own words, also where it happens in training only."""
     told = nb.runbook.forecast(Attention(), torch.ones(3, 4), training=True)
 
-    assert told.refused == ("attention with dropout and without gradients", "float64")
+    assert told.unsupported == ("attention with dropout and without gradients", "float64")
     assert told.verdict == (
         f"None of {len(told.operators)} operators leaves MPS. "
         "MPS refuses attention with dropout and without gradients, float64."
     )
-    assert {(row.operator, row.phase) for row in told.troubles} == {
+    assert {(row.operator, row.phase) for row in told.problems} == {
         ("scaled_dot_product_attention", "forward"),
         ("buffer scale", "inference"),
     }
-    assert all(row.reason and row.remedy for row in told.troubles)
+    assert all(row.reason and row.remedy for row in told.problems)
 
 
 def test_training_is_looked_at_where_it_is_asked_for():
@@ -241,7 +244,7 @@ def test_training_is_looked_at_where_it_is_asked_for():
     told = nb.runbook.forecast(Values(), torch.ones(3, 3))
 
     assert {row.phase for row in told.rows} == {"inference"}
-    assert told.leaving == ("aten::special_ndtri",)
+    assert told.cpu_operators == ("aten::special_ndtri",)
     assert told.verdict == f"1 of {len(told.operators)} operators leaves MPS: aten::special_ndtri."
     assert "A training step was not looked at" in str(told)
 
@@ -266,7 +269,7 @@ def test_model_by_name_and_as_a_pipeline(keyword_model):
     assert "aten::nll_loss_backward" in of_pipe.operators
     assert pipe.model.training is False
     words = ("Patient", "diabetes", "asthma")
-    assert [word for word in words if word not in " ".join(SENTENCES)] == []
+    assert [word for word in words if word not in " ".join(EXAMPLE_SENTENCES)] == []
     assert [word for word in words if word in f"{of_pipe}{of_pipe.to_dict()}"] == []
 
 
@@ -282,7 +285,7 @@ def test_the_list_of_operators_is_told_before_it_is_read():
     """The list, which is read once and lets nothing else run meanwhile, is told as an import, and the forecast after it."""
     told = []
     table._table.cache_clear()
-    stop = SESSION.listen(lambda activity: told.append(activity and activity.doing))
+    stop = SESSION.subscribe(lambda activity: told.append(activity and activity.operation))
     nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
     nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
     stop()
@@ -296,7 +299,7 @@ def test_the_list_of_operators_is_told_before_it_is_read():
         (5, None, ConfigurationError, "int is not a model"),
         ({"model": 5}, IDS, ConfigurationError, "dict is not a model"),
         (nn.ReLU(), None, ConfigurationError, "ReLU needs example inputs"),
-        ("no_such_model", None, UnknownModel, "no_such_model"),
+        ("no_such_model", None, UnknownModelError, "no_such_model"),
     ],
 )
 def test_bad_model_is_refused(model, inputs, error, words):
@@ -316,8 +319,8 @@ TABLE = OperatorTable("2.13.0", "a list", frozenset({"aten::mm"}), {}, frozenset
 
 def told_of(operators):
     """Return the forecast for operators that were called once."""
-    calls = {(operator, "forward", ModulePlace()): 1 for operator in operators}
-    return Forecast("Model", TABLE.torch, TABLE.source, rows_of(calls, {}, TABLE))
+    calls = {(operator, "forward", ModuleLocation()): 1 for operator in operators}
+    return Forecast("Model", TABLE.torch, TABLE.source, build_rows(calls, {}, TABLE))
 
 
 @pytest.mark.parametrize(
@@ -338,7 +341,7 @@ def test_verdict_in_a_sentence(operators, verdict):
 
 def test_many_rows_are_cut_in_the_report_only():
     (row,) = told_of(["aten::mode"]).rows
-    rows = tuple(replace(row, place=ModulePlace(f"layer.{number}", "Layer")) for number in range(50))
+    rows = tuple(replace(row, place=ModuleLocation(f"layer.{number}", "Layer")) for number in range(50))
     told = replace(told_of([]), rows=rows)
 
     assert len(told.report().tables[0].rows) == SHOWN_ROWS
@@ -359,7 +362,7 @@ def test_forecast_of_a_model_on_the_simulated_device():
         assert dict(device.fallbacks) == {}
     assert told.simulated
     assert str(told).splitlines()[1].strip() == "SIMULATED MPS is on; the forecast does not depend on it."
-    assert told.leaving == ("aten::special_ndtri",)
+    assert told.cpu_operators == ("aten::special_ndtri",)
     assert told.rows == nb.runbook.forecast(Values(), torch.ones(3, 3), training=True).rows
 
 
@@ -380,9 +383,9 @@ class OftenRefused(nn.Module):
 def test_counts_of_a_phase():
     """Calls are counted, an operator as often as it is called and once among the operators; what is refused is no call."""
     told = nb.runbook.forecast(OftenRefused(), torch.ones(2, 3), training=False)
-    (counted,) = told.report().tables[1].rows
-    calls = {row.operator: row.count for row in told.rows if not row.refusal}
+    (counted,) = told.to_report().tables[1].rows
+    calls = {row.operator: row.count for row in told.rows if not row.limitation}
 
-    assert told.refused == ("float64",)
+    assert told.unsupported == ("float64",)
     assert calls["aten::mode"] == 3
     assert counted == ("inference", str(sum(calls.values())), str(len(calls)), "1")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from openmed_nb.errors import TorchUnusable
+from openmed_nb.errors import TorchImportError
 from openmed_nb.runbook.checks.operators.table import (
     ALWAYS_ON_CPU,
     COMPOSITE,
@@ -12,10 +12,10 @@ from openmed_nb.runbook.checks.operators.table import (
     FALLS_BACK,
     NATIVE,
     NOT_KNOWN,
-    forced_in,
+    always_cpu_operators,
     functions_file,
     has_kernel,
-    native_by_rule,
+    native_operators,
     operator_table,
     read_functions,
 )
@@ -35,7 +35,7 @@ recorded = pytest.mark.skipif(not LINES, reason="nobody read the registrations o
 def test_table_is_what_the_real_binary_registers():
     generated = {line for line in LINES if "by hand" not in line}
 
-    assert native_by_rule(read_functions(functions_file(VERSION)), "MPS") == generated
+    assert native_operators(read_functions(functions_file(VERSION)), "MPS") == generated
     assert len(generated) in (890, 912)
 
 
@@ -44,7 +44,7 @@ def test_forced_fallbacks_are_registered_by_hand():
     """The rest that is registered by hand in the macOS binary is the stub of an error."""
     by_hand = {line.partition(" ")[0] for line in LINES if "by hand" in line}
 
-    assert by_hand == {*forced_in(VERSION), "aten::_slow_conv2d_forward"}
+    assert by_hand == {*always_cpu_operators(VERSION), "aten::_slow_conv2d_forward"}
 
 
 @recorded
@@ -54,7 +54,7 @@ def test_device_switches_lead_to_registered_operators():
 
 def test_rule_gives_what_this_torch_registers_for_the_cpu():
     functions = read_functions(functions_file(VERSION))
-    predicted = native_by_rule(functions, "CPU")
+    predicted = native_operators(functions, "CPU")
     registered = {name for name in functions if has_kernel(name, "CPU")}
 
     assert predicted <= registered
@@ -80,12 +80,12 @@ def test_rule_gives_what_this_torch_registers_for_the_cpu():
         ("aten::special_ndtri", FALLS_BACK, "aten::special_ndtri.out"),
         ("aten::special_ndtri.out", FALLS_BACK, "aten::special_ndtri.out"),
         ("aten::embedding_renorm_", ALWAYS_ON_CPU, "aten::embedding_renorm_"),
-        (SVD, ALWAYS_ON_CPU if SVD in forced_in(VERSION) else COMPOSITE, SVD),
+        (SVD, ALWAYS_ON_CPU if SVD in always_cpu_operators(VERSION) else COMPOSITE, SVD),
         ("somebody::operator", NOT_KNOWN, None),
     ],
 )
 def test_verdict_on_an_operator(operator, verdict, name_of_mps):
-    assert operator_table().verdict(operator) == verdict
+    assert operator_table().classify(operator) == verdict
     assert name_of_mps in {None, operator_table().named_by_mps(operator)}
 
 
@@ -93,12 +93,12 @@ def test_verdict_on_an_operator(operator, verdict, name_of_mps):
 def test_operators_of_the_simulated_device_fall_back():
     """What the simulated device does not have falls back by torch's list too, or is made of what does, under that name."""
     table = operator_table()
-    alone = {operator: name for operator, name in UNSUPPORTED.items() if table.verdict(operator) == FALLS_BACK}
+    alone = {operator: name for operator, name in UNSUPPORTED.items() if table.classify(operator) == FALLS_BACK}
 
-    assert {table.verdict(operator) for operator in UNSUPPORTED.keys() - alone.keys()} == {COMPOSITE}
-    assert {table.verdict(name) for name in UNSUPPORTED.values()} == {FALLS_BACK}
+    assert {table.classify(operator) for operator in UNSUPPORTED.keys() - alone.keys()} == {COMPOSITE}
+    assert {table.classify(name) for name in UNSUPPORTED.values()} == {FALLS_BACK}
     assert {operator: table.named_by_mps(operator) for operator in alone} == alone
-    assert table.forced == FORCED_IN_SIMULATION
+    assert table.always_cpu == FORCED_IN_SIMULATION
 
 
 def test_table_is_read_once():
@@ -109,7 +109,7 @@ def test_table_is_read_once():
 def test_torch_without_its_list_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchgen", None)
 
-    with pytest.raises(TorchUnusable, match=r"2\.13\.0") as error:
+    with pytest.raises(TorchImportError, match=r"2\.13\.0") as error:
         functions_file("2.13.0")
     assert error.value.remedy.startswith("Reinstall it:")
 
@@ -126,6 +126,6 @@ def test_torch_without_its_list_is_an_error(monkeypatch):
     ],
 )
 def test_forced_fallbacks_of_a_version(version, col2im, svd):
-    forced = forced_in(version)
+    forced = always_cpu_operators(version)
 
     assert ("aten::col2im" in forced, SVD in forced, "aten::embedding_renorm_" in forced) == (col2im, svd, True)

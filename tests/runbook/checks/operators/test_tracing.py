@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import openmed_nb as nb
-from openmed_nb.devices.moving import copy_of
+from openmed_nb.devices.moving import copy_model
 from openmed_nb.errors import ConfigurationError
 
 PHASES = {"inference", "forward", "backward", "optimizer"}
@@ -35,12 +35,12 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList([Block(), Block()])
+        self.is_blocking = nn.ModuleList([Block(), Block()])
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, numbers):
-        """Return the normalised activations of the last block."""
-        for block in self.blocks:
+        """Return the normalized activations of the last block."""
+        for block in self.is_blocking:
             numbers = block(numbers)
         return self.norm(numbers)
 
@@ -71,7 +71,7 @@ def phases_of(told):
 
 def refused(told):
     """Return what is refused, with where that was seen."""
-    return {(row.refusal, row.operator) for row in told.rows if row.refusal}
+    return {(row.limitation, row.operator) for row in told.rows if row.limitation}
 
 
 def test_training_step_by_module_and_phase():
@@ -108,7 +108,7 @@ def draw(*_args):
 def test_model_and_random_numbers_stay_as_they_are(inputs, fails):
     model = Model()
     kept = inputs.clone()
-    model.blocks[1].eval()
+    model.is_blocking[1].eval()
     model(NUMBERS).sum().backward()
     model.register_forward_pre_hook(draw)
     before = state_of(model)
@@ -344,8 +344,8 @@ def test_too_many_elements_may_be_wrong_and_are_no_refusal():
     wide = Calling(lambda numbers: numbers[:1, :1].expand(2**16, 2**15 + 1)[:1, :1])
     told = nb.runbook.forecast(wide, NUMBERS, training=False)
 
-    assert {row.verdict for row in told.rows if row.refusal} == {"may be wrong"}
-    assert told.refused == ()
+    assert {row.verdict for row in told.rows if row.limitation} == {"may be wrong"}
+    assert told.unsupported == ()
     assert "MPS may be wrong with more than 2**31 elements." in told.verdict
 
 
@@ -390,7 +390,7 @@ def test_copy_is_on_the_cpu_and_shares_nothing():
     model["second"].bias.requires_grad_(False)
     model["first"](torch.ones(1, 2)).sum().backward()
     for dtype in (None, torch.float64):
-        copied = copy_of(model, dtype=dtype)
+        copied = copy_model(model, dtype=dtype)
 
         assert copied["second"].weight is copied["first"].weight
         assert copied["first"].weight.data_ptr() != model["first"].weight.data_ptr()

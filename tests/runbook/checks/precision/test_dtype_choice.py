@@ -14,12 +14,18 @@ from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.models.records import Certificate, CertificateEvidence, identity_of, record_store, validating_command
+from openmed_nb.models.records import (
+    ValidationMetrics,
+    ValidationRecord,
+    identify_model,
+    record_store,
+    validation_command,
+)
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
 
-EVIDENCE = CertificateEvidence(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
+EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
 NOTE = "no history of asthma ."
 
 
@@ -28,9 +34,9 @@ def certify(session, keyword_model, data):
     """A function that stores a certificate for a model, the keyword model as a rule, in a type, with a speed."""
 
     def certify(dtype, speed=1.4, device="cpu", folder=keyword_model):
-        spec = LoadSpec.of(str(folder), OpenMedConfig())
-        identity = identity_of(spec, dtype, device, session.computer)
-        certificate = Certificate(identity, replace(EVIDENCE, speed_up=speed), "2026-03-01", {})
+        spec = LoadSpec.from_name(str(folder), OpenMedConfig())
+        identity = identify_model(spec, dtype, device, session.computer)
+        certificate = ValidationRecord(identity, replace(EVIDENCE, speedup=speed), "2026-03-01", {})
         record_store({"OPENMED_NB_DATA": str(data)}).store(certificate)
 
     return certify
@@ -163,7 +169,7 @@ class TestWarning:
 
     def test_it_names_why_and_the_command(self, session, keyword_model, loaded_as):
         """The warning says which model, type and device, why, and the command that validates it; the model works."""
-        with pytest.warns(OpenMedWarning) as said:
+        with pytest.warn_if(OpenMedWarning) as said:
             pipe = loaded_as("bfloat16")
 
         name = str(keyword_model)
@@ -176,12 +182,12 @@ class TestWarning:
 
     def test_once_for_each_load(self, session, loaded_as):
         """A model that is loaded already is used again without a warning; loaded anew, it warns again."""
-        with pytest.warns(OpenMedWarning):
+        with pytest.warn_if(OpenMedWarning):
             loaded_as("bfloat16")
         nb.annotate([NOTE], loaded_as("bfloat16"), progress=False)
         loaded_as("bfloat16", aggregation_strategy="simple")
         session.unload()
-        with pytest.warns(OpenMedWarning):
+        with pytest.warn_if(OpenMedWarning):
             loaded_as("bfloat16")
 
     def test_as_an_error_it_loads_nothing(self, session, loaded_as):
@@ -200,12 +206,12 @@ class TestWarning:
 
     def test_named_device_is_part_of_the_command(self, loaded_as):
         """A model that is loaded for a named device is validated there."""
-        with pytest.warns(OpenMedWarning, match=r"texts, dtype='float16', device='cpu'\)"):
+        with pytest.warn_if(OpenMedWarning, match=r"texts, dtype='float16', device='cpu'\)"):
             loaded_as("float16", device="cpu")
 
     def test_int8_stays_and_is_named_so(self, session, loaded_as):
         """A model in int8 that nobody asked for on a device stays on the CPU when the session moves."""
-        with pytest.warns(OpenMedWarning, match="in int8 on cpu"):
+        with pytest.warn_if(OpenMedWarning, match="in int8 on cpu"):
             pipe = loaded_as("int8")
         session.simulate("8 GiB")
         try:
@@ -221,16 +227,18 @@ class TestWarning:
         """A model that follows the session to a device where its type is not validated warns, there and back."""
         certify("bfloat16")
         pipe = loaded_as("bfloat16")
-        with pytest.warns(OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and it was validated on cpu only"):
+        with pytest.warn_if(
+            OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and it was validated on cpu only"
+        ):
             session.simulate("8 GiB")
         session.end_simulation()
         assert str(pipe.device) == "cpu"
 
     def test_coming_home_warns_and_never_fails(self, session, loaded_as):
         """A model comes back from a simulated device also where warnings are errors, and the simulation is over."""
-        with pytest.warns(OpenMedWarning):
+        with pytest.warn_if(OpenMedWarning):
             pipe = loaded_as("bfloat16")
-        with pytest.warns(OpenMedWarning):
+        with pytest.warn_if(OpenMedWarning):
             session.simulate("8 GiB")
         with warnings.catch_warnings():
             warnings.simplefilter("error", OpenMedWarning)
@@ -242,18 +250,18 @@ class TestWarning:
     def test_files_that_changed_since_the_load(self, certify, session, keyword_model, close_model, tmp_path):
         """The certificate of files that were put in place later does not count for the model in memory."""
         folder = shutil.copytree(close_model, tmp_path / "model")
-        with pytest.warns(OpenMedWarning, match="there is no certificate"):
+        with pytest.warn_if(OpenMedWarning, match="there is no certificate"):
             create_pipeline(session, str(folder), OpenMedConfig(), dtype="bfloat16")
         shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
         certify("bfloat16", folder=folder)
-        with pytest.warns(OpenMedWarning):
+        with pytest.warn_if(OpenMedWarning):
             session.simulate("8 GiB")
-        with pytest.warns(OpenMedWarning, match="on cpu, and its files changed since it was loaded"):
+        with pytest.warn_if(OpenMedWarning, match="on cpu, and its files changed since it was loaded"):
             session.end_simulation()
 
     def test_move_that_would_warn_as_an_error(self, session, loaded_as):
         """Where warnings are errors, a model does not move to where its type is not validated, and nothing changes."""
-        with pytest.warns(OpenMedWarning):
+        with pytest.warn_if(OpenMedWarning):
             pipe = loaded_as("bfloat16")
         with warnings.catch_warnings():
             warnings.simplefilter("error", OpenMedWarning)
@@ -274,5 +282,5 @@ def test_command_loads_the_same_files():
         ({"dtype": "bfloat16", "cache_dir": PurePosixPath("models")}, None, "dtype='bfloat16', cache_dir='models'"),
     ]
     for settings, device, said in cases:
-        command = validating_command(LoadSpec.of("bundled", OpenMedConfig(**settings)), device)
+        command = validation_command(LoadSpec.from_name("bundled", OpenMedConfig(**settings)), device)
         assert command == f"nb.runbook.validate_precision('bundled', texts, {said})"

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable
-from openmed_nb.runbook.checks.precision.rounding import RoundedOnce
-from openmed_nb.runbook.checks.precision.trajectory import EARLY, LossParity
+from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidModelError
+from openmed_nb.runbook.checks.precision.rounding import Float64RoundingMode
+from openmed_nb.runbook.checks.precision.trajectory import EARLY_STEPS, LossParity
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
 NAN = math.nan
-LEVEL = [1.0] * EARLY  # Losses of the first steps, where rounding changes none.
+LEVEL = [1.0] * EARLY_STEPS  # Losses of the first steps, where rounding changes none.
 
 
 class TestJudgement:
@@ -45,7 +45,7 @@ class TestJudgement:
         """A drift is explained up to eight times the largest so far of the CPU with other roundings, of eight steps at least."""
         found = LossParity("m", "mps", "float32", tuple(reference), tuple(rounded), tuple(candidate))
 
-        assert found.parted == parted
+        assert found.divergence_step == parted
         assert list(found.tolerance) == sorted(found.tolerance)
         assert (found.status == "ok") == (parted is None)
 
@@ -72,7 +72,7 @@ class TestJudgement:
         losses = (1.0,) * 60
         found = LossParity("m", "mps", "float32", losses, losses, (*losses[:6], 2.0, *losses[7:]))
 
-        assert [int(row[0]) for row in found.report().figures[0].rows] == [1, 2, 5, 7, 10, 20, 50, 60]
+        assert [int(row[0]) for row in found.to_report().metrics[0].rows] == [1, 2, 5, 7, 10, 20, 50, 60]
 
     def test_text_has_no_figure_that_differs_from_run_to_run(self):
         """Losses stand in the HTML and the JSON, and not in the text."""
@@ -163,7 +163,7 @@ class TestSimulatedDevice:
         with nb.simulated_mps(defects="pytorch#170837"):
             found = nb.runbook.loss_parity("bundled_small", device="mps", steps=2)
 
-        assert found.parted == 1
+        assert found.divergence_step == 1
         assert nb.verdict(found).recommendation == "compute on the CPU"
 
     def test_numbers_that_are_none(self):
@@ -176,7 +176,7 @@ class TestSimulatedDevice:
         with nb.simulated_mps():
             found = nb.runbook.loss_parity(network(torch.nn.Linear), batches(), loss=loss, device="mps", steps=8)
 
-        assert (found.steps, found.parted) == (1, 1)
+        assert (found.steps, found.divergence_step) == (1, 1)
         assert found.to_dict()["candidate"] == [None]
 
     def test_device_that_fails(self):
@@ -187,7 +187,7 @@ class TestSimulatedDevice:
                 raise NotImplementedError("not on this device")
             return squares(model, batch)
 
-        with nb.simulated_mps(), pytest.raises(DeviceUnavailable, match="not on this device"):
+        with nb.simulated_mps(), pytest.raises(DeviceUnavailableError, match="not on this device"):
             nb.runbook.loss_parity(network(torch.nn.Linear), batches(), loss=loss, device="mps", steps=8)
 
 
@@ -206,7 +206,7 @@ class TestOnTheCpu:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_long_training(self, dtype):
         """Two hundred steps of the bundled model stay within the tolerance with another number of threads."""
-        assert nb.runbook.loss_parity(device="cpu", dtype=dtype).parted is None
+        assert nb.runbook.loss_parity(device="cpu", dtype=dtype).divergence_step is None
 
     MODELS = (
         (
@@ -226,7 +226,7 @@ class TestOnTheCpu:
         make, inputs = self.MODELS[place]
         options = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)}
 
-        assert nb.runbook.loss_parity(make(), [inputs], device="cpu", steps=3, **options).parted is None
+        assert nb.runbook.loss_parity(make(), [inputs], device="cpu", steps=3, **options).divergence_step is None
 
     def test_nothing_of_the_person_changes(self):
         """The model, its gradients and its mode, batches, random numbers and the number of threads stay as they are."""
@@ -246,10 +246,10 @@ class TestOnTheCpu:
         """An interrupt between two steps ends the call; threads and random numbers are as before."""
 
         def stop(activity):
-            if activity is not None and activity.doing == "Training on both" and activity.done == 2:
+            if activity is not None and activity.operation == "Training on both" and activity.done == 2:
                 raise KeyboardInterrupt
 
-        state, end = torch.get_rng_state(), SESSION.listen(stop)
+        state, end = torch.get_rng_state(), SESSION.subscribe(stop)
         try:
             with pytest.raises(KeyboardInterrupt):
                 nb.runbook.loss_parity(network(torch.nn.Linear), batches(), loss=squares, device="cpu", steps=9)
@@ -261,7 +261,7 @@ class TestOnTheCpu:
 
     def test_loss_that_is_no_number_on_the_cpu(self):
         """A training that fails on the CPU cannot judge a device."""
-        with pytest.raises(ModelUnusable, match="no finite number on the CPU, in step 1"):
+        with pytest.raises(InvalidModelError, match="no finite number on the CPU, in step 1"):
             nb.runbook.loss_parity(torch.nn.Linear(1, 1), [torch.full((2, 1), NAN)], device="cpu", steps=3)
 
     @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ class TestOtherRoundings:
     def test_results_differ_by_rounding_alone(self):
         """Products of many numbers are those of the CPU but for rounding, and of its type."""
         left, right = torch.rand(64, 4096), torch.rand(4096, 64)
-        with RoundedOnce():
+        with Float64RoundingMode():
             found = left @ right
 
         assert found.dtype == torch.float32
@@ -308,7 +308,7 @@ class TestOtherRoundings:
     def test_what_is_written_in_place_is_written(self):
         """Operators that write into a tensor, or into a part of it, or into one that is passed, do so."""
         written, out = torch.zeros(4), torch.zeros(4)
-        with RoundedOnce():
+        with Float64RoundingMode():
             written[1:3].add_(torch.ones(2))
             returned = written.mul_(2)
             torch.add(written, 1, out=out)
@@ -322,7 +322,7 @@ class TestOtherRoundings:
         torch.manual_seed(5)
         expected = torch.rand(3), torch.nn.functional.dropout(torch.ones(8), 0.5)
         torch.manual_seed(5)
-        with RoundedOnce():
+        with Float64RoundingMode():
             found = torch.rand(3), torch.nn.functional.dropout(torch.ones(8), 0.5)
 
         assert all(map(torch.equal, expected, found))

@@ -10,7 +10,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
-from openmed_nb.errors import ConfigurationError, DeviceUnavailable, ModelUnusable, UnreadableText
+from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, InvalidTextError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.session import SESSION
 
@@ -58,7 +58,7 @@ class TestSameModel:
         report = compared(keyword_model, [NOTE, "", LONG], gradients=True)
 
         assert report.logits.maximum == 0.0
-        assert (report.other_labels, report.not_numbers) == (0, 0)
+        assert (report.other_labels, report.non_finite_tokens) == (0, 0)
         assert (report.spans.exact, report.spans.all) == (6, 6)
         assert report.gradients.largest == 0.0
         assert report.status == "ok"
@@ -104,7 +104,7 @@ class TestSameModel:
     def test_mode_comes_back_after_an_error(self, pipe):
         """The mode comes back also where a comparison fails."""
         pipe.model.train()
-        with pytest.raises(UnreadableText):
+        with pytest.raises(InvalidTextError):
             nb.runbook.parity(pipe, [NOTE, None])
         assert all(part.training for part in pipe.model.modules())
 
@@ -137,7 +137,7 @@ class TestWhatDiffers:
         head.register_forward_hook(lambda module, _given, logits: logits + moved if module is head else None)
         logits = nb.runbook.parity(pipe, [NOTE]).logits
 
-        assert [logits.maximum, logits.median, logits.ninety_nine] == pytest.approx([0.5] * 3, abs=1e-5)
+        assert [logits.maximum, logits.median, logits.p99] == pytest.approx([0.5] * 3, abs=1e-5)
 
     def test_nan_is_told_and_not_compared_away(self, pipe):
         """A candidate that computes NaN has failed: its tokens are counted, their labels differ, its entities are missing."""
@@ -150,7 +150,7 @@ class TestWhatDiffers:
         words.register_forward_hook(lose)
         report = nb.runbook.parity(pipe, [NOTE, "history of diabetes ."])
 
-        assert report.not_numbers == report.other_labels == 12
+        assert report.non_finite_tokens == report.label_mismatches == 12
         assert (report.spans.exact, report.spans.missing) == (1, 3)
         assert report.logits.maximum < 1e-6
         assert report.findings[0].status == "failed"
@@ -162,7 +162,7 @@ class TestWhatDiffers:
             model.classifier.weight[0, 0] = 7e4
 
         report = compared(changed(tiny, tmp_path, enlarge), [NOTE], dtype="float16")
-        assert (report.not_numbers, report.status) == (12, "failed")
+        assert (report.non_finite_tokens, report.status) == (12, "failed")
 
     def test_autocast_around_does_not_count(self, close_model, close_models):
         """In a block of autocast the reference is not rounded too, and what moves is found."""
@@ -174,7 +174,7 @@ class TestWhatDiffers:
     def test_reference_that_computes_nan(self, tiny, tmp_path):
         """Where the reference itself computes no numbers, there is nothing to compare with."""
         folder = changed(tiny, tmp_path, lambda model: model.classifier.bias.fill_(float("nan")))
-        with pytest.raises(ModelUnusable, match="computes no numbers"):
+        with pytest.raises(InvalidModelError, match="computes no numbers"):
             compared(folder, [NOTE])
 
     def test_pipeline_is_compared_with_its_own_weights(self, pipe):
@@ -254,7 +254,7 @@ class TestGold:
         reference, candidate = nb.runbook.parity(pipe, self.TEXTS, gold=self.GOLD).gold
 
         assert reference == candidate
-        assert (reference.gold, reference.found, reference.right) == (4, 4, 3)
+        assert (reference.gold, reference.predicted, reference.correct) == (4, 4, 3)
 
     def test_gold_of_something_else(self, pipe):
         """Gold of other texts, or with labels that the model cannot give, is an error with the number of the text."""
@@ -293,7 +293,7 @@ class TestTexts:
     def test_unreadable_text_is_named_by_its_number(self, pipe):
         """A text that cannot be read is an error with its number."""
         for text in (None, 5, "\ud800 asthma"):
-            with pytest.raises(UnreadableText, match=r"Text 1 (must|has)") as caught:
+            with pytest.raises(InvalidTextError, match=r"Text 1 (must|has)") as caught:
                 nb.runbook.parity(pipe, [NOTE, text])
             assert "asthma" not in str(caught.value)
 
@@ -324,7 +324,7 @@ def test_batch_that_does_not_fit_is_halved(pipe):
     assert seen == [8, 4, 2, 2, 4, 2, 2]
     assert (report.tokens, report.spans.exact) == (12 * 8, 3 * 8)
     most = 0
-    with pytest.raises(DeviceUnavailable, match="could not be compared on cpu: CUDA out of memory"):
+    with pytest.raises(DeviceUnavailableError, match="could not be compared on cpu: CUDA out of memory"):
         nb.runbook.parity(pipe, texts)
 
 
@@ -361,7 +361,7 @@ class TestPublicFunction:
             (pipe, {"dtype": "bfloat16"}, "cannot take dtype"),
         ]
         for model, arguments, said in cases:
-            with pytest.raises((ConfigurationError, DeviceUnavailable), match=said):
+            with pytest.raises((ConfigurationError, DeviceUnavailableError), match=said):
                 nb.runbook.parity(model, [NOTE], **arguments)
 
 

@@ -8,12 +8,12 @@ import pytest
 from openmed_nb.models.config import DTYPES
 from openmed_nb.runbook.checks.precision.policy import TOLERANCES
 from openmed_nb.runbook.checks.precision.report import (
-    Change,
-    Differences,
+    EntityAgreement,
+    EntityChange,
+    EntityScore,
     GradientDifference,
+    LogitDifferences,
     ParityReport,
-    Score,
-    Spans,
 )
 
 GOOD = ParityReport(
@@ -24,39 +24,39 @@ GOOD = ParityReport(
     texts_fingerprint="09b4",
     tokens=1000,
     windows=22,
-    logits=Differences(3e-6, 1e-7, 2e-7, 1e-6),
-    other_labels=0,
-    not_numbers=0,
-    spans=Spans(exact=200),
+    logits=LogitDifferences(3e-6, 1e-7, 2e-7, 1e-6),
+    label_mismatches=0,
+    non_finite_tokens=0,
+    spans=EntityAgreement(exact=200),
 )
 HALF = replace(GOOD, dtype="bfloat16")
-CHANGE = Change(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
+CHANGE = EntityChange(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
 
 
-ALL_OK = Score(100, 100, 90)
+ALL_OK = EntityScore(100, 100, 90)
 JUDGED = [
     ("logits", "ok", {}),
-    ("logits", "ok", {"logits": Differences(1e-4)}),
-    ("logits", "warning", {"logits": Differences(1.1e-4)}),
-    ("logits", "warning", {"logits": Differences(5e-2)}),
-    ("logits", "failed", {"logits": Differences(6e-2)}),
-    ("logits", "failed", {"logits": Differences(1.1e-4), "spans": Spans(exact=199, moved=1)}),
-    ("logits", "ok", {"dtype": "bfloat16", "logits": Differences(0.5)}),
-    ("logits", "warning", {"dtype": "bfloat16", "logits": Differences(0.6)}),
-    ("logits", "not applicable", {"dtype": "int8", "logits": Differences(1e6)}),
+    ("logits", "ok", {"logits": LogitDifferences(1e-4)}),
+    ("logits", "warning", {"logits": LogitDifferences(1.1e-4)}),
+    ("logits", "warning", {"logits": LogitDifferences(5e-2)}),
+    ("logits", "failed", {"logits": LogitDifferences(6e-2)}),
+    ("logits", "failed", {"logits": LogitDifferences(1.1e-4), "spans": EntityAgreement(exact=199, moved=1)}),
+    ("logits", "ok", {"dtype": "bfloat16", "logits": LogitDifferences(0.5)}),
+    ("logits", "warning", {"dtype": "bfloat16", "logits": LogitDifferences(0.6)}),
+    ("logits", "not applicable", {"dtype": "int8", "logits": LogitDifferences(1e6)}),
     ("numbers", "ok", {}),
-    ("numbers", "failed", {"not_numbers": 1}),
-    ("numbers", "failed", {"dtype": "bfloat16", "not_numbers": 1}),
+    ("numbers", "failed", {"non_finite_tokens": 1}),
+    ("numbers", "failed", {"dtype": "bfloat16", "non_finite_tokens": 1}),
     ("labels", "ok", {}),
     ("labels", "warning", {"other_labels": 1}),
     ("entities", "ok", {}),
-    ("entities", "warning", {"spans": Spans()}),
-    ("entities", "warning", {"spans": Spans(exact=99, moved=1)}),
-    ("entities", "failed", {"spans": Spans(exact=98, moved=1, extra=1)}),
+    ("entities", "warning", {"spans": EntityAgreement()}),
+    ("entities", "warning", {"spans": EntityAgreement(exact=99, moved=1)}),
+    ("entities", "failed", {"spans": EntityAgreement(exact=98, moved=1, extra=1)}),
     ("gold entities", "ok", {"gold": (ALL_OK, ALL_OK)}),
-    ("gold entities", "ok", {"gold": (ALL_OK, Score(100, 100, 91))}),
-    ("gold entities", "warning", {"gold": (ALL_OK, Score(100, 100, 89))}),
-    ("gold entities", "failed", {"gold": (ALL_OK, Score(100, 100, 88))}),
+    ("gold entities", "ok", {"gold": (ALL_OK, EntityScore(100, 100, 91))}),
+    ("gold entities", "warning", {"gold": (ALL_OK, EntityScore(100, 100, 89))}),
+    ("gold entities", "failed", {"gold": (ALL_OK, EntityScore(100, 100, 88))}),
     ("gradients", "ok", {"gradients": GradientDifference(1e-5, "classifier.bias", 38)}),
     ("gradients", "failed", {"gradients": GradientDifference(1e5, "classifier.bias", 38)}),
     ("gradients", "failed", {"gradients": GradientDifference(float("inf"), "classifier.bias", 38)}),
@@ -83,11 +83,11 @@ def test_every_type_has_its_tolerance():
 
 BAD = replace(
     GOOD,
-    logits=Differences(1.0),
-    not_numbers=2,
-    other_labels=3,
-    spans=Spans(exact=1, missing=1),
-    gold=(Score(2, 2, 2), Score(2, 2, 1)),
+    logits=LogitDifferences(1.0),
+    non_finite_tokens=2,
+    label_mismatches=3,
+    spans=EntityAgreement(exact=1, missing=1),
+    gold=(EntityScore(2, 2, 2), EntityScore(2, 2, 1)),
     gradients=GradientDifference(1.0, "classifier.bias", 38),
 )
 
@@ -115,22 +115,22 @@ def test_remedy_leaves_the_type_or_the_device():
     """A remedy leaves the type or the device that is in question, and is one thing to do; nobody is sent to where they are."""
     names = ("numbers", "logits", "entities", "gold entities", "gradients")
     for (device, dtype), remedies in WAYS_OUT.items():
-        bad = replace(BAD, device=device, dtype=dtype, logits=Differences(100.0))
+        bad = replace(BAD, device=device, dtype=dtype, logits=LogitDifferences(100.0))
         found = {one.name: one.remedy for one in bad.findings if one.name != "labels"}
         assert found == dict(zip(names, remedies, strict=True)), (device, dtype)
 
 
 def test_what_was_found_of_the_gold_stands_on_top():
     """The HTML says at once how many of the true entities this device finds, and how many others, also where all checks are ok."""
-    gold = replace(GOOD, gold=(Score(10, 12, 9), Score(10, 13, 9)))
+    gold = replace(GOOD, gold=(EntityScore(10, 12, 9), EntityScore(10, 13, 9)))
 
-    assert gold.report().spoken[1] == "It finds 9 of 10 gold entities (recall 90 %), and 4 others."
-    assert GOOD.report().spoken[1].startswith("20 texts")
+    assert gold.to_report().html_sentences[1] == "It finds 9 of 10 gold entities (recall 90 %), and 4 others."
+    assert GOOD.to_report().html_sentences[1].startswith("20 texts")
 
 
 def test_text_has_no_figure_of_this_computer():
     """The text form says what holds on every computer; two comparisons that differ in figures have the same text."""
-    other = replace(GOOD, logits=Differences(4e-6, 2e-7, 3e-7, 2e-6), texts_fingerprint="77")
+    other = replace(GOOD, logits=LogitDifferences(4e-6, 2e-7, 3e-7, 2e-6), texts_fingerprint="77")
 
     assert str(other) == str(GOOD)
     assert str(GOOD).splitlines() == [
@@ -148,7 +148,7 @@ def test_text_has_no_figure_of_this_computer():
 
 def test_places_of_entities_are_shown():
     """Where entities differ, the numbers of the text and of its characters are shown, and how many there are."""
-    report = replace(GOOD, spans=Spans(exact=300, moved=2, changes=(CHANGE,)))
+    report = replace(GOOD, spans=EntityAgreement(exact=300, moved=2, changes=(CHANGE,)))
 
     assert "  text 3  moved  characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
     assert "Entities that differ (the first 1 of 2)" in str(report)
@@ -156,26 +156,26 @@ def test_places_of_entities_are_shown():
 
 def test_same_way_as_the_reference_says_so():
     """A candidate on the CPU in float32 that differs is said to be computed as the reference is, and no other."""
-    assert "the difference is a fault" in str(replace(GOOD, device="cpu", other_labels=1))
-    assert "the difference is a fault" in str(replace(GOOD, device="cpu", spans=Spans(exact=99, extra=1)))
+    assert "the difference is a fault" in str(replace(GOOD, device="cpu", label_mismatches=1))
+    assert "the difference is a fault" in str(replace(GOOD, device="cpu", spans=EntityAgreement(exact=99, extra=1)))
     assert "the difference is a fault" not in str(replace(GOOD, device="cpu"))
-    assert "the difference is a fault" not in str(replace(GOOD, device="cpu", spans=Spans()))
-    assert "the difference is a fault" not in str(replace(GOOD, other_labels=1))
-    assert "the difference is a fault" not in str(replace(HALF, device="cpu", other_labels=1))
+    assert "the difference is a fault" not in str(replace(GOOD, device="cpu", spans=EntityAgreement()))
+    assert "the difference is a fault" not in str(replace(GOOD, label_mismatches=1))
+    assert "the difference is a fault" not in str(replace(HALF, device="cpu", label_mismatches=1))
 
 
 def test_report_is_json():
     """Everything is there as JSON, with tolerances, shares and findings."""
     report = replace(
         HALF,
-        spans=Spans(exact=99, moved=1, changes=(CHANGE,)),
-        gold=(Score(10, 10, 9), Score(10, 10, 9)),
+        spans=EntityAgreement(exact=99, moved=1, changes=(CHANGE,)),
+        gold=(EntityScore(10, 10, 9), EntityScore(10, 10, 9)),
         gradients=GradientDifference(0.1, "classifier.bias", 38),
         notes=("A note.",),
     )
     stored = json.loads(json.dumps(report.to_dict()))
 
-    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "ninety": 2e-7, "ninety_nine": 1e-6, "tolerance": 0.5}
+    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "ninety": 2e-7, "p99": 1e-6, "tolerance": 0.5}
     assert (stored["spans"]["agreement"], stored["gold"]["candidate"]["recall"]) == (0.99, 0.9)
     assert stored["gradients"] == {"largest": 0.1, "parameter": "classifier.bias", "parameters": 38, "tolerance": 0.5}
     assert (stored["status"], stored["findings"][-1]["name"]) == ("warning", "gradients")

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.checks.precision.report import SHOWN_CHANGES, Score, Spans, compare_spans, gold_spans, score
+from openmed_nb.runbook.checks.precision.report import (
+    SHOWN_CHANGES,
+    EntityAgreement,
+    EntityScore,
+    compare_spans,
+    parse_gold,
+    score,
+)
 
 D, G = "DISEASE", "GENE"
 
@@ -48,7 +55,7 @@ def entities(text):
 )
 def test_kinds_of_entities(reference, candidate, counts):
     """Entities are exact, moved, relabelled, missing or extra, each counted once."""
-    assert replace(compare_spans(entities(reference), entities(candidate)), changes=()) == Spans(**counts)
+    assert replace(compare_spans(entities(reference), entities(candidate)), changes=()) == EntityAgreement(**counts)
 
 
 @given(TEXTS, TEXTS)
@@ -79,13 +86,13 @@ def test_sides_may_change_places(reference, candidate):
 @given(TEXTS)
 def test_same_entities_are_exact(reference):
     """Entities compared with themselves in another order are all exact."""
-    assert compare_spans(reference, reversed(reference)) == Spans(exact=len(reference))
+    assert compare_spans(reference, reversed(reference)) == EntityAgreement(exact=len(reference))
 
 
 def test_sum_counts_all_and_keeps_the_first_changes():
     """Counts of texts are added; of the changes the first are kept."""
     texts = [compare_spans([(0, 6, D)], [(0, 9, D)], number) for number in range(SHOWN_CHANGES + 5)]
-    together = sum(texts, Spans())
+    together = sum(texts, EntityAgreement())
 
     assert together.moved == SHOWN_CHANGES + 5
     assert [one.text for one in together.changes] == list(range(SHOWN_CHANGES))
@@ -95,10 +102,10 @@ def test_sum_counts_all_and_keeps_the_first_changes():
 
 def test_agreement_counts_what_either_side_found():
     """The agreement is the share of the exact among all that either side found."""
-    assert Spans().agreement == 1.0
-    assert Spans(exact=99, missing=1).agreement == Spans(exact=99, extra=1).agreement == 0.99
-    assert Spans(exact=98, moved=1, relabelled=1).agreement == 0.98
-    assert Spans(missing=1).agreement == 0.0
+    assert EntityAgreement().agreement == 1.0
+    assert EntityAgreement(exact=99, missing=1).agreement == EntityAgreement(exact=99, extra=1).agreement == 0.99
+    assert EntityAgreement(exact=98, moved=1, relabelled=1).agreement == 0.98
+    assert EntityAgreement(missing=1).agreement == 0.0
 
 
 def test_scores_are_of_exact_borders_and_labels():
@@ -106,8 +113,8 @@ def test_scores_are_of_exact_borders_and_labels():
     one = score([(0, 6, D), (9, 20, D)], [(0, 6, D), (9, 15, D), (30, 33, D)])
 
     assert (one.recall, one.precision, one.f1) == (1 / 2, 1 / 3, 2 / 5)
-    assert one + Score(1, 1, 1) == Score(3, 4, 2)
-    assert (Score().recall, Score().precision, Score().f1) == (1.0, 1.0, 1.0)
+    assert one + EntityScore(1, 1, 1) == EntityScore(3, 4, 2)
+    assert (EntityScore().recall, EntityScore().precision, EntityScore().f1) == (1.0, 1.0, 1.0)
 
 
 def test_many_moved_entities_of_one_text():
@@ -131,8 +138,8 @@ def test_forms_of_gold():
         (np.int64(4), torch.tensor(10), D),
     ]
     for entity in entities:
-        assert gold_spans([[], [entity]]) == ((), ((4, 10, D),)), entity
-        assert gold_spans(iter([(entity,)])) == (((4, 10, D),),), entity
+        assert parse_gold([[], [entity]]) == ((), ((4, 10, D),)), entity
+        assert parse_gold(iter([(entity,)])) == (((4, 10, D),),), entity
 
 
 def test_what_is_no_gold():
@@ -158,5 +165,5 @@ def test_what_is_no_gold():
     ]
     for said, gold in [*forms.items(), *(("text 0 has no entity at its place 0", [[entity]]) for entity in none)]:
         with pytest.raises(ConfigurationError, match=said) as caught:
-            gold_spans(gold)
+            parse_gold(gold)
         assert "asthma" not in str(caught.value)

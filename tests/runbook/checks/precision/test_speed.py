@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.models.records import WORTH
-from openmed_nb.runbook.checks.precision.validation import PAIRS, gain_of
+from openmed_nb.models.records import MIN_SPEEDUP
+from openmed_nb.runbook.checks.precision.validation import TIMING_ROUNDS, median_speedup
 
 SECONDS = st.floats(1e-3, 1e3)
-READINGS = st.lists(st.tuples(SECONDS, SECONDS), min_size=PAIRS, max_size=PAIRS)
+READINGS = st.lists(st.tuples(SECONDS, SECONDS), min_size=TIMING_ROUNDS, max_size=TIMING_ROUNDS)
 
 
 def test_gain():
@@ -25,13 +25,13 @@ def test_gain():
         ([(2.16, 1.0)] * 6 + [(0.66, 1.0)] * 3, 1.0),
     ]
     for seconds, gain in cases:
-        assert gain_of(seconds) == gain, seconds
+        assert median_speedup(seconds) == gain, seconds
 
 
 @given(READINGS)
 def test_only_one_of_two_ways_is_faster(seconds):
     """Of two ways at most one is faster, and what is faster is worth it."""
-    there, back = gain_of(seconds), gain_of([(fast, slow) for slow, fast in seconds])
+    there, back = median_speedup(seconds), median_speedup([(fast, slow) for slow, fast in seconds])
 
     assert min(there, back) == 1.0
-    assert there == 1.0 or there > WORTH
+    assert there == 1.0 or there > MIN_SPEEDUP

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 import openmed_nb as nb
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
-from openmed_nb.errors import ConfigurationError, ModelUnusable, OpenMedWarning
+from openmed_nb.errors import ConfigurationError, InvalidModelError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.models.records import Identity, identity_of, record_store
-from openmed_nb.runbook.checks.precision.report import Differences, ParityReport, Score, Spans
-from openmed_nb.runbook.checks.precision.validation import judge, settle
+from openmed_nb.models.records import ModelIdentity, identify_model, record_store
+from openmed_nb.runbook.checks.precision.report import EntityAgreement, EntityScore, LogitDifferences, ParityReport
+from openmed_nb.runbook.checks.precision.validation import judge, update_store
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "data"), pytest.mark.real_computer]
@@ -39,9 +39,9 @@ CLOSE = texts_with("asthma")
 FEW = "Too little to tell: {} that are needed."
 
 REPORT = ParityReport(
-    "mine", "cpu", "bfloat16", 60, "f", 900, 60, Differences(0.1), 0, 0, Spans(exact=100), distinct=30
+    "mine", "cpu", "bfloat16", 60, "f", 900, 60, LogitDifferences(0.1), 0, 0, EntityAgreement(exact=100), distinct=30
 )
-IDENTITY = Identity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
+IDENTITY = ModelIdentity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
 
 
 class OtherTorch:
@@ -53,39 +53,39 @@ class OtherTorch:
     def __getattr__(self, name):
         return getattr(backend, name)
 
-    def installed_torch(self):
+    def inspect_installed_torch(self):
         """Return what the files say, but for the version."""
-        return replace(backend.installed_torch(), version=self.version)
+        return replace(backend.inspect_installed_torch(), version=self.version)
 
-    def loaded_torch(self):
+    def inspect_imported_torch(self):
         """Return what torch says of itself, but for the version."""
-        return replace(backend.loaded_torch(), version=self.version)
+        return replace(backend.inspect_imported_torch(), version=self.version)
 
 
 def test_judgement():
     """A type is refused for entities that differ, lost recall, numbers that are none, and too few entities to tell."""
     cases = [
         ({}, []),
-        ({"spans": Spans(exact=50)}, []),
-        ({"spans": Spans(exact=49)}, [FEW.format("49 of the 50 entities")]),
-        ({"spans": Spans(exact=1)}, [FEW.format("1 of the 50 entities")]),
-        ({"spans": Spans()}, [FEW.format("0 of the 50 entities")]),
-        ({"spans": Spans(exact=99, missing=1)}, []),
-        ({"spans": Spans(exact=99, moved=2)}, ["Only 99 of 101 entities are the same."]),
-        ({"spans": Spans(exact=98, relabelled=2)}, ["Only 98 of 100 entities are the same."]),
-        ({"spans": Spans(exact=100, extra=2)}, ["Only 100 of 102 entities are the same."]),
+        ({"spans": EntityAgreement(exact=50)}, []),
+        ({"spans": EntityAgreement(exact=49)}, [FEW.format("49 of the 50 entities")]),
+        ({"spans": EntityAgreement(exact=1)}, [FEW.format("1 of the 50 entities")]),
+        ({"spans": EntityAgreement()}, [FEW.format("0 of the 50 entities")]),
+        ({"spans": EntityAgreement(exact=99, missing=1)}, []),
+        ({"spans": EntityAgreement(exact=99, moved=2)}, ["Only 99 of 101 entities are the same."]),
+        ({"spans": EntityAgreement(exact=98, relabelled=2)}, ["Only 98 of 100 entities are the same."]),
+        ({"spans": EntityAgreement(exact=100, extra=2)}, ["Only 100 of 102 entities are the same."]),
         (
-            {"spans": Spans(exact=10, missing=5)},
+            {"spans": EntityAgreement(exact=10, missing=5)},
             ["Only 10 of 15 entities are the same.", FEW.format("15 of the 50 entities")],
         ),
         ({"distinct": 9}, [FEW.format("9 of the 10 different entities")]),
         ({"texts": 49}, [FEW.format("49 of the 50 different texts")]),
         ({"distinct": 1, "texts": 1}, [FEW.format("1 of the 10 different entities, 1 of the 50 different texts")]),
-        ({"not_numbers": 3}, ["3 tokens became NaN or infinity."]),
-        ({"gold": (Score(100, 100, 90), Score(100, 100, 89))}, []),
-        ({"gold": (Score(100, 100, 80), Score(100, 100, 95))}, []),
+        ({"non_finite_tokens": 3}, ["3 tokens became NaN or infinity."]),
+        ({"gold": (EntityScore(100, 100, 90), EntityScore(100, 100, 89))}, []),
+        ({"gold": (EntityScore(100, 100, 80), EntityScore(100, 100, 95))}, []),
         (
-            {"gold": (Score(100, 100, 90), Score(100, 100, 88))},
+            {"gold": (EntityScore(100, 100, 90), EntityScore(100, 100, 88))},
             ["It finds 88.0 % of the gold entities, float32 90.0 %."],
         ),
     ]
@@ -98,22 +98,29 @@ def test_judgement():
 
 def test_certificate_names_what_it_was_measured_on():
     """An accepted type has a certificate with the identity, the counts, the recalls, the speed, the day and the gate."""
-    report = replace(REPORT, spans=Spans(99, 0, 0, 1), gold=(Score(100, 100, 90), Score(100, 100, 90)))
+    report = replace(
+        REPORT, spans=EntityAgreement(99, 0, 0, 1), gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 90))
+    )
     certificate = judge(report, IDENTITY, 1.4321, "2026-03-01").certificate
 
     evidence = certificate.evidence
     assert certificate.identity == IDENTITY
-    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint, evidence.distinct) == (60, 900, "f", 30)
-    assert (evidence.not_numbers, evidence.exact, evidence.missing) == (0, 99, 1)
-    assert (evidence.recall_reference, evidence.recall, evidence.speed_up) == (0.9, 0.9, 1.432)
+    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint, evidence.distinct_entities) == (
+        60,
+        900,
+        "f",
+        30,
+    )
+    assert (evidence.non_finite_tokens, evidence.exact, evidence.missing) == (0, 99, 1)
+    assert (evidence.reference_recall, evidence.recall, evidence.speedup) == (0.9, 0.9, 1.432)
     minimum = {"minimum_entities": 50, "minimum_distinct": 10, "minimum_texts": 50}
-    assert certificate.gate == {"span_agreement": 0.99, "recall_loss": 0.01, **minimum}
+    assert certificate.criteria == {"span_agreement": 0.99, "recall_loss": 0.01, **minimum}
     assert certificate.date == "2026-03-01"
 
 
 def test_what_is_shown():
     """The verdict comes first, then why, and then what was measured; it is JSON too."""
-    refused = judge(replace(REPORT, spans=Spans(exact=50, missing=50)), IDENTITY)
+    refused = judge(replace(REPORT, spans=EntityAgreement(exact=50, missing=50)), IDENTITY)
     accepted = judge(REPORT, IDENTITY, 1.4, "2026-03-01")
 
     assert str(refused).splitlines()[:3] == [
@@ -151,7 +158,7 @@ def test_model_whose_entities_change_is_refused(session, close_model, border_mod
     assert (moved.moved, moved.all) == (1, 1)
     assert (moved.changes[0].reference, moved.changes[0].candidate) == ((16, 33, "DISEASE"), (16, 24, "DISEASE"))
     assert (by_first.exact, by_first.all) == (60, 60)
-    with pytest.warns(OpenMedWarning, match="there is no certificate"):
+    with pytest.warn_if(OpenMedWarning, match="there is no certificate"):
         create_pipeline(session, str(close_model), OpenMedConfig(), dtype="bfloat16")
 
 
@@ -162,7 +169,7 @@ def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
 
     assert verdict.accepted, verdict
     assert verdict.parity.spans.reference == 60
-    assert verdict.certificate.evidence.speed_up >= 1.0
+    assert verdict.certificate.evidence.speedup >= 1.0
     pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [one["word"] for one in pipe(SURE[1])] == ["asthma mellitus"]
 
@@ -191,7 +198,7 @@ def test_gold_is_part_of_the_certificate(session, keyword_model):
     right = [[entity for entity in found if entity["word"] != "asthma"] for found in pipe(SURE)]
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
         evidence = nb.runbook.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).certificate.evidence
-        assert (evidence.recall_reference, evidence.recall) == (recall, recall)
+        assert (evidence.reference_recall, evidence.recall) == (recall, recall)
 
 
 def test_files_that_change_meanwhile(keyword_model, close_model, tmp_path, data):
@@ -199,12 +206,12 @@ def test_files_that_change_meanwhile(keyword_model, close_model, tmp_path, data)
     folder = shutil.copytree(close_model, tmp_path / "model")
 
     def put_others_in_place(activity):
-        if activity and activity.doing == "Validating":
+        if activity and activity.operation == "Validating":
             shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
 
-    stop = SESSION.listen(put_others_in_place)
+    stop = SESSION.subscribe(put_others_in_place)
     try:
-        with pytest.raises(ModelUnusable, match="changed while it was measured"):
+        with pytest.raises(InvalidModelError, match="changed while it was measured"):
             nb.runbook.validate_precision(str(folder), CLOSE, "bfloat16", device="cpu")
     finally:
         stop()
@@ -246,13 +253,13 @@ class TestExpiry:
         weights["classifier.bias"][0] = torch.nextafter(weights["classifier.bias"][0], torch.tensor(1e9))
         save_file(weights, accepted / "model.safetensors", {"format": "pt"})
 
-        with pytest.warns(OpenMedWarning, match=r"its certificate expired: the weights changed\."):
+        with pytest.warn_if(OpenMedWarning, match=r"its certificate expired: the weights changed\."):
             create_pipeline(session, str(accepted), OpenMedConfig(), dtype="bfloat16")
 
     def test_torch(self, new_session, accepted):
         """Another torch expires it."""
         version = re.escape(torch.__version__)
-        with pytest.warns(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
+        with pytest.warn_if(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
             create_pipeline(new_session(seam=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16")
 
     def test_too_few_texts_do_not_remove_it(self, accepted, data):
@@ -262,10 +269,12 @@ class TestExpiry:
 
     def test_refusal_removes_it(self, session, accepted, data):
         """Where the same is refused later, because entities are lost, the older certificate is gone."""
-        refuted = replace(REPORT, spans=Spans(exact=50, missing=50))
+        refuted = replace(REPORT, spans=EntityAgreement(exact=50, missing=50))
         store = record_store({"OPENMED_NB_DATA": str(data)})
-        identity = identity_of(LoadSpec.of(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer)
-        settle(judge(refuted, identity), identity, store)
+        identity = identify_model(
+            LoadSpec.from_name(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer
+        )
+        update_store(judge(refuted, identity), identity, store)
         assert list((data / "certificates").iterdir()) == []
 
 
@@ -313,9 +322,9 @@ def test_simulated_certificate_counts_on_the_simulated_device_alone(session, key
     assert verdict.certificate.identity.simulated
     assert "SIMULATED MPS: no figure here is one of MPS." in str(verdict)
     assert "SIMULATED" in str(verdict.certificate)
-    assert verdict.certificate.evidence.speed_up is None
+    assert verdict.certificate.evidence.speedup is None
     assert "where no speed is measured" in str(verdict)
-    assert not [name for table in verdict.report().figures for name, _ in table.rows if name == "speed_up"]
+    assert not [name for table in verdict.to_report().metrics for name, _ in table.rows if name == "speedup"]
     assert there.precision.candidates[0].certificate == verdict.certificate
-    with pytest.warns(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
+    with pytest.warn_if(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
         create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16")

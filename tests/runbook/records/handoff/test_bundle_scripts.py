@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.models.files import Content
-from openmed_nb.runbook.records.handoff.bundle import scripts
-from openmed_nb.runbook.records.handoff.smoke import Golden
+from openmed_nb.models.files import ModelHashes
+from openmed_nb.runbook.records.handoff.bundle import render_scripts
+from openmed_nb.runbook.records.handoff.smoke import GoldenRun
 
-GOLDEN = Golden("model", True, Content("a", "b", "c"), "float32", "cpu", 4, 6, 1, {"OMP_NUM_THREADS": "2"}, None, False)
+GOLDEN = GoldenRun(
+    "model", True, ModelHashes("a", "b", "c"), "float32", "cpu", 4, 6, 1, {"OMP_NUM_THREADS": "2"}, None, False
+)
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def bundle(tmp_path):
     folder = tmp_path / "a bundle"
     (tmp_path / "bin").mkdir()
     folder.mkdir()
-    for name, text in scripts(GOLDEN).items():
+    for name, text in render_scripts(GOLDEN).items():
         (folder / name).write_text(text, "utf-8")
     for name in ("python3", "other"):
         (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$(pwd) $OMP_NUM_THREADS $@"\n', "utf-8")

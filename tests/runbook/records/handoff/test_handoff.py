@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from safetensors.torch import load_file
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, ModelRefused
+from openmed_nb.errors import ConfigurationError, UntrustedModelError
 from openmed_nb.runbook.records.handoff import bundle as bundles
-from openmed_nb.runbook.records.handoff.smoke import changed_files, smoke
+from openmed_nb.runbook.records.handoff.smoke import changed_files, run_smoke_test
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
@@ -36,7 +36,7 @@ def test_bundle_has_the_files_that_its_readme_names(handed_over):
     assert all(f"`{name}" in readme for name in names)
     assert [item.name for item in handed_over.folder.parent.iterdir()] == ["bundle"]
     assert changed_files(handed_over.folder) == {}
-    assert nb.runbook.Logbook.read(handed_over.folder / "evidence.json").figures == ()
+    assert nb.runbook.Logbook.read(handed_over.folder / "evidence.json").metrics == ()
     assert (handed_over.folder / "trace.json.gz").read_bytes() == b"a trace"
     assert handed_over.golden.owner == "The <b>team"
     assert "golden command: The &lt;b&gt;team." in readme
@@ -96,10 +96,12 @@ def test_texts_are_copied_and_a_model_elsewhere_is_checked(tmp_path, tiny):
     assert "Smith" not in str(written) + written._repr_html_() + json.dumps(written.to_dict()["golden"]) + readme
     assert (written.golden.model, (written.folder / "model").exists()) == ("model", False)
     with pytest.raises(ConfigurationError, match="--model FOLDER"):
-        smoke(written.folder)
+        run_smoke_test(written.folder)
     tiny.change_json(model / "config.json", initializer_range=0.5)
     elsewhere = model.rename(tmp_path / "renamed")
-    assert [finding.name for finding in smoke(written.folder, model=elsewhere).findings if finding.remedy] == ["model"]
+    assert [finding.name for finding in run_smoke_test(written.folder, model=elsewhere).findings if finding.remedy] == [
+        "model"
+    ]
 
 
 def with_index(tiny, folder, part):
@@ -116,7 +118,7 @@ def with_index(tiny, folder, part):
 def test_weights_outside_the_folder_of_a_model_are_refused(tmp_path, tiny, part):
     model = with_index(tiny, tmp_path / "model", part.format(folder=tmp_path / "model"))
 
-    with pytest.raises(ModelRefused):
+    with pytest.raises(UntrustedModelError):
         nb.handoff(tmp_path / "bundle", model, **QUICK)
     assert not (tmp_path / "bundle").exists()
 
@@ -126,7 +128,7 @@ def test_weights_in_a_folder_of_the_model_are_handed_over(tmp_path, tiny):
     written = nb.handoff(tmp_path / "bundle", model, **QUICK)
 
     assert "model/parts/one.safetensors" in dict(written.files)
-    assert smoke(written.folder).passed
+    assert run_smoke_test(written.folder).passed
 
 
 def test_unusable_folders_are_refused_and_left_alone(tmp_path, keyword_model):

@@ -10,30 +10,30 @@ import torch
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.models.files import content_of
+from openmed_nb.models.files import hash_model_files
 from openmed_nb.runbook.records.handoff.bundle import write_checksums
 from openmed_nb.runbook.records.handoff.smoke import (
-    FoundEntity,
+    EntitySpan,
+    SmokeBenchmark,
     SmokeReport,
-    Trial,
-    from_command_line,
     judge_entities,
     judge_memory,
     judge_speed,
-    smoke,
+    main,
+    run_smoke_test,
 )
-from openmed_nb.runbook.records.logbook.sections import Background
+from openmed_nb.runbook.records.logbook.sections import BackgroundLoad
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
 LOGBOOKS = Path(__file__).parents[1] / "logbook" / "logbooks.py"
-FOUND = FoundEntity(0, 6, "DISEASE")
+FOUND = EntitySpan(0, 6, "DISEASE")
 
 
 def failed(bundle, **options):
     """Return the names of what fails in the smoke test of a bundle."""
-    return [finding.name for finding in smoke(bundle, **options).findings if finding.status == FAILED]
+    return [finding.name for finding in run_smoke_test(bundle, **options).findings if finding.status == FAILED]
 
 
 def curve(*mebibytes):
@@ -42,12 +42,12 @@ def curve(*mebibytes):
     return MemoryCurve("cpu", tuple(samples))
 
 
-TRIAL = Trial("mine", "cpu", 4, (90.0, 100.0), curve(*[100] * 7))
+TRIAL = SmokeBenchmark("mine", "cpu", 4, (90.0, 100.0), curve(*[100] * 7))
 
 
 def test_copied_bundle_passes(bundle):
     """In another folder it finds the entities of the golden run; times stand in the HTML and in the dictionary."""
-    report = smoke(bundle)
+    report = run_smoke_test(bundle)
 
     assert report.passed, str(report)
     assert {finding.name: finding.status for finding in report.findings}["entities"] == OK
@@ -63,7 +63,7 @@ def test_changed_weight_is_named_and_nothing_is_run(bundle):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    report = smoke(bundle)
+    report = run_smoke_test(bundle)
 
     assert (failed(bundle), report.trial) == (["files"], None)
     assert "model/model.safetensors changed" in str(report)
@@ -79,7 +79,7 @@ def test_other_weights_with_a_new_checksum_are_named(bundle, tiny):
 
 def test_model_that_cannot_be_loaded_fails(bundle, change):
     (bundle / "model" / "model.safetensors").write_bytes(b"no weights")
-    content = content_of(bundle / "model")
+    content = hash_model_files(bundle / "model")
     change(bundle, "golden.json", lambda golden: golden["content"].update(vars(content)))
 
     assert failed(bundle) == ["run"]
@@ -110,7 +110,7 @@ def test_other_packages_and_another_python_are_named(bundle, change):
     requirements.write_text(pins, "utf-8")
     change(bundle, "logbook.json", lambda book: book["software"].update(python="2.7.1"))
     (bundle / "model" / "config.json").unlink()
-    report = smoke(bundle)
+    report = run_smoke_test(bundle)
 
     assert failed(bundle) == ["files", "packages"]
     assert {finding.name: finding.status for finding in report.findings}["Python"] == WARNING
@@ -123,7 +123,7 @@ def test_missing_checksum_and_missing_logbook(bundle):
     sums = bundle / "SHA256SUMS"
     lines = [line for line in sums.read_text("utf-8").splitlines() if "requirements.txt" not in line]
     sums.write_text("\n".join(lines), "utf-8")
-    report = smoke(bundle)
+    report = run_smoke_test(bundle)
 
     assert failed(bundle) == ["files"]
     assert {"logbook.json missing", "requirements.txt without a checksum"} <= set(
@@ -150,21 +150,21 @@ def test_damage_with_new_checksums_is_one_error(bundle, change, capsys, name, ed
     (bundle / "smoke.json").write_text('{"passed": true}', "utf-8")
     change(bundle, name, edit)
 
-    assert from_command_line(bundle, []) == 1
+    assert main(bundle, []) == 1
     assert name in capsys.readouterr().err
     assert json.loads((bundle / "smoke.json").read_text("utf-8"))["passed"] is False
 
 
 def test_unknown_device_and_folder_are_errors(bundle, tmp_path, capsys):
-    assert from_command_line(bundle, ["--device", "tpu"]) == 1
-    assert capsys.readouterr().err.startswith("UnknownDevice: ")
+    assert main(bundle, ["--device", "tpu"]) == 1
+    assert capsys.readouterr().err.startswith("UnknownDeviceError: ")
     with pytest.raises(ConfigurationError):
-        smoke(tmp_path / "nowhere")
+        run_smoke_test(tmp_path / "nowhere")
 
 
 def test_device_that_is_not_here_is_a_warning(bundle, change):
     change(bundle, "golden.json", lambda golden: golden.update(device="cuda:99"))
-    device = next(finding for finding in smoke(bundle).findings if finding.name == "device")
+    device = next(finding for finding in run_smoke_test(bundle).findings if finding.name == "device")
 
     assert (device.status, "cuda:99" in device.evidence) == (WARNING, True)
 
@@ -172,9 +172,9 @@ def test_device_that_is_not_here_is_a_warning(bundle, change):
 ENTITIES = {
     "the same": (((FOUND,), ()), OK),
     "a missing one": (((), ()), FAILED),
-    "another label": (((FoundEntity(0, 6, "DRUG"),), ()), FAILED),
-    "another border": (((FoundEntity(0, 5, "DISEASE"),), ()), FAILED),
-    "one too many": (((FOUND,), (FoundEntity(0, 1, "DISEASE"),)), FAILED),
+    "another label": (((EntitySpan(0, 6, "DRUG"),), ()), FAILED),
+    "another border": (((EntitySpan(0, 5, "DISEASE"),), ()), FAILED),
+    "one too many": (((FOUND,), (EntitySpan(0, 1, "DISEASE"),)), FAILED),
     "one twice": (((FOUND, FOUND), ()), FAILED),
 }
 
@@ -185,7 +185,7 @@ def test_entities_are_compared(here, status):
 
 
 def test_entities_in_another_order_are_the_same():
-    other = FoundEntity(8, 9, "DISEASE")
+    other = EntitySpan(8, 9, "DISEASE")
 
     assert judge_entities(((FOUND, other),), ((other, FOUND),)).status == OK
     assert "1 missing, 0 that were not there" in judge_entities(((FOUND, other),), ((FOUND,),)).evidence
@@ -208,7 +208,7 @@ def book(helper):
     """The logbook of a quiet computer, with the figures of the trial."""
     whole = helper(LOGBOOKS).WHOLE
     cpu = replace(whole.hardware, device="cpu")
-    return replace(whole, hardware=cpu, figures=(), background=Background(0, 0.0)).with_reports(TRIAL)
+    return replace(whole, hardware=cpu, figures=(), background=BackgroundLoad(0, 0.0)).with_reports(TRIAL)
 
 
 SPEEDS = [  # The share of the processors that other programs took in the golden run and here, texts a second, and the status.
@@ -226,7 +226,7 @@ SPEEDS = [  # The share of the processors that other programs took in the golden
 
 @pytest.mark.parametrize(("former", "here", "rate", "status"), SPEEDS)
 def test_speed_is_judged_on_quiet_computers(book, former, here, rate, status):
-    golden, repeated = (replace(book, background=Background(1, share)) for share in (former, here))
+    golden, repeated = (replace(book, background=BackgroundLoad(1, share)) for share in (former, here))
     finding = judge_speed(golden, repeated, replace(TRIAL, texts_per_second=(rate,)))
 
     assert (finding.status, "not judged" in finding.evidence) == (status, status == WARNING)
@@ -247,5 +247,9 @@ def test_worst_finding_decides():
     report = SmokeReport(findings)
     broken = SmokeReport((*findings, Finding("c", FAILED, "")))
 
-    assert (report.passed, report.report().status, report.report().title) == (True, WARNING, "Smoke test passed")
-    assert (broken.passed, broken.report().status, broken.report().title) == (False, FAILED, "Smoke test failed: c")
+    assert (report.passed, report.to_report().status, report.to_report().title) == (True, WARNING, "Smoke test passed")
+    assert (broken.passed, broken.to_report().status, broken.to_report().title) == (
+        False,
+        FAILED,
+        "Smoke test failed: c",
+    )

@@ -8,21 +8,21 @@ from typing import Any
 from openmed_nb.runbook.records.logbook.logbook import Logbook
 from openmed_nb.runbook.records.logbook.sections import (
     SCHEMA,
-    Background,
+    BackgroundLoad,
     Code,
-    Conditions,
     Dataset,
     Hardware,
     Hypothesis,
     Loader,
     Model,
     MpsVariable,
+    NetworkLatency,
     Randomness,
-    ReportFigures,
-    RoundTrip,
+    ReportMetrics,
     Run,
     Software,
-    StoragePlace,
+    StorageLocation,
+    SystemConditions,
 )
 
 WHOLE = Logbook(
@@ -39,12 +39,12 @@ WHOLE = Logbook(
     randomness=Randomness({"torch": 1}, 1, False, False, False, False, "highest"),
     environment={"OMP_NUM_THREADS": "8"},
     mps_variables=(MpsVariable("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "in force"),),
-    conditions=Conditions("before", "adapter", "automatic", "nominal", "normal", 100, 80, 8 << 30, 0),
-    background=Background(1, 0.1, ("mail",)),
-    storage=(StoragePlace("Hugging Face cache", "~/.cache/huggingface/hub", "apfs", "local"),),
-    network=RoundTrip("store.example", 443, 5, 0, 0.01, 0.02),
+    conditions=SystemConditions("before", "adapter", "automatic", "nominal", "normal", 100, 80, 8 << 30, 0),
+    background=BackgroundLoad(1, 0.1, ("mail",)),
+    storage=(StorageLocation("Hugging Face cache", "~/.cache/huggingface/hub", "apfs", "local"),),
+    network=NetworkLatency("store.example", 443, 5, 0, 0.01, 0.02),
     hypotheses=(Hypothesis("slow loader", "data takes 3 % of a step"),),
-    figures=(ReportFigures("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
+    metrics=(ReportMetrics("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
 )
 """A logbook in which everything is known."""
 

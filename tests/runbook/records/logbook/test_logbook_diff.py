@@ -7,7 +7,7 @@ import pytest
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import Split
+from openmed_nb.runbook.bench.timing import PhaseTimes
 from openmed_nb.runbook.records.logbook.logbook import DECIDING, LISTED
 from openmed_nb.runbook.records.logbook.sections import Run
 
@@ -109,7 +109,7 @@ def test_a_report_more_refuses_nothing(logbooks):
     assert more.diff(logbooks.WHOLE).figures
 
 
-PROFILE = Profile("mine", "own step", "mps", 2, 50, 5, 0.04, Split({"forward": 0.01}), 0.03, 0.01, (), 100.0)
+PROFILE = Profile("mine", "own step", "mps", 2, 50, 5, 0.04, PhaseTimes({"forward": 0.01}), 0.03, 0.01, (), 100.0)
 
 
 @pytest.mark.parametrize(

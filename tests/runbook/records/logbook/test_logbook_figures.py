@@ -4,12 +4,12 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceFigures
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import Interval, Split
-from openmed_nb.runbook.records.logbook.logbook import reported_device
-from openmed_nb.runbook.verdict.figures import figures_of
+from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
+from openmed_nb.runbook.records.logbook.logbook import report_device
+from openmed_nb.runbook.verdict.figures import extract_metrics
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 from openmed_nb.training.loader import LoaderCheck
 
@@ -26,7 +26,7 @@ REPORTS = [
 
 def test_figures_are_numbers():
     """Each report tells numbers, where it was measured, and what it says of the run."""
-    sweep, memory, loader = map(figures_of, REPORTS)
+    sweep, memory, loader = map(extract_metrics, REPORTS)
 
     assert sweep.values["knee_rows"] == 4
     assert (sweep.run.batch_size, sweep.run.length, sweep.run.peak_memory_bytes, sweep.run.dtype) == (
@@ -42,18 +42,18 @@ def test_figures_are_numbers():
 
 def test_reports_of_the_runbook_tell_figures():
     """What the functions of the package return is read, and no word of a text comes along."""
-    split = Split({"data": 0.03, "forward": 0.01})
-    cpu = DeviceFigures("cpu", 0.04, (0.03, 0.05), 2, split)
-    gpu = DeviceFigures("cuda:0", 0.02, (0.01, 0.03), 2, split, Interval(1.5, 2.0, 2.5, 0.95))
+    split = PhaseTimes({"data": 0.03, "forward": 0.01})
+    cpu = DeviceMetrics("cpu", 0.04, (0.03, 0.05), 2, split)
+    gpu = DeviceMetrics("cuda:0", 0.02, (0.01, 0.03), 2, split, Interval(1.5, 2.0, 2.5, 0.95))
     comparison = Comparison("mine", "annotation", (cpu, gpu), 6, dtype="float32")
     profile = Profile("mine", "annotation", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
     parity = nb.runbook.parity("bundled_small", ["Smith has asthma."], device="cpu", dtype="bfloat16")
-    told = list(map(figures_of, [parity, comparison, profile, nb.verdict(parity, comparison)]))
+    told = list(map(extract_metrics, [parity, comparison, profile, nb.verdict(parity, comparison)]))
     values = [one.values for one in told]
 
     assert [one.report for one in told] == ["parity", "comparison", "profile", "verdict"]
     assert values[0]["texts"] == 1
-    assert (values[1]["cuda:0_speed_up"], values[1]["cpu_data_share"], told[1].run.batch_size) == (2.0, 0.75, 2)
+    assert (values[1]["cuda:0_speedup"], values[1]["cpu_data_fraction"], told[1].run.batch_size) == (2.0, 0.75, 2)
     assert (values[2]["data_only_seconds"], values[2]["operators_per_step"]) == (0.03, 100.0)
     assert told[3].verdict == nb.verdict(parity, comparison).recommendation
     assert "Smith" not in repr(told)
@@ -70,19 +70,19 @@ def test_reports_of_the_runbook_tell_figures():
 )
 def test_names_of_what_was_measured(name, kept):
     """A name is kept where it is one, such as that of a function or a model; a sentence becomes three stars."""
-    split = Split({"forward": 0.01})
+    split = PhaseTimes({"forward": 0.01})
     profile = Profile(name, "own step", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
 
-    assert figures_of(profile).subject == kept
+    assert extract_metrics(profile).subject == kept
 
 
 def test_reports_are_of_one_device():
     """The device of reports is the one that all name, in one spelling; several, and another than the logbook's, are refused."""
-    first, second = (figures_of(LoaderCheck(device, 0.03, 0.01, 2, 20)) for device in ("cuda", "cpu"))
+    first, second = (extract_metrics(LoaderCheck(device, 0.03, 0.01, 2, 20)) for device in ("cuda", "cpu"))
 
-    assert (reported_device([first]), reported_device([second, second]), reported_device([])) == ("cuda:0", "cpu", None)
+    assert (report_device([first]), report_device([second, second]), report_device([])) == ("cuda:0", "cpu", None)
     with pytest.raises(ConfigurationError, match="of several devices: cpu, cuda:0"):
-        reported_device([first, second])
+        report_device([first, second])
 
 
 def test_what_is_no_report_is_refused():
@@ -91,4 +91,4 @@ def test_what_is_no_report_is_refused():
 
     for bad in ("a note", 3, other(), None):
         with pytest.raises(ConfigurationError, match="is not a report for a logbook"):
-            figures_of(bad)
+            extract_metrics(bad)

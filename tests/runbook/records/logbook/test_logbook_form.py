@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb
-from openmed_nb._utils.plain import from_plain
+from openmed_nb._utils.plain import from_json_data
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, Logbook
-from openmed_nb.runbook.records.logbook.privacy import kept_variables
+from openmed_nb.runbook.records.logbook.privacy import sanitize_environ
 from openmed_nb.runbook.records.logbook.sections import Hypothesis
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
@@ -46,7 +46,7 @@ def test_unknown_field_is_refused(logbooks, schema, section):
 
     assert not schema.is_valid(plain)
     with pytest.raises(ValueError, match="fields of another kind"):
-        from_plain(Logbook, plain)
+        from_json_data(Logbook, plain)
 
 
 def test_logbook_is_read_as_it_was_written(logbooks, tmp_path):
@@ -62,7 +62,7 @@ def test_markdown_has_everything_and_escapes_it(logbooks, tmp_path):
     book.save(tmp_path / "run.md")
     text = (tmp_path / "run.md").read_text("utf-8")
 
-    assert text == book.markdown()
+    assert text == book.to_markdown()
     assert text.startswith("# Logbook on mps\n")
     for word in ("2.13.0", "Apple M2 Pro", "adapter", "OMP_NUM_THREADS", "slow loader", "12" * 32, "100.0"):
         assert word in text
@@ -84,7 +84,7 @@ def test_text_has_only_what_was_said(logbooks):
 def test_simulation_is_marked_in_every_form(logbooks):
     simulated = replace(logbooks.WHOLE, simulated=True)
 
-    assert all("SIMULATED" in form for form in (str(simulated), simulated.markdown(), simulated._repr_html_()))
+    assert all("SIMULATED" in form for form in (str(simulated), simulated.to_markdown(), simulated._repr_html_()))
     assert simulated.to_dict()["simulated"] is True
 
 
@@ -92,7 +92,7 @@ def test_simulation_is_marked_in_every_form(logbooks):
 def test_cache_that_is_far_away_is_a_warning(logbooks, kind):
     book = logbooks.but("", storage=(replace(logbooks.WHOLE.storage[0], kind=kind),))
 
-    for form in (str(book), book._repr_html_(), book.markdown()):
+    for form in (str(book), book._repr_html_(), book.to_markdown()):
         assert f"on a {kind} volume" in form
         assert "HF_HOME" in form
     assert (book.report().status, logbooks.WHOLE.report().status) == ("warning", "")
@@ -115,10 +115,10 @@ DEBUG_LOGGING = [
 
 @pytest.mark.parametrize(("name", "value", "warns"), DEBUG_LOGGING)
 def test_debug_logging_is_a_warning(logbooks, name, value, warns):
-    book = logbooks.but("", environment=kept_variables({name: value}))
+    book = logbooks.but("", environment=sanitize_environ({name: value}))
 
     assert (f"{name} logs" in str(book)) is warns
-    assert (f"{name} logs" in book.markdown()) is warns
+    assert (f"{name} logs" in book.to_markdown()) is warns
     assert book.report().status == ("warning" if warns else "")
 
 
@@ -253,4 +253,4 @@ def test_unwritable_file_is_refused(logbooks, tmp_path, name):
 )
 def test_any_json_is_a_value_error(stored):
     with pytest.raises(ValueError, match="it "):
-        from_plain(Logbook, stored)
+        from_json_data(Logbook, stored)

@@ -16,10 +16,10 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.machine import Footprint
-from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModel
+from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModelError
 from openmed_nb.runbook.records.logbook.gathering import resident_peak
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE
-from openmed_nb.runbook.records.logbook.privacy import model_in_memory, weights_in_memory
+from openmed_nb.runbook.records.logbook.privacy import hash_parameters, model_from_module
 from openmed_nb.session import SESSION
 
 NOTE = "The patient John Smith has diabetes mellitus."
@@ -97,7 +97,7 @@ def test_planted_secrets_and_notes_enter_no_form(book, written):
     """No form of a logbook has a word of a note or a secret that stood in variables, paths, addresses or texts."""
     forms = (
         written.read_text("utf-8"),
-        book.markdown(),
+        book.to_markdown(),
         str(book),
         repr(book),
         book._repr_html_(),
@@ -162,7 +162,7 @@ def test_reports_fill_what_nobody_said(home):
     assert (late.conditions.moment, early.conditions.moment) == ("after", "before")
     assert early.with_reports(sweep).run.length == 64
     assert early.with_reports(sweep).conditions == early.conditions
-    assert late.figures == early.with_reports(sweep).figures
+    assert late.metrics == early.with_reports(sweep).metrics
 
 
 def test_strategies_of_a_training_are_kept():
@@ -211,7 +211,7 @@ def test_packed_weights_are_read_whole():
         torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}) for module in (layer, layer, other)
     )
 
-    assert weights_in_memory(first) == weights_in_memory(same) != weights_in_memory(second)
+    assert hash_parameters(first) == hash_parameters(same) != hash_parameters(second)
 
 
 class Holding(torch.nn.Module):
@@ -239,8 +239,8 @@ class Holding(torch.nn.Module):
 def test_models_without_a_fingerprint_are_refused(module):
     """What has no bytes that could be read is one clear error; conjugated numbers have some."""
     with pytest.raises(ConfigurationError, match="has no fingerprint"):
-        weights_in_memory(module)
-    assert weights_in_memory(Holding(torch.ones(3, dtype=torch.complex64).conj()))
+        hash_parameters(module)
+    assert hash_parameters(Holding(torch.ones(3, dtype=torch.complex64).conj()))
 
 
 def test_where_a_model_came_from_changes_nothing(keyword_model, tmp_path):
@@ -248,7 +248,7 @@ def test_where_a_model_came_from_changes_nothing(keyword_model, tmp_path):
     from transformers import AutoModelForTokenClassification
 
     folders = keyword_model, Path(shutil.copytree(keyword_model, tmp_path / "copied"))
-    first, second = (model_in_memory(AutoModelForTokenClassification.from_pretrained(folder)) for folder in folders)
+    first, second = (model_from_module(AutoModelForTokenClassification.from_pretrained(folder)) for folder in folders)
 
     assert first == second
 
@@ -316,7 +316,7 @@ def test_refused_dataset_is_not_used_up():
 def test_unknown_model_and_report_are_refused(tmp_path):
     with pytest.raises(ConfigurationError):
         nb.logbook("a note")
-    with pytest.raises(UnknownModel):
+    with pytest.raises(UnknownModelError):
         nb.logbook(model="disease_detection_tinny")
     assert nb.logbook(folder=tmp_path / "nowhere").code.commit is None
 

@@ -14,11 +14,11 @@ from openmed_nb.runbook.records.logbook.privacy import (
     MOST,
     SHARED_VARIABLES,
     VARIABLES,
-    dataset_of,
-    golden_variables,
-    hypotheses_of,
-    kept_variables,
-    short_path,
+    fingerprint_dataset,
+    portable_variables,
+    sanitize_environ,
+    sanitize_path,
+    validate_hypotheses,
 )
 
 NOTE = "The patient John Smith has diabetes mellitus."
@@ -78,16 +78,16 @@ def test_variable_is_kept_or_masked(name, value, kept):
     """A value is kept where it looks as that of its variable must; what is secret or a text becomes three stars, and stays so."""
     kept = value if kept is KEPT else kept
 
-    assert kept_variables({name: value}) == {name: kept}
-    assert kept_variables({name: kept}) == {name: kept}
+    assert sanitize_environ({name: value}) == {name: kept}
+    assert sanitize_environ({name: kept}) == {name: kept}
 
 
 def test_home_is_shortened(monkeypatch):
     monkeypatch.setenv("HOME", "/home/john.smith")
 
-    assert short_path("/home/john.smith/models") == "~/models"
-    assert kept_variables({"PYTHONPATH": "/home/john.smith/code:/opt"}) == {"PYTHONPATH": "~/code:/opt"}
-    assert kept_variables({"HF_HOME": "/scratch/john.smith_hf/hub:/Users/mary/x"}) == {
+    assert sanitize_path("/home/john.smith/models") == "~/models"
+    assert sanitize_environ({"PYTHONPATH": "/home/john.smith/code:/opt"}) == {"PYTHONPATH": "~/code:/opt"}
+    assert sanitize_environ({"HF_HOME": "/scratch/john.smith_hf/hub:/Users/mary/x"}) == {
         "HF_HOME": "/scratch/***/hub:/Users/***/x"
     }
 
@@ -95,29 +95,33 @@ def test_home_is_shortened(monkeypatch):
 @given(st.dictionaries(st.sampled_from(sorted(VARIABLES)) | st.text(), st.text()))
 def test_only_allowed_variables_are_kept(environ):
     """Whatever the environment holds, only allowed names come out, none of a token, and golden ones are free of stars."""
-    kept = kept_variables(environ)
+    kept = sanitize_environ(environ)
 
     assert kept.keys() <= VARIABLES
     assert [name for name in VARIABLES if "TOKEN" in name] == ["TOKENIZERS_PARALLELISM"]
-    assert golden_variables(environ).keys() <= SHARED_VARIABLES.keys()
-    assert MASK not in "".join(golden_variables(environ).values())
+    assert portable_variables(environ).keys() <= SHARED_VARIABLES.keys()
+    assert MASK not in "".join(portable_variables(environ).values())
 
 
 def test_dataset_has_a_checksum_of_its_content(tmp_path):
     """Texts, a file and a folder each have a checksum that changes with their content, and with the order of texts."""
     for name, content in (("a.txt", b"asthma"), ("b.txt", b"fever"), (".hidden", b"x")):
         (tmp_path / name).write_bytes(content)
-    texts = dataset_of(["asthma", "fever"])
-    folder = dataset_of(tmp_path)
-    file = dataset_of(tmp_path / "a.txt")
+    texts = fingerprint_dataset(["asthma", "fever"])
+    folder = fingerprint_dataset(tmp_path)
+    file = fingerprint_dataset(tmp_path / "a.txt")
 
     assert (texts.kind, texts.items, texts.bytes) == ("texts", 2, 11)
-    assert texts.checksum != dataset_of(["fever", "asthma"]).checksum != dataset_of(["feverasthma"]).checksum
+    assert (
+        texts.checksum
+        != fingerprint_dataset(["fever", "asthma"]).checksum
+        != fingerprint_dataset(["feverasthma"]).checksum
+    )
     assert (folder.kind, folder.items, len(folder.shards)) == ("folder", 2, 2)
     assert file.checksum == folder.shards[0] == hashlib.sha256(b"asthma").hexdigest()
     (tmp_path / "b.txt").write_bytes(b"fevers")
-    assert dataset_of(tmp_path).shards[0] == folder.shards[0]
-    assert dataset_of(tmp_path).checksum != folder.checksum
+    assert fingerprint_dataset(tmp_path).shards[0] == folder.shards[0]
+    assert fingerprint_dataset(tmp_path).checksum != folder.checksum
 
 
 def test_links_to_folders_are_followed(tmp_path):
@@ -128,13 +132,13 @@ def test_links_to_folders_are_followed(tmp_path):
         folder.mkdir()
     (shards / "a.txt").write_text("asthma", "utf-8")
     (data / "link").symlink_to(shards, target_is_directory=True)
-    before = dataset_of(data)
+    before = fingerprint_dataset(data)
     (shards / "a.txt").write_text("fevers", "utf-8")
 
-    assert (before.items, dataset_of(data).checksum == before.checksum) == (1, False)
+    assert (before.items, fingerprint_dataset(data).checksum == before.checksum) == (1, False)
     (data / "circle").symlink_to(data, target_is_directory=True)
     with pytest.raises(ConfigurationError, match="a folder twice in it"):
-        dataset_of(data)
+        fingerprint_dataset(data)
 
 
 class Endless:
@@ -168,7 +172,7 @@ NO_DATASETS = [
 def test_other_value_is_no_dataset(data):
     """A note in the place of a path, nothing, and what would be used up are refused, and no word of it is shown."""
     with pytest.raises(ConfigurationError) as caught:
-        dataset_of(data)
+        fingerprint_dataset(data)
     assert "Smith" not in str(caught.value)
 
 
@@ -189,11 +193,11 @@ def test_other_value_is_no_dataset(data):
 )
 def test_hypothesis_is_a_pair_of_short_texts_without_words_of_the_dataset(said, data):
     with pytest.raises(ConfigurationError) as caught:
-        hypotheses_of(said, data)
+        validate_hypotheses(said, data)
     assert "Smith" not in str(caught.value)
 
 
 def test_secret_in_a_hypothesis_is_masked():
-    (hypothesis,) = hypotheses_of([("the token hf_abcdef123456\nis slow", "no")])
+    (hypothesis,) = validate_hypotheses([("the token hf_abcdef123456\nis slow", "no")])
 
     assert hypothesis.hypothesis == "the token *** is slow"

@@ -15,15 +15,15 @@ import torch
 import openmed_nb as nb
 from openmed_nb.runbook.records.logbook.gathering import (
     Program,
-    background,
+    background_load,
+    describe_loader,
     git_program,
-    loader_of,
     measure_round_trip,
     read_code,
     read_randomness,
     storage_places,
 )
-from openmed_nb.runbook.records.logbook.sections import Background, Code
+from openmed_nb.runbook.records.logbook.sections import BackgroundLoad, Code
 
 MOUNTS = Path(__file__).parents[3] / "recorded" / "mounts"
 NOTE = "The patient John Smith has diabetes mellitus."
@@ -31,12 +31,12 @@ NOTE = "The patient John Smith has diabetes mellitus."
 
 def test_loader_is_described_without_being_read():
     loader = torch.utils.data.DataLoader([1, 2], num_workers=2, worker_init_fn=print, generator=torch.Generator())
-    facts = loader_of(loader)
+    facts = describe_loader(loader)
 
     assert (facts.workers, facts.worker_seeding, facts.seeded, facts.prefetch_factor) == (2, "worker_init_fn", True, 2)
-    assert loader_of(torch.utils.data.DataLoader([1], num_workers=1)).worker_seeding == "torch"
-    assert loader_of(torch.utils.data.DataLoader([1])).worker_seeding == "no workers"
-    assert loader_of(None) is None
+    assert describe_loader(torch.utils.data.DataLoader([1], num_workers=1)).worker_seeding == "torch"
+    assert describe_loader(torch.utils.data.DataLoader([1])).worker_seeding == "no workers"
+    assert describe_loader(None) is None
 
 
 def test_determinism_is_that_of_torch_now():
@@ -239,7 +239,7 @@ def test_other_programs_are_watched(tmp_path):
         os.kill(number, signal.SIGKILL)
 
     assert book.background.busy >= 1
-    assert 0 < book.background.share <= 1
+    assert 0 < book.background.cpu_fraction <= 1
     assert book.background.names
 
 
@@ -247,9 +247,9 @@ def test_other_programs_are_named_on_request():
     """The busiest come first, those that take less than a tenth of a processor are left out, and secrets are masked."""
     programs = [Program("idle", 1.0), Program("mail", 20.0), Program("hf_token123456", 100.0)]
 
-    assert background(programs, 0.5, names=False) == Background(2, 0.5, None)
-    assert background(programs, 1.7, names=True).names == ("***", "mail")
-    assert background([], -0.1, names=True).share == 0
+    assert background_load(programs, 0.5, names=False) == BackgroundLoad(2, 0.5, None)
+    assert background_load(programs, 1.7, names=True).names == ("***", "mail")
+    assert background_load([], -0.1, names=True).cpu_fraction == 0
 
 
 def test_round_trip_to_a_store():

@@ -14,33 +14,33 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from openmed_nb._render.display import FAILED, Finding, Report, Shown
-from openmed_nb._render.drawing import Bar, Picture
+from openmed_nb._render.display import FAILED, Displayable, Finding, Report
+from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.records.report.steps import Answer
+from openmed_nb.runbook.records.report.steps import StepResult
 
 
 @dataclass(frozen=True, repr=False)
-class Found(Shown):
+class Found(Displayable):
     """What a planted step finds."""
 
     device: str
     findings: tuple[Finding, ...] = ()
 
-    def report(self):
+    def to_report(self):
         """Return what there is to show."""
         bars = (Bar("<i>one</i>", 1.0, "1 ms"), Bar("two", 2.0, "2 ms"))
-        return Report(f"Found on {self.device}", ("All is <b>well</b>.",), pictures=(Picture("Bars & more", bars),))
+        return Report(f"Found on {self.device}", ("All is <b>well</b>.",), charts=(Chart("Bars & more", bars),))
 
 
 def well(asked):
     """Answer at once."""
-    return Answer(Found(asked.device))
+    return StepResult(Found(asked.device))
 
 
 def device(_asked):
     """Answer as the step that says where the others measure."""
-    return Answer(Found("cpu"))
+    return StepResult(Found("cpu"))
 
 
 def blocks_the_page(asked):
@@ -53,7 +53,7 @@ def blocks_the_page(asked):
 def wrong(asked):
     """Answer that the device is wrong, with a number that no JSON has."""
     found = Finding("long products", FAILED, "other numbers than the CPU", "Use 'cpu'.")
-    return Answer(Found(float("nan"), (found,)), says=f"Seen on {asked.device}.")
+    return StepResult(Found(float("nan"), (found,)), summary=f"Seen on {asked.device}.")
 
 
 def aborts(_asked):

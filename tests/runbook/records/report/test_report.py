@@ -15,14 +15,20 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.__main__ import main
-from openmed_nb.errors import ConfigurationError, Interrupted
-from openmed_nb.runbook.records.logbook.sections import ReportFigures
-from openmed_nb.runbook.records.report.record import SCHEMA_FILE, last_lines, private
-from openmed_nb.runbook.records.report.report import SHIPPED, DeviceReport, compared_with, reported, shipped_like
-from openmed_nb.runbook.records.report.running import ending
+from openmed_nb.errors import ConfigurationError, RunInterrupted
+from openmed_nb.runbook.records.logbook.sections import ReportMetrics
+from openmed_nb.runbook.records.report.record import SCHEMA_FILE, redact, tail_lines
+from openmed_nb.runbook.records.report.report import (
+    SHIPPED_REPORTS_FOLDER,
+    DeviceReport,
+    compare_speeds,
+    find_shipped_report,
+    run_report,
+)
+from openmed_nb.runbook.records.report.running import describe_exit
 from openmed_nb.runbook.records.report.steps import STEPS, Step
 from openmed_nb.runbook.records.runner import differences_between
-from openmed_nb.runbook.records.signals import Gpu, Signals
+from openmed_nb.runbook.records.signals import GpuStatus, SystemStatus
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
 
@@ -90,7 +96,7 @@ def found(planted, home, tmp_path_factory):  # noqa: ARG001 - the home is that o
         Step(name, name, getattr(planted, name), 1, limit=5.0 if name == "hangs" else 60.0)
         for name in ("well", *OUTCOMES, "wrong")
     ]
-    return reported(folder, True, False, table), folder
+    return run_report(folder, True, False, table), folder
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
@@ -108,7 +114,7 @@ def test_a_process_that_fails_after_its_answer_is_a_line():
     """A step whose process answers and then ends with a status of its own is a failure in words, not an error."""
     answer = {"what": "Seen on cpu.", "report": {"title": "Found on cpu"}}
 
-    assert ending(120, 5.0, answer, ("lost sys.stderr",), False)[:2] == (
+    assert describe_exit(120, 5.0, answer, ("lost sys.stderr",), False)[:2] == (
         "failed",
         "It ended with status 120: lost sys.stderr.",
     )
@@ -169,37 +175,37 @@ def test_the_gpu_is_named_where_there_is_one(found):
     """What the report is of names the GPU as the signals have it, and none where they know of none."""
 
     def facts(gpu):
-        step = replace(found[0].steps[0], step="signals", report=Signals(gpu).report())
+        step = replace(found[0].steps[0], step="signals", report=SystemStatus(gpu).to_report())
         return dict(replace(found[0], steps=(step,)).report().figures[0].rows)
 
-    assert facts(Gpu("Apple M4", 10))["GPU"] == "Apple M4"
-    assert "GPU" not in facts(Gpu())
+    assert facts(GpuStatus("Apple M4", 10))["GPU"] == "Apple M4"
+    assert "GPU" not in facts(GpuStatus())
 
 
 def test_it_goes_on_where_it_stopped(steps, tmp_path):
     """A second run keeps the answers and runs the other steps; with other arguments it starts anew and says why."""
     table = steps("well", "fails")
     told = []
-    first = reported(tmp_path, True, False, table)
-    stop = SESSION.listen(lambda activity: told.append(str(activity)) if activity else None)
+    first = run_report(tmp_path, True, False, table)
+    stop = SESSION.subscribe(lambda activity: told.append(str(activity)) if activity else None)
     try:
-        second = reported(tmp_path, True, False, table)
+        second = run_report(tmp_path, True, False, table)
     finally:
         stop()
-    anew = reported(tmp_path, False, False, table[:1])
+    anew = run_report(tmp_path, False, False, table[:1])
 
-    assert second.of("well") == first.of("well")
+    assert second.outcome_for("well") == first.outcome_for("well")
     assert re.fullmatch(r"Reporting: fails, about \d+ \w+ left \(step 2 of 2\)", told[0])
     assert told[1:] == ["Reporting: this computer (2 steps)"]
     assert second.notes == ("Kept from an earlier run: 1 step.",)
     assert anew.notes[0].startswith("Started anew: quick was True and is False; planned was ")
-    assert (anew.exit_code, anew.missing) == (0, ())
+    assert (anew.exit_code, anew.missing_steps) == (0, ())
 
 
 def test_interrupt_ends_the_step_and_keeps_the_answers(steps, home, tmp_path, interruptible):  # noqa: ARG001
     """Ctrl-C ends the running step with all that it started, and what was found before is on disk, to go on from."""
-    with pytest.raises(Interrupted, match=r"Interrupted after 1 step\. To go on, run the same report again\."):
-        reported(tmp_path, True, False, steps("well", "interrupts"))
+    with pytest.raises(RunInterrupted, match=r"Interrupted after 1 step\. To go on, run the same report again\."):
+        run_report(tmp_path, True, False, steps("well", "interrupts"))
 
     assert [step.step for step in DeviceReport.read(tmp_path / "report.json").steps] == ["well"]
     assert not still_running(home)
@@ -225,14 +231,14 @@ def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
 def test_a_device_that_cannot_be_tried_is_left_to_the_cpu(steps, tmp_path):
     """Where trying the device ends its process, the others measure the CPU, and the verdict says so; mended, all begins anew."""
     trying = replace(steps("aborts")[0], name="device")
-    report = reported(tmp_path, True, False, [trying, *steps("well")])
-    mended = replace(report.steps[0], outcome="done", data={"device": "mps"})
+    report = run_report(tmp_path, True, False, [trying, *steps("well")])
+    mended = replace(report.steps[0], outcome="done", report_json={"device": "mps"})
 
-    assert report.of("well").what == "Found on cpu. All is <b>well</b>."
+    assert report.outcome_for("well").message == "Found on cpu. All is <b>well</b>."
     assert report.verdict.startswith(
         "The device cannot be used (SIGABRT ended it), and the rest was measured on the CPU."
     )
-    assert report.with_outcome(mended).missing == ("well",)
+    assert report.with_outcome(mended).missing_steps == ("well",)
     assert report.with_outcome(mended).notes == ("Started anew: the device was cpu and is mps.",)
 
 
@@ -240,9 +246,9 @@ def test_steps_go_on_where_nothing_can_be_written(steps, home):
     """What cannot be written while steps run is written with the next one, and is an error at the end alone."""
     folder = home / "blocked"
     with pytest.raises(ConfigurationError, match=r"The report cannot be written into 'blocked'"):
-        reported(folder, True, False, steps("blocks_the_page", "well"))
+        run_report(folder, True, False, steps("blocks_the_page", "well"))
 
-    assert DeviceReport.read(folder / "report.json").missing == ()
+    assert DeviceReport.read(folder / "report.json").missing_steps == ()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(steps, tmp_path, capsys):
@@ -253,7 +259,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(steps, 
     assert main(["report", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=r"is not a report of nb\.report"):
-        reported(tmp_path, True, False, steps("well"))
+        run_report(tmp_path, True, False, steps("well"))
     assert (tmp_path / "report.json").read_text("utf-8") == "{}"
 
 
@@ -269,21 +275,21 @@ NAMES = [
 @pytest.mark.parametrize(("text", "kept"), NAMES)
 def test_names_are_masked(text, kept):
     """The home is a tilde; people's folders, this person and this computer are masked, and other words stay."""
-    assert private([text], "/Users/jane", ("janes-mac", "jane")) == [kept]
+    assert redact([text], "/Users/jane", ("janes-mac", "jane")) == [kept]
 
 
 def test_last_lines(home, tmp_path):  # noqa: ARG001 - whose name is looked for
     """Of what a process printed, its last lines are kept, or those around Python's fault; no name is cut in half."""
     file = tmp_path / "output"
     file.write_text(f"{PERSON} begins\n" * 6000 + f"{'x' * 296} {PERSON}\n", "utf-8")
-    lines = last_lines(file)
+    lines = tail_lines(file)
 
     assert len(lines) == 30
     assert lines[-1] == f"{'x' * 296} ***"
     assert set(lines[:-1]) == {"*** begins"}
     frames = [f'  File "/opt/{number}/site-packages/torch/x.py"' for number in range(90)]
     file.write_text("\n".join(["before", "assertion", "Fatal Python error: Aborted", *frames]), "utf-8")
-    assert last_lines(file)[:4] == (
+    assert tail_lines(file)[:4] == (
         "before",
         "assertion",
         "Fatal Python error: Aborted",
@@ -295,7 +301,7 @@ def test_shipped_report_of_the_same_kind_is_compared(found, tmp_path):
     """A report is set beside a shipped one of its chip, torch and system; times and rates within a factor of 1.5 are alike."""
 
     def with_figures(chip, **values):
-        figures = ReportFigures("sweep", "bundled", "mps", None, False, values)
+        figures = ReportMetrics("sweep", "bundled", "mps", None, False, values)
         step = replace(found[0].steps[0], figures=(figures,))
         return replace(found[0], subject=replace(found[0].subject, chip=chip), steps=(step,))
 
@@ -303,15 +309,15 @@ def test_shipped_report_of_the_same_kind_is_compared(found, tmp_path):
     shipped = with_figures("M9", seconds=1.0, rows_per_second=100.0, points=9, data_seconds=1.0)
     (tmp_path / "a.json").write_text(json.dumps(found[0].to_dict()), "utf-8")
     (tmp_path / "b.json").write_text(json.dumps(shipped.to_dict()), "utf-8")
-    sentence, table = compared_with(ours, shipped_like(ours.subject, tmp_path))
+    sentence, table = compare_speeds(ours, find_shipped_report(ours.subject, tmp_path))
 
     assert sentence == "As in the shipped report of such a computer: 1 of 2 figures."
     assert table.rows == (
         ("sweep, mps: seconds", "2", "1", "2.00"),
         ("sweep, mps: rows per second", "80", "100", "0.80"),
     )
-    assert shipped_like(replace(ours.subject, chip="M10"), tmp_path) is None
-    assert compared_with(ours, None)[0].startswith("No report")
+    assert find_shipped_report(replace(ours.subject, chip="M10"), tmp_path) is None
+    assert compare_speeds(ours, None)[0].startswith("No report")
 
 
 def test_other_torch_is_another_report(found):
@@ -327,22 +333,22 @@ def test_other_torch_is_another_report(found):
 def test_shipped_reports_can_be_read():
     """Every report that is shipped is whole, real and keeps the schema, and names neither a folder nor a person."""
     checker = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8")))
-    for file in SHIPPED.glob("*.json"):
+    for file in SHIPPED_REPORTS_FOLDER.glob("*.json"):
         stored = json.loads(file.read_text("utf-8"))
         checker.validate(stored)
         assert not DeviceReport.read(file).simulated
-        assert private(stored, "/nowhere", ()) == stored
-    assert (SHIPPED / "README.md").is_file()
+        assert redact(stored, "/nowhere", ()) == stored
+    assert (SHIPPED_REPORTS_FOLDER / "README.md").is_file()
 
 
 @pytest.mark.slow
 def test_each_planted_defect_is_named(tmp_path):
     """On a simulated device with every silent error, the doctor's step names them all, and so does the verdict."""
     with nb.simulated_mps(defects=[defect.issue for defect in DEFECTS]):
-        report = reported(tmp_path, True, False, [step for step in STEPS if step.name == "doctor"])
+        report = run_report(tmp_path, True, False, [step for step in STEPS if step.name == "doctor"])
     issue = (tmp_path / "issue.md").read_text("utf-8")
 
-    assert report.of("doctor").status == "failed"
+    assert report.outcome_for("doctor").status == "failed"
     assert [defect.issue for defect in DEFECTS if defect.issue not in issue] == []
     assert "SIMULATED" in issue
 
@@ -356,10 +362,10 @@ def test_a_whole_report(options, tmp_path, capsys):
     printed = capsys.readouterr()
     report = DeviceReport.read(tmp_path / "report.json")
 
-    assert (status, report.missing) == (0, ()), report
+    assert (status, report.missing_steps) == (0, ()), report
     assert [step.step for step in report.steps] == [step.name for step in STEPS]
     assert f"{len(STEPS)} of {len(STEPS)} steps ran." in printed.out
     assert printed.err.count("Reporting: ") == len(STEPS) + 1  # The last one says that all are done.
     jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8"))).validate(report.to_dict())
-    assert report.of("logbook").data["figures"]
+    assert report.outcome_for("logbook").report_json["figures"]
     assert str(Path.home()) not in (tmp_path / "report.json").read_text("utf-8")

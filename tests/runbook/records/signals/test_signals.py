@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb.devices.machine import Machine
-from openmed_nb.runbook.records.signals import MAC_COMMANDS, NVIDIA_SMI, QUERY, Gpu, Signals, read_signals
+from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.runbook.records.signals import MAC_COMMANDS, NVIDIA_SMI, QUERY, GpuStatus, SystemStatus, read_signals
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
-MAC = Machine("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
-BOX = Machine("Linux", "x86_64", gpu_driver=True)
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
+BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 
 
 def recorded(*names):
@@ -33,15 +33,15 @@ LAPTOP = {
     "heat": recorded("therm_limited"),
     "thermal pressure": recorded("pressure_moderate"),
 }
-M4 = Gpu("Apple M4", 10, 30, 356089856)
-H200 = Gpu(
+M4 = GpuStatus("Apple M4", 10, 30, 356089856)
+H200 = GpuStatus(
     "NVIDIA H200",
-    utilisation=0,
+    utilization=0,
     memory_used=0,
     memory_total=143771 << 20,
     temperature=41,
     power=82.07,
-    slowed_by_heat=False,
+    thermal_throttling=False,
     uuid="GPU-00000000-1111-2222-3333-444444444444",
 )
 
@@ -69,7 +69,7 @@ def test_laptop():
     assert signals.gpu == M4
     assert (signals.memory_pressure, signals.memory_free) == ("warning", 70)
     assert (signals.power_source, signals.battery, signals.power_mode) == ("battery", 78, "low")
-    assert (signals.heat, signals.speed_limit) == ("limited", 62)
+    assert (signals.thermal_state, signals.speed_limit) == ("limited", 62)
     assert (signals.chip, signals.performance_cores, signals.efficiency_cores) == ("Apple M4 Max", 12, 4)
     assert sorted(commands) == sorted(MAC_COMMANDS.values())
     assert all(command[0].startswith("/usr/") for command in commands)
@@ -86,16 +86,16 @@ def test_nvidia_smi_is_asked_where_the_driver_put_it():
 
     assert (box.gpu, [command[0] for command in commands]) == (H200, list(NVIDIA_SMI[:2]))
     assert box.memory_available > 0
-    assert read_signals(BOX, "cpu", run, {}).gpu == Gpu()
+    assert read_signals(BOX, "cpu", run, {}).gpu == GpuStatus()
     assert len(commands) == 2
 
 
 def test_simulated_mac_is_not_read():
     """Of a simulated Mac nothing is read, and nothing of this computer is shown as the Mac's."""
-    simulated = Machine("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
+    simulated = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
     signals = read_signals(simulated, "mps", pytest.fail)
 
-    assert signals == Signals(simulated=True)
+    assert signals == SystemStatus(simulated=True)
     assert "SIMULATED" in str(signals)
     assert "SIMULATED" in signals._repr_html_()
     assert {finding.status for finding in signals.findings()} == {NOT_APPLICABLE}
@@ -107,12 +107,12 @@ PRESSURE = "com.apple.system.thermalpressurelevel"
 DEVICE_BUSY = '"Device Utilization %"=30'
 IOREG = LAPTOP["ioreg"]
 READ = [
-    ("ioreg", recorded("ioreg_m1"), "gpu", Gpu(utilisation=2, memory_used=340983808)),
-    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=130'), "gpu", replace(M4, utilisation=None)),
-    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=x'), "gpu", replace(M4, utilisation=29)),
-    ("ioreg", IOREG.replace("AGXAcceleratorG16G", "IntelAccelerator"), "gpu", Gpu()),
-    ("ioreg", IOREG.replace("}", ""), "gpu", Gpu("Apple M4", 10)),
-    ("ioreg", f'"IOReportLegend" = ({{{DEVICE_BUSY}}})', "gpu", Gpu()),
+    ("ioreg", recorded("ioreg_m1"), "gpu", GpuStatus(utilization=2, memory_used=340983808)),
+    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=130'), "gpu", replace(M4, utilization=None)),
+    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=x'), "gpu", replace(M4, utilization=29)),
+    ("ioreg", IOREG.replace("AGXAcceleratorG16G", "IntelAccelerator"), "gpu", GpuStatus()),
+    ("ioreg", IOREG.replace("}", ""), "gpu", GpuStatus("Apple M4", 10)),
+    ("ioreg", f'"IOReportLegend" = ({{{DEVICE_BUSY}}})', "gpu", GpuStatus()),
     ("sysctl", "hw.perflevel0.physicalcpu: 0\n", "performance_cores", None),
     ("sysctl", "hw.perflevel1.physicalcpu: 9999\n", "efficiency_cores", None),
     ("memory", "System-wide memory free percentage: 170%", "memory_free", None),
@@ -162,7 +162,7 @@ def test_output_of_a_mac_is_read(command, output, field, value):
     ],
 )
 def test_worse_of_two_reports_of_heat_counts(output, pressure, heat):
-    assert read_mac(**{"heat": output, "thermal pressure": recorded(pressure)})[0].heat == heat
+    assert read_mac(**{"heat": output, "thermal pressure": recorded(pressure)})[0].thermal_state == heat
 
 
 UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "[N/A]", "٣", "9" * 5000, None]
@@ -175,7 +175,7 @@ def test_unreadable_output_is_none(output):
     psutil_alone = read_signals(BOX, "cpu")
 
     assert replace(signals, memory_available=None) == replace(psutil_alone, memory_available=None, chip=MAC.chip)
-    assert read_nvidia(output) == Gpu()
+    assert read_nvidia(output) == GpuStatus()
 
 
 @given(
@@ -186,8 +186,8 @@ def test_any_output_gives_values_in_their_ranges(text, cells):
     gpu = read_nvidia(",".join(cells))
 
     assert read_mac(**dict.fromkeys(MAC_COMMANDS, text))[0].chip == MAC.chip
-    assert read_nvidia(text) == Gpu()
-    assert gpu.utilisation is None or 0 <= gpu.utilisation <= 100
+    assert read_nvidia(text) == GpuStatus()
+    assert gpu.utilization is None or 0 <= gpu.utilization <= 100
     assert gpu.memory_total is None or gpu.memory_total > 0
 
 
@@ -195,12 +195,12 @@ def test_any_output_gives_values_in_their_ranges(text, cells):
 def test_field_that_a_gpu_does_not_support_is_none(word):
     row = ", ".join(("GPU-1", "NVIDIA T4", *[word] * 7))
 
-    assert read_nvidia(row) == Gpu("NVIDIA T4", uuid="GPU-1")
+    assert read_nvidia(row) == GpuStatus("NVIDIA T4", uuid="GPU-1")
 
 
 @pytest.mark.parametrize("heat", ["Active, [N/A]", "Not Active, Active"])
 def test_driver_or_hardware_may_report_heat(heat):
-    assert read_nvidia(f"GPU-1, T4, 1, 1, 1, 1, 1, {heat}").slowed_by_heat is True
+    assert read_nvidia(f"GPU-1, T4, 1, 1, 1, 1, 1, {heat}").thermal_throttling is True
 
 
 T4S = [("GPU-aaaa", "Tesla T4"), ("GPU-bbbb", "Tesla T4"), ("GPU-cccc", "Tesla T4")]
@@ -248,19 +248,19 @@ CONDITIONS = [
     ({}, "power mode", NOT_APPLICABLE),
     ({"heat": "nominal"}, "heat", OK),
     ({"heat": "nothing reported"}, "heat", NOT_APPLICABLE),
-    ({"gpu": Gpu(slowed_by_heat=False), "heat": "nothing reported"}, "heat", OK),
-    ({"gpu": Gpu(slowed_by_heat=True), "heat": "nothing reported"}, "heat", WARNING),
+    ({"gpu": GpuStatus(thermal_throttling=False), "heat": "nothing reported"}, "heat", OK),
+    ({"gpu": GpuStatus(thermal_throttling=True), "heat": "nothing reported"}, "heat", WARNING),
     ({"heat": "limited"}, "heat", WARNING),
     ({"heat": "moderate"}, "heat", WARNING),
-    ({"gpu": Gpu(slowed_by_heat=False), "heat": "moderate"}, "heat", WARNING),
-    ({"gpu": Gpu(slowed_by_heat=True), "heat": "nominal"}, "heat", WARNING),
+    ({"gpu": GpuStatus(thermal_throttling=False), "heat": "moderate"}, "heat", WARNING),
+    ({"gpu": GpuStatus(thermal_throttling=True), "heat": "nominal"}, "heat", WARNING),
     ({}, "heat", NOT_APPLICABLE),
 ]
 
 
 @pytest.mark.parametrize(("state", "name", "status"), CONDITIONS)
 def test_slow_state_is_a_warning_with_a_remedy(state, name, status):
-    (finding,) = (finding for finding in Signals(**state).findings() if finding.name == name)
+    (finding,) = (finding for finding in SystemStatus(**state).findings() if finding.name == name)
 
     assert finding.status == status
     assert bool(finding.remedy) is (status == WARNING)
@@ -269,10 +269,10 @@ def test_slow_state_is_a_warning_with_a_remedy(state, name, status):
 
 def test_text_has_states_and_html_has_figures():
     """The text form says states in words; figures stand in the HTML only, 0 as 0, and what is not known is shown so."""
-    quiet = Signals(M4, "normal", 70, 2**33, 0, "battery", 78, "automatic", "nominal")
-    busy = Signals(M4, "normal", 20, 2**31, 2**30, "battery", 12, "automatic", "nominal")
-    page = Signals(Gpu(utilisation=0))._repr_html_()
-    silent = Signals(heat="nothing reported")
+    quiet = SystemStatus(M4, "normal", 70, 2**33, 0, "battery", 78, "automatic", "nominal")
+    busy = SystemStatus(M4, "normal", 20, 2**31, 2**30, "battery", 12, "automatic", "nominal")
+    page = SystemStatus(GpuStatus(utilization=0))._repr_html_()
+    silent = SystemStatus(thermal_state="nothing reported")
 
     assert str(quiet) == str(busy)
     assert all(figure in quiet._repr_html_() for figure in ("78 %", "30 %"))
@@ -289,9 +289,9 @@ def test_text_has_states_and_html_has_figures():
 
 @pytest.mark.real_computer
 def test_this_computer_is_read():
-    assert nb.signals().memory_available > 0
+    assert nb.system_status().memory_available > 0
     with nb.simulated_mps():
-        assert nb.signals() == Signals(simulated=True)
+        assert nb.system_status() == SystemStatus(simulated=True)
 
 
 def test_every_recorded_file_has_its_source():

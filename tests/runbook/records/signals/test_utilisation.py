@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.devices.machine import Machine
-from openmed_nb.runbook.records.signals import busy_reader, busy_share
+from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.runbook.records.signals import busy_fraction, make_utilization_reader
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
-MAC = Machine("Darwin", "arm64", apple_silicon=True)
-BOX = Machine("Linux", "x86_64", gpu_driver=True)
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True)
+BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 
 
 def printing(file):
@@ -26,26 +26,26 @@ def test_reader_asks_the_command_of_its_device():
         ("cuda", BOX, "nvidia_h200.txt", 0.0),
     ]
     for device, machine, file, share in cases:
-        read = busy_reader(device, machine, printing(file), {})
+        read = make_utilization_reader(device, machine, printing(file), {})
         assert read is not None, file
         assert read() == pytest.approx(share), file
     for device in ("mps", "cuda", "cuda:1", "lazy:0"):
-        assert busy_reader(device, MAC, lambda _command: None, {}) is None, device
-        assert busy_reader(device, BOX, lambda _command: "no such thing", {}) is None, device
+        assert make_utilization_reader(device, MAC, lambda _command: None, {}) is None, device
+        assert make_utilization_reader(device, BOX, lambda _command: "no such thing", {}) is None, device
 
 
 def test_nothing_is_read_under_a_simulation():
     """Of a simulated computer no command is asked, not even about the CPU."""
     asked: list[object] = []
     for device in ("cpu", "mps", "cuda"):
-        assert busy_reader(device, Machine("Darwin", "arm64", simulated=True), asked.append, {}) is None
+        assert make_utilization_reader(device, MachineInfo("Darwin", "arm64", simulated=True), asked.append, {}) is None
     assert asked == []
 
 
 @pytest.mark.real_computer
 def test_the_processor_is_read_from_its_counters():
     """The share of the processor is known once its counters have moved, and is a share."""
-    read = busy_reader("cpu", BOX)
+    read = make_utilization_reader("cpu", BOX)
     answers = []
     while not answers:
         answers += [answer for answer in [read()] if answer is not None]
@@ -65,4 +65,4 @@ def test_share_of_the_processor():
         ({}, {}, None),
     ]
     for before, after, share in cases:
-        assert busy_share(before, after) == share, (before, after)
+        assert busy_fraction(before, after) == share, (before, after)
