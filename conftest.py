@@ -17,14 +17,14 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", OPENMED_TORCH_DEVICE="cpu", HF_HUB_DISABLE_TELEMETRY="1")
 os.environ.pop("OPENMED_DEVICE", None)
 
-# Tests run in several processes beside each other, on models so small that a second thread only waits.
+# Tests run in several processes at the same time, on models so small that a second thread only waits.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shell's background job ignores Ctrl-C, and so would this process and what it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
-"""What would be kept for the person; other processes inherit it too."""
+"""Folder for stored data during tests; other processes inherit it."""
 
 # torch sets the second itself where it is first needed, which a test would take for a change of the environment.
 os.environ.update(OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA)
@@ -46,7 +46,9 @@ def clean_session() -> Iterator[None]:
     shutil.rmtree(Path(DATA, "certificates"), ignore_errors=True)
     session = sys.modules.get("openmed_nb.session")
     if session is not None:
-        if session.SESSION.inventory():  # Unloading collects garbage, which takes a third of a second beside torch.
+        if (
+            session.SESSION.inventory()
+        ):  # Unloading collects garbage, which takes a third of a second with torch imported.
             session.SESSION.unload()
         session.SESSION.stop()
 

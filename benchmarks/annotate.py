@@ -1,4 +1,4 @@
-"""Print what annotating costs, as ratios of two things measured in turn in one run.
+"""Print what annotating costs, as ratios of two things measured alternately in one run.
 
 python benchmarks/annotate.py [CORPORA] [--device cpu|cuda] [--rounds N] [--sweep] [--memory TEXTS] [--json FILE]
 python benchmarks/annotate.py CORPORA --device cuda --passes MODEL DTYPE
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Otherwise transformers' pipeline switches the threads of the tokenizer off, for itself and for ours.
+# Otherwise transformers' pipeline switches the threads of the tokenizer off, for both pipelines.
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 import numpy as np
@@ -98,7 +98,7 @@ def notes(corpora: Path) -> list[str]:
 
 
 def sample(texts: list[str], amount: int) -> list[str]:
-    """Return so many of the texts, always the same."""
+    """Return a fixed sample of the texts."""
     return random.Random(0).sample(texts, min(amount, len(texts)))  # noqa: S311
 
 
@@ -133,14 +133,14 @@ def distilbert(device: str, texts: list[str]) -> tuple[Any, Any]:
 
 
 def beginnings(logits: torch.Tensor, mask: torch.Tensor) -> int:
-    """Return how many entities begin in rows of tokens."""
+    """Return the number of entities that start in rows of tokens."""
     inside = (logits.argmax(-1) != 0) & mask
     before = torch.nn.functional.pad(inside[:, :-1], (1, 0))
     return int((inside & (~before | (logits.argmax(-1) == 1))).sum())
 
 
 def seconds(function: Callable[[], Any], device: str) -> float:
-    """Return how long a function takes, the device's work included."""
+    """Return the duration of a function in seconds, including the work of the device."""
     begin = time.perf_counter()
     function()
     if device == "cuda":
@@ -173,7 +173,7 @@ def bare(model: Any, ready: list[dict[str, torch.Tensor]]) -> None:
 
 
 def compare(model: Any, tokenizer: Any, texts: list[str], device: str, rounds: int) -> dict[str, Any]:
-    """Return the times of all ways through the same texts, the median of some rounds, in turn.
+    """Return the times of all ways through the same texts, the median of some rounds, alternately.
 
     Short passes come several times in a round: those right after a long one of transformers find cold caches.
     """
@@ -206,12 +206,12 @@ def compare(model: Any, tokenizer: Any, texts: list[str], device: str, rounds: i
 
 
 def spans(entities: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
-    """Return where the entities of a text stand, and their labels."""
+    """Return the offsets and labels of the entities of a text."""
     return [(entity["start"], entity["end"], entity["entity_group"]) for entity in entities]
 
 
 def latency(model: Any, tokenizer: Any, device: str, times: int = 60) -> dict[str, Any]:
-    """Return the median time of one short text, warm, here and with transformers, in turn."""
+    """Return the median time of one short text, warm, here and with transformers, alternately."""
     parts = {"model": model, "tokenizer": tokenizer, "device": model.device, "aggregation_strategy": "first"}
     ours, theirs = AnnotationPipeline(**parts), TokenClassificationPipeline(**parts, stride=STRIDE)
     ratios, middle = {}, {}
@@ -224,10 +224,10 @@ def latency(model: Any, tokenizer: Any, device: str, times: int = 60) -> dict[st
         middle[work] = {name: float(np.median(each)) for name, each in taken.items()}
         ratios[work] = round(middle[work]["ours"] / middle[work]["theirs"], 3)
     return {
-        "ours ms": round(1000 * middle["one"]["ours"], 2),
+        "openmed_nb ms": round(1000 * middle["one"]["ours"], 2),
         "transformers ms": round(1000 * middle["one"]["theirs"], 2),
-        "ours / transformers": ratios["one"],
-        "ours / transformers, 100 one by one": ratios["100 one by one"],
+        "openmed_nb / transformers": ratios["one"],
+        "openmed_nb / transformers, 100 one by one": ratios["100 one by one"],
     }
 
 
@@ -299,12 +299,12 @@ def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
 
 
 def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
-    """Yield a line for each figure that has a bar: what it is of, the figure, the bar, and whether it is reached."""
+    """Yield a line for each metric with a bar: its name, its value, the bar, and whether it is reached."""
     faster, small, large = BARS[device]
     bars = {
         "times faster than transformers": (">=", faster),
-        "ours / transformers": ("<=", 1.0),
-        "ours / transformers, 100 one by one": ("<=", 1.0),
+        "openmed_nb / transformers": ("<=", 1.0),
+        "openmed_nb / transformers, 100 one by one": ("<=", 1.0),
         "first pass / second": ("<=", 1.3),
         "ratio": ("<=", 1.2),
     }

@@ -1,11 +1,11 @@
-"""Print what a cluster of workers on this computer gives, as ratios of two things measured in turn in one run.
+"""Print what a cluster of workers on this computer gives, as ratios of two things measured alternately in one run.
 
 python benchmarks/cluster.py [--device cpu|cuda] [--texts N] [--rounds N] [--many N] [--json FILE]
 
 Compared are, over invented notes with the bundled model:
 
 - two workers against one, and four where there are as many GPUs: on the CPU with one thread each, on CUDA with a GPU each and
-  also in bfloat16; beside them one process without Dask;
+  also in bfloat16; in addition one process without Dask;
 - what comes back with what one process finds;
 - on the CPU, the memory of the client for many short texts of a generator against that for 10,000, sampled while they run.
   Nothing is found in these texts by the small model made for that; of what is found, 16 bytes for each entity of a short text are kept.
@@ -85,7 +85,7 @@ def note(number: int) -> str:
 
 
 def throughput(device: str, texts: list[str], rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield for each type the median times of one process, of one worker and of several, in turn, and what they find."""
+    """Yield for each type the median times of one process, of one worker and of several, alternately, and what they find."""
     options = {"device": "cpu", "threads": 1} if device == "cpu" else {"device": "cuda"}
     counts = [n for n in (1, 2, 4) if n <= (2 if device == "cpu" else torch.cuda.device_count())]
     ways: dict[str, Any] = {f"{n} workers": lambda n=n: nb.cluster(n=n, **options) for n in counts}
@@ -167,7 +167,7 @@ def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
 
 
 def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
-    """Yield a line for each figure that has a bar."""
+    """Yield a line for each metric with a bar."""
     bars = {f"{n} workers / one": (">=", bar) for n, bar in BARS[device].items()}
     bars["memory of many / few"] = "<=", MEMORY_BAR
     for measured in figures.values():

@@ -1,9 +1,9 @@
-"""Print how long a person waits for the panel: from running its cell in JupyterLab to its first control on the page.
+"""Print how long a user waits for the panel: from running its cell in JupyterLab to its first control on the page.
 
 python benchmarks/panel.py [ROUNDS]
 
 The kernel is warm: the extension is loaded, and a panel was opened before, and closed. A cell with a single button of ipywidgets is
-measured in turn, which is what the front end, the kernel and this computer take by themselves. It needs the test extra, and
+measured alternately, which is the time of the front end, the kernel and this computer without the panel. It needs the test extra, and
 Chromium or Google Chrome.
 """
 
@@ -49,12 +49,12 @@ def opening(front: Any, cell: int) -> float:
     front.page.evaluate(BEGIN)
     front.page.keyboard.press("Control+Enter")
     milliseconds: float = front.page.evaluate("window.controls")
-    front.page.wait_for_timeout(1000)  # What comes after the first control is no part of the next round.
+    front.page.wait_for_timeout(1000)  # Work after the first control must not count in the next round.
     return milliseconds
 
 
 def main(rounds: int) -> None:
-    """Measure in turn, and print medians and the fastest."""
+    """Measure alternately, and print medians and the fastest."""
     found = next(filter(None, map(CONFTEST["shutil"].which, (CONFTEST["MAC_BROWSER"], *CONFTEST["BROWSERS"]))))
     with (
         tempfile.TemporaryDirectory() as home,

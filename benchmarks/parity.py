@@ -59,7 +59,7 @@ def read_notes(path: Path) -> Texts:
 
 
 def main() -> None:
-    """Print the figures of each model, type and kind of text."""
+    """Print the measurements of each model, dtype and kind of text."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data", type=Path)
     parser.add_argument("--device", default="cpu")
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def measure(model: str, dtype: str, device: str, texts: Texts) -> None:
-    """Print the figures of one model in one type on one kind of text."""
+    """Print the measurements of one model in one dtype on one kind of text."""
     spec = LoadSpec.from_name(model, OpenMedConfig(dtype=dtype))
     pair = pair_from_files(spec, device)
     report = run_parity(pair, texts.texts, texts.gold, gradients=dtype != "int8")

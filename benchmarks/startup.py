@@ -1,4 +1,4 @@
-"""Print what starting costs, as ratios of two things measured in turn in one run.
+"""Print what starting costs, as ratios of two things measured alternately in one run.
 
 python benchmarks/startup.py [ROUNDS]
 
@@ -6,7 +6,7 @@ python benchmarks/startup.py [ROUNDS]
 - Opening the panel in a fresh kernel, against ``import ipywidgets`` just before.
 - Fresh kernel to first entities: the bundled model here against transformers' own ``pipeline`` on the same files.
 - ``nb.annotate`` in a fresh process, against that ``pipeline`` in another, and the stages that it goes through, in seconds
-  of the clock and of the processor: the clock also counts what other programs do meanwhile.
+  of the clock and of the processor: the wall-clock time also includes other programs.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ PANEL_SECONDS = 0.3
 
 
 def load_seconds(extension: str) -> float:
-    """Return how long a fresh IPython takes to load an extension, in seconds."""
+    """Return the seconds that a fresh IPython takes to load an extension."""
     command = [sys.executable, "-c", LOAD.format(extension=extension)]
     return float(subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout)
 
 
 def kernel_seconds(cell: str) -> tuple[float, str]:
-    """Return how long it takes from starting a kernel to the end of its first cell, in seconds, and what it printed."""
+    """Return the seconds from the start of a kernel to the end of its first cell, and the output of the cell."""
     printed: list[str] = []
     start = time.perf_counter()
     manager, client = start_new_kernel(kernel_name="python3", env=ENVIRONMENT, stderr=subprocess.DEVNULL)
@@ -119,7 +119,7 @@ def kernel_seconds(cell: str) -> tuple[float, str]:
 
 
 def seconds_of(*stages: str) -> list[tuple[float, float]]:
-    """Return how long each stage of a fresh process takes, in seconds of the clock and of the processor."""
+    """Return the wall-clock and processor seconds of each stage of a fresh process."""
     code = CLOCKS + "".join(f"\n{stage}\nmarks.append(clocks())" for stage in stages) + "\nprint(json.dumps(marks))"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     marks = json.loads(done.stdout.splitlines()[-1])
@@ -157,7 +157,7 @@ def print_panel(rounds: int) -> None:
 
 
 def main(rounds: int) -> None:
-    """Measure in turn, and print medians and ratios."""
+    """Measure alternately, and print medians and ratios."""
     loads = [(load_seconds("openmed_nb"), load_seconds("autoreload")) for _ in range(rounds)]
     starts = [(kernel_seconds(OURS)[0], kernel_seconds(THEIRS)[0]) for _ in range(rounds)]
     ours, autoreload = (statistics.median(column) for column in zip(*loads, strict=True))

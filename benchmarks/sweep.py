@@ -4,7 +4,7 @@
 
 Compared is the throughput at the knee with the highest of all sizes: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20 and so on,
 four to each doubling, until one does not fit, or until they are eight times the largest that the sweep has tried. After a
-first time alone, those within a fifth of the best are measured again in turn, and so is the knee. The models are the
+first time alone, those within a fifth of the best are measured again alternately, and so is the knee. The models are the
 bundled one and a DistilBERT of 66 million random weights, with rows of 128 tokens, annotating and training.
 """
 
@@ -71,7 +71,7 @@ def exhaustive(measurement: Measurement, largest: int) -> list[Point]:
 
 
 def again(measurement: Measurement, points: list[Point], knee: int) -> dict[int, Point]:
-    """Return the sizes near the best, and the knee, measured in turn."""
+    """Return the sizes near the best, and the knee, measured alternately."""
     best = best_of(points)
     assert best is not None  # noqa: S101 - one row fits
     near = [point for point in fitting(points) if point.rows == knee or point.speed >= NEAR * best.speed]
@@ -79,7 +79,7 @@ def again(measurement: Measurement, points: list[Point], knee: int) -> dict[int,
 
 
 def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict[str, Any]:
-    """Return a sweep beside an exhaustive one."""
+    """Return a sweep next to an exhaustive one."""
     begin = time.perf_counter()
     report = sweep(**asked, max_batch_size=largest, seconds=seconds)
     seconds = time.perf_counter() - begin

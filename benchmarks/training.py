@@ -2,7 +2,7 @@
 
     python benchmarks/training.py [--device cpu] [--steps 100] [--rounds 3]
 
-Three things are timed in turn, in one run: bare steps, steps with ``hooks.step()`` and the guards, and epoch boundaries.
+Three things are timed alternately, in one run: bare steps, steps with ``hooks.step()`` and the guards, and epoch boundaries.
 The cost of one call is the time inside that call, because a share of one per cent is less than two runs of the same
 steps differ by; what the guards do while the model runs is timed as a forward pass of an empty model with and without
 them. The bar is 1 % of a step for what is done at every step, and for a boundary shared out over an epoch of 500 steps.
@@ -69,7 +69,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
 
     def bare(self) -> float:
-        """Return the seconds of a step without anything of ours."""
+        """Return the seconds of a step without hooks and guards."""
         return timed(lambda: (self.train(), self.update()), self.device)
 
     def guarded(self, hooks: nb.training.EpochHooks, guards: nb.Guards) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@
    has tests for (its OpInfos). They need expecttest: python -m pip install expecttest.
 
 How the second is counted. Each OpInfo is called with the samples that torch draws for MPS, at most 100, in the first of
-float32, int64, complex64, bool and float16 that it has. It is foretold to fail where an operator of any sample falls back,
+float32, int64, complex64, bool and float16 that it has. It is predicted to fail if an operator of any sample falls back,
 or is refused. What is always computed on the CPU does not fail, and does not count. It is expected to fail where
 UNIMPLEMENTED_XFAILLIST or ON_MPS_XFAILLIST of ``mps_ops_modifier`` name it for that type. Left out are the OpInfos of
 UNDEFINED_XFAILLIST, whose results differ for other reasons, those that have none of the types, and samples that say
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def check_models(table: OperatorTable) -> bool:
-    """Print what each model calls, and tell whether all of it stays on MPS and agrees with the binary."""
+    """Print the operators of each model, and whether all stay on MPS and agree with the binary."""
     recorded = recorded_operators() if RECORDED.exists() else None
     if recorded is None:
         print("Nobody read the registrations out of the macOS binary of this torch, so they are not compared.")
@@ -77,7 +77,7 @@ def check_models(table: OperatorTable) -> bool:
 
 
 def counts(told: Forecast, phases: tuple[str, ...]) -> str:
-    """Return how many calls of how many operators there were in some phases."""
+    """Return the numbers of calls and operators in some phases."""
     rows = [row for row in told.rows if row.phase in phases]
     return f"{sum(row.count for row in rows)}/{len({row.operator for row in rows})}"
 
@@ -88,7 +88,7 @@ def models() -> Mapping[str, Any]:
 
 
 def recorded_operators() -> frozenset[str]:
-    """Return what the real binary registers, without what goes to the CPU."""
+    """Return the operators that the real binary registers, without those that run on the CPU."""
     lines = RECORDED.read_text("utf-8").splitlines()
     return frozenset(line for line in lines if line.startswith("aten::") and "by hand" not in line)
 
@@ -106,7 +106,7 @@ def disagreements(told: Forecast, table: OperatorTable, recorded: frozenset[str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was foretold of an OpInfo, and what torch expects."""
+    """The forecast for an OpInfo, and the expectation of torch."""
 
     name: str
     dtype: torch.dtype
@@ -128,11 +128,11 @@ def check_list(table: OperatorTable) -> bool:
     both = [outcome for outcome in foretold if outcome.expected]
     precision, recall = len(both) / len(foretold), len(both) / len(expected)
     print(f"\n{__doc__[__doc__.index('How the second') :]}")
-    print(f"{len(outcomes)} OpInfos: {len(expected)} expected to fail, {len(foretold)} foretold, {len(both)} both.")
+    print(f"{len(outcomes)} OpInfos: {len(expected)} expected to fail, {len(foretold)} predicted, {len(both)} both.")
     print(f"precision {precision:.3f} (at least {PRECISION}), recall {recall:.3f} (at least {RECALL})")
     for outcome in foretold:
         if not outcome.expected:
-            print(f"  foretold only: {outcome.name} ({outcome.dtype}): {', '.join(outcome.reasons)}")
+            print(f"  predicted only: {outcome.name} ({outcome.dtype}): {', '.join(outcome.reasons)}")
     for outcome in expected:
         if not outcome.reasons:
             print(f"  expected only: {outcome.name} ({outcome.dtype})")
@@ -140,7 +140,7 @@ def check_list(table: OperatorTable) -> bool:
 
 
 def expected_failures() -> Lists:
-    """Return torch's lists; they stand in a function that torch defines on a Mac only, so its text is read."""
+    """Return torch's lists from the source of a function that torch defines only on a Mac."""
     file = Path(torch.__file__).parent / "testing" / "_internal" / "common_mps.py"
     tree = ast.parse(file.read_text("utf-8"))
     function = next(node for node in ast.walk(tree) if getattr(node, "name", "") == "mps_ops_modifier")
@@ -154,7 +154,7 @@ def expected_failures() -> Lists:
 
 
 def judged(infos: list[Any], lists: Lists, table: OperatorTable) -> Iterator[Outcome]:
-    """Yield what is foretold of each OpInfo, and what torch expects."""
+    """Yield the forecast for each OpInfo with the expectation of torch."""
     failing = (lists["UNIMPLEMENTED_XFAILLIST"], lists["ON_MPS_XFAILLIST"])
     for info in infos:
         name, types = info.name + info.variant_test_name, info.supported_dtypes("cpu")
@@ -165,12 +165,12 @@ def judged(infos: list[Any], lists: Lists, table: OperatorTable) -> Iterator[Out
 
 
 def named(name: str, dtype: torch.dtype, failures: Mapping[str, list[torch.dtype] | None]) -> bool:
-    """Tell whether a list names an OpInfo for a type; ``None`` in it stands for all types."""
+    """Return whether a list names an OpInfo for a type; ``None`` means all types."""
     return name in failures and (failures[name] is None or dtype in (failures[name] or ()))
 
 
 def reasons(info: Any, dtype: torch.dtype, table: OperatorTable) -> tuple[str, ...]:
-    """Return why an OpInfo would fail on MPS; samples that fail on the CPU too tell nothing."""
+    """Return the reasons why an OpInfo would fail on MPS; samples that also fail on the CPU are ignored."""
     record = CallRecorder(table)
     for sample in samples(info, dtype):
         try:

@@ -20,7 +20,7 @@ NOTES = ["Patient with type 2 diabetes and hypertension.", "No evidence of pneum
 
 
 def is_ours(code: CodeType) -> bool:
-    """Tell whether a function is one of the package, and has a name."""
+    """Return whether a function belongs to the package and has a name."""
     return "/openmed_nb/" in code.co_filename and not code.co_name.startswith("<")
 
 

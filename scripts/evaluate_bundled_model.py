@@ -1,4 +1,4 @@
-"""Measure a disease recogniser on the test sentences of the NCBI Disease and BC5CDR corpora.
+"""Measure a disease recognizer on the test sentences of the NCBI Disease and BC5CDR corpora.
 
     python scripts/evaluate_bundled_model.py MODEL DATA --minimum-ncbi 84 --minimum-bc5cdr 79
 

@@ -3,7 +3,7 @@
 python scripts/make_pictures.py [NAME ...] [--folder FOLDER]
 
 It needs the test extra, and Chromium or Google Chrome. The cells are those of the README; those that need a GPU to be of
-interest run on a simulated Mac, which says so in the picture.
+interest run on a simulated Mac, which the picture states.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def layers(theme: str) -> str:
 
 
 def opened(server: Any, browser: Browser, theme: str, cells: list[str], **context: Any) -> Any:
-    """Open a notebook of some cells in JupyterLab, with nothing beside it."""
+    """Open a notebook of some cells in JupyterLab, without side panels."""
     name = f"{theme}{len(cells)}.ipynb"
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells], metadata=HELD["conftest"]["KERNEL"])
     nbformat.write(notebook, server.notebooks / name)

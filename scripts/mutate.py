@@ -1,11 +1,11 @@
-"""Change the pure rooms in small ways, one change at a time, and tell which changes their tests do not notice.
+"""Mutate the pure modules, one change at a time, and report the changes that their tests do not detect.
 
     python -m pip install mutmut                            # for its operators; the tests do not need it
     python scripts/mutate.py                                # 100 mutants of each room, half an hour or more
     python scripts/mutate.py verdict --sample 60 --seed 2     # others of one room
 
 A mutant is a file with one change by an operator of mutmut 3: another number, comparison, argument, string, and so on.
-The room's tests of the first lane, those of the changed module first, run until one fails: then the mutant is killed.
+The module's tests of the first suite, those of the changed file first, run until one fails: then the mutant is killed.
 All happens in a copy of this tree. A process that has imported torch, transformers and pytest forks for each mutant.
 
 Not changed are annotations, names of types, decorators, documentation, and sentences (strings with a space). What stands
@@ -116,7 +116,7 @@ class Mutant:
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether the change is one of those that nobody can tell."""
+        """Whether the change cannot be observed."""
         old = set(self.before.splitlines())
         new = [line for line in self.after.splitlines() if line not in old]
         return any(re.search(pattern, line) for pattern in EQUIVALENT for line in new)
@@ -142,18 +142,18 @@ class Places(cst.CSTVisitor):
 
 
 def is_documentation(node: cst.CSTNode) -> bool:
-    """Tell whether a node is a string that stands alone."""
+    """Return whether a node is a string expression statement."""
     return isinstance(node, cst.Expr) and isinstance(node.value, (cst.SimpleString, cst.ConcatenatedString))
 
 
 def names_a_type(node: cst.CSTNode) -> bool:
-    """Tell whether a node gives a type a name, which is written like that of a class."""
+    """Return whether a node assigns a type alias."""
     name = node.targets[0].target if isinstance(node, cst.Assign) else None
     return isinstance(name, cst.Name) and name.value[0].isupper() and not name.value.isupper()
 
 
 def is_sentence(node: cst.CSTNode) -> bool:
-    """Tell whether a node is a string with a space inside."""
+    """Return whether a node is a string with a space."""
     return isinstance(node, cst.SimpleString) and " " in node.raw_value.strip()
 
 
@@ -175,7 +175,7 @@ def mutants(files: Sequence[Path], chance: random.Random) -> Iterator[Mutant]:
 
 
 def compiles(code: str) -> bool:
-    """Tell whether a text is Python."""
+    """Return whether a text is valid Python."""
     try:
         compile(code, "mutant", "exec", dont_inherit=True)
     except SyntaxError:
@@ -231,7 +231,7 @@ def run_tests(tree: Path, tests: Sequence[Path], found: Path | None) -> int:
 
 
 def warm_up(room: Room, tree: Path, found: Path) -> float:
-    """Run the tests of a room without any change, import what they needed, and return how long a mutant's may take."""
+    """Run the tests of a module without a change, import what they need, and return the time limit of a mutant."""
     started = time.monotonic()
     status = forked_tests(tree, room.tests_of(tree, tree), 3600, found, keep=True)
     if status:
@@ -244,7 +244,7 @@ def warm_up(room: Room, tree: Path, found: Path) -> float:
 
 
 def survivors_of(name: str, tree: Path, sample: int, seed: int) -> tuple[int, list[str]]:
-    """Return how many mutants of a room were tried, and the diffs of those that its tests did not notice."""
+    """Return the number of tested mutants of a module, and the diffs of the undetected ones."""
     room, found = ROOMS[name], tree.parent
     seconds = warm_up(room, tree, found)
     drawn = mutants(room.files(tree), random.Random(f"{seed} {name}"))

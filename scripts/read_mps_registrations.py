@@ -4,8 +4,8 @@ The macOS wheel of torch holds the library (``pip download torch==2.13.0 --no-de
 macosx_14_0_arm64 --python-version 311``); pass the wheel or the library itself. The library's symbols are not stripped: each
 function ``TORCH_LIBRARY_IMPL_init_aten_MPS_N`` registers operators, and hands the name of each, such as ``abs.out``, to
 ``torch::Library::impl`` as the address of a string. In the machine code of arm64 such an address is made of two
-instructions, ADRP and ADD. What stands here after ``by hand`` comes from ``MPSFallback.mm``: it goes to the CPU, or to an
-error, and is no kernel of MPS.
+instructions, ADRP and ADD. The entries after ``by hand`` come from ``MPSFallback.mm``: they run on the CPU, or raise an
+error, and are not kernels of MPS.
 
     python scripts/read_mps_registrations.py torch-2.13.0-cp311-cp311-macosx_14_0_arm64.whl > \
         tests/recorded/mps_operators_torch_2_13.txt
@@ -38,7 +38,7 @@ class Section:
     offset: int
 
     def holds(self, address: int) -> bool:
-        """Tell whether an address is in the section."""
+        """Return whether an address is in the section."""
         return self.address <= address < self.address + self.size
 
 
@@ -73,7 +73,7 @@ def read_library(data: bytes) -> Library:
     """Return a library from its file (Mach-O: a header, then commands that say where everything is)."""
     magic, *_, count, _size, _flags, _reserved = struct.unpack_from("<8I", data)
     if magic != MAGIC:
-        raise SystemExit("This is no library of macOS for 64 bits.")
+        raise SystemExit("This is not a 64-bit library of macOS.")
     sections, symbols, place = {}, [], 32
     for _ in range(count):
         command, size = struct.unpack_from("<II", data, place)

@@ -37,7 +37,7 @@ def sanitizers() -> list[tuple[str, str]]:
 
 
 def compared(outputs: list[Any]) -> str:
-    """Return what of some outputs is compared."""
+    """Return the compared parts of outputs."""
     kept = [{**output, "data": _without(output.get("data", {}))} for output in outputs]
     text = json.dumps(kept, sort_keys=True)
     for pattern, replacement in sanitizers():
@@ -68,7 +68,7 @@ def main() -> None:
     os.environ.pop("OPENMED_DEVICE", None)
     with tempfile.TemporaryDirectory() as folder:
         for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
-            # What a notebook finds is nothing of the person, nor of the next one.
+            # A notebook must not use stored data of the user or of another notebook.
             os.environ["OPENMED_NB_DATA"] = str(Path(folder, path.stem))
             regenerate(path)
             print(path.name)

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _run_batch(kind: str, names: list[str], samples: int, outcomes: dict[Any, Any], aborts: dict[Any, Any]) -> None:
-    """Run operators in one process, and go on in another one behind an operator that aborts it."""
+    """Run operators in one process, and continue in another process after an operator that aborts it."""
     waiting = list(names)
     while waiting:
         code, lines = _start_child(kind, waiting, samples)
@@ -264,7 +264,7 @@ def refused(text: str) -> bool:
 
 
 class Report:
-    """The figures of a sweep, and the operators that differ from torch's tests or from the rules, each with an example."""
+    """The counts of a sweep, and the operators that differ from torch's tests or from the rules, each with an example."""
 
     def __init__(self, names: list[str]) -> None:
         self.figures: Counter[str] = Counter(operators=len(names), aborts=0)
@@ -291,7 +291,7 @@ class Report:
                 self._compare(name, sample, ruled)
 
     def _compare(self, name: str, sample: dict[str, Any], ruled: dict[str, Any]) -> None:
-        """Count what became of the arguments of a sample that were on the other device, one at a time."""
+        """Count the outcomes for arguments of a sample on the other device, one at a time."""
         for argument, text in enumerate(sample["moved"]):
             self.figures["arguments on the other device"] += 1
             if text and not refused(text):

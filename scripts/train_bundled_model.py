@@ -1,4 +1,4 @@
-"""Train the bundled disease recognisers: small BERT token classifiers distilled from an ensemble of larger ones.
+"""Train the bundled disease recognizers: small BERT token classifiers distilled from an ensemble of larger ones.
 
 DATA holds `ncbi-disease/*.tsv`, `bc5cdr/disease/*.tsv` and `unlabelled-sentences.txt.gz`; WORK is any empty folder.
 
@@ -408,7 +408,7 @@ def teach(arguments: argparse.Namespace) -> None:
 
 
 def distil(arguments: argparse.Namespace) -> None:
-    """Train a student on gold and soft labels and write it with the figures of its training."""
+    """Train a student on gold and soft labels and write it with the metrics of its training."""
     tokenizer = AutoTokenizer.from_pretrained(arguments.source)
     model, steps = train_recogniser(arguments, tokenizer, read_unlabelled(arguments.data, arguments.limit))
     # Half precision halves the file; the configuration asks for float32 because half precision is slow on a CPU.

@@ -57,14 +57,14 @@ def schema_of_dataclass(kind: Any) -> dict[str, Any]:
 
 
 def descriptions(kind: type) -> dict[str, str]:
-    """Return what the docstring of a class says of its attributes, without marks of code."""
+    """Return the descriptions of attributes in the docstring of a class, without code markup."""
     listed = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     found = re.split(r"^    (\w+): ", listed, flags=re.MULTILINE)[1:]
     return {name: " ".join(text.replace("``", "").split()) for name, text in zip(found[::2], found[1::2], strict=True)}
 
 
 def published(kind: type, schema: str, title: str, description: str) -> str:
-    """Return what the file of a schema holds."""
+    """Return the content of a schema file."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:{schema.replace('/', ':')}",

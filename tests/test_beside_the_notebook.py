@@ -17,7 +17,7 @@ def run(*arguments, **options):
 
 
 def test_file_that_hides_psutil(tmp_path):
-    """A psutil.py beside the notebook is named as what hides the package."""
+    """A psutil.py next to the notebook is reported as hiding the package."""
     (tmp_path / "psutil.py").write_text("")
     code = "import sys; sys.path.insert(0, '.'); import openmed_nb as nb; nb.signals()"
     ended = run("-c", code, cwd=tmp_path)

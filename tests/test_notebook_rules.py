@@ -35,9 +35,9 @@ MISUSES = {
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """What nbval, and no other plugin, says of a notebook that was run and saved with its mistakes, as a person would save it.
+    """The result of nbval alone for a notebook that was run and saved with its mistakes, as a user would save it.
 
-    The outcomes of its cells stand under "ours" with our conftest.py, and under "alone" without; the rest is the output.
+    The outcomes of its cells are under "ours" with this conftest.py, and under "alone" without; the rest is the output.
     """
     folder = tmp_path_factory.mktemp("misused")
     cells = ["%load_ext openmed_nb", *MISUSES.values(), "1 + 1"]
@@ -139,7 +139,7 @@ def test_nothing_names_the_computer_it_was_made_on(notebook):
 
 
 def test_notebook_keeps_what_it_measures_in_a_folder_of_its_own(notebook):
-    """What made-up texts give is no certificate and no batch size of a person's own work."""
+    """Measurements of synthetic texts must not be stored as validation records or batch sizes of the user."""
     code = "\n".join(cell.source for cell in code_cells(notebook))
     kept = re.search(r"\b(validate_precision|nb\.sweep|%openmed_sweep|nb\.report|%openmed_report)\b", code)
 
@@ -188,7 +188,7 @@ def packages():
 
 
 def test_binder_installs_what_a_notebook_imports(notebook, packages):
-    """Every import of a notebook is Python's own, ours, or installed by Binder."""
+    """Every import of a notebook is of the standard library, of the package, or installed by Binder."""
     installed = requirements(ROOT / "binder" / "requirements.txt")
     foreign = imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}
     providers = {name: {normalized(one) for one in packages.get(name, [name])} for name in foreign}
@@ -212,7 +212,7 @@ WRONG = [
     ("04", "Signals", "Sounds"),
     ("04", "memory pressure", "blood pressure"),
     ("10", "2 entities masked", "3 entities masked"),
-    ("10", "This is no guarantee", "This is a guarantee"),
+    ("10", "This is not a guarantee", "This is a guarantee"),
 ]
 
 

@@ -145,7 +145,7 @@ def test_the_test_command_runs_every_check():
 
 
 def test_ci_runs_the_slow_lane_part_by_part():
-    """CI runs each part of the slow lane that the script names, and the documentation describes every one."""
+    """CI runs each part of the slow suite that the script names, and the documentation describes every one."""
     parts = subprocess.check_output(["sh", ROOT / "scripts" / "check_slow.sh", "--list"], text=True).split()
     documented = (ROOT / "docs" / "checks.md").read_text("utf-8")
 

@@ -46,7 +46,7 @@ def face():
 
 
 def test_public_names_and_signatures_stay(request):
-    """Who changes one writes the snapshot anew with ``--record``, and sees in its diff what a caller has to change."""
+    """After a change, rewrite the snapshot with ``--record``; its diff shows what a caller has to change."""
     if request.config.getoption("record"):
         SNAPSHOT.write_text(json.dumps(face(), indent=1, ensure_ascii=False) + "\n", "utf-8")
     assert face() == json.loads(SNAPSHOT.read_text("utf-8"))
@@ -133,7 +133,7 @@ def test_one_place_renders_every_report():
 
 @pytest.mark.parametrize("simulated", [False, True])
 def test_marks_of_the_simulation(simulated):
-    """A report whose figures come from the simulation says so in its title and first sentence, as text and as HTML."""
+    """A report with simulated measurements is marked in its title and first sentence, as text and as HTML."""
 
     @dataclasses.dataclass(frozen=True, repr=False)
     class Seen(Displayable):

@@ -23,7 +23,7 @@ WITHOUT = (
     "IPYTHONDIR",
 )
 
-# Runs notebooks as a person does with Run All, each in a kernel of its own, and prints what failed.
+# Runs notebooks like Run All, each in a separate kernel, and prints failures.
 RUN_ALL = """
 import json, sys
 from pathlib import Path
@@ -82,7 +82,7 @@ def installed(tmp_path_factory):
 @pytest.mark.timeout(5400)
 @pytest.mark.skipif(sys.platform == "win32", reason="the README's lines are for a shell of Unix")
 def test_notebooks_run_twice_after_the_lines_of_the_readme(installed):
-    """Every notebook runs to its end, and again in the same home, and nothing is left in the person's data folder."""
+    """Every notebook runs twice in the same home and leaves nothing in the user's data folder."""
     clone, home, environment = installed
     names = sorted(map(str, (clone / "notebooks").glob("[0-9]*.ipynb")))
     program = [str(clone / ".venv" / "bin" / "python"), "-c"]

@@ -12,7 +12,7 @@ LARGEST_WHEEL = 25_000_000
 
 
 def run(*command, **options):
-    """Run a command of this Python and return what it printed."""
+    """Run a command of this Python and return its output."""
     return subprocess.run([sys.executable, *map(str, command)], capture_output=True, check=False, text=True, **options)
 
 

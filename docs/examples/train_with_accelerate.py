@@ -53,7 +53,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    epochs = nb.epochs(EPOCHS, accelerator)  # A boundary after each: memory is handed back, and measured.
+    epochs = nb.epochs(EPOCHS, accelerator)  # Memory is released and measured after each epoch.
     for epoch in epochs:
         total = torch.zeros((), device=accelerator.device)  # Reading a loss at each step would make the device wait.
         for batch in loader:
