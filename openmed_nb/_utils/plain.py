@@ -104,9 +104,9 @@ def _dataclass_from(kind: Any, stored: Any, place: str) -> Any:
         raise ValueError(f"{place} is of another kind")
     if not isinstance(stored, Mapping):
         raise ValueError(f"{place} cannot be {short_type_name(stored)}")  # noqa: TRY004 - what is read is wrong, no argument
-    also = {*getattr(kind, "ALSO", ()), "schema"} - hints.keys()  # What follows from the fields stands in the JSON too.
+    also = {*getattr(kind, "JSON_PROPERTIES", ()), "schema"} - hints.keys()  # What follows from the fields stands in the JSON too.
     stored = {name: one for name, one in stored.items() if name not in also}
-    for flat, names in getattr(kind, "FLAT", {}).items():
+    for flat, names in getattr(kind, "JSON_FLATTEN", {}).items():
         stored[flat] = {inner: stored.pop(name) for name, inner in names.items() if name in stored}
     if lacking := hints.keys() - stored.keys():
         raise ValueError(f"{place} has no {min(lacking)}")

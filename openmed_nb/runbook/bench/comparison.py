@@ -153,7 +153,7 @@ class DeviceMetrics:
             "rows_per_second": self.rows_per_second,
             "phases": self.phase_times.to_dict(),
             "speedup": None if self.simulated else self.speedup and self.speedup.to_dict(),
-            "speed": self.speedup_category,
+            "speedup_category": self.speedup_category,
             "utilization": self.utilization_details.to_dict(),
         }
 
@@ -350,18 +350,18 @@ def compare(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Example:
         >>> import torch
-        >>> comparison = compare(torch.nn.Linear(8, 8), torch.ones(2, 8), devices="cpu", pairs=6, watch=0)
-        >>> list(comparison.of("cpu").shares), comparison.of("cpu").speedup is None
+        >>> comparison = compare(torch.nn.Linear(8, 8), torch.ones(2, 8), devices="cpu", rounds=6, utilization_seconds=0)
+        >>> list(comparison.for_device("cpu").phase_fractions), comparison.for_device("cpu").speedup is None
         (['data', 'transfer', 'forward'], True)
-        >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", pairs=6, watch=0).task
+        >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", rounds=6, utilization_seconds=0).task
         'own step'
     """
     begin = current_time()
     batch_size = check_optional_integer("batch_size", batch_size)
-    rounds = check_integer("pairs", rounds, MIN_VALUES)
+    rounds = check_integer("rounds", rounds, MIN_VALUES)
     seconds = check_number("seconds", seconds, above=0, example=f"{SECONDS:g}")
     utilization_seconds = check_number(
-        "watch",
+        "utilization_seconds",
         utilization_seconds,
         MAX_UTILIZATION_SECONDS,
         example=f"{UTILIZATION_SECONDS:g}; 0 leaves the utilization out",

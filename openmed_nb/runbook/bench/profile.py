@@ -227,7 +227,7 @@ class Profile(StepReport):
             >>> import torch
             >>> from openmed_nb.runbook import profile
             >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
-            >>> found.diff(found).days, found.diff(found).stop
+            >>> found.diff(found).days, found.diff(found).should_stop
             (0, False)
         """
         if not isinstance(other, Profile):
@@ -464,7 +464,7 @@ class ProfileDiff(Displayable):
     @property
     def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The names of the three operators that take longest, of each."""
-        return self._top("before"), self._top("now")
+        return self._top("before"), self._top("after")
 
     def _top(self, when: str) -> tuple[str, ...]:
         times = {one.operator: getattr(one, when) for one in self.operators if getattr(one, when)}
@@ -481,7 +481,7 @@ class ProfileDiff(Displayable):
         if self.differences:
             remedy = "Profile the same work again, with the same batch on the same device."
             return (Finding(WORK, WARNING, f"other {', '.join(self.differences)}: nothing is compared", remedy),)
-        top = {*self._top("before"), *self._top("now")}
+        top = {*self._top("before"), *self._top("after")}
         changes: dict[str, list[str]] = {"faster": [], "slower": []}
         for times in self.operators:
             if times.operator in top and abs(times.after - times.before) > CHANGE * max(times.after, times.before):

@@ -150,7 +150,7 @@ def sum_operators(times: Sequence[OperatorTime], name: str, with_data: bool = Fa
 
     Example:
         >>> times = [OperatorTime("aten::mm", "forward", 2.0, 0.25), OperatorTime("aten::stack", "data", 1.0, 0.1)]
-        >>> total(times, "seconds"), total(times, "launch_seconds")
+        >>> sum_operators(times, "seconds"), sum_operators(times, "launch_seconds")
         (0.25, None)
     """
     values = [getattr(one, name) for one in times if with_data or one.phase != DATA]

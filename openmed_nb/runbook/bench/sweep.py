@@ -265,7 +265,7 @@ class SweepReport(StepReport):
         return {
             **super().to_dict(),
             "points": [{**to_plain_data(point), "tokens": self.tokens(point)} for point in self.points],
-            "compared": [point.rows for point in self.remeasured_points],
+            "remeasured_points": [point.rows for point in self.remeasured_points],
             "best": self.best.rows if self.best else None,
         }
 
@@ -428,18 +428,18 @@ def sweep(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     Example:
         >>> import torch
-        >>> report = sweep(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", largest=4)
+        >>> report = sweep(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", max_batch_size=4)
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
     begin = current_time()
     seconds = check_number("seconds", seconds, above=0, example="30")
-    if check_number("gain", min_gain, 1, above=0, example="0.03") == 1:
-        raise ConfigurationError(f"gain must be a fraction, got {describe_value(min_gain)}.", "Pass one such as 0.03.")
-    max_batch_size = check_optional_integer("largest", max_batch_size)
-    min_batch_size = check_optional_integer("smallest", min_batch_size)
+    if check_number("min_gain", min_gain, 1, above=0, example="0.03") == 1:
+        raise ConfigurationError(f"min_gain must be a fraction, got {describe_value(min_gain)}.", "Pass one such as 0.03.")
+    max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
+    min_batch_size = check_optional_integer("min_batch_size", min_batch_size)
     if max_batch_size and min_batch_size and min_batch_size > max_batch_size:
-        what = f"smallest={min_batch_size} is more than largest={max_batch_size}."
+        what = f"min_batch_size={min_batch_size} is more than max_batch_size={max_batch_size}."
         raise ConfigurationError(what, "Pass a smaller one, or leave it out.")
     with SESSION.operation(progress):
         if is_token_classifier(model) and not training and data is not None:

@@ -44,9 +44,9 @@ class PhaseTimes(JsonMixin):
         meanwhile: Whether data are prepared while the device computes, as :func:`annotate` does on a GPU.
 
     Example:
-        >>> Split({"data": 3.0, "forward": 1.0}).shares
+        >>> PhaseTimes({"data": 3.0, "forward": 1.0}).fractions
         {'data': 0.75, 'forward': 0.25}
-        >>> Split({"data": 3.0, "forward": 1.0}, meanwhile=True).waits
+        >>> PhaseTimes({"data": 3.0, "forward": 1.0}, overlapped=True).waiting_seconds
         {'data': 2.0, 'forward': 1.0}
     """
 
@@ -217,7 +217,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
     Example:
         >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])
-        Interval(low=2.0, middle=5.5, high=9.0, level=0.978515625)
+        Interval(low=2.0, median=5.5, high=9.0, confidence=0.978515625)
     """
     ordered = sorted(values)
     count = len(ordered)
@@ -276,7 +276,7 @@ def format_rate(number: float | None) -> str:
     """Return a rate with three digits or more, empty if there is none.
 
     Example:
-        >>> rate(1234.5), rate(12.345), rate(0.01234), rate(None)
+        >>> format_rate(1234.5), format_rate(12.345), format_rate(0.01234), format_rate(None)
         ('1,234', '12.3', '0.0123', '')
     """
     if number is None:

@@ -801,7 +801,7 @@ def row_shape_of(example: ModelInputs) -> str | None:
 
     Example:
         >>> import torch
-        >>> row_shape_of(Example((torch.ones(4, 3, 16, 16),))), row_shape_of(Example((torch.ones(4),)))
+        >>> row_shape_of(ModelInputs((torch.ones(4, 3, 16, 16),))), row_shape_of(ModelInputs((torch.ones(4),)))
         ('3x16x16', None)
     """
     shapes = (tensor.shape[1:] for _, tensor in named_tensors(example.tensors) if tensor.dim() > 1)
@@ -815,7 +815,7 @@ def resize_batch(example: ModelInputs, rows: int) -> ModelInputs:
 
     Example:
         >>> import torch
-        >>> resize_batch(Example((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
+        >>> resize_batch(ModelInputs((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
         (tensor([[1],
                 [2],
                 [1]]), tensor(0.5000))
@@ -852,7 +852,7 @@ class StepBenchmark:
         # With fewer rows the throughput would be wrong. They may be the second size, as in models that take the sequence first.
         if sizes and there < rows and not any(rows in size for size in sizes):
             what = f"{function_name(self.data)} made a batch of {there} rows where {rows} were asked for."
-            raise ConfigurationError(what, f"Make them of any size, or ask for no more: largest={there}.")
+            raise ConfigurationError(what, f"Make them of any size, or ask for no more: max_batch_size={there}.")
         return self._workload(rows, [batch], batch)
 
     def data_workload(self, rows: int | None = None) -> Workload:
@@ -905,7 +905,7 @@ def prefetch_settings(loader: Any) -> dict[str, Any]:
     It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
     """
     workers = int(getattr(loader, "num_workers", 0))
-    return {"workers": workers, "ahead": workers * int(getattr(loader, "prefetch_factor", None) or 1)}
+    return {"workers": workers, "prefetched_batches": workers * int(getattr(loader, "prefetch_factor", None) or 1)}
 
 
 class RepeatingLoader(Iterator[Any]):

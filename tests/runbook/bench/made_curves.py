@@ -38,7 +38,7 @@ class Made:
         self.asked.append(rows)
         if rows > self.capacity or rows in self.full:
             return Point(rows, fits=False)
-        return Point(rows, self.observed_values(rows) / (9 if rows in self.slow else 1))
+        return Point(rows, self.seen(rows) / (9 if rows in self.slow else 1))
 
     def seen(self, rows: int) -> float:
         """Return a speed with its noise."""
@@ -47,7 +47,7 @@ class Made:
     def again(self, points: Sequence[Point]) -> list[Point]:
         """Return points of which each is the middle of nine looks."""
         return [
-            replace(one, throughput=sorted(self.observed_values(one.rows) for _ in range(9))[4])
+            replace(one, throughput=sorted(self.seen(one.rows) for _ in range(9))[4])
             for one in points
             if one.fits
         ]

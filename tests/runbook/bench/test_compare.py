@@ -20,7 +20,7 @@ from openmed_nb.session import SESSION
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
-QUICK = {"pairs": 6, "watch": 0}
+QUICK = {"rounds": 6, "utilization_seconds": 0}
 
 
 def compared(*args, **named):
@@ -31,10 +31,10 @@ def compared(*args, **named):
 def test_cpu_alone_still_gives_the_split():
     """On a computer with a CPU only, annotation is split into its four phases, without a word of the texts."""
     comparison = compared("bundled_small", [NOTE] * 3, devices="cpu", batch_size=2)
-    row = comparison.of("cpu")
+    row = comparison.for_device("cpu")
 
-    assert list(row.shares) == ["data", "transfer", "forward", "decode"]
-    assert sum(row.shares.values()) == pytest.approx(1)
+    assert list(row.phase_fractions) == ["data", "transfer", "forward", "decode"]
+    assert sum(row.phase_fractions.values()) == pytest.approx(1)
     assert (row.rows, row.speedup, row.utilization) == (2, None, None)
     assert comparison.batch_tokens == comparison.to_dict()["batch_tokens"] == 2 * 128
     assert "nothing to compare it with" in str(comparison)
@@ -46,13 +46,13 @@ def test_all_usable_devices_where_nobody_says():
     with nb.simulated_mps():
         comparison = compared(nn.Linear(4, 4), torch.ones(2, 4))
 
-    row = comparison.of("mps")
+    row = comparison.for_device("mps")
     assert [one.device for one in comparison.devices] == ["cpu", "mps"]
     assert comparison.simulated
-    assert row.speedup.low <= row.speedup.middle <= row.speedup.high
-    assert row.speedup.level >= 0.95
+    assert row.speedup.low <= row.speedup.median <= row.speedup.high
+    assert row.speedup.confidence >= 0.95
     assert row.utilization is None
-    assert row.speed == row.to_dict()["speed"] == "not applicable: simulated"
+    assert row.speedup_category == row.to_dict()["speedup_category"] == "not applicable: simulated"
     assert row.to_dict()["speedup"] is None
     assert (comparison.findings[0].name, comparison.findings[0].status) == ("speed on mps (SIMULATED)", NOT_APPLICABLE)
     assert "slower" not in str(comparison)
@@ -81,10 +81,10 @@ def test_both_devices_have_the_same_batches(size, tokens):
 @pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
 def test_training_steps_have_their_own_phases(device):
     """A training step has five phases; a device may be torch's own value, alone or among others, and numbers those of numpy."""
-    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), training=True, devices=device, pairs=np.int64(6))
+    comparison = compared(nn.Linear(4, 4), torch.ones(2, 4), training=True, devices=device, rounds=np.int64(6))
 
-    assert list(comparison.of("cpu").shares) == ["data", "transfer", "forward", "backward", "optimizer"]
-    assert (comparison.task, type(comparison.pairs)) == ("training step", int)
+    assert list(comparison.for_device("cpu").phase_fractions) == ["data", "transfer", "forward", "backward", "optimizer"]
+    assert (comparison.task, type(comparison.rounds)) == ("training step", int)
     assert re.findall(r"\d+\.\d+", str(comparison)) == []
     assert re.findall(r"\d+\.\d+ ms", comparison._repr_html_())
 
@@ -102,7 +102,7 @@ def test_a_function_computes_where_its_batch_is():
 
     assert seen == {"cpu", "mps"}
     assert (comparison.name, comparison.task, batch.device.type) == ("step", "own step", "cpu")
-    assert [list(one.shares) for one in comparison.devices] == [["data", "transfer", "step"]] * 2
+    assert [list(one.phase_fractions) for one in comparison.devices] == [["data", "transfer", "step"]] * 2
 
 
 def test_processes_that_read_ahead_end():
@@ -140,9 +140,9 @@ def test_model_and_random_numbers_stay():
 
 def test_processor_is_watched():
     """Of the CPU, moments are read while it works, too few make no mean, and no thread is left."""
-    row = compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", watch=0.01).of("cpu")
+    row = compared(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu", utilization_seconds=0.01).for_device("cpu")
 
-    assert row.load.samples >= 5 or row.utilization is None
+    assert row.utilization_details.samples >= 5 or row.utilization is None
     assert "openmed_nb utilization" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -160,9 +160,9 @@ def test_what_does_not_fit():
     ("asked", "error", "value"),
     [
         ({"device": "cpu"}, ConfigurationError, "devices="),
-        *(({"pairs": pairs}, ConfigurationError, pairs) for pairs in (5, True)),
+        *(({"rounds": rounds}, ConfigurationError, rounds) for rounds in (5, True)),
         ({"batch_size": 0}, ConfigurationError, 0),
-        *(({"watch": watch}, ConfigurationError, watch) for watch in (-1, float("nan"), "long", 1e300)),
+        *(({"utilization_seconds": seconds}, ConfigurationError, seconds) for seconds in (-1, float("nan"), "long", 1e300)),
         ({"seconds": 0}, ConfigurationError, 0),
         *(({"devices": devices}, DeviceError, "'mps'") for devices in (["mps"], "mps")),
         *(({"devices": devices}, ConfigurationError, "float has no device") for devices in ([0.5], 0.5)),

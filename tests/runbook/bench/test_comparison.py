@@ -38,7 +38,7 @@ def test_words_of_a_speedup(low, high, words, status):
     """An interval that holds 1 shows no difference, whatever its middle is."""
     comparison = compared(low, high)
 
-    assert comparison.of("cuda").speed == words
+    assert comparison.for_device("cuda").speedup_category == words
     assert comparison.findings[0].status == status
     assert words in str(comparison)
 
@@ -56,7 +56,7 @@ def test_phase_that_dominates(seconds, dominating, status):
     """A phase dominates with more than half of a step; only the model's own work may."""
     comparison = compared(split=PhaseTimes(seconds))
 
-    assert comparison.of("cuda").split.dominant_phase == dominating
+    assert comparison.for_device("cuda").phase_times.dominant_phase == dominating
     assert (comparison.findings[2].name, comparison.findings[2].status) == ("time on cuda:0", status)
     assert comparison.findings[2].evidence.startswith(dominating or "no phase")
 
@@ -65,7 +65,7 @@ def test_shares_are_of_all_steps():
     """A loader that keeps one step of several waiting takes its share of all; texts in memory that wait were another program."""
     steps = [{"data": 0.1, "forward": 1.0}] * 9 + [{"data": 9.1, "forward": 1.0}]
     for task, share in (("annotation", 1 / 11), ("forward pass", 0.5)):
-        assert measured(task, "cpu", *steps).shares["data"] == pytest.approx(share)
+        assert measured(task, "cpu", *steps).fractions["data"] == pytest.approx(share)
 
 
 # Measured on an H100 with the bundled model, in tenths of a second.
@@ -104,8 +104,8 @@ def test_texts_are_tokenized_while_a_gpu_computes(task, device, seconds, share):
     """Of annotation on a GPU, only what tokenizing takes longer than the forward pass is a wait; all else waits for its data."""
     split = measured(task, device, seconds)
 
-    assert split.shares["data"] == pytest.approx(share)
-    assert sum(split.shares.values()) == pytest.approx(1)
+    assert split.fractions["data"] == pytest.approx(share)
+    assert sum(split.fractions.values()) == pytest.approx(1)
     assert split.seconds == pytest.approx(seconds)
 
 
@@ -113,7 +113,7 @@ def test_remedy_for_texts_names_no_loader():
     """Who annotates has no loader to read ahead with."""
     for task, named in (("annotation", "nb.cluster"), ("forward pass", "nb.training.loader.check()")):
         (finding,) = Comparison(
-            "m", task, (replace(compared().of("cpu"), split=PhaseTimes({"data": 9, "forward": 1})),), 20
+            "m", task, (replace(compared().for_device("cpu"), phase_times=PhaseTimes({"data": 9, "forward": 1})),), 20
         ).findings
 
         assert finding.evidence == "data dominates"
@@ -146,10 +146,10 @@ def test_text_has_no_figures():
 def test_plain_numbers_for_others():
     """A row has plain numbers, and everything is JSON with the name of its schema."""
     comparison = compared(dtype="float32")
-    row = comparison.of("cuda")
+    row = comparison.for_device("cuda")
     plain = json.loads(json.dumps(comparison.to_dict()))
 
-    assert (row.speedup.middle, row.shares["data"], row.utilization) == (2.5, 0.25, pytest.approx(0.6))
+    assert (row.speedup.median, row.phase_fractions["data"], row.utilization) == (2.5, 0.25, pytest.approx(0.6))
     assert plain["schema"] == "openmed_nb/comparison/1"
     assert plain["devices"][1]["speedup"]["low"] == 2.0
     assert plain["devices"][0]["speedup"] is None
@@ -159,7 +159,7 @@ def test_plain_numbers_for_others():
 def test_device_that_was_not_compared():
     """Asking for another device is a clear error."""
     with pytest.raises(ConfigurationError, match=r"'mps' was not compared\. Use one of cpu, cuda:0"):
-        compared().of("mps")
+        compared().for_device("mps")
 
 
 def test_small_work_on_the_cpu_alone():

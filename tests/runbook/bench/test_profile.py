@@ -121,7 +121,7 @@ def test_starting_operators_is_measured_on_mps(clock):
 
 def test_fallback_is_named():
     """An operator that falls back to the CPU at each step is named, with how often."""
-    with nb.simulated_mps(fallback=True), pytest.warn_if(UserWarning, match="aten::mode"):
+    with nb.simulated_mps(fallback=True), pytest.warns(UserWarning, match="aten::mode"):
         profile = profiled(Modes(), torch.ones(4, 8))
 
     assert profile.bottlenecks == ("fallback",)
@@ -135,7 +135,7 @@ def test_fallback_is_named():
     [
         ("reading", "# read here", ".item()"),
         ("logging", "# logged here", "printing a tensor"),
-        ("summary", "# written here", "formatting a tensor"),
+        ("in_words", "# written here", "formatting a tensor"),
         ("copying", "# copied here", ".cpu()"),
         ("deciding", "# decided here", "bool()"),
     ],
@@ -163,7 +163,7 @@ def test_other_steps_of_the_person(planted):
     assert [(one.call, one.reason) for one in healthy.synchronizations] == [(".to('mps')", "batch")]
     assert "only the batch is waited for" in str(healthy)
     assert "synchronization" not in reading.bottlenecks
-    assert f".item() at planted_steps.py:{planted.to_json_line('# read here')}" in str(reading)
+    assert f".item() at planted_steps.py:{planted.line_of('# read here')}" in str(reading)
 
 
 def test_training_steps_have_operators_in_each_phase():

@@ -152,7 +152,7 @@ def test_difference_has_its_forms():
     assert str(found).startswith("Two profiles of bundled (training step) on mps, 8 days apart: stop here")
     assert "40.000" in found._repr_html_()
     assert "40.000" not in str(found)
-    assert (stored["schema"], stored["days"], stored["stop"]) == ("openmed_nb/profile_diff/1", 8, True)
+    assert (stored["schema"], stored["days"], stored["should_stop"]) == ("openmed_nb/profile_diff/1", 8, True)
     assert stored["hotspots"][0] == ["aten::addmm", "aten::softmax", "aten::gelu"]
 
 

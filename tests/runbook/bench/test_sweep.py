@@ -16,7 +16,7 @@ from openmed_nb.runbook.bench.sweep import MEMORY, OUT_OF_MEMORY, TIME
 
 pytestmark = pytest.mark.usefixtures("clock", "quick_collection")
 
-QUICK = {"largest": 2, "seconds": 600}
+QUICK = {"max_batch_size": 2, "seconds": 600}
 LAYERS = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
 
 
@@ -64,10 +64,10 @@ def test_a_failing_size_is_a_point():
 @pytest.mark.parametrize(
     ("given", "value"),
     [
-        *(({"gain": gain}, gain) for gain in (0, 1, 2, -0.1, True, "much", float("nan"))),
-        *(({"largest": rows}, rows) for rows in (0, 1.5, True, "8")),
-        *(({"smallest": rows}, rows) for rows in (0, 1.5, True)),
-        ({"smallest": 4, "largest": 2}, "smallest=4"),
+        *(({"min_gain": gain}, gain) for gain in (0, 1, 2, -0.1, True, "much", float("nan"))),
+        *(({"max_batch_size": rows}, rows) for rows in (0, 1.5, True, "8")),
+        *(({"min_batch_size": rows}, rows) for rows in (0, 1.5, True)),
+        ({"min_batch_size": 4, "max_batch_size": 2}, "min_batch_size=4"),
         *(({"seconds": seconds}, seconds) for seconds in (0, float("inf"), float("nan"), False, "30")),
         ({"model": len, "data": [torch.ones(3)]}, "No batch of 1 rows"),
         *(({"model": LAYERS, "data": data}, "no rows") for data in ([], torch.ones(4, 0))),
@@ -168,7 +168,7 @@ def unseen(rows):
     return bytes(rows * 100 * MEBIBYTE)
 
 with use_clock(itertools.count(step=0.05).__next__):
-    nb.sweep(lambda rows: torch.ones(rows) @ torch.ones(rows), lambda rows: rows, largest=1, device="cpu")
+    nb.sweep(lambda rows: torch.ones(rows) @ torch.ones(rows), lambda rows: rows, max_batch_size=1, device="cpu")
     limit = psutil.Process().memory_info().vms + 1024 * MEBIBYTE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for step in (seen, suddenly, unseen):
@@ -189,7 +189,7 @@ def test_the_cpu_under_a_memory_limit():
     assert all(point["fits"] for point in seen["points"])
     assert 4 <= max(point["rows"] for point in seen["points"]) <= 16
     assert {point["rows"] for point in suddenly["points"] if not point["fits"]} >= {8}
-    assert (suddenly["stopped"], unseen["stopped"]) == (OUT_OF_MEMORY, OUT_OF_MEMORY)
+    assert (suddenly["stop_code"], unseen["stop_code"]) == (OUT_OF_MEMORY, OUT_OF_MEMORY)
     assert unseen["knee"] <= 10
 
 
@@ -207,5 +207,5 @@ def test_batches_with_fewer_rows_than_asked():
     """A function that runs out of rows is an error with both numbers, and no throughput is made up."""
     rows = torch.ones(5, 2)
 
-    with pytest.raises(ConfigurationError, match=r"5 rows where 8 were asked for.*largest=5"):
+    with pytest.raises(ConfigurationError, match=r"5 rows where 8 were asked for.*max_batch_size=5"):
         nb.sweep(lambda batch: batch.sum(), lambda count: rows[:count], device="cpu", max_batch_size=16, seconds=600)

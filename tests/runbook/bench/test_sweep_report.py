@@ -189,7 +189,7 @@ def test_plain_form():
     assert plain["schema"] == "openmed_nb/sweep/1"
     assert (plain["knee"], plain["best"], plain["workers"], plain["still_increasing"]) == (32, 64, 2, False)
     assert [size["fits"] for size in plain["points"]] == [True, True, True, False]
-    assert (plain["points"][1]["tokens"], plain["compared"]) == (12800.0, [32, 64])
+    assert (plain["points"][1]["tokens"], plain["remeasured_points"]) == (12800.0, [32, 64])
 
 
 def test_simulated_figures_are_marked():

@@ -141,7 +141,7 @@ def test_any_smooth_curve_with_any_memory(made, half, top, capacity):
 def test_any_curve_at_all(made, speeds, full, largest):
     """Whatever is measured, the search ends, measures nothing twice, and no larger point gains more than the knee's share."""
     there = made(lambda rows: speeds[rows % len(speeds)], 4096, full=full)
-    points = there.search(largest=largest).found
+    points = there.search(largest=largest).measured_points
     knee = knee_of(points)
 
     assert len(there.asked) == len(set(there.asked)) == len(points)

@@ -30,9 +30,9 @@ def test_what_was_read_ahead_is_left_out():
     workload.drain_prefetched(batches)
 
     assert log == ["read"] * 6
-    workload.settle(batches)
+    workload.reach_steady_state(batches)
     assert log[6:] == ["read"] * 6 + ["read", "run"] * 2
-    logged(log, 0, 0).settle(iter([]))
+    logged(log, 0, 0).reach_steady_state(iter([]))
     assert len(log) == 16
 
 

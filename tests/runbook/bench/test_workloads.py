@@ -100,9 +100,9 @@ class TestAnnotation:
     def test_finds_what_the_pipeline_finds(self, place, keyword_model):
         """The phases of a step give the very entities of the pipeline, long texts and empty ones included."""
         expected = nb.load_pipeline(str(keyword_model), device="cpu")(TEXTS)
-        bench = subject_of(str(keyword_model), TEXTS).on(place)
+        bench = subject_of(str(keyword_model), TEXTS).build(place)
         for rows in (1, 3, 4, 9):
-            found = list(itertools.chain.from_iterable(steps(bench.stream(rows), 4)))
+            found = list(itertools.chain.from_iterable(steps(bench.data_workload(rows), 4)))
             for answer, wanted in zip(found, itertools.cycle(expected), strict=False):
                 assert [(one["start"], one["end"], one["entity_group"]) for one in answer] == [
                     (one["start"], one["end"], one["entity_group"]) for one in wanted
@@ -115,8 +115,8 @@ class TestAnnotation:
         """A pipeline is measured as it is on its device, and elsewhere with a copy, with its own way to make entities."""
         pipe = nb.load_pipeline(str(random_model), device="cpu", aggregation_strategy="first")
         before = state_of(pipe.model)
-        bench = subject_of(pipe, TEXTS).on(place)
-        (found,) = steps(bench.stream(len(TEXTS)), 1)
+        bench = subject_of(pipe, TEXTS).build(place)
+        (found,) = steps(bench.data_workload(len(TEXTS)), 1)
 
         assert (bench.annotator.network.model is pipe.model) == (place == "cpu")
         assert [[(one["start"], one["end"]) for one in answer] for answer in found] == [
@@ -129,37 +129,37 @@ class TestAnnotation:
 
         Few come as the probabilities that they are of.
         """
-        workload = subject_of(str(keyword_model), length=16).on(place).bucket(5)
+        workload = subject_of(str(keyword_model), length=16).build(place).fixed_shape_workload(5)
         (probabilities,), _ = steps(workload)
-        (labels, scores), _ = steps(subject_of(str(keyword_model), length=16).on(place).bucket(50))
+        (labels, scores), _ = steps(subject_of(str(keyword_model), length=16).build(place).fixed_shape_workload(50))
 
         assert (workload.rows, workload.length, workload.task, workload.dtype) == (5, 16, "annotation", "float32")
         assert probabilities.shape[:2] == (5, 16)
         assert labels.shape == scores.shape == (50, 16)
-        assert subject_of(str(keyword_model)).on(place).bucket(1).length == 64
+        assert subject_of(str(keyword_model)).build(place).fixed_shape_workload(1).length == 64
         with pytest.raises(ConfigurationError, match="length=1000 is more than the 64 tokens"):
-            subject_of(str(keyword_model), length=1000).on(place).bucket(1)
+            subject_of(str(keyword_model), length=1000).build(place).fixed_shape_workload(1)
 
     def test_batches_of_tokens(self, place, keyword_model, random_model):
         """Texts have a budget of as many tokens as full rows of their number, whatever rows a pipeline was made with."""
-        bench = subject_of(str(keyword_model), ["seen . " * 12] * 3, length=16).on(place)
-        some, any_number = bench.stream(700), bench.stream()
+        bench = subject_of(str(keyword_model), ["seen . " * 12] * 3, length=16).build(place)
+        some, any_number = bench.data_workload(700), bench.data_workload()
         own = nb.load_pipeline(str(random_model), device="cpu", batch_size=2)
-        filled = next(subject_of(own, ["asthma"] * 8).on("cpu").stream(8).batches())
+        filled = next(subject_of(own, ["asthma"] * 8).build("cpu").data_workload(8).batches())
 
-        assert (some.rows, some.batch_tokens, bench.bucket(700).batch_tokens) == (700, 700 * 16, 700 * 16)
+        assert (some.rows, some.batch_tokens, bench.fixed_shape_workload(700).batch_tokens) == (700, 700 * 16, 700 * 16)
         sizes = [inputs["input_ids"].size for inputs in next(some.batches()).arrays]
-        assert max(sizes) > bench.annotator.budget.tokens == any_number.batch_tokens
-        assert subject_of(torch.nn.Identity(), EXAMPLE).on(place).bucket(2).batch_tokens is None
+        assert max(sizes) > bench.annotator.budget.max_tokens == any_number.batch_tokens
+        assert subject_of(torch.nn.Identity(), EXAMPLE).build(place).fixed_shape_workload(2).batch_tokens is None
         assert [len(inputs["input_ids"]) for inputs in filled.arrays] == [8]
 
     def test_texts(self, keyword_model):
         """Texts of a generator are read once and measured again and again; unreadable ones raise when they are read."""
-        bench = subject_of("bundled_small", (text for text in ["She has asthma."])).on("cpu")
+        bench = subject_of("bundled_small", (text for text in ["She has asthma."])).build("cpu")
 
-        assert [len(one) for one in steps(bench.stream(2), 2)] == [2, 2]
+        assert [len(one) for one in steps(bench.data_workload(2), 2)] == [2, 2]
         for text, words in ((None, "not NoneType"), (["asthma"], "not list")):
-            workload = subject_of(str(keyword_model), [text]).on("cpu").stream(2)
+            workload = subject_of(str(keyword_model), [text]).build("cpu").data_workload(2)
             with pytest.raises(InvalidTextError, match=words):
                 next(workload.batches())
 
@@ -177,9 +177,9 @@ class TestModule:
         model.norm.eval()
         model.learns.weight.grad = torch.full_like(model.learns.weight, 7.0)
         before = state_of(model)
-        bench = subject_of(model, {"x": EXAMPLE, "labels": torch.tensor([0, 2])}, training=training).on(place)
+        bench = subject_of(model, {"x": EXAMPLE, "labels": torch.tensor([0, 2])}, training=training).build(place)
         trained = [one.detach().clone() for one in bench.model.parameters()]
-        workload = bench.bucket(6)
+        workload = bench.fixed_shape_workload(6)
         steps(workload, 3)
         phases = workload.seconds_of_phases(workload.batches())
 
@@ -201,9 +201,9 @@ class TestModule:
         pipe, loaded = nb.load_pipeline(str(random_model), device="cpu"), SESSION.inventory()
         before = state_of(pipe.model)
         subject = subject_of(str(keyword_model), training=True, length=8)
-        workload = subject.on(place).bucket(3)
+        workload = subject.build(place).fixed_shape_workload(3)
         steps(workload, 1)
-        steps(subject_of(pipe, training=True).on(place).stream(), 1)
+        steps(subject_of(pipe, training=True).build(place).data_workload(), 1)
 
         assert (workload.task, workload.rows, workload.length) == ("training step", 3, 8)
         assert subject.name == subject_of(str(keyword_model)).name
@@ -214,9 +214,9 @@ class TestModule:
         """The tensors that a loader hands out as they are keep their numbers, and every step has the same ones."""
         for training in (False, True):
             items = [torch.ones(4, 8), torch.ones(4, 8)]
-            bench = subject_of(Writing(8, 8), DataLoader(items, batch_size=None), training=training).on("cpu")
-            steps(bench.stream(), 5)
-            bucket = bench.bucket(3)
+            bench = subject_of(Writing(8, 8), DataLoader(items, batch_size=None), training=training).build("cpu")
+            steps(bench.data_workload(), 5)
+            bucket = bench.fixed_shape_workload(3)
             batch = next(bucket.batches())
             for _ in range(3):
                 bucket.run(batch)
@@ -224,15 +224,15 @@ class TestModule:
 
     def test_model_that_only_reads_gets_the_batch_itself(self):
         """On the CPU a batch is not copied for a model that leaves it as it is."""
-        workload = subject_of(torch.nn.Identity(), ROWS).on("cpu").bucket(4)
+        workload = subject_of(torch.nn.Identity(), ROWS).build("cpu").fixed_shape_workload(4)
         batch = next(workload.batches())
 
         assert [workload.run(batch) is batch.args[0] for _ in range(2)] == [False, True]
 
     def test_dtype_and_name(self):
         """A workload says the type of the numbers and the name, and a module without parameters has no type."""
-        assert subject_of(torch.nn.Linear(4, 2).bfloat16(), EXAMPLE.bfloat16()).on("cpu").bucket(1).dtype == "bfloat16"
-        assert subject_of(torch.nn.Identity(), EXAMPLE).on("cpu").bucket(1).dtype is None
+        assert subject_of(torch.nn.Linear(4, 2).bfloat16(), EXAMPLE.bfloat16()).build("cpu").fixed_shape_workload(1).dtype == "bfloat16"
+        assert subject_of(torch.nn.Identity(), EXAMPLE).build("cpu").fixed_shape_workload(1).dtype is None
         assert subject_of(torch.nn.Identity(), EXAMPLE).name == "Identity"
 
     def test_models_that_cannot_be_measured(self):
@@ -241,9 +241,9 @@ class TestModule:
         locked.lock = threading.Lock()
 
         with pytest.raises(ConfigurationError, match="Linear cannot be copied"):
-            subject_of(locked, EXAMPLE).on("cpu")
+            subject_of(locked, EXAMPLE).build("cpu")
         with pytest.raises(ConfigurationError, match="depends on a parameter that learns"):
-            steps(subject_of(frozen, EXAMPLE, training=True).on("cpu").bucket(2), 1)
+            steps(subject_of(frozen, EXAMPLE, training=True).build("cpu").fixed_shape_workload(2), 1)
 
     @pytest.mark.real_computer
     def test_numbers_of_64_bits_on_mps(self):
@@ -260,7 +260,7 @@ class TestOwnStep:
     def test_batches(self, place):
         """A function does its step with the batches as they are, and what it returns comes back."""
         batches = [torch.ones(3, 2), torch.ones(2, 2)]
-        workload = subject_of(lambda batch: batch.to(place).sum(), batches).on(place).stream()
+        workload = subject_of(lambda batch: batch.to(place).sum(), batches).build(place).data_workload()
 
         assert [float(one) for one in steps(workload, 4)] == [6.0, 4.0, 6.0, 4.0]
         assert (workload.task, workload.rows) == ("own step", 3)
@@ -271,18 +271,18 @@ class TestOwnStep:
     def test_batches_of_any_size(self):
         """A function that makes batches is asked for the rows that are measured, once for each bucket; a list has one size."""
         asked: list[int] = []
-        bench = subject_of(add_up, lambda rows: (asked.append(rows), torch.ones(rows))[1]).on("cpu")
+        bench = subject_of(add_up, lambda rows: (asked.append(rows), torch.ones(rows))[1]).build("cpu")
 
-        assert [float(one) for one in steps(bench.bucket(5), 3)] == [5.0] * 3
-        assert [float(one) for one in steps(bench.stream(), 1)] == [1.0]
+        assert [float(one) for one in steps(bench.fixed_shape_workload(5), 3)] == [5.0] * 3
+        assert [float(one) for one in steps(bench.data_workload(), 1)] == [1.0]
         assert asked == [5, 1]
         with pytest.raises(ConfigurationError, match="No batch of 4 rows can be made for add_up"):
-            subject_of(add_up, [EXAMPLE]).on("cpu").bucket(4)
+            subject_of(add_up, [EXAMPLE]).build("cpu").fixed_shape_workload(4)
 
     def test_enough_rows(self):
         """A batch with the rows that were asked for passes, also if the sequence comes first, and one without tensors."""
         for batch in (torch.ones(4, 2), torch.ones(9, 2), torch.ones(3, 4, 2), {"ids": [1]}):
-            workload = subject_of(len, lambda _rows, batch=batch: batch).on("cpu").bucket(4)
+            workload = subject_of(len, lambda _rows, batch=batch: batch).build("cpu").fixed_shape_workload(4)
             assert steps(workload, 1) == [len(batch)]
 
     def test_step_that_takes_things_out(self):
@@ -293,7 +293,7 @@ class TestOwnStep:
             assert batch["x"].pop() is ROWS
             return batch.pop("labels")[0]
 
-        assert steps(subject_of(step, data).on("cpu").stream(), 5) == [1, 2, 1, 2, 1]
+        assert steps(subject_of(step, data).build("cpu").data_workload(), 5) == [1, 2, 1, 2, 1]
         assert [(len(one["x"]), len(one["labels"])) for one in data] == [(1, 1)] * 2
 
 
@@ -332,7 +332,7 @@ class TestLoader:
         items = [torch.full((4,), float(number)) for number in range(5)]
         for workers in (0, 1):
             loader = DataLoader(items, batch_size=2, num_workers=workers)
-            workload = subject_of(torch.nn.Identity(), loader).on("cpu").stream()
+            workload = subject_of(torch.nn.Identity(), loader).build("cpu").data_workload()
             for count in (7, 1):
                 firsts = [[float(row[0]) for row in batch] for batch in steps(workload, count)]
                 assert firsts == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4], [0, 1]][:count], workers
@@ -340,16 +340,16 @@ class TestLoader:
 
     def test_has_its_own_batch_size(self):
         """A loader's batch is repeated or cut for a bucket of any size, and its stream has none but its own."""
-        bench = subject_of(torch.nn.Identity(), DataLoader(EXAMPLE, batch_size=2)).on("cpu")
+        bench = subject_of(torch.nn.Identity(), DataLoader(EXAMPLE, batch_size=2)).build("cpu")
 
-        assert [len(steps(bench.bucket(rows), 1)[0]) for rows in (1, 3, 8)] == [1, 3, 8]
+        assert [len(steps(bench.fixed_shape_workload(rows), 1)[0]) for rows in (1, 3, 8)] == [1, 3, 8]
         with pytest.raises(ConfigurationError, match="A loader has a batch size of its own"):
-            bench.stream(3)
+            bench.data_workload(3)
 
     def test_that_is_used_up(self):
         """A loader whose items are gone gets an error and not a loop without end."""
         for model in (torch.nn.Identity(), add_up):
-            workload = subject_of(model, DataLoader(Once(), batch_size=2)).on("cpu").stream()
+            workload = subject_of(model, DataLoader(Once(), batch_size=2)).build("cpu").data_workload()
             with pytest.raises(ConfigurationError, match="The loader gives no batch"):
                 steps(workload, 5)
 
@@ -358,7 +358,7 @@ class TestLoader:
         generator = torch.Generator().manual_seed(7)
         loader = DataLoader(ROWS, batch_size=2, shuffle=True, generator=generator)
         before = generator.get_state(), torch.get_rng_state()
-        subject_of(torch.nn.Identity(), DataLoader(EXAMPLE, shuffle=True)).on("cpu").bucket(2)
+        subject_of(torch.nn.Identity(), DataLoader(EXAMPLE, shuffle=True)).build("cpu").fixed_shape_workload(2)
         for model in (torch.nn.Identity(), lambda batch: batch):
             subject = subject_of(model, loader)
             with build_benchmarks(subject, ["cpu"]) as on, on["cpu"].data_workload().open_batches() as batches:
@@ -368,7 +368,7 @@ class TestLoader:
 
     def test_sizes_of_batches(self):
         """Of batches of several sizes, the mean and the usual number of rows are known, and rows a second are those of all."""
-        workload = subject_of(torch.nn.Identity(), of_sizes(1, 100, 100, 100)).on("cpu").stream()
+        workload = subject_of(torch.nn.Identity(), of_sizes(1, 100, 100, 100)).build("cpu").data_workload()
         steps(workload, 8)
         one = nb.compare(
             torch.nn.Linear(8, 8), of_sizes(1, 50), devices="cpu", rounds=6, utilization_seconds=0
@@ -385,8 +385,8 @@ class TestLoader:
             batches = RepeatingLoader(Begins(count, persistent), Counter())
             apart = [batches.starting for _ in itertools.islice(batches, 7)]
             assert sum(seconds > 0 for seconds in apart) == left_out, (count, persistent)
-        workload = subject_of(torch.nn.Identity(), DataLoader(ROWS, batch_size=2, num_workers=1)).on("cpu").stream()
-        with workload.begun() as batches:
+        workload = subject_of(torch.nn.Identity(), DataLoader(ROWS, batch_size=2, num_workers=1)).build("cpu").data_workload()
+        with workload.open_batches() as batches:
             taken = [workload.seconds_of_steps(batches) for _ in range(4)]
             phases = [workload.seconds_of_phases(batches)["data"] for _ in range(4)]
         assert min(*taken, *phases) >= 0
@@ -402,8 +402,8 @@ class TestLoader:
                 """Return what comes."""
                 return x, identity
 
-        bench = subject_of(Named(), DataLoader(items, batch_size=2)).on("cpu")
-        assert [one[1] for one in steps(bench.stream(), 2)] == [["a", "a"]] * 2
+        bench = subject_of(Named(), DataLoader(items, batch_size=2)).build("cpu")
+        assert [one[1] for one in steps(bench.data_workload(), 2)] == [["a", "a"]] * 2
 
 
 def test_what_cannot_be_measured():
@@ -442,7 +442,7 @@ def test_steps_on_cuda_decode_what_was_computed():
     """Each of many steps over the same texts on CUDA gives the entities of those texts, however far behind the GPU is."""
     expected = list(nb.load_pipeline("bundled", device="cpu")(TEXTS * 2))
     with workloads.open_benchmark("bundled", TEXTS, training=False, device="cuda", arguments={}) as bench:
-        workload = bench.stream(len(expected))
-        with workload.begun() as batches:
+        workload = bench.data_workload(len(expected))
+        with workload.open_batches() as batches:
             found = [list(workload.run(batch)) for batch in itertools.islice(batches, 50)]
     assert [[len(entities) for entities in answers] for answers in found] == [[*map(len, expected)]] * len(found)

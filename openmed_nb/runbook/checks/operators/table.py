@@ -64,7 +64,7 @@ class ModuleLocation:
 class ModuleRow(JsonMixin):
     """A row of a report about one module: its JSON has ``module`` and ``class`` in the place of ``place``."""
 
-    JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {"place": {"module": "module", "class": "kind"}}
+    JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {"module_location": {"module": "module", "class": "kind"}}
 
 
 # An operator such as "aten::addmm", its phase, and the module that was running.
