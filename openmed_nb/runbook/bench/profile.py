@@ -1,4 +1,4 @@
-"""``nb.runbook.profile``: where the time of a few steps goes, what holds them up, and how two profiles differ."""
+"""``nb.runbook.profile``: time per phase and operator of a few steps, their bottlenecks, and the comparison of two profiles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import (
@@ -36,65 +37,65 @@ from ...devices.registry import parse_device_argument
 from ...errors import ConfigurationError
 from ...session import SESSION
 from ..checks.operators.fallbacks import Fallback
-from .timing import DATA, MAX_DATA_FRACTION, OperatorTime, PhaseTimes, Synchronization, repeat_measurement
+from .timing import DATA, MAX_DATA_FRACTION, OperatorTime, PhaseTimes, Reason, Synchronization, repeat_measurement
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target, next_batch
 
-# What is looked for, by the names of the findings.
+# Names of the findings.
 DATA_FINDING = "data"
 SYNCHRONIZATION = "synchronization"
 TINY_BATCH = "tiny batch"
 FALLBACK = "fallback"
 
-# A batch is tiny if kernels run on the GPU for less than half of a step: it mostly waits for the next to be started.
-# Measured on an H200: a BERT of base size with rows of 128 tokens crosses it at 1 or 2 rows in forward passes and at about 8
-# in training steps; below it, twice the rows took no more time.
+# A batch is tiny if kernels run on the GPU for less than this fraction of a step: the GPU mostly waits for the next launch.
+# Measured on an H200 with BERT-base and rows of 128 tokens: the threshold is crossed at 1 or 2 rows in forward passes and at
+# about 8 rows in training steps. Below it, twice the rows took no more time.
 MIN_KERNEL_FRACTION = 0.5
 
-# If torch's profiler sees no kernels, a batch is tiny if more than this share of a step goes into starting operators.
-# What starting one takes is measured in turn with the steps, with operators that have nothing to compute, because it differs:
-# 25 to 110 microseconds on MPS (pytorch#82707), 3 to 7 on one CPU within minutes. Measured in forward passes and training steps
-# of linear layers, convolutions, elementwise functions and transformers, with 1 to 4096 rows: on the CPU (67 cases), twice the
-# rows take 1.1 times as long in the median if the share is above a half, and 1.8 times if it is not. On an H200, counted
-# as on MPS, the share is above a half in all 77 cases in which kernels run for less than half of a step, and in 8 of 12 others.
+# If torch's profiler records no kernels, a batch is tiny if launch overhead takes more than this fraction of a step. The
+# overhead is measured with operators on minimal inputs, interleaved with the steps, because it varies: 25 to 110 microseconds
+# per operator on MPS (pytorch#82707), and 3 to 7 on one CPU within minutes. Measured in forward passes and training steps of
+# linear layers, convolutions, elementwise functions and transformers with 1 to 4096 rows. On the CPU (67 cases), twice the rows
+# take 1.1 times as long (median) above the threshold, and 1.8 times below it. On an H200, counted as on MPS, the fraction is
+# above the threshold in all 77 cases in which kernels run for less than half of a step, and in 8 of 12 other cases.
 MAX_LAUNCH_FRACTION = 0.5
 
-# What to do about a wait, by its reason.
-WAIT_REMEDIES = {
-    "read": "Gather the numbers on the device and read them once in a while, not at each step.",
-    "copy": "Copy it with the batch, before the step computes, or make it on the device.",
+# Remedies for a wait, by its reason.
+WAIT_REMEDIES: Mapping[Reason, str] = {
+    "read": "Accumulate the values on the device, and read them only every few steps.",
+    "copy": "Copy the tensor together with the batch before the step computes, or create it on the device.",
 }
 
-SHOWN = 3  # How many places a finding names.
-DRAWN_OPERATORS = 5  # How many operators are drawn.
-SHOWN_OPERATORS = 12  # How many are in the table.
+MAX_LOCATIONS = 3  # Locations in a finding.
+MAX_CHART_OPERATORS = 5
+MAX_TABLE_OPERATORS = 12
 
 
 @dataclass(frozen=True, repr=False)
 class Profile(StepReport):
-    """A narrow look at a few steps.
+    """Profile of a few steps.
 
-    Beside ``name``, ``task``, ``dtype``, ``workers``, ``row_shape`` and ``simulated`` it has:
+    It also has the attributes ``name``, ``task``, ``dtype``, ``workers``, ``row_shape`` and ``simulated``.
 
     Attributes:
-        device: The device.
-        rows: How many texts, or rows, a step has.
-        steps: How many steps torch's profiler saw.
-        warm_up: How many came before any that counts.
-        seconds: How long a step takes at full speed, data included: the median, in seconds.
-        split: Where the time of a step goes, each phase waited for.
-        data_only: How long it takes to get a batch and do nothing with it, in seconds: the mean.
-        compute_only: How long a step takes with the same batch again and again, in seconds: the median.
-        operators: The operators that take longest, by phase.
-        operators_per_step: How many operators a step starts that compute something; views do not count.
-        device_seconds: How long kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler cannot see that.
-        synchronizations: The calls that wait for the device within a step, except those of this package.
-        fallbacks: The operators that fell back from MPS to the CPU, in ``watched`` steps.
-        watched: How many steps were watched for both.
-        batch_tokens: How many tokens a batch might have on the device; ``None`` if no texts were annotated.
-        operator_seconds: How long operators compute in a step, in seconds, if that is on the CPU; else ``None``.
-        launch_seconds: How long it takes to start the operators of a step, in seconds, by what operators with nothing to
-            compute took in turn with the steps; ``None`` if torch's profiler sees the kernels, which tell more.
-        written: When it was measured, in UTC, such as ``"2026-11-01T12:00:00Z"``; empty if nobody knows.
+        device: Name of the device.
+        rows: Number of texts or rows per step.
+        steps: Number of steps under torch's profiler.
+        warm_up: Number of untimed steps at the start.
+        seconds: Median duration of a step at full speed in seconds, including its data.
+        phase_times: Time per phase, measured with a synchronization after each phase.
+        data_only: Average time to load a batch without computing, in seconds. It is the mean, or the median for texts.
+        compute_only: Median duration of a step with the same batch, in seconds.
+        operators: Operators by phase, sorted by descending time.
+        operators_per_step: Number of operators that compute per step. Views do not count.
+        device_seconds: Time of the kernels on the GPU per step in seconds, or ``None`` if torch's profiler records no kernels.
+        synchronizations: Calls in a step that wait for the device, except the calls of this package.
+        fallbacks: Operators that fell back from MPS to the CPU in ``traced_steps`` steps.
+        traced_steps: Number of steps whose synchronizations and fallbacks were traced.
+        batch_tokens: Maximum number of tokens per batch on the device, or ``None`` if no texts were annotated.
+        operator_seconds: Time of all operators per step on the CPU in seconds, or ``None`` on other devices.
+        launch_seconds: Launch overhead of the operators per step in seconds, estimated with operators on minimal inputs.
+            ``None`` if torch's profiler records kernels, which are more precise.
+        created_at: Time of the measurement in UTC, such as ``"2026-11-01T12:00:00Z"``, or an empty string if unknown.
     """
 
     device: str
@@ -128,252 +129,287 @@ class Profile(StepReport):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Which part of a step each phase is, from 0 to 1."""
+        """Fraction of a step per phase, in [0, 1]."""
         return self.phase_times.fractions
 
     @property
-    def _computing(self) -> float:
-        """The seconds of a step, data left out; on the CPU those of the operators alone, without the person's own Python."""
+    def _computing_seconds(self) -> float:
+        """Seconds of a step without its data; on the CPU, seconds of its operators, without the Python code of the user."""
         return self.compute_only if self.operator_seconds is None else self.operator_seconds
 
     @property
     def microseconds_per_operator(self) -> float | None:
-        """How long a step takes for each operator that it starts, data left out; ``None`` if none was seen.
+        """Microseconds of a step per operator, without data, or ``None`` if no operator was recorded.
 
-        On the CPU it is the time of the operators alone, without that of the person's own Python.
+        On the CPU, this is the time of the operators only, without the Python code of the user.
         """
-        return 1e6 * self._computing / self.operators_per_step if self.operators_per_step else None
+        return 1e6 * self._computing_seconds / self.operators_per_step if self.operators_per_step else None
 
     @property
     def launch_fraction(self) -> float | None:
-        """Which part of a step goes into starting operators, data left out, from 0 to 1; ``None`` if it is not known.
+        """Fraction of a step that is launch overhead, without data, in [0, 1], or ``None`` if it is unknown.
 
-        On the CPU it is the part of the time of the operators alone, without that of the person's own Python.
+        On the CPU, this is the fraction of the time of the operators only, without the Python code of the user.
         """
-        if self.launch_seconds is None or not self.operators_per_step or self._computing <= 0:
+        if self.launch_seconds is None or not self.operators_per_step or self._computing_seconds <= 0:
             return None
-        return min(1.0, self.launch_seconds / self._computing)
+        return min(1.0, self.launch_seconds / self._computing_seconds)
 
     @property
     def kernel_fraction(self) -> float | None:
-        """Which part of a step kernels run on the GPU, data left out, from 0 to 1; ``None`` if it is not known."""
+        """Fraction of a step in which kernels run on the GPU, without data, in [0, 1], or ``None`` if it is unknown."""
         if self.device_seconds is None or self.compute_only <= 0:
             return None
         return min(1.0, self.device_seconds / self.compute_only)
 
     @property
     def fallbacks_per_step(self) -> float:
-        """How often operators fall back to the CPU in a step."""
-        return sum(one.count for one in self.fallbacks) / self.traced_steps
+        """Number of fallbacks to the CPU per step."""
+        return sum(fallback.count for fallback in self.fallbacks) / self.traced_steps
 
     @property
     def fallback_fraction(self) -> float:
-        """Which part of the operators falls back to the CPU, by number, from 0 to 1."""
+        """Fraction of the operator calls that fall back to the CPU, in [0, 1]."""
         return min(1.0, self.fallbacks_per_step / self.operators_per_step) if self.operators_per_step else 0.0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was looked for and how it is: ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``."""
-        return (self._data(), self._synchronization(), self._tiny_batch(), self._fallback())
+        """Findings named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``."""
+        return (
+            self._data_finding(),
+            self._synchronization_finding(),
+            self._tiny_batch_finding(),
+            self._fallback_finding(),
+        )
 
     @property
     def bottlenecks(self) -> tuple[str, ...]:
-        """The names of the findings that warn."""
-        return tuple(one.name for one in self.findings if one.status == WARNING)
+        """Names of the findings with a warning."""
+        return tuple(finding.name for finding in self.findings if finding.status == WARNING)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the profile as JSON, in the schema that its first key names; it has no path, no shape and no text.
+        """Save the profile as JSON in the schema that its first key names, without paths and text content.
 
         Args:
-            file: Where; an older file is written over, in one step.
+            file: Path of the file. An existing file is replaced atomically.
 
         Raises:
-            ConfigurationError: If it cannot be written.
+            ConfigurationError: If the file cannot be written.
         """
         save_text(check_path(file, "the file of a profile"), to_json(self))
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Profile:
-        """Return the profile of a file that :meth:`save` has written.
+        """Load a profile from a file that :meth:`save` has written.
 
         Raises:
-            ConfigurationError: For a file that cannot be read, and for one that holds no profile.
+            ConfigurationError: If the file cannot be read or does not contain a profile.
 
         Example:
             >>> try:
             ...     Profile.read("nowhere.json")
             ... except ConfigurationError as error:
             ...     print(error.remedy)
-            Pass a file that Profile.save() has written.
+            Pass a file written by Profile.save().
         """
         path = check_path(file, "the file of a profile")
-        remedy = "Pass a file that Profile.save() has written."
-        found: Profile = read_json_file(cls, path, "a profile of nb.runbook.profile()", remedy)
-        return found
+        remedy = "Pass a file written by Profile.save()."
+        loaded: Profile = read_json_file(cls, path, "a profile of nb.runbook.profile()", remedy)
+        return loaded
 
     def diff(self, other: Any) -> ProfileDiff:
-        """Compare with a profile of the same work at another time: what became faster, and whether to go on.
+        """Compare this profile with a profile of the same workload at another time.
 
         Args:
-            other: The other profile, such as one that :meth:`read` returned; which is the earlier one their dates say.
+            other: Other profile, for example from :meth:`read`. The order in time follows from the dates of both profiles.
 
         Returns:
-            Both, with the operators that take longest, ``progress``, and the stopping rule among the ``findings``.
+            The comparison, with the operator times, ``progress``, and the stopping rule among its ``findings``.
 
         Raises:
-            ConfigurationError: For what is not a profile.
+            ConfigurationError: If ``other`` is not a profile.
 
         Example:
             >>> import torch
             >>> from openmed_nb.runbook import profile
-            >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
-            >>> found.diff(found).days, found.diff(found).should_stop
+            >>> result = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
+            >>> result.diff(result).days, result.diff(result).should_stop
             (0, False)
         """
         if not isinstance(other, Profile):
-            what = f"A profile cannot be compared with {short_type_name(other)}."
-            raise ConfigurationError(what, "Pass what nb.runbook.profile() or Profile.read() returned.")
-        return ProfileDiff(*sorted((self, other), key=lambda one: one.created_at))
+            message = f"A profile cannot be compared with {short_type_name(other)}."
+            raise ConfigurationError(message, "Pass a profile from nb.runbook.profile() or Profile.read().")
+        return ProfileDiff(*sorted((self, other), key=lambda profile: profile.created_at))
 
     def to_report(self) -> Report:
-        """Return what holds the steps up; the figures stand in the HTML."""
+        """Return a report with the bottlenecks as text; measurements appear only in the HTML."""
         title = f"Profile of {self.name} ({self.task}) on {self.shown(self.device)}"
-        how = f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}, after {self.warm_up} for warming up."
+        method = (
+            f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}, after {self.warm_up} warm-up steps."
+        )
         waits = tuple((wait.call, str(wait.place), f"{wait.count:g}") for wait in self.synchronizations)
-        tables = (
-            findings_table("", self.findings),
-            Table("What waits for the device", ("call", "where", "times a step"), waits),
+        return Report(
+            title,
+            (method,),
+            (
+                findings_table("", self.findings),
+                Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
+            ),
+            metrics=(self._time_table(), self._operator_table()),
+            html_sentences=(self.headline, f"{title}: {method}"),
+            charts=(self._phase_chart(), self._operator_chart()),
         )
-        begins = itertools.accumulate(self.phase_times.waiting_seconds.values(), initial=0.0)
-        phases = tuple(
-            Bar(name, seconds, self.phase_times.shown(name), begin, emphasized=name == self.phase_times.dominant_phase)
-            for (name, seconds), begin in zip(self.phase_times.waiting_seconds.items(), begins, strict=False)
+
+    def _phase_chart(self) -> Chart:
+        waiting_seconds = self.phase_times.waiting_seconds
+        starts = itertools.accumulate(waiting_seconds.values(), initial=0.0)
+        bars = tuple(
+            Bar(
+                name,
+                seconds,
+                self.phase_times.format_phase(name),
+                start,
+                emphasized=name == self.phase_times.dominant_phase,
+            )
+            for (name, seconds), start in zip(waiting_seconds.items(), starts, strict=False)
         )
-        on_gpu = self.device_seconds is not None  # Else the times are those of the host.
+        return Chart("Time per phase, from the start to the end of a step", bars)
+
+    def _operator_chart(self) -> Chart:
+        on_gpu = self.device_seconds is not None
         times = [
             (f"{time.operator} ({time.phase})", (time.device_seconds or 0.0) if on_gpu else time.seconds)
             for time in self.operators
         ]
-        longest = sorted(times, key=lambda time: -time[1])[:DRAWN_OPERATORS]
-        caption = f"Operators that take longest {'on the GPU' if on_gpu else 'on the host'}, in a step"
-        return Report(
-            title,
-            (how,),
-            tables,
-            metrics=(self._time_table(), self._operator_table()),
-            html_sentences=(self.headline, f"{title}: {how}"),
-            charts=(
-                Chart("Where the time of a step goes, from its beginning to its end", phases),
-                bar_chart(caption, longest, format_milliseconds),
-            ),
-        )
+        longest = sorted(times, key=lambda time: -time[1])[:MAX_CHART_OPERATORS]
+        caption = f"Operators with the longest time on the {'GPU' if on_gpu else 'host'} per step"
+        return bar_chart(caption, longest, format_milliseconds)
 
     @property
     def headline(self) -> str:
-        """How long a step takes, and what takes most of it, in a sentence."""
-        most = max(self.shares, key=self.shares.__getitem__, default="")
-        share = f": {100 * self.shares[most]:.0f} % of it is {most}" if most not in {"", "step"} else ""
-        return f"A step takes {format_milliseconds(self.seconds)} on {self.shown(self.device)}{share}"
+        """Sentence that states the duration of a step and its longest phase."""
+        longest = max(self.shares, key=self.shares.__getitem__, default="")
+        phase = f": {100 * self.shares[longest]:.0f} % of it is {longest}" if longest not in {"", "step"} else ""
+        return f"A step takes {format_milliseconds(self.seconds)} on {self.shown(self.device)}{phase}"
 
-    def _data(self) -> Finding:
+    def _data_finding(self) -> Finding:
         if self.shares.get(DATA, 0.0) > MAX_DATA_FRACTION:
             return Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
-        return Finding(DATA_FINDING, OK, "data come in time")
+        return Finding(DATA_FINDING, OK, "data are ready in time")
 
-    def _synchronization(self) -> Finding:
-        mine = [wait for wait in self.synchronizations if wait.place.is_user_code]
-        avoidable = [wait for wait in mine if wait.reason != "batch"]  # No step can do without its batch.
+    def _synchronization_finding(self) -> Finding:
+        user_waits = [wait for wait in self.synchronizations if wait.place.is_user_code]
+        avoidable = [wait for wait in user_waits if wait.reason != "batch"]  # Each step needs its batch.
         if not avoidable:
-            waits = "only the batch is waited for, on its way to the device"
-            return Finding(SYNCHRONIZATION, OK, waits if mine else "no line of the step waits for the device")
-        places = ", ".join(map(str, avoidable[:SHOWN]))
-        if len(avoidable) > SHOWN:
-            places += f", and {pluralize(len(avoidable) - SHOWN, 'other')}"
+            only_batch = "a step waits only for its batch to be copied to the device"
+            return Finding(
+                SYNCHRONIZATION, OK, only_batch if user_waits else "no line of the step waits for the device"
+            )
+        locations = ", ".join(map(str, avoidable[:MAX_LOCATIONS]))
+        if len(avoidable) > MAX_LOCATIONS:
+            locations += f", and {pluralize(len(avoidable) - MAX_LOCATIONS, 'other')}"
         if not parse_device_argument(self.device).is_accelerator:
-            words = f"nothing waits on the CPU; a GPU would be waited for: {places}"
-            return Finding(SYNCHRONIZATION, NOT_APPLICABLE, words)
+            evidence = f"the CPU does not wait; on a GPU, these calls would: {locations}"
+            return Finding(SYNCHRONIZATION, NOT_APPLICABLE, evidence)
         remedy = WAIT_REMEDIES[avoidable[0].reason]
-        return Finding(SYNCHRONIZATION, WARNING, f"the device is waited for: {places}", remedy)
+        return Finding(SYNCHRONIZATION, WARNING, f"these calls wait for the device: {locations}", remedy)
 
-    def _tiny_batch(self) -> Finding:
-        """Return whether a step does little but start operators."""
+    def _tiny_batch_finding(self) -> Finding:
+        """Return the finding on whether most of a step is launch overhead."""
         if self.simulated and parse_device_argument(self.device).can_be_simulated:
-            return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device starts no operators")
+            return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device launches no kernels")
         if self.kernel_fraction is not None:
-            tiny = self.kernel_fraction < MIN_KERNEL_FRACTION
+            is_tiny = self.kernel_fraction < MIN_KERNEL_FRACTION
         else:
-            tiny = (self.launch_fraction or 0.0) > MAX_LAUNCH_FRACTION
-            # A step of one's own may spend its time in Python, which only the CPU's own operator times tell apart.
-            hides_python = self.task == CUSTOM_STEP and self.operator_seconds is None
-            if self.launch_fraction is None or (hides_python and not tiny):
+            is_tiny = (self.launch_fraction or 0.0) > MAX_LAUNCH_FRACTION
+            # A custom step may spend its time in Python code. Only operator times on the CPU exclude that.
+            includes_python = self.task == CUSTOM_STEP and self.operator_seconds is None
+            if self.launch_fraction is None or (includes_python and not is_tiny):
                 return Finding(TINY_BATCH, NOT_APPLICABLE, "not known")
-        if tiny:
-            remedy = "Use a larger batch: nb.sweep() finds the best."
-            return Finding(TINY_BATCH, WARNING, "most of a step goes into starting operators", remedy)
-        return Finding(TINY_BATCH, OK, "operators have enough to do")
+        if is_tiny:
+            remedy = "Use a larger batch; nb.sweep() finds the best batch size."
+            return Finding(TINY_BATCH, WARNING, "most of a step is launch overhead", remedy)
+        return Finding(TINY_BATCH, OK, "most of a step is computation")
 
-    def _fallback(self) -> Finding:
+    def _fallback_finding(self) -> Finding:
         if not parse_device_argument(self.device).has_fallbacks:
-            return Finding(FALLBACK, NOT_APPLICABLE, "only MPS has operators that fall back to the CPU")
+            return Finding(FALLBACK, NOT_APPLICABLE, "only operators on MPS fall back to the CPU")
         names = sorted({fallback.operator for fallback in self.fallbacks})
         if not names:
-            return Finding(FALLBACK, OK, "nothing fell back to the CPU")
-        remedy = "See where with nb.runbook.fallbacks(), and write it with other operators, or do this part on the CPU."
+            return Finding(FALLBACK, OK, "no operator fell back to the CPU")
+        remedy = "Find the modules with nb.runbook.fallbacks(). Replace the operators, or run that part of the model on the CPU."
         return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
 
     def _time_table(self) -> Table:
         rows = [
-            ("a step at full speed", format_milliseconds(self.seconds)),
+            ("step at full speed", format_milliseconds(self.seconds)),
             ("data only", format_milliseconds(self.data_only)),
-            ("the same batch again", format_milliseconds(self.compute_only)),
+            ("same batch repeated", format_milliseconds(self.compute_only)),
         ]
-        rows += [(f"phase {name}", self.phase_times.shown(name)) for name in self.phase_times.seconds]
-        rows.append(("operators a step", f"{self.operators_per_step:g}"))
+        rows += [(f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds]
+        rows.append(("operators per step", f"{self.operators_per_step:g}"))
         if self.microseconds_per_operator is not None:
-            rows.append(("time for each operator", f"{self.microseconds_per_operator:.1f} µs"))
+            rows.append(("time per operator", f"{self.microseconds_per_operator:.1f} µs"))
         parts = (
-            ("starting operators", self.launch_seconds, self.launch_fraction),
-            ("kernels on the GPU", self.device_seconds, self.kernel_fraction),
+            ("launch overhead", self.launch_seconds, self.launch_fraction),
+            ("GPU kernels", self.device_seconds, self.kernel_fraction),
         )
         rows += [
-            (name, f"{format_milliseconds(seconds)} ({100 * share:.0f} %)")
-            for name, seconds, share in parts
-            if seconds is not None and share is not None
+            (name, f"{format_milliseconds(seconds)} ({100 * fraction:.0f} %)")
+            for name, seconds, fraction in parts
+            if seconds is not None and fraction is not None
         ]
-        return Table("Times of a step", ("what", "figure"), tuple(rows), collapsed=True)
+        return Table("Time of a step", ("metric", "value"), tuple(rows), collapsed=True)
 
     def _operator_table(self) -> Table:
         rows = tuple(
             (
-                one.operator,
-                one.phase,
-                f"{one.count:g}",
-                f"{1000 * one.seconds:.3f}",
-                "" if one.device_seconds is None else f"{1000 * one.device_seconds:.3f}",
+                time.operator,
+                time.phase,
+                f"{time.count:g}",
+                f"{1000 * time.seconds:.3f}",
+                "" if time.device_seconds is None else f"{1000 * time.device_seconds:.3f}",
             )
-            for one in self.operators[:SHOWN_OPERATORS]
+            for time in self.operators[:MAX_TABLE_OPERATORS]
         )
-        columns = ("operator", "phase", "times a step", "ms on the host", "ms on the GPU")
-        return Table("Operators by the time that they take themselves", columns, rows, collapsed=True)
+        columns = ("operator", "phase", "calls per step", "ms on the host", "ms on the GPU")
+        return Table("Operators by self time", columns, rows, collapsed=True)
 
 
-TOP = 3  # How many operators on top are compared.
-# After how many days without progress to stop (the runbook): after a week to move the work or to accept it, after two to split it.
-WEEK = 7
-TWO_WEEKS = 14
-CHANGE = 0.1  # What changes by less also changes from run to run.
-# What two profiles must have in common.
-SAME_WORK = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
-LANES = "print(nb.verdict(...).lanes) shows CPU, MPS, MLX and a remote pool beside each other."
-# The names of findings.
-WORK = "same work"
-STEP_TIME = "time of a step"
-STOPPING = "stopping rule"
+NUM_HOTSPOTS = 3  # Number of slowest operators that are compared.
+# The stopping rule applies if a step is no faster after this many days. Up to the second limit, the advice is to move the
+# workload; from then on, it is to split it.
+MIN_STOPPING_DAYS = 7
+MIN_SPLIT_DAYS = 14
+MIN_CHANGE_FRACTION = 0.1  # Smaller changes also occur from run to run.
+# Fields in which two profiles must agree to be comparable.
+COMPARABLE_FIELDS = (
+    "name",
+    "task",
+    "device",
+    "dtype",
+    "rows",
+    "row_shape",
+    "batch_tokens",
+    "workers",
+    "simulated",
+)
+LANES_HINT = "print(nb.verdict(...).lanes) compares CPU, MPS, MLX and a remote pool."
+# Names of the findings of a comparison.
+SAME_WORKLOAD = "same workload"
+STEP_TIME = "step time"
+STOPPING_RULE = "stopping rule"
 
 
 @dataclass(frozen=True)
 class OperatorTimes:
-    """The seconds that an operator takes itself in a step, at two times."""
+    """Self time of an operator per step in two profiles.
+
+    Attributes:
+        operator: Name of the operator.
+        before: Seconds in the earlier profile.
+        after: Seconds in the later profile.
+    """
 
     operator: str
     before: float
@@ -381,17 +417,17 @@ class OperatorTimes:
 
     @property
     def change(self) -> str:
-        """How much more or less it takes, as people read it."""
+        """Relative change as text, or ``"new"`` if the earlier profile does not have the operator."""
         return f"{100 * (self.after / self.before - 1):+.0f} %" if self.before else "new"
 
 
 @dataclass(frozen=True, repr=False)
 class ProfileDiff(Displayable):
-    """Two profiles of the same work at two times.
+    """Comparison of two profiles of the same workload at different times.
 
     Attributes:
-        first: The earlier one.
-        second: The later one.
+        first: Earlier profile.
+        second: Later profile.
     """
 
     first: Profile
@@ -415,145 +451,154 @@ class ProfileDiff(Displayable):
 
     @property
     def simulated(self) -> bool:
-        """Whether one was measured under the simulation."""
+        """Whether one of the profiles was measured on a simulated device."""
         return self.first.simulated or self.second.simulated
 
     @property
     def written(self) -> tuple[str, str]:
-        """When they were measured."""
+        """Times of both measurements."""
         return self.first.created_at, self.second.created_at
 
     @property
     def days(self) -> int | None:
-        """How many whole days lie between them; ``None`` if one has no date."""
+        """Number of full days between the profiles, or ``None`` if one of them has no date."""
         try:
-            first, second = (datetime.fromisoformat(one.replace("Z", "+00:00")) for one in self.written)
+            first, second = (datetime.fromisoformat(time.replace("Z", "+00:00")) for time in self.written)
         except ValueError:
             return None
         return (second - first).days
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """In what the work differs, so that times cannot be compared; empty if it is the same."""
-        first, second = ({name: getattr(one, name) for name in SAME_WORK} for one in (self.first, self.second))
+        """Names of the fields that make the times incomparable; empty if the workload is the same."""
+        first, second = (
+            {name: getattr(profile, name) for name in COMPARABLE_FIELDS} for profile in (self.first, self.second)
+        )
         return tuple(change.path[0] for change in find_changes(first, second))
 
     @property
     def progress(self) -> float | None:
-        """How much less time a step takes, 0.1 for a tenth, below 0 for more; ``None`` if the work differs."""
+        """Relative reduction of the step time, negative if a step is slower, or ``None`` if the workload differs."""
         if self.differences or not self.first.seconds:
             return None
         return 1 - self.second.seconds / self.first.seconds
 
     @property
     def operators(self) -> tuple[OperatorTimes, ...]:
-        """The operators of both with their times of all phases, those that take longest first.
+        """Operators of both profiles with their times over all phases, sorted by descending time.
 
-        These are times on the GPU if both profiles know them, else on the host.
+        The times are GPU times if both profiles have them, and host times otherwise.
         """
-        known = self.first.device_seconds is not None and self.second.device_seconds is not None
-        unit = "device_seconds" if known else "seconds"
+        has_device_times = self.first.device_seconds is not None and self.second.device_seconds is not None
+        time_field = "device_seconds" if has_device_times else "seconds"
         before = defaultdict[str, float](float)
         after = defaultdict[str, float](float)
         for profile, seconds in ((self.first, before), (self.second, after)):
             for operator in profile.operators:
-                seconds[operator.operator] += getattr(operator, unit) or 0.0
+                seconds[operator.operator] += getattr(operator, time_field) or 0.0
         times = [OperatorTimes(name, before[name], after[name]) for name in {**before, **after}]
-        return tuple(sorted(times, key=lambda one: max(one.before, one.after), reverse=True))
+        return tuple(sorted(times, key=lambda time: max(time.before, time.after), reverse=True))
 
     @property
     def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of the three operators that take longest, of each."""
-        return self._top("before"), self._top("after")
+        """Names of the three slowest operators of each profile."""
+        return self._slowest_operators("before"), self._slowest_operators("after")
 
-    def _top(self, when: str) -> tuple[str, ...]:
-        times = {one.operator: getattr(one, when) for one in self.operators if getattr(one, when)}
-        return tuple(sorted(times, key=times.__getitem__, reverse=True)[:TOP])
+    def _slowest_operators(self, time_field: Literal["before", "after"]) -> tuple[str, ...]:
+        seconds = {times.operator: getattr(times, time_field) for times in self.operators}
+        used = {operator: value for operator, value in seconds.items() if value}
+        return tuple(sorted(used, key=used.__getitem__, reverse=True)[:NUM_HOTSPOTS])
 
     @property
     def should_stop(self) -> bool:
-        """Whether the stopping rule holds: a week or more apart, the same operators on top, and a step no faster."""
-        return self._stopping().status == WARNING
+        """Whether the stopping rule applies: the slowest operators and the step time are unchanged after a week or more."""
+        return self._stopping_finding().status == WARNING
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Whether the work is the same, what became faster and slower, and the stopping rule."""
+        """Findings on the workload, on the times of the step and its operators, and on the stopping rule."""
         if self.differences:
-            remedy = "Profile the same work again, with the same batch on the same device."
-            return (Finding(WORK, WARNING, f"other {', '.join(self.differences)}: nothing is compared", remedy),)
-        top = {*self._top("before"), *self._top("after")}
+            remedy = "Profile the same model again, with the same batch on the same device."
+            evidence = f"different {', '.join(self.differences)}; times are not comparable"
+            return (Finding(SAME_WORKLOAD, WARNING, evidence, remedy),)
+        before, after = self.hotspots
+        hotspots = {*before, *after}
         changes: dict[str, list[str]] = {"faster": [], "slower": []}
         for times in self.operators:
-            if times.operator in top and abs(times.after - times.before) > CHANGE * max(times.after, times.before):
+            min_change = MIN_CHANGE_FRACTION * max(times.after, times.before)
+            if times.operator in hotspots and abs(times.after - times.before) > min_change:
                 changes["faster" if times.after < times.before else "slower"].append(times.operator)
-        words = [f"{word}: {', '.join(names)}" for word, names in changes.items() if names]
+        descriptions = [f"{direction}: {', '.join(names)}" for direction, names in changes.items() if names]
         return (
-            Finding(WORK, OK, "model, batch and device are the same"),
-            self._step(),
-            Finding("operators", OK, "; ".join(words) or "those on top take as long as before"),
-            self._stopping(),
+            Finding(SAME_WORKLOAD, OK, "model, batch and device are the same"),
+            self._step_finding(),
+            Finding("operators", OK, "; ".join(descriptions) or "the slowest operators take as long as before"),
+            self._stopping_finding(),
         )
 
-    def _step(self) -> Finding:
-        gain = self.progress or 0.0
-        if gain < -CHANGE:
-            remedy = "Look at nb.signals(), and at what changed: nb.logbook(...).diff(...)."
+    def _step_finding(self) -> Finding:
+        progress = self.progress or 0.0
+        if progress < -MIN_CHANGE_FRACTION:
+            remedy = "Check nb.system_status(), and list the changes with nb.logbook(...).diff(...)."
             return Finding(STEP_TIME, WARNING, "a step is slower", remedy)
-        return Finding(STEP_TIME, OK, "a step is faster" if gain > CHANGE else "a step takes as long as before")
+        is_faster = progress > MIN_CHANGE_FRACTION
+        return Finding(STEP_TIME, OK, "a step is faster" if is_faster else "a step takes as long as before")
 
     @property
     def status(self) -> str:
-        """The worst of the findings."""
+        """Worst status of the findings."""
         return worst_status(self.findings)
 
-    def _stopping(self) -> Finding:
+    def _stopping_finding(self) -> Finding:
         first, second = self.hotspots
         if self.differences or not second:
-            return Finding(STOPPING, NOT_APPLICABLE, "the work differs, or no operator was seen")
+            return Finding(STOPPING_RULE, NOT_APPLICABLE, "the workload differs, or no operator was recorded")
         if set(first) != set(second):
-            return Finding(STOPPING, OK, f"others are on top now: {', '.join(second)}")
-        if (self.progress or 0.0) > CHANGE:
-            return Finding(STOPPING, OK, "the same operators are on top, and a step is faster")
-        if self.days is None or self.days < WEEK:
-            when = "less than a week apart" if self.days is not None else "and one has no date"
-            return Finding(STOPPING, NOT_APPLICABLE, f"the same operators are on top, {when}")
-        what = f"the same operators are on top after {self.days} days, and a step is no faster: {', '.join(second)}"
-        do = "move this work" if self.days < TWO_WEEKS else "split off what they do"
-        return Finding(STOPPING, WARNING, what, f"Stop here: {do}, or accept it; {LANES}")
+            return Finding(STOPPING_RULE, OK, f"the slowest operators changed to {', '.join(second)}")
+        if (self.progress or 0.0) > MIN_CHANGE_FRACTION:
+            return Finding(STOPPING_RULE, OK, "the slowest operators are the same, and a step is faster")
+        if self.days is None or self.days < MIN_STOPPING_DAYS:
+            time = "less than a week apart" if self.days is not None else "and one profile has no date"
+            return Finding(STOPPING_RULE, NOT_APPLICABLE, f"the slowest operators are the same, {time}")
+        operators = ", ".join(second)
+        evidence = f"the slowest operators are the same after {self.days} days, and a step is no faster: {operators}"
+        action = "Move this workload" if self.days < MIN_SPLIT_DAYS else "Split off these operators"
+        remedy = f"Stop optimizing. {action}, or accept the step time; {LANES_HINT}"
+        return Finding(STOPPING_RULE, WARNING, evidence, remedy)
 
     def to_report(self) -> Report:
-        """Return what became of the work; times stand in the HTML."""
-        apart = "at two times" if self.days is None else f"{pluralize(self.days, 'day')} apart"
-        said = "stop here" if self.should_stop else self._step().evidence
+        """Return a report with the findings as text; times appear only in the HTML."""
+        interval = "at two times" if self.days is None else f"{pluralize(self.days, 'day')} apart"
+        result = "stop optimizing" if self.should_stop else self._step_finding().evidence
         if self.differences:
-            said = "other work"
-        step = OperatorTimes("a step at full speed", self.first.seconds, self.second.seconds)
+            result = "not comparable"
+        step = OperatorTimes("step at full speed", self.first.seconds, self.second.seconds)
         rows = tuple(
-            (one.operator, f"{1000 * one.before:.3f}", f"{1000 * one.after:.3f}", one.change)
-            for one in (step, *self.operators[:SHOWN_OPERATORS])
+            (times.operator, f"{1000 * times.before:.3f}", f"{1000 * times.after:.3f}", times.change)
+            for times in (step, *self.operators[:MAX_TABLE_OPERATORS])
         )
-        times = Table("Times of a step", ("what", "ms before", "ms now", "change"), rows)
+        table = Table("Time of a step", ("operator", "ms before", "ms after", "change"), rows)
         later = self.second
         return Report(
-            f"Two profiles of {later.name} ({later.task}) on {later.shown(later.device)}, {apart}: {said}",
+            f"Two profiles of {later.name} ({later.task}) on {later.shown(later.device)}, {interval}: {result}",
             tables=(findings_table("", self.findings),),
-            metrics=() if self.differences else (times,),
+            metrics=() if self.differences else (table,),
             status=self.status,
         )
 
 
-MAX_OPERATORS = 30  # How many are kept.
-STEPS = 50
-WARM_UP = 5
-NUM_STAGES = 6  # What a profile is made of, one after the other.
+MAX_OPERATORS = 30  # Number of operators that a profile stores.
+DEFAULT_STEPS = 50
+DEFAULT_WARM_UP = 5
+NUM_STAGES = 6  # Stages of a profile, for its progress.
 
 
-def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
+def profile(  # noqa: PLR0913 - each parameter is an independent option of the public function
     model: Any = None,
     data: Any = None,
     *,
-    steps: int = STEPS,
-    warm_up: int = WARM_UP,
+    steps: int = DEFAULT_STEPS,
+    warm_up: int = DEFAULT_WARM_UP,
     training: bool = False,
     device: str | None = None,
     batch_size: int | None = None,
@@ -563,83 +608,88 @@ def profile(  # noqa: PLR0913 - each is one thing that a person may want to say
     progress: bool = True,
     **arguments: Any,
 ) -> Profile:
-    """Look at some steps closely: where their time goes, which lines wait for the device, which operators take long.
+    """Profile some steps: time per phase and operator, code lines that wait for the device, and other bottlenecks.
 
-    After the warm-up, steps are timed at full speed and phase by phase; then their data alone, and the same batch again and
-    again; then some run under torch's profiler; and at last a few are watched for what they call, which slows them and is not
-    timed. In turn with them run operators that have nothing to compute: a batch is tiny if more than half of a step goes into
-    starting operators.
+    After the warm-up, steps are timed at full speed and phase by phase. Then their data loading is timed alone, and steps with
+    the same batch. Next, steps run under torch's profiler. Finally, the calls of a few steps are traced, which slows them and
+    is not timed. Operators on minimal inputs run interleaved with the steps: a batch is tiny if launch overhead takes more
+    than half of a step.
 
     Args:
-        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; a torch module; or a
-            function that does a step of your own with a batch, which is run as it is and changes what it changes.
-        data: Texts for a name or a pipeline; example inputs or a ``DataLoader`` for a module or for training; batches for a
-            function, or another function that makes a batch of a number of rows. Synthetic texts where nobody says.
-        steps: How many steps torch's profiler sees. The series of times have as many, or fewer where they are slow.
-        warm_up: How many steps come before any that counts.
-        training: Whether training steps are profiled: forward, backward and AdamW, on a copy of the model.
-        device: The device; ``None`` is the session's.
-        batch_size: How many texts, or rows, a step has; 32 texts, or as many rows as the example or the loader has. Texts
-            run on a device in batches of tokens: of 128 for each text of a ``batch_size`` that is passed, which is what
-            :func:`sweep` measures; without one, of as many as suit the device. The result says it as ``batch_tokens``.
-        trace: A file for the trace of the profiled steps in the format of Chrome, such as ``"trace.json"``; it is written over.
-            It has no code, shapes or text, but torch writes the name of the computer into it.
-        signposts: On MPS, whether the profiled steps leave signposts for Instruments (``torch.mps.profiler.profile``).
-        metal_capture: On MPS, the name under which one step's Metal calls are captured for Xcode, such as ``"step"``, for which
-            torch writes ``0000-step.gputrace`` in the current folder; the number counts the captures of this process
-            (``torch.mps.profiler.metal_capture``, since torch 2.7, where ``MTL_CAPTURE_ENABLED=1`` was set before Python began).
-        progress: Whether to show what is under way, where it takes longer than half a second.
-        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+        model: Name of a model, a pipeline from :func:`load_pipeline`, a torch module, or a custom function that runs a step
+            with a batch. The side effects of the function are not undone. If ``None``, use the bundled model.
+        data: Texts for a name or a pipeline. Example inputs or a ``DataLoader`` for a module or for training. Batches for a
+            function, or a function that builds a batch with a given number of rows. If ``None``, use synthetic texts.
+        steps: Number of steps under torch's profiler, and maximum number of steps in each timed series. Series of slow steps
+            are shorter.
+        warm_up: Number of untimed steps at the start.
+        training: Whether to profile training steps (forward, backward and AdamW) on a copy of the model.
+        device: Device to profile. If ``None``, use the active device.
+        batch_size: Number of texts or rows per step. If ``None``, use 32 texts, or the number of rows of the example or the
+            loader. Texts run on a device in batches of tokens. A given ``batch_size`` allows 128 tokens for each of its
+            texts, as :func:`sweep` measures. Otherwise, the batch budget of the device applies. The result reports it as
+            ``batch_tokens``.
+        trace: File for the trace of the profiled steps in Chrome's format, such as ``"trace.json"``. An existing file is
+            overwritten. The trace contains no code, shapes or text, but torch writes the name of the computer into it.
+        signposts: On MPS, whether the profiled steps emit signposts for Instruments (``torch.mps.profiler.profile``).
+        metal_capture: On MPS, name of a capture of one step's Metal calls for Xcode, such as ``"step"``. torch writes
+            ``0000-step.gputrace`` to the current directory; the number counts the captures of this process. This requires
+            torch 2.7 and ``MTL_CAPTURE_ENABLED=1`` before Python starts (``torch.mps.profiler.metal_capture``).
+        progress: Whether to show progress for operations that take longer than half a second.
+        arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
-        The profile: ``findings``, named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``; ``bottlenecks``,
-        the names of those that warn; ``seconds``, ``data_only``, ``compute_only`` and ``shares`` of the phases;
-        ``synchronizations`` with call, file, line and count; ``operators`` by time; and ``save("profile.json")``, in the schema
-        that ``to_dict()["schema"]`` names. Its text has no times, no path and no word of a text.
+        The profile. It has ``findings`` named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``, and
+        ``bottlenecks`` with the names of those that are warnings. It also has ``seconds``, ``data_only``, ``compute_only``,
+        ``shares`` of the phases, ``synchronizations`` with call, file, line and count, and ``operators`` by time.
+        ``save("profile.json")`` saves it in the schema that ``to_dict()["schema"]`` names. The text form contains no times, no
+        paths and no text content.
 
     Raises:
-        ConfigurationError: For what cannot be measured, for data and numbers that are none, for a file that cannot be written,
-            for signposts and captures where torch has none, and while another profiler of torch is on.
-        ModelError: Where the model cannot be loaded.
-        DeviceError: Where the device cannot be used, or a batch does not fit in its memory.
+        ConfigurationError: If the model, the data or a number is invalid, if a file cannot be written, if torch does not
+            support signposts or captures on the device, or if another torch profiler is active.
+        ModelError: If the model cannot be loaded.
+        DeviceError: If the device is unavailable or a batch does not fit in its memory.
 
-    Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are named with the line of your own code; inside of
-    a model of a library, the library's module is named and nothing warns. A copy to the device waits for all that was started
-    there (torch's ``MPSStream::copy_and_sync`` and, on CUDA, ``memcpy_and_sync``): that of the batch, before a step computes, is
-    named and does not warn. On the CPU nothing waits, and the lines are named that
-    would on a GPU. torch's profiler sees no kernels of MPS: there, the times of operators are those of the host. What
-    ``torch.compile`` made is watched uncompiled. Hooks of a model of yours run in its copy.
+    Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are reported with the line of your code. Inside the
+    model of a library, they are reported with the module of the library and without a warning. A copy to the device waits for
+    all work that was launched there (``MPSStream::copy_and_sync`` in torch, ``memcpy_and_sync`` on CUDA). The copy of the batch
+    before a step computes is reported without a warning. On the CPU nothing waits, and the lines that would wait on a GPU are
+    reported. torch's profiler does not record kernels of MPS; operator times are host times there. Functions from
+    ``torch.compile`` are traced uncompiled. Hooks of your model run in its copy.
 
     Example:
         >>> import torch
-        >>> found = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
-        >>> [one.name for one in found.findings], found.operators_per_step
+        >>> result = profile(torch.nn.Linear(8, 8), torch.ones(2, 8), device="cpu", steps=3)
+        >>> [finding.name for finding in result.findings], result.operators_per_step
         (['data', 'synchronization', 'tiny batch', 'fallback'], 1.0)
     """
     check_bool("signposts", signposts)
     steps = check_integer("steps", steps)
     warm_up = check_integer("warm_up", warm_up, 0)
     batch_size = check_optional_integer("batch_size", batch_size)
-    file = validate_trace_path(trace)
-    capture = None if metal_capture is None else profilers.capture_name(metal_capture)
+    trace_path = _validate_trace_path(trace)
+    capture_name = None if metal_capture is None else profilers.capture_name(metal_capture)
     with SESSION.operation(progress):
-        subject, place = make_target(model, data, training=training, device=device, arguments=arguments)
+        target, device_name = make_target(model, data, training=training, device=device, arguments=arguments)
         profilers.check_no_profiler()
         if signposts:
-            profilers.check_signposts(place)
-        if capture is not None:
-            profilers.check_metal_capture(place)
-        with build_benchmarks(subject, [place]) as benches:
-            return run_profile(
-                benches[place].data_workload(batch_size), place, steps, warm_up, file, signposts, capture
-            )
+            profilers.check_signposts(device_name)
+        if capture_name is not None:
+            profilers.check_metal_capture(device_name)
+        with build_benchmarks(target, [device_name]) as benchmarks:
+            workload = benchmarks[device_name].data_workload(batch_size)
+            return _run_profile(workload, device_name, steps, warm_up, trace_path, signposts, capture_name)
 
 
-def validate_trace_path(trace: Any) -> Path | None:
-    """Return where a trace will be written; anything but a file of JSON in a folder that takes files is an error.
+def _validate_trace_path(trace: Any) -> Path | None:
+    """Validate the path of a trace, and return it, or ``None`` for no trace.
+
+    Raises:
+        ConfigurationError: If the path does not name a JSON file in a writable directory.
 
     Example:
-        >>> validate_trace_path("trace.txt")
+        >>> _validate_trace_path("trace.txt")
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. Use a name that ends in .json or .json.gz.
@@ -648,83 +698,94 @@ def validate_trace_path(trace: Any) -> Path | None:
         return None
     name = os.fspath(trace) if isinstance(trace, (str, os.PathLike)) else ""
     if not str(name).endswith((".json", ".json.gz")):
-        shown = describe_file(Path(name)) if name else short_type_name(trace)
-        raise ConfigurationError(f"A trace cannot be written to {shown}.", "Use a name that ends in .json or .json.gz.")
+        description = describe_file(Path(name)) if name else short_type_name(trace)
+        message = f"A trace cannot be written to {description}."
+        raise ConfigurationError(message, "Use a name that ends in .json or .json.gz.")
     file = Path(name)
-    try:  # torch's profiler says nothing if it cannot write.
+    try:  # torch's profiler fails silently if it cannot write the file.
         with tempfile.TemporaryFile(dir=file.parent):
             writable = os.access(file, os.W_OK) if file.exists() else True
     except OSError:
         writable = False
     if file.is_dir() or not writable:
-        what = f"{describe_file(file)} cannot be written there."
-        raise ConfigurationError(what, "Make the folder, or use another one.")
+        message = f"{describe_file(file)} cannot be written there."
+        raise ConfigurationError(message, "Create the directory, or use another directory.")
     return file
 
 
-def run_profile(  # noqa: PLR0913, PLR0917 - what a person asked for
+def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     workload: Workload,
     device: str,
     steps: int,
     warm_up: int,
     trace: Path | None,
     signposts: bool,
-    capture: str | None,
+    capture_name: str | None,
 ) -> Profile:
-    """Return the profile of steps that are ready."""
-    from .profile_watch import CALLS, MAX_TRACED_STEPS, empty_operators, profile_operators, sum_operators, trace_steps
+    """Profile a workload."""
+    from .profile_watch import (
+        MAX_TRACED_STEPS,
+        NUM_MINIMAL_OPERATORS,
+        minimal_operators,
+        profile_operators,
+        sum_operators,
+        trace_steps,
+    )
 
-    def tell(done: int) -> None:
-        SESSION.notify(ProgressEvent("Profiling", workload.name, done, NUM_STAGES, "part"))
+    def notify_stage(stage: int) -> None:
+        SESSION.notify(ProgressEvent("Profiling", workload.name, stage, NUM_STAGES, "stage"))
 
-    tell(0)
-    known = parse_device_argument(device)
-    empty = empty_operators(device)
+    notify_stage(0)
+    parsed_device = parse_device_argument(device)
+    minimal_workload = minimal_operators(device)
     with workload.open_batches() as batches:
         batch = next(batches)
         for _ in range(warm_up):
             workload.seconds_of_steps(batches)
         workload.reach_steady_state(batches)
-        tell(1)
-        seconds = repeat_measurement(lambda: workload.seconds_of_steps(batches), steps)
+        notify_stage(1)
+        step_seconds = repeat_measurement(lambda: workload.seconds_of_steps(batches), steps)
         workload.reach_steady_state(batches)
-        tell(2)
-        split = workload.split(batches, steps)
+        notify_stage(2)
+        phase_times = workload.measure_phase_times(batches, steps)
         workload.drain_prefetched(batches)
-        tell(3)
-        data = repeat_measurement(lambda: next_batch(batches)[1], steps)
-        turns = repeat_measurement(lambda: (workload.seconds(batch), empty.seconds(None)), steps)
-        tell(4)
+        notify_stage(3)
+        data_seconds = repeat_measurement(lambda: next_batch(batches)[1], steps)
+        interleaved_seconds = repeat_measurement(
+            lambda: (workload.seconds(batch), minimal_workload.seconds(None)), steps
+        )
+        notify_stage(4)
         with profilers.signposts() if signposts else contextlib.nullcontext():
-            operators = profile_operators(workload, batches, steps, trace, None if known.is_accelerator else empty)
-        if capture is not None:
-            with profilers.metal_capture(capture):
+            interleaved = None if parsed_device.is_accelerator else minimal_workload
+            operators = profile_operators(workload, batches, steps, trace, interleaved)
+        if capture_name is not None:
+            with profilers.metal_capture(capture_name):
                 workload.run(batch)
-        tell(5)
-        per_step, waits, fell = trace_steps(workload, batches)
-    tell(NUM_STAGES)
-    compute, started = zip(*turns, strict=True)
-    starting = sum_operators(operators, "launch_seconds")
-    if known.is_accelerator and not known.profiler_times_kernels:
-        starting = per_step * statistics.median(started) / CALLS
+        notify_stage(5)
+        operators_per_step, synchronizations, fallbacks = trace_steps(workload, batches)
+    notify_stage(NUM_STAGES)
+    compute_seconds, minimal_seconds = zip(*interleaved_seconds, strict=True)
+    launch_seconds = sum_operators(operators, "launch_seconds")
+    if parsed_device.is_accelerator and not parsed_device.profiler_times_kernels:
+        launch_seconds = operators_per_step * statistics.median(minimal_seconds) / NUM_MINIMAL_OPERATORS
     return Profile(
         **workload.facts,
         device=device,
         rows=workload.usual_rows,
         steps=steps,
         warm_up=warm_up,
-        seconds=statistics.median(seconds),
-        phase_times=split,
-        data_only=workload.typical(data),
-        compute_only=statistics.median(compute),
+        seconds=statistics.median(step_seconds),
+        phase_times=phase_times,
+        data_only=workload.average(data_seconds),
+        compute_only=statistics.median(compute_seconds),
         operators=operators[:MAX_OPERATORS],
-        operators_per_step=per_step,
+        operators_per_step=operators_per_step,
         device_seconds=sum_operators(operators, "device_seconds", with_data=True),
-        synchronizations=waits,
-        fallbacks=fell,
+        synchronizations=synchronizations,
+        fallbacks=fallbacks,
         traced_steps=MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
-        operator_seconds=None if known.is_accelerator else (sum_operators(operators, "seconds") or 0.0),
-        launch_seconds=starting,
+        operator_seconds=None if parsed_device.is_accelerator else (sum_operators(operators, "seconds") or 0.0),
+        launch_seconds=launch_seconds,
         created_at=utc_timestamp(),
     )

@@ -1,6 +1,6 @@
-"""What a profile runs, and what it sees of steps: operators with their times, and calls that wait for the device with their lines.
+"""Recording of steps for a profile: operator times, and calls that wait for the device with their code locations.
 
-This file imports torch, because a subclass needs its base; it is itself imported only when steps are profiled.
+This module imports torch for its base classes. It is imported only when steps are profiled.
 """
 
 from __future__ import annotations
@@ -33,241 +33,276 @@ from . import workloads
 from .timing import DATA, CodeLocation, OperatorTime, Reason, Synchronization
 from .workloads import CUSTOM_STEP, Workload
 
-PREFIX = "openmed_nb: "  # Begins the names under which the phases stand in a trace.
-MICRO = 1e-6  # torch's profiler counts microseconds.
+PHASE_PREFIX = "openmed_nb: "  # Prefix of the phase names in a trace.
+SECONDS_PER_MICROSECOND = 1e-6  # torch's profiler reports microseconds.
 
-# How names of operators look, and what is shown instead of any other name.
-OPERATOR = re.compile(r"\w+(::[\w.]+)+")
-USER_RANGE = "a range of yours"
+# Names of operators. Ranges with any other name may contain text of the user and are replaced by USER_RANGE.
+OPERATOR_PATTERN = re.compile(r"\w+(::[\w.]+)+")
+USER_RANGE = "user range"
 
-# The phase of operators with nothing to compute, and how many of them follow a step, so that waiting for the device once, at
-# their end, is a small part of their time.
-EMPTY = "empty operators"
-CALLS = 20
+# Phase of operators on minimal inputs, whose time is launch overhead, and their number after each step. With this number, the
+# single synchronization at their end is a small part of their time.
+MINIMAL_OPERATORS = "minimal operators"
+NUM_MINIMAL_OPERATORS = 20
 
 
-def empty_operators(device: str) -> Workload:
-    """Return steps of a few linear layers of one number: what models mostly consist of, and among what costs most to start."""
-    row, weight, bias = (torch.ones(size, dtype=torch.float32).to(device) for size in ((1, 1), (1, 1), (1,)))
+def minimal_operators(device: str) -> Workload:
+    """Return a workload of linear layers on single numbers.
 
-    def start(_batch: Any) -> None:
-        for _ in range(CALLS):
+    Models consist mostly of linear layers, and their launch overhead is among the highest.
+    """
+    row = torch.ones((1, 1), dtype=torch.float32).to(device)
+    weight = torch.ones((1, 1), dtype=torch.float32).to(device)
+    bias = torch.ones((1,), dtype=torch.float32).to(device)
+
+    def launch(_batch: Any) -> None:
+        for _ in range(NUM_MINIMAL_OPERATORS):
             torch.nn.functional.linear(row, weight, bias)
 
-    return Workload(EMPTY, CUSTOM_STEP, device, 1, None, lambda: itertools.repeat(None), ((EMPTY, start),))
+    phases = ((MINIMAL_OPERATORS, launch),)
+    return Workload(MINIMAL_OPERATORS, CUSTOM_STEP, device, 1, None, lambda: itertools.repeat(None), phases)
 
 
 def profile_operators(
-    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, beside: Workload | None
+    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, interleaved: Workload | None
 ) -> tuple[OperatorTime, ...]:
-    """Run steps under torch's profiler and return their operators, those that take longest first.
+    """Run steps under torch's profiler and return their operators, sorted by descending time.
 
-    ``beside`` are operators with nothing to compute, which follow each step; the trace is written in the format of Chrome.
+    Args:
+        workload: Workload to profile.
+        batches: Batches of the workload.
+        steps: Number of steps.
+        trace: File for a trace in Chrome's format, or ``None``.
+        interleaved: Workload of minimal operators that runs after each step, or ``None``.
     """
 
-    def marked(phase: str) -> Any:
-        return record_function(f"{PREFIX}{phase}")
+    def phase_range(phase: str) -> record_function:
+        return record_function(f"{PHASE_PREFIX}{phase}")
 
-    def marked_step() -> None:
-        with marked(DATA):
-            value = next(batches)
-        workload.run(value, marked)
+    def run_step() -> None:
+        with phase_range(DATA):
+            batch = next(batches)
+        workload.run(batch, phase_range)
 
-    with profile_device(workload.device):  # The first profile of a process takes long to start.
-        marked_step()
+    with profile_device(workload.device):  # The first profiler of a process takes long to start.
+        run_step()
     with profile_device(workload.device) as profiler:
         for _ in range(steps):
-            marked_step()
-            if beside is not None:
-                beside.run(None, marked)
+            run_step()
+            if interleaved is not None:
+                interleaved.run(None, phase_range)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    return operator_times(profiler.events(), steps, parse_device_argument(workload.device).profiler_times_kernels)
+    return _operator_times(profiler.events(), steps, parse_device_argument(workload.device).profiler_times_kernels)
 
 
-def operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tuple[OperatorTime, ...]:
-    """Return the operators of so many steps, those that take longest first, from ``torch.profiler.profile.events``.
+def _operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tuple[OperatorTime, ...]:
+    """Return the time per operator and phase from the events of torch's profiler, sorted by descending time.
 
-    A backward pass on a GPU runs in a thread of its own, so that only the clock tells in which phase an operator was called.
+    A backward pass on a GPU runs in its own thread, so that only timestamps assign operators to phases.
 
-    The first call of an operator in each step is compared with the first of the others, and so on. The median over the steps
-    is what such a call takes: on a busy computer the system stops the process now and then, and a call in which it does takes
-    a thousand times as long, so that the sums of ``key_averages`` would tell of other programs.
+    The n-th call of an operator in a step corresponds to its n-th call in the other steps. A call counts with its median over
+    the steps. On a busy computer, the system occasionally suspends the process, and such a call takes a thousand times as
+    long. The sums of ``key_averages`` would then describe other programs.
+
+    Args:
+        events: Events of ``torch.profiler.profile.events``.
+        steps: Number of profiled steps.
+        sees_device: Whether the profiler records kernels on the device.
     """
     phase = ""
     phase_end = 0.0
     step = 0
-    # The seconds of an operator in a phase on the host, by the number of the call in its step.
+    # Host seconds of an operator in a phase, by the number of the call in its step.
     seconds = defaultdict[tuple[str, str], defaultdict[int, list[float]]](lambda: defaultdict(list))
     device_seconds = Counter[tuple[str, str]]()
     calls_in_step = Counter[tuple[int, tuple[str, str]]]()
-    for event in sorted(filter(is_host_event, events), key=_start):
-        if event.name.startswith(PREFIX):
-            phase = event.name.removeprefix(PREFIX)
+    for event in sorted(filter(is_host_event, events), key=_event_order):
+        if event.name.startswith(PHASE_PREFIX):
+            phase = event.name.removeprefix(PHASE_PREFIX)
             phase_end = event.time_range.end
             if phase == DATA:
                 step += 1
-        elif "::" in event.name and not event.name.startswith("autograd::"):  # No call of the driver, and no node.
-            # A person's own range may be named anything.
-            name = event.name if OPERATOR.fullmatch(event.name) else USER_RANGE
+        # Driver calls have no namespace. Autograd nodes contain the operators that they call.
+        elif "::" in event.name and not event.name.startswith("autograd::"):
+            name = event.name if OPERATOR_PATTERN.fullmatch(event.name) else USER_RANGE
             key = name, phase if event.time_range.start <= phase_end else ""
             number = calls_in_step[step, key]
             calls_in_step[step, key] += 1
-            seconds[key][number].append(event.self_cpu_time_total * MICRO)
-            device_seconds[key] += event.self_device_time_total * MICRO
+            seconds[key][number].append(event.self_cpu_time_total * SECONDS_PER_MICROSECOND)
+            device_seconds[key] += event.self_device_time_total * SECONDS_PER_MICROSECOND
 
-    empty = [itertools.chain(*calls.values()) for (_name, phase), calls in seconds.items() if phase == EMPTY]
-    longest_empty = max(map(statistics.median, empty), default=None)
+    minimal_calls = [
+        itertools.chain(*calls.values()) for (_name, phase), calls in seconds.items() if phase == MINIMAL_OPERATORS
+    ]
+    launch_seconds_per_call = max(map(statistics.median, minimal_calls), default=None)
     times = []
     for (name, phase), calls in seconds.items():
-        if phase == EMPTY:
+        if phase == MINIMAL_OPERATORS:
             continue
-        typical = [(statistics.median(call), len(call)) for call in calls.values()]
-        starting = None
-        if longest_empty is not None:
-            starting = sum(min(longest_empty, call) * count for call, count in typical) / steps
+        medians = [(statistics.median(call), len(call)) for call in calls.values()]
+        launch_seconds = None
+        if launch_seconds_per_call is not None:
+            launch_seconds = sum(min(launch_seconds_per_call, median) * count for median, count in medians) / steps
         times.append(
             OperatorTime(
                 name,
                 phase,
-                sum(count for _, count in typical) / steps,
-                sum(call * count for call, count in typical) / steps,
-                device_seconds[name, phase] / steps if sees_device else None,
-                starting,
+                count=sum(count for _, count in medians) / steps,
+                seconds=sum(median * count for median, count in medians) / steps,
+                device_seconds=device_seconds[name, phase] / steps if sees_device else None,
+                launch_seconds=launch_seconds,
             )
         )
-    longest = "device_seconds" if sees_device else "seconds"
-    return tuple(sorted(times, key=lambda one: (-getattr(one, longest), one.operator, one.phase)))
+    sort_field = "device_seconds" if sees_device else "seconds"
+    return tuple(sorted(times, key=lambda time: (-getattr(time, sort_field), time.operator, time.phase)))
 
 
-def _start(event: Any) -> tuple[float, bool]:
-    """Return when an event began; the mark of a phase comes before what begins with it."""
-    return event.time_range.start, not event.name.startswith(PREFIX)
+def _event_order(event: Any) -> tuple[float, bool]:
+    """Return the sort key of an event: its start, with the range of a phase before the operators that start with it."""
+    return event.time_range.start, not event.name.startswith(PHASE_PREFIX)
 
 
 def sum_operators(times: Sequence[OperatorTime], name: str, with_data: bool = False) -> float | None:
-    """Return the sum of a figure of operators, usually without those that make the data; ``None`` if it is not known of any.
+    """Return the sum of a metric over operators, or ``None`` if it is unknown for all of them.
+
+    Args:
+        times: Operators.
+        name: Field of :class:`OperatorTime` to sum.
+        with_data: Whether to include the operators of the data phase.
 
     Example:
         >>> times = [OperatorTime("aten::mm", "forward", 2.0, 0.25), OperatorTime("aten::stack", "data", 1.0, 0.1)]
         >>> sum_operators(times, "seconds"), sum_operators(times, "launch_seconds")
         (0.25, None)
     """
-    values = [getattr(one, name) for one in times if with_data or one.phase != DATA]
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    values = [getattr(time, name) for time in times if with_data or time.phase != DATA]
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None
 
 
-MAX_TRACED_STEPS = (
-    3  # How many steps are watched for what they call: that takes several times as long, and the count is exact.
-)
+# Number of steps whose calls are traced. A traced step takes several times as long, and its counts are exact.
+MAX_TRACED_STEPS = 3
 
 
 def trace_steps(
     workload: Workload, batches: Iterator[Any]
 ) -> tuple[float, tuple[Synchronization, ...], tuple[Fallback, ...]]:
-    """Return how many operators a step starts, which calls wait for the device, and what fell back from MPS to the CPU."""
-    record = StepRecorder(device_type(workload.device))
-    with fallbacks() if parse_device_argument(record.kind).has_fallbacks else contextlib.nullcontext() as ledger:
+    """Trace the calls of some steps.
+
+    Returns:
+        Number of operators that compute per step, the calls that wait for the device with the most frequent first, and the
+        operators that fell back from MPS to the CPU.
+    """
+    recorder = StepRecorder(device_type(workload.device))
+    has_fallbacks = parse_device_argument(recorder.device).has_fallbacks
+    with fallbacks() if has_fallbacks else contextlib.nullcontext() as fallback_log:
         for _ in range(MAX_TRACED_STEPS):
             batch = next(batches)
-            with watching(record):
+            with _trace_calls(recorder):
                 workload.run(batch)
-    waits = sorted(record.waits.items(), key=lambda item: (-item[1], item[0]))  # The most frequent first.
-    synchronizations = (
-        Synchronization(call, place, count / MAX_TRACED_STEPS, reason) for (call, place, reason), count in waits
+    waits = sorted(recorder.waits.items(), key=lambda item: (-item[1], item[0]))
+    synchronizations = tuple(
+        Synchronization(call, location, count / MAX_TRACED_STEPS, reason) for (call, location, reason), count in waits
     )
-    return record.started / MAX_TRACED_STEPS, tuple(synchronizations), () if ledger is None else ledger.entries
+    fallback_entries = () if fallback_log is None else fallback_log.entries
+    return recorder.num_launched / MAX_TRACED_STEPS, synchronizations, fallback_entries
 
 
 class StepRecorder(TorchFunctionMode):
-    """Sees the functions of torch that Python calls, and notes where one is called from that waits for the device.
+    """Mode that records the locations of Python calls of torch functions that wait for the device.
 
     Attributes:
-        kind: The kind of device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
-        waits: How often each call waited for the device, where and why.
-        started: How many operators were started that compute something.
-        begun: Whether this step has started one on the device.
+        device: Type of the device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
+        waits: Number of waits by call, location and reason.
+        num_launched: Number of operators that compute.
+        has_started: Whether the current step has launched work on the device.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.kind = kind
+        self.device = device
         self.waits = Counter[tuple[str, CodeLocation, Reason]]()
-        self.started = 0
+        self.num_launched = 0
         self.has_started = False
 
     def record(self, call: str, frame: FrameType, reason: Reason = "read") -> None:
-        """Count a call that waits, unless the measurement itself makes it."""
-        place = find_code_location(frame)
-        if place is not None:
-            self.waits[call, place, reason] += 1
+        """Count a call that waits, unless the measurement itself makes the call."""
+        location = _find_code_location(frame)
+        if location is not None:
+            self.waits[call, location, reason] += 1
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        read = describe_sync_call(name, args, kwargs, self.kind)
-        copied = "" if read else describe_copy_call(name, args, kwargs, self.kind)
-        if read or copied:
-            copy: Reason = "copy" if self.has_started else "batch"
-            self.record(read or copied, sys._getframe(1), "read" if read else copy)  # noqa: SLF001 - Python has no other name for it
-        before = self.started
-        answer = function(*args, **kwargs)
-        if not (self.has_started or copied) and self.started > before:
-            self.has_started = any(
-                is_on(tensor, self.kind) for tensor in iter_operator_tensors([*args, *kwargs.values()])
-            )
-        return answer
+        read_call = _describe_sync_call(name, args, kwargs, self.device)
+        copy_call = "" if read_call else _describe_copy_call(name, args, kwargs, self.device)
+        if read_call or copy_call:
+            copy_reason: Reason = "copy" if self.has_started else "batch"
+            caller = sys._getframe(1)  # noqa: SLF001 - Python has no public function for the caller
+            self.record(read_call or copy_call, caller, "read" if read_call else copy_reason)
+        launched_before = self.num_launched
+        result = function(*args, **kwargs)
+        if not (self.has_started or copy_call) and self.num_launched > launched_before:
+            tensors = iter_operator_tensors([*args, *kwargs.values()])
+            self.has_started = any(_is_on(tensor, self.device) for tensor in tensors)
+        return result
 
 
 class LaunchCountMode(TorchDispatchMode):
-    """Counts the operators that compute; a view starts nothing on a device."""
+    """Mode that counts the operators that compute. Views launch nothing on a device and do not count."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, record: StepRecorder) -> None:
+    def __init__(self, recorder: StepRecorder) -> None:
         super().__init__()
-        self._record = record
+        self._recorder = recorder
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
-        aliases = [one.alias_info for one in schema.returns] if schema is not None else []
+        schema = getattr(operator, "_schema", None)  # Higher-order operators have no schema.
+        aliases = [result.alias_info for result in schema.returns] if schema is not None else []
         if all(alias is None or alias.is_write for alias in aliases):
-            self._record.started += 1
+            self._recorder.num_launched += 1
         return operator(*args, **(kwargs or {}))
 
 
-SYNCHRONIZE = "synchronize"  # The function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
+# Function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
+SYNCHRONIZE = "synchronize"
 
 
 @contextlib.contextmanager
-def watching(record: StepRecorder) -> Iterator[None]:
-    """Note what is called in this thread; what ``torch.compile`` made runs uncompiled, since it calls nothing that is seen."""
-    record.has_started = False
+def _trace_calls(recorder: StepRecorder) -> Iterator[None]:
+    """Record the calls of this thread.
+
+    Functions from ``torch.compile`` run uncompiled, because compiled code makes no calls that a mode can record.
+    """
+    recorder.has_started = False
+    modules: tuple[Any, ...] = ()
+    if parse_device_argument(recorder.device).is_accelerator:
+        modules = (getattr(torch, recorder.device), torch.accelerator)
     with contextlib.ExitStack() as stack:
-        for module in (
-            (getattr(torch, record.kind), torch.accelerator)
-            if parse_device_argument(record.kind).is_accelerator
-            else ()
-        ):
+        for module in modules:
             synchronize = getattr(module, SYNCHRONIZE)
             stack.callback(setattr, module, SYNCHRONIZE, synchronize)
             call = f"{module.__name__}.{SYNCHRONIZE}()"
-            setattr(module, SYNCHRONIZE, functools.partial(noted, record, call, synchronize))
+            setattr(module, SYNCHRONIZE, functools.partial(_record_synchronize, recorder, call, synchronize))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(push_modes(LaunchCountMode(record), record))
+        stack.enter_context(push_modes(LaunchCountMode(recorder), recorder))
         yield
 
 
-def noted(record: StepRecorder, call: str, synchronize: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Note a call of a function that only waits, which takes no tensor, so that no mode sees it."""
-    caller = sys._getframe(1)  # noqa: SLF001 - Python has no other name for it
-    if PACKAGE not in Path(caller.f_code.co_filename).parents:  # What looks for fallbacks waits, too.
-        record.record(call, caller)
+def _record_synchronize(
+    recorder: StepRecorder, call: str, synchronize: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Record and execute a synchronization, which takes no tensor and is therefore not passed to modes."""
+    caller = sys._getframe(1)  # noqa: SLF001 - Python has no public function for the caller
+    # The detection of fallbacks in this package also synchronizes.
+    if PACKAGE not in Path(caller.f_code.co_filename).parents:
+        recorder.record(call, caller)
     return synchronize(*args, **kwargs)
 
 
-# Functions of torch that need numbers of the device on the host: to return them, or to know the size of what they make.
+# torch functions that need values of the device on the host: to return them, or to determine the size of their result.
 SYNC_CALLS: Mapping[str, str] = {
     **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu")},
     **{f"__{name}__": f"{name}()" for name in ("bool", "float", "int", "complex")},
@@ -275,7 +310,7 @@ SYNC_CALLS: Mapping[str, str] = {
     **{name: f"torch.{name}()" for name in ("equal", "allclose")},
     **{name: f"{name}()" for name in ("nonzero", "argwhere", "masked_select", "bincount")},
     **{name: f"{name}()" for name in ("unique", "unique_consecutive")},
-    "__array__": "an array of numpy",
+    "__array__": "conversion to a NumPy array",
     "is_nonzero": "bool()",
     "__index__": "a Python index",
     "__format__": "formatting a tensor",
@@ -283,123 +318,128 @@ SYNC_CALLS: Mapping[str, str] = {
 }
 
 
-def describe_sync_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
-    """Return how a call of torch that waits for numbers of a kind of device is shown, empty for any other."""
+def _describe_sync_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> str:
+    """Return the text of a torch call that reads values from a device type, or an empty string for any other call."""
     first, *others = [*args, *kwargs.values()] or [None]
     if name == "copy_":
-        waits = is_on(others[0], kind) and not is_on(first, kind) and not is_non_blocking(args, kwargs)
+        waits = _is_on(others[0], device) and not _is_on(first, device) and not _is_non_blocking(args, kwargs)
         return ".copy_() to the host" if waits else ""
-    if not is_on(first, kind):
+    if not _is_on(first, device):
         return ""
     if name == "to":
-        return ".to('cpu')" if "cpu" in devices_in(others) and not is_non_blocking(args, kwargs) else ""
-    if name == "__getitem__":  # torch has to count the true values of a mask.
-        masked = any(str(getattr(part, "dtype", "")) in {"torch.bool", "torch.uint8"} for part in index_in(others))
-        return "a boolean mask" if masked else ""
+        return ".to('cpu')" if "cpu" in _device_types(others) and not _is_non_blocking(args, kwargs) else ""
+    if name == "__getitem__":  # torch counts the true values of a mask.
+        dtypes = {str(getattr(part, "dtype", "")) for part in _index_parts(others)}
+        return "indexing with a boolean mask" if dtypes & {"torch.bool", "torch.uint8"} else ""
     if name == "where":
-        return "" if others else "torch.where() with a condition alone"
+        return "" if others else "torch.where() with a condition only"
     return SYNC_CALLS.get(name, "")
 
 
-def describe_copy_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: str) -> str:
-    """Return how a call of torch that copies from the host to a kind of device is shown, empty for any other.
+def _describe_copy_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> str:
+    """Return the text of a torch call that copies from the host to a device type, or an empty string for any other call.
 
-    Unless it may go on meanwhile, torch waits there for all that was started before: on MPS ``copy_and_sync`` commits and
-    waits (``MPSStream.mm``), on CUDA ``memcpy_and_sync`` (``CUDAFunctions.h``).
+    A blocking copy waits for all work that was launched before. On MPS, ``copy_and_sync`` commits and waits (``MPSStream.mm``).
+    On CUDA, ``memcpy_and_sync`` does (``CUDAFunctions.h``).
     """
     first, *others = [*args, *kwargs.values()] or [None]
-    if not parse_device_argument(kind).is_accelerator or is_non_blocking(args, kwargs):
+    if not parse_device_argument(device).is_accelerator or _is_non_blocking(args, kwargs):
         return ""
-    if is_on(first, kind):
-        return describe_copy_into(name, others) if others else ""
-    if name in {"to", "cuda"} and is_on(first, "cpu"):
-        return f".to({kind!r})" if name == kind or kind in devices_in(others) else ""
-    made_there = name in {"tensor", "as_tensor", "asarray"} and kind in devices_in(others)
-    return f"torch.{name}() on the device" if made_there else ""
+    if _is_on(first, device):
+        return _describe_copy_into(name, others) if others else ""
+    if name in {"to", "cuda"} and _is_on(first, "cpu"):
+        return f".to({device!r})" if name == device or device in _device_types(others) else ""
+    creates_on_device = name in {"tensor", "as_tensor", "asarray"} and device in _device_types(others)
+    return f"torch.{name}() on the device" if creates_on_device else ""
 
 
-def describe_copy_into(name: str, others: Sequence[Any]) -> str:
-    """Return how a method of a tensor of the device is shown that copies from the host, given its arguments."""
-    index = index_in(others)
+def _describe_copy_into(name: str, others: Sequence[Any]) -> str:
+    """Return the text of a method of a device tensor that copies from the host, or an empty string for any other method."""
+    index = _index_parts(others)
     value = others[-1]
     if name == "copy_":
-        return ".copy_() to the device" if is_on(others[0], "cpu") else ""
+        return ".copy_() to the device" if _is_on(others[0], "cpu") else ""
     if name == "new_tensor":
         return ".new_tensor() on the device"
-    if name in {"__getitem__", "__setitem__"} and any(is_on(part, "cpu") and part.dim() for part in index):
-        return "an index of the host"
-    # A single number is not copied.
-    return "a value of the host" if name == "__setitem__" and is_on(value, "cpu") and value.dim() else ""
+    if name in {"__getitem__", "__setitem__"} and any(_is_on(part, "cpu") and part.dim() for part in index):
+        return "indexing with a host tensor"
+    # torch passes a zero-dimensional tensor as a scalar, without a copy.
+    is_host_value = name == "__setitem__" and _is_on(value, "cpu") and value.dim()
+    return "assignment of a host tensor" if is_host_value else ""
 
 
-def is_on(thing: Any, kind: str) -> bool:
-    return isinstance(thing, torch.Tensor) and thing.device.type == kind
+def _is_on(value: Any, device: str) -> bool:
+    """Return whether a value is a tensor on a device type."""
+    return isinstance(value, torch.Tensor) and value.device.type == device
 
 
-def is_non_blocking(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether the program goes on while a copy is made; among the arguments by their place that is the one which is true."""
-    return any(one is True for one in (kwargs.get("non_blocking"), *args[1:]))
+def _is_non_blocking(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a copy is non-blocking.
+
+    Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
+    """
+    return any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:]))
 
 
-def devices_in(arguments: Sequence[Any]) -> list[str]:
-    """Return the kinds of devices that arguments name, among others that name none."""
-    return [device_type(str(getattr(one, "device", one))) for one in arguments]
+def _device_types(arguments: Sequence[Any]) -> list[str]:
+    """Return the device types of arguments. Arguments without a device yield meaningless strings."""
+    return [device_type(str(getattr(argument, "device", argument))) for argument in arguments]
 
 
-def index_in(arguments: Sequence[Any]) -> Sequence[Any]:
-    """Return the parts of the index with which a tensor is asked for numbers, or given some."""
+def _index_parts(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts of the index in the arguments of ``__getitem__`` or ``__setitem__``."""
     return arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments[:1]
 
 
-# Whose code a file is: the person's, a library's, torch's, or Python's own, such as ``logging``.
+# Owners of code files. Python's own code includes modules such as ``logging``.
 USER_CODE = "own"
 LIBRARY = "library"
 TORCH = "torch"
 PYTHON = "python"
 
-HARNESS_FILE = workloads.__file__  # The file that calls a step; what is outside of it is not the step.
+HARNESS_FILE = workloads.__file__  # File that calls a step. Its callers are not part of the step.
 PACKAGE = Path(__file__).parents[2]
 
-# torch's optimizers read counters that they keep on the CPU (``torch/optim/adam.py``), so they wait for nothing.
+# torch's optimizers read counters that are stored on the CPU (``torch/optim/adam.py``), so these reads do not wait.
 OPTIMIZERS = Path(torch.optim.__file__).parent
 
-# How ``torch.nn.Module`` runs a ``forward`` (``torch/nn/modules/module.py``); no public name tells that.
-CALL_OF_A_MODULE = "_call_impl"
+# Function of ``torch.nn.Module`` that runs ``forward`` (``torch/nn/modules/module.py``). It has no public name.
+MODULE_CALL = "_call_impl"
 
 
-def find_code_location(frame: FrameType | None) -> CodeLocation | None:
-    """Return where the code is that led to the innermost frame, ``None`` if that is the measurement itself.
+def _find_code_location(frame: FrameType | None) -> CodeLocation | None:
+    """Return the location of the code that caused a frame, or ``None`` if the measurement itself caused it.
 
-    torch's and Python's own code is passed over: whoever asks a logger to print a tensor prints it.
+    Frames of torch and Python are skipped: if a logger prints a tensor, the location is the call of the logger.
     """
     library = ""
     in_model = False
     while frame is not None and frame.f_code.co_filename != HARNESS_FILE:
         code = frame.f_code
         file = code.co_filename
-        owner = code_owner(file)
+        owner = _code_owner(file)
         if owner == TORCH and OPTIMIZERS in Path(file).parents:
             return None
         if owner == USER_CODE:
             return CodeLocation(
-                display_filename(file), frame.f_lineno, code.co_name, library if in_model else "", in_model
+                _display_filename(file), frame.f_lineno, code.co_name, library if in_model else "", in_model
             )
         if owner == LIBRARY:
             library = library or str(frame.f_globals.get("__name__", Path(file).stem))
-        in_model = in_model or bool(library and owner == TORCH and code.co_name == CALL_OF_A_MODULE)
+        in_model = in_model or bool(library and owner == TORCH and code.co_name == MODULE_CALL)
         frame = frame.f_back
     return CodeLocation(library=library, in_model=True) if library and not library.startswith(PACKAGE.name) else None
 
 
 @functools.cache
-def code_owner(file: str) -> str:
-    """Return whose code a file is.
+def _code_owner(file: str) -> str:
+    """Return the owner of a code file.
 
     Example:
         >>> import logging
-        >>> code_owner(logging.__file__), code_owner(torch.nn.__file__), code_owner("/home/a/study/train.py")
+        >>> _code_owner(logging.__file__), _code_owner(torch.nn.__file__), _code_owner("/home/a/study/train.py")
         ('python', 'torch', 'own')
-        >>> code_owner("/usr/lib/python3/dist-packages/tqdm/std.py"), code_owner(__file__)
+        >>> _code_owner("/usr/lib/python3/dist-packages/tqdm/std.py"), _code_owner(__file__)
         ('library', 'library')
     """
     path = Path(file)
@@ -407,12 +447,12 @@ def code_owner(file: str) -> str:
         return TORCH
     if PACKAGE in path.parents or INSTALLED_FOLDERS & set(path.parts):
         return LIBRARY
-    homes = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    return PYTHON if file.startswith("<frozen") or homes & set(path.parents) else USER_CODE
+    python_directories = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    return PYTHON if file.startswith("<frozen") or python_directories & set(path.parents) else USER_CODE
 
 
-def display_filename(file: str) -> str:
-    """Return a file by its name, and a cell of a notebook as IPython names it."""
+def _display_filename(file: str) -> str:
+    """Return the name of a file without its directory, or IPython's name of a notebook cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     cell = shell.compile.format_code_name(file) if shell is not None else None

@@ -1,4 +1,4 @@
-"""Measured times and what they say: series and rounds, medians with intervals, phases of a step, operators and waits."""
+"""Timing helpers and results: repeated and interleaved measurements, confidence intervals, phases, operators and waits."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from ..._utils.clock import current_time
 Name = TypeVar("Name")
 Measured = TypeVar("Measured")
 
-# The names of phases that are looked at; training adds its own.
+# Names of the phases with a rule below. Training adds further phases.
 DATA = "data"
 TRANSFER = "transfer"
 FORWARD = "forward"
 DECODE = "decode"
 
-# A phase that takes more than this share of a step dominates: whatever else is made faster, it stays the larger part.
+# A phase dominates if it takes more than this fraction of a step. Speeding up the other phases cannot halve the step then.
 DOMINANT_FRACTION = 0.5
 
-# A loader that keeps a step waiting for more than this share of it is slow: without the wait, a third more steps are done.
+# A data loader is slow if a step waits for it for more than this fraction of its time. Without the wait, throughput is a third higher.
 MAX_DATA_FRACTION = 0.25
 
-# What to do about each phase that should not dominate.
+# Remedies for the phases that should not dominate.
 REMEDIES: Mapping[str, str] = {
-    DATA: "Read ahead with workers, prepare the data once and keep it, or see nb.training.loader.check().",
-    TRANSFER: "Copy less often and more at once: a larger batch, and smaller types for labels and masks.",
-    DECODE: "Bring less to the host: labels and scores, not all logits.",
+    DATA: "Use loader workers, preprocess the data once and cache it, or run nb.training.loader.check().",
+    TRANSFER: "Copy less often: use a larger batch, and smaller dtypes for labels and masks.",
+    DECODE: "Copy less to the host: labels and scores instead of all logits.",
 }
 
 
 @dataclass(frozen=True)
 class PhaseTimes(JsonMixin):
-    """The phases of a step, each waited for.
+    """Time per phase of a step, with a synchronization after each phase.
 
     Attributes:
-        seconds: How long each phase takes, in seconds, in their order.
-        meanwhile: Whether data are prepared while the device computes, as :func:`annotate` does on a GPU.
+        seconds: Seconds per phase, in the order of execution.
+        overlapped: Whether data are prepared while the device computes, as :func:`annotate` does on a GPU.
 
     Example:
         >>> PhaseTimes({"data": 3.0, "forward": 1.0}).fractions
@@ -57,7 +57,10 @@ class PhaseTimes(JsonMixin):
 
     @property
     def waiting_seconds(self) -> dict[str, float]:
-        """How long a step waits for each phase, in seconds: for data prepared meanwhile, as long as they outlast the forward pass."""
+        """Seconds that a step waits for each phase.
+
+        Overlapped data preparation counts only for the time by which it exceeds the forward pass.
+        """
         waits = dict(self.seconds)
         if self.overlapped and DATA in waits:
             waits[DATA] = max(0.0, waits[DATA] - waits.get(FORWARD, 0.0))
@@ -65,25 +68,30 @@ class PhaseTimes(JsonMixin):
 
     @property
     def fractions(self) -> dict[str, float]:
-        """Which part of a step each phase is that is waited for, from 0 to 1."""
+        """Fraction of a step that is spent waiting for each phase, in [0, 1]."""
         total = sum(self.waiting_seconds.values())
         return {name: seconds / total if total else 0.0 for name, seconds in self.waiting_seconds.items()}
 
     @property
     def dominant_phase(self) -> str | None:
-        """The phase that takes more than half of a step, ``None`` if none does."""
-        return next((name for name, share in self.fractions.items() if share > DOMINANT_FRACTION), None)
+        """Name of the phase that takes more than half of a step, or ``None`` if no phase does."""
+        return next((name for name, fraction in self.fractions.items() if fraction > DOMINANT_FRACTION), None)
 
     def finding(self, name: str, data_remedy: str) -> Finding:
-        """Return what to think of it, under a name, with what to do about data that dominate."""
-        main = self.dominant_phase
-        if main is None:
-            return Finding(name, OK, "no phase takes more than half of a step")
-        remedy = {**REMEDIES, DATA: data_remedy}.get(main, "")
-        return Finding(name, WARNING if remedy else OK, f"{main} dominates", remedy)
+        """Return the finding on the dominant phase.
 
-    def shown(self, name: str) -> str:
-        """Return the time and the share of a phase as they are shown, empty for one that the step does not have."""
+        Args:
+            name: Name of the finding.
+            data_remedy: Remedy if the data phase dominates.
+        """
+        dominant_phase = self.dominant_phase
+        if dominant_phase is None:
+            return Finding(name, OK, "no phase takes more than half of a step")
+        remedy = {**REMEDIES, DATA: data_remedy}.get(dominant_phase, "")
+        return Finding(name, WARNING if remedy else OK, f"{dominant_phase} dominates", remedy)
+
+    def format_phase(self, name: str) -> str:
+        """Return the time and the percentage of a phase as text, or an empty string if the step has no such phase."""
         if name not in self.seconds:
             return ""
         return f"{format_milliseconds(self.waiting_seconds[name])} ({100 * self.fractions[name]:.0f} %)"
@@ -91,18 +99,18 @@ class PhaseTimes(JsonMixin):
 
 @dataclass(frozen=True)
 class OperatorTime(JsonMixin):
-    """An operator in one phase.
+    """Time of an operator in one phase.
 
     Attributes:
-        operator: Its name, such as ``"aten::addmm"``.
-        phase: The phase in which it is called.
-        count: How often in a step.
-        seconds: How long the host is busy with it in a step, in seconds, without the operators that it calls: each of its
-            calls counts as long as in the median of the steps.
-        device_seconds: How long its kernels run on the GPU in a step, in seconds; ``None`` if torch's profiler does not see
-            the device, as with MPS.
-        launch_seconds: How much of ``seconds`` goes into starting it: of each call as much as an operator takes that has
-            nothing to compute. ``None`` if no such operator was run.
+        operator: Name of the operator, such as ``"aten::addmm"``.
+        phase: Phase in which the operator is called.
+        count: Number of calls per step.
+        seconds: Host time per step in seconds, without the operators that it calls. Each call counts with its median over
+            the steps.
+        device_seconds: GPU time of its kernels per step in seconds, or ``None`` if torch's profiler does not record the
+            device, as on MPS.
+        launch_seconds: Part of ``seconds`` that is launch overhead. Each call counts at most the time of an operator on
+            minimal inputs. ``None`` if no such operator was measured.
     """
 
     operator: str
@@ -115,15 +123,15 @@ class OperatorTime(JsonMixin):
 
 @dataclass(frozen=True, order=True)
 class CodeLocation(JsonMixin):
-    """A line of a person's own code, or the library in which a model that was called from there does something.
+    """Line of user code, or the library whose model was running.
 
     Attributes:
-        file: The name of the file without its folder, or of the cell; empty if no code of the person was running.
-        line: The number of the line, 0 if there is none.
-        function: The name of the function.
-        library: The module of a library in whose model it happened; empty if the person's own line asked for it, though
-            through a library, such as one that shows progress.
-        in_model: Whether it happened in a model of a library, which the person cannot change.
+        file: Name of the file without its directory, or of the notebook cell. Empty if no user code was running.
+        line: Line number, or 0 if there is none.
+        function: Name of the function.
+        library: Library module of the model that was running. Empty if the line of user code caused the call itself, even
+            through a library such as a progress bar.
+        in_model: Whether a model of a library was running, which the user cannot change.
     """
 
     file: str = ""
@@ -136,30 +144,30 @@ class CodeLocation(JsonMixin):
 
     @property
     def is_user_code(self) -> bool:
-        """Whether the person's own line asked for it."""
+        """Whether a line of user code caused the call."""
         return bool(self.file) and not self.in_model
 
     def __str__(self) -> str:
         if not self.is_user_code:
-            return f"inside of {self.library}"
+            return f"inside {self.library}"
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
 
 
-# Why a call waits: numbers of the device are needed on the host; the batch is copied to the device, before the step has
-# started anything there; or something else is, which waits for all that the step has started until then.
+# Why a call waits: the host reads values from the device ("read"), the batch is copied to the device before the step has
+# launched work there ("batch"), or a later copy waits for all work that the step has launched so far ("copy").
 Reason = Literal["read", "batch", "copy"]
 
 
 @dataclass(frozen=True)
 class Synchronization(JsonMixin):
-    """A call that waits for the device.
+    """Call that waits for the device.
 
     Attributes:
-        call: What is called, such as ``".item()"``.
-        place: Where.
-        count: How often in a step.
-        reason: Why it waits: ``"read"`` for numbers that the host needs, ``"batch"`` for a copy to the device before the
-            step has started anything there, ``"copy"`` for a later one.
+        call: Text of the call, such as ``".item()"``.
+        place: Location of the call.
+        count: Number of calls per step.
+        reason: ``"read"`` if the host reads values, ``"batch"`` for a copy to the device before the step has launched work
+            there, ``"copy"`` for a later copy to the device.
     """
 
     call: str
@@ -175,7 +183,7 @@ class Synchronization(JsonMixin):
         return f"{self.call} at {self.place}" if self.place.is_user_code else f"{self.call} {self.place}"
 
 
-# How probable it is that the interval of a median holds the true one, at least, and how many values that takes.
+# Minimum confidence level of the interval of a median, and the number of values that this level needs.
 CONFIDENCE_LEVEL = 0.95
 MIN_VALUES = 6
 
@@ -185,14 +193,14 @@ class Interval(JsonMixin):
     """A median and its confidence interval.
 
     Attributes:
-        low: The lower end.
-        middle: The median.
-        high: The upper end.
-        level: How probable it is that such an interval holds the true median, at least.
+        low: Lower end.
+        median: Median.
+        high: Upper end.
+        confidence: Minimum probability that such an interval contains the true median.
 
     Example:
         >>> str(Interval(1.1, 1.25, 1.5, 0.9586))
-        '1.25 (1.10 to 1.50, 95.9 % sure)'
+        '1.25 (1.10 to 1.50, 95.9 % CI)'
     """
 
     low: float
@@ -201,19 +209,19 @@ class Interval(JsonMixin):
     confidence: float
 
     def contains(self, value: float) -> bool:
-        """Tell whether a value is in the interval, its ends included."""
+        """Return whether a value is in the interval, including its ends."""
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.confidence:.1f} % sure)"
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.confidence:.1f} % CI)"
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of at least :data:`MIN_VALUES` values with its narrowest interval of at least 95 percent.
+    """Return the median of at least :data:`MIN_VALUES` values with its narrowest confidence interval of at least 95 %.
 
-    Of n values in order, the k-th from below and the k-th from above enclose the median of what they were drawn from with a
-    probability of 1 - 2 B(k - 1; n, 1/2), where B is the binomial distribution; no distribution of the values is assumed
-    (Thompson 1936; Conover, Practical Nonparametric Statistics, 3.2).
+    The interval is nonparametric. Of n sorted values, the k-th smallest and the k-th largest enclose the population median
+    with probability 1 - 2 B(k - 1; n, 1/2), where B is the cumulative binomial distribution (Thompson 1936; Conover,
+    Practical Nonparametric Statistics, 3.2).
 
     Example:
         >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])
@@ -222,16 +230,16 @@ def median_interval(values: Sequence[float]) -> Interval:
     ordered = sorted(values)
     count = len(ordered)
     if count < MIN_VALUES:
-        message = f"{count} values have no interval of level {CONFIDENCE_LEVEL}: at least {MIN_VALUES} are needed"
+        message = f"a {CONFIDENCE_LEVEL} confidence interval needs at least {MIN_VALUES} values, got {count}"
         raise ValueError(message)
     below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
-    levels = [1 - 2 * ways / 2**count for ways in below]  # By rank, the widest interval first.
+    levels = [1 - 2 * combinations / 2**count for combinations in below]  # By rank, the widest interval first.
     rank = len([level for level in levels if level >= CONFIDENCE_LEVEL])
     return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
 
 
 def round_up_to_workers(steps: int, workers: int) -> int:
-    """Return a number of steps, or some more, in which each worker of a loader gives as many batches as the others.
+    """Round a number of steps up so that each worker of a loader yields the same number of batches.
 
     Example:
         >>> round_up_to_workers(10, 4), round_up_to_workers(10, 0), round_up_to_workers(1, 2)
@@ -241,7 +249,9 @@ def round_up_to_workers(steps: int, workers: int) -> int:
 
 
 def interleave(measures: Mapping[Name, Callable[[], Measured]], rounds: Iterable[int]) -> dict[Name, list[Measured]]:
-    """Return what is measured in rounds, of which each begins with the next one.
+    """Run several measurements in interleaved rounds and return the results by name.
+
+    Each round starts with the next measurement in the list.
 
     Example:
         >>> interleave({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
@@ -256,24 +266,34 @@ def interleave(measures: Mapping[Name, Callable[[], Measured]], rounds: Iterable
     return measured
 
 
-# A series of slow steps is cut short after LONGEST seconds, once it has FEWEST steps.
-LONGEST = 3.0
-FEWEST = 5
+# A series of slow steps ends after MAX_SERIES_SECONDS, once it has MIN_REPEATS steps.
+MAX_SERIES_SECONDS = 3.0
+MIN_REPEATS = 5
 
 
 def repeat_measurement(
-    measure: Callable[[], Measured], most: float = math.inf, fewest: int = FEWEST, seconds: float = LONGEST
+    measure: Callable[[], Measured],
+    max_repeats: float = math.inf,
+    min_repeats: int = MIN_REPEATS,
+    max_seconds: float = MAX_SERIES_SECONDS,
 ) -> list[Measured]:
-    """Return what ``measure`` returns for each of so many steps at most, or for as many as fit into some seconds."""
-    begin = current_time()
+    """Repeat a measurement and return the results.
+
+    Args:
+        measure: Function that performs one measurement.
+        max_repeats: Maximum number of measurements.
+        min_repeats: Number of measurements that are made even after ``max_seconds``, up to ``max_repeats``.
+        max_seconds: Duration in seconds after which no further measurement starts.
+    """
+    start = current_time()
     measured: list[Measured] = []
-    while len(measured) < most and (len(measured) < fewest or current_time() - begin < seconds):
+    while len(measured) < max_repeats and (len(measured) < min_repeats or current_time() - start < max_seconds):
         measured.append(measure())
     return measured
 
 
 def format_rate(number: float | None) -> str:
-    """Return a rate with three digits or more, empty if there is none.
+    """Format a rate with at least three digits, or return an empty string for ``None``.
 
     Example:
         >>> format_rate(1234.5), format_rate(12.345), format_rate(0.01234), format_rate(None)

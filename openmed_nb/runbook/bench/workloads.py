@@ -1,7 +1,7 @@
-"""What can be measured: annotation, a module of torch, or a step of a person's own, each as steps of work on a device.
+"""Workloads for benchmarks: annotation, torch modules and custom step functions, as steps on a device.
 
-A step takes a batch from an iterator, which is the phase "data", and hands it from phase to phase. At full speed a step is
-waited for at its end alone; phase by phase, the device is waited for after each, so that times say where they belong.
+A step takes a batch from an iterator (the phase "data") and passes it through its phases. At full speed, the device is
+synchronized only at the end of a step. Phase by phase, it is synchronized after each phase, so that each phase has its own time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from ...training.curve import GROWTH_EPOCHS, MemoryCurve
 from ...training.epochs import epochs, function_name
 from ...training.nonfinite import loss_of
 from ...training.steps import adamw
-from .timing import DATA, DECODE, FEWEST, FORWARD, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
+from .timing import DATA, DECODE, FORWARD, MIN_REPEATS, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
 
 if TYPE_CHECKING:
     import torch
@@ -45,21 +46,21 @@ if TYPE_CHECKING:
     from ...annotation.results import ResultStore
     from ...annotation.stream import Annotator, TokenizedChunk
 
-# The tasks.
+# Tasks.
 ANNOTATION = "annotation"
-FORWARD_PASS = "forward pass"  # noqa: S105 - no password
+FORWARD_PASS = "forward pass"  # noqa: S105 - not a password
 TRAINING_STEP = "training step"
 CUSTOM_STEP = "own step"
 
-# A name, and what takes the value of the phase before it; the first phase takes a batch.
+# Name of a phase, and the function that maps the result of the previous phase to its own. The first phase takes a batch.
 Phase = tuple[str, Callable[[Any], Any]]
 
-DEFAULT_BATCH_SIZE = 32  # How many texts a batch has by default.
-SYNTHETIC_BATCH_SIZE = 8  # How many rows a synthetic training batch has.
-LENGTH = 128  # How many tokens a row of one shape has by default.
-RATE = 1e-5  # The learning rate of measured steps; it makes no difference to their speed.
+DEFAULT_BATCH_SIZE = 32  # Texts per batch.
+SYNTHETIC_BATCH_SIZE = 8  # Rows per synthetic training batch.
+DEFAULT_LENGTH = 128  # Tokens per row of a fixed-shape workload.
+LEARNING_RATE = 1e-5  # Its value does not affect the speed of a step.
 
-# Synthetic texts, used if a person passes none.
+# Synthetic texts for calls without data.
 TEXTS = (
     "Patient with type 2 diabetes mellitus and hypertension, admitted with chest pain and shortness of breath.",
     "No evidence of pneumonia. History of asthma and atrial fibrillation.",
@@ -67,25 +68,28 @@ TEXTS = (
     "She denies fever, chills and night sweats; her rheumatoid arthritis is stable.",
 )
 
-# What to do where steps wait for their data.
-MORE_WORKERS = (
-    "Read ahead with more workers, kept with persistent_workers=True, prepare the data once and keep it, "
-    "or see nb.training.loader.check()."
+# Remedies for steps that wait for their data.
+MORE_WORKERS_REMEDY = (
+    "Use more loader workers with persistent_workers=True, preprocess the data once and cache it, "
+    "or run nb.training.loader.check()."
 )
-TOKENIZE_MORE = "Tokenize on more cores: nb.cluster(...) spreads texts over several computers. A larger model or longer texts keep the device busy."
+TOKENIZE_MORE = (
+    "Tokenize on more cores: nb.cluster(...) distributes texts over several computers. "
+    "A larger model or longer texts increase the work per token on the device."
+)
 
 
 @dataclass(frozen=True, repr=False)
 class StepReport(Displayable):
-    """What every report of measured steps has.
+    """Base class of the reports on measured steps.
 
     Attributes:
-        name: What the person calls the model, or the function.
+        name: Name of the model or the function.
         task: ``"annotation"``, ``"forward pass"``, ``"training step"`` or ``"own step"``.
-        dtype: The type of the model's numbers; ``None`` if it has none, or for a function.
-        workers: How many processes of the loader read ahead.
-        row_shape: The shape of a row, such as ``"3x224x224"``; ``None`` for texts, and if rows have no shape.
-        simulated: Whether a simulated MPS device was on; then no figure of ``"mps"`` is one of MPS.
+        dtype: Data type of the model, or ``None`` for a function and for a model without parameters.
+        workers: Number of loader workers.
+        row_shape: Shape of a row, such as ``"3x224x224"``, or ``None`` for texts and for rows without a shape.
+        simulated: Whether MPS was simulated. Measurements on ``"mps"`` then do not represent real MPS hardware.
     """
 
     name: str
@@ -95,53 +99,72 @@ class StepReport(Displayable):
     row_shape: str | None = field(default=None, kw_only=True)
     simulated: bool = field(default=False, kw_only=True)
 
-    SIMULATION_MARKERS = (SIMULATION_NOTICE, "")  # The title marks only a device that is simulated, and the CPU is not.
+    # The title labels the simulated device itself, because the same report may also cover the CPU.
+    SIMULATION_MARKERS = (SIMULATION_NOTICE, "")
 
     def shown(self, device: str) -> str:
-        """Return the name of a device as it is shown, marked if it is simulated."""
-        return (
-            f"{device}{SIMULATED_SUFFIX}"
-            if self.simulated and parse_device_argument(device).can_be_simulated
-            else device
-        )
+        """Return the display name of a device, labeled if the device is simulated."""
+        if self.simulated and parse_device_argument(device).can_be_simulated:
+            return f"{device}{SIMULATED_SUFFIX}"
+        return device
 
     @property
     def data_remedy(self) -> str:
-        """What to do where steps wait for their data."""
+        """Remedy for steps that wait for their data."""
         if self.task == ANNOTATION:
             return TOKENIZE_MORE
-        return MORE_WORKERS if self.workers else REMEDIES[DATA]
+        return MORE_WORKERS_REMEDY if self.workers else REMEDIES[DATA]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Steps that can be measured."""
+    """Steps of work that can be measured.
 
-    name: str  # What the person calls the model, or the function.
-    task: str  # One of the tasks.
-    device: str  # As torch spells it.
-    rows: int  # How many texts, or rows, a batch has.
-    length: int | None  # How many tokens a row has; ``None`` if that differs, or if rows are not tokens.
-    batches: Callable[[], Iterator[Any]]  # Begins the batches, again and again; they need not end.
-    phases: tuple[Phase, ...]  # What is done with a batch, in order.
-    workers: int = 0  # How many processes read ahead.
-    dtype: str | None = None  # The type of the model's numbers, if it is known.
-    prefetched_batches: int = 0  # How many batches the processes that read ahead hold ready together.
-    # How many tokens a batch of texts may have on the device; ``None`` for other tasks.
+    Attributes:
+        name: Name of the model or the function.
+        task: One of the tasks above.
+        device: Name of the device in torch's notation.
+        rows: Number of texts or rows per batch.
+        length: Number of tokens per row, or ``None`` if it varies or rows are not tokens.
+        batches: Function that starts a new iterator over the batches, which may be infinite.
+        phases: Phases of a step, in order.
+        workers: Number of loader workers.
+        dtype: Data type of the model, or ``None`` if it is unknown.
+        prefetched_batches: Number of batches that all loader workers hold ready together.
+        batch_tokens: Maximum number of tokens per batch of texts on the device, or ``None`` for other tasks.
+        batch_size_counts: Number of batches so far by their number of rows. Empty if all batches have ``rows`` rows.
+        row_shape: Shape of a row, as in :class:`StepReport`.
+    """
+
+    name: str
+    task: str
+    device: str
+    rows: int
+    length: int | None
+    batches: Callable[[], Iterator[Any]]
+    phases: tuple[Phase, ...]
+    workers: int = 0
+    dtype: str | None = None
+    prefetched_batches: int = 0
     batch_tokens: int | None = None
-    # How many batches of each number of rows a loader gave so far; empty if all have ``rows``.
     batch_size_counts: Counter[int] = field(default_factory=Counter)
-    row_shape: str | None = None  # As in :class:`StepReport`.
+    row_shape: str | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields of :class:`StepReport`."""
-        named = {name: getattr(self, name) for name in ("name", "task", "dtype", "workers", "row_shape")}
-        return {**named, "simulated": is_mps_simulated()}
+        """Values of the fields of :class:`StepReport`."""
+        return {
+            "name": self.name,
+            "task": self.task,
+            "dtype": self.dtype,
+            "workers": self.workers,
+            "row_shape": self.row_shape,
+            "simulated": is_mps_simulated(),
+        }
 
     @contextlib.contextmanager
     def open_batches(self) -> Iterator[Iterator[Any]]:
-        """Begin the batches, and end them after a block, with the processes that read them ahead."""
+        """Context manager that starts the batches, and stops their loader workers at its end."""
         batches = self.batches()
         try:
             with explain_out_of_memory(f"A batch of {self.rows} rows", self.device, SMALLER_BATCH_REMEDY):
@@ -151,116 +174,130 @@ class Workload:
                 batches.close()
 
     def drain_prefetched(self, batches: Iterator[Any]) -> None:
-        """Take what a loader that reads ahead holds ready."""
+        """Discard the batches that the loader workers hold ready."""
         for _ in range(self.prefetched_batches):
             next(batches)
 
     def reach_steady_state(self, batches: Iterator[Any]) -> None:
-        """Bring a loader that reads ahead to where it is in a long run, after a pause in which it has filled up.
+        """Restore the state of a long run after a pause, in which loader workers prefetch batches.
 
-        What it holds ready is taken and not computed: after as many steps, a loader that is a little slower than the device
-        would still hold some, and the steps that follow would not wait as they do in a long run. Then each worker gives a
-        batch.
+        The prefetched batches are discarded without a step. Otherwise a loader that is slightly slower than the device would
+        still hold some of them, and the next steps would not wait as they do in a long run. Then each worker yields one batch.
         """
         self.drain_prefetched(batches)
         for _ in range(self.workers):
             self.run(next(batches))
 
-    def run(self, batch: Any, around: Callable[[str], Any] = contextlib.nullcontext) -> Any:
-        """Do a step with a batch, to its end on the device, and return what the last phase gave; a block goes around each."""
+    def run(
+        self, batch: Any, phase_context: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
+    ) -> Any:
+        """Run a step, wait until the device has finished it, and return the result of the last phase.
+
+        Args:
+            batch: Batch of the step.
+            phase_context: Function that returns a context manager for a phase, given its name.
+        """
         with TENSOR_LOCK:
             for name, phase in self.phases:
-                with around(name):
+                with phase_context(name):
                     batch = phase(batch)
             parse_device_argument(self.device).finish()
         return batch
 
     def seconds(self, batch: Any) -> float:
-        """Return how long a step at full speed takes, in seconds, on a device with nothing else to do."""
+        """Return the duration of a step at full speed in seconds, without its data, starting on an idle device."""
         with TENSOR_LOCK:
             parse_device_argument(self.device).finish()
-            begin = current_time()
+            start = current_time()
             self.run(batch)
-            return current_time() - begin
+            return current_time() - start
 
     def seconds_of_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
-        """Return how long a step takes at full speed, its data included, in seconds: the mean of several in a row."""
+        """Return the mean duration of consecutive steps at full speed in seconds, including their data."""
         total = 0.0
         for _ in range(steps):
-            batch, waited = next_batch(batches)
-            total += waited + self.seconds(batch)
+            batch, data_seconds = next_batch(batches)
+            total += data_seconds + self.seconds(batch)
         return total / steps
 
     def seconds_of_phases(self, batches: Iterator[Any]) -> dict[str, float]:
-        """Take the next batch and return how long each phase of its step takes, in seconds, each waited for."""
-        value, seconds = next_batch(batches)
-        times = {DATA: seconds}
+        """Run a step with the next batch and return the duration of each phase in seconds.
+
+        The device is synchronized after each phase.
+        """
+        value, data_seconds = next_batch(batches)
+        times = {DATA: data_seconds}
         with TENSOR_LOCK:
             parse_device_argument(self.device).finish()
             for name, phase in self.phases:
-                begin = current_time()
+                start = current_time()
                 value = phase(value)
                 parse_device_argument(self.device).finish()
-                times[name] = current_time() - begin
+                times[name] = current_time() - start
         return times
 
-    def split(self, batches: Iterator[Any], steps: int, fewest: int = 0) -> PhaseTimes:
-        """Return where the time of so many steps goes, or of fewer if they are slow."""
-        measured = repeat_measurement(lambda: self.seconds_of_phases(batches), steps, max(FEWEST, fewest))
-        seconds = {name: self.typical([step[name] for step in measured]) for name in measured[0]}
+    def measure_phase_times(self, batches: Iterator[Any], max_steps: int, min_steps: int = 0) -> PhaseTimes:
+        """Measure the time per phase over at most ``max_steps`` steps; slow steps are repeated less often."""
+        measured = repeat_measurement(lambda: self.seconds_of_phases(batches), max_steps, max(MIN_REPEATS, min_steps))
+        seconds = {name: self.average([step[name] for step in measured]) for name in measured[0]}
         return PhaseTimes(
             seconds, overlapped=self.task == ANNOTATION and parse_device_argument(self.device).is_accelerator
         )
 
     @property
-    def typical(self) -> Callable[[list[float]], float]:
-        """What is taken of the seconds of several steps.
+    def average(self) -> Callable[[list[float]], float]:
+        """Function that averages the seconds of several steps.
 
-        Texts lie in memory, and what one batch of them takes longer than another was another program: the median. A loader
-        keeps only some steps waiting: the mean.
+        Texts are in memory, so that outliers are caused by other programs: the median ignores them. A loader delays only some
+        of the steps: the mean includes them.
         """
         return statistics.median if self.task == ANNOTATION else statistics.fmean
 
     @property
     def usual_rows(self) -> int:
-        """The median number of rows of a batch."""
+        """Median number of rows per batch."""
         return statistics.median_low(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
 
     @property
     def mean_rows(self) -> float:
+        """Mean number of rows per batch."""
         return statistics.fmean(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
 
 
 def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
-    """Return the next batch, and how long it takes to get it, in seconds.
-
-    What goes into starting a loader's processes belongs to no step.
-    """
-    begin = current_time()
+    """Return the next batch and the time that it takes in seconds, without the start-up of loader workers."""
+    start = current_time()
     batch = next(batches)
-    return batch, current_time() - begin - float(getattr(batches, "starting", 0.0))
+    return batch, current_time() - start - float(getattr(batches, "worker_startup_seconds", 0.0))
 
 
 @dataclass(frozen=True)
 class BenchmarkTarget:
-    """What a person wants measured, before a device is chosen."""
+    """Object to measure, before it is placed on a device.
 
-    name: str  # What the person calls it.
-    task: str  # One of the tasks.
-    # Puts it on a device, beside what the session holds, and leaves what the person passed as it is.
+    Attributes:
+        name: Name of the model or the function.
+        task: One of the tasks above.
+        build: Function that builds the benchmark on a device. It adds to the memory of the session and does not change the
+            object that the user passed.
+        data: Data that the user passed, unless these are texts.
+    """
+
+    name: str
+    task: str
     build: Callable[[str], Benchmark]
-    data: Any = None  # What the person passed as data, unless these are texts.
+    data: Any = None
 
 
 @contextlib.contextmanager
 def preserve_generators(data: Any) -> Iterator[None]:
-    """Let the random generators of a loader and of its samplers go on after a block from where they were."""
+    """Context manager that restores the random generators of a loader and of its samplers."""
     import torch
 
-    batches = getattr(data, "batch_sampler", None)
-    holders = (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
-    generators = (getattr(holder, "generator", None) for holder in holders)
-    states = [(one, one.get_state()) for one in generators if isinstance(one, torch.Generator)]
+    batch_sampler = getattr(data, "batch_sampler", None)
+    owners = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    generators = (getattr(owner, "generator", None) for owner in owners)
+    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     try:
         yield
     finally:
@@ -270,25 +307,31 @@ def preserve_generators(data: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def build_benchmarks(
-    subject: BenchmarkTarget, devices: Sequence[str], tell: Callable[[str], None] = lambda _device: None
+    target: BenchmarkTarget, devices: Sequence[str], on_build: Callable[[str], None] | None = None
 ) -> Iterator[dict[str, Benchmark]]:
-    """Put a subject on devices for a block, telling which is made ready.
+    """Context manager that builds the benchmarks of a target on devices.
 
-    Afterwards the memory is handed back, and random numbers go on as if nothing had been computed.
+    At its end, it releases the memory and restores the random number generators.
+
+    Args:
+        target: Object to measure.
+        devices: Names of the devices.
+        on_build: Callback before a benchmark is built, which receives the name of the device.
     """
-    benches: dict[str, Benchmark] = {}
+    benchmarks: dict[str, Benchmark] = {}
     try:
-        with contextlib.ExitStack() as kept:
-            kept.enter_context(preserve_generators(subject.data))
-            kept.enter_context(preserve_rng_states())
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(preserve_generators(target.data))
+            stack.enter_context(preserve_rng_states())
             for device in devices:
-                tell(device)
-                kept.enter_context(use_rng_states(get_rng_states(device)))
-                with explain_out_of_memory(subject.name, device, SMALLER_MODEL_REMEDY):
-                    benches[device] = subject.build(device)
-            yield benches
+                if on_build is not None:
+                    on_build(device)
+                stack.enter_context(use_rng_states(get_rng_states(device)))
+                with explain_out_of_memory(target.name, device, SMALLER_MODEL_REMEDY):
+                    benchmarks[device] = target.build(device)
+            yield benchmarks
     finally:
-        benches.clear()
+        benchmarks.clear()
         gc.collect()
         for device in devices:
             empty_cache(device)
@@ -298,14 +341,14 @@ def build_benchmarks(
 def open_benchmark(
     model: Any, data: Any = None, *, training: bool, device: str, arguments: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """Put what a person wants measured on its device for a block."""
-    subject, place = make_target(model, data, training=training, device=device, arguments=arguments)
-    with build_benchmarks(subject, [place]) as benches:
-        yield benches[place]
+    """Context manager that builds the benchmark of a model on one device."""
+    target, device_name = make_target(model, data, training=training, device=device, arguments=arguments)
+    with build_benchmarks(target, [device_name]) as benchmarks:
+        yield benchmarks[device_name]
 
 
 def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryCurve:
-    """Return the memory of ten epochs of so many steps each."""
+    """Return the memory curve of ten epochs with the given number of steps each."""
     loop = epochs(GROWTH_EPOCHS, device)
     with workload.open_batches() as batches:
         for _epoch in loop:
@@ -314,7 +357,7 @@ def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryC
     return loop.curve
 
 
-def make_target(  # noqa: PLR0913 - what sweep(), compare() and profile() were asked for
+def make_target(  # noqa: PLR0913 - the options that sweep(), compare() and profile() share
     model: Any,
     data: Any = None,
     *,
@@ -324,9 +367,18 @@ def make_target(  # noqa: PLR0913 - what sweep(), compare() and profile() were a
     arguments: Mapping[str, Any],
     moved: bool = False,
 ) -> tuple[BenchmarkTarget, str]:
-    """Return what a person wants measured, and the device for it; what can be checked is checked before a model is loaded.
+    """Validate the arguments of a benchmark, and return its target and the name of its device.
 
-    ``moved`` tells whether the batches of a function are moved to the device that is measured.
+    The arguments are validated before a model is loaded, as far as possible.
+
+    Args:
+        model: Name of a model, pipeline, torch module or step function.
+        data: Texts, example inputs, loader or batches.
+        training: Whether training steps are measured.
+        length: Number of tokens per row, or ``None`` for the default.
+        device: Device to measure, or ``None`` for the device in ``arguments`` or of the session.
+        arguments: Arguments for loading the model.
+        moved: Whether the batches of a function are moved to the measured device.
     """
     check_bool("training", training)
     length = check_optional_integer("length", length)
@@ -335,146 +387,173 @@ def make_target(  # noqa: PLR0913 - what sweep(), compare() and profile() were a
         name = model_label(model.__name__)
         raise ConfigurationError(f"{name} is a class.", f"Pass an instance: {name}(...).")
     if not (is_model_name(model) or callable(model)):
-        remedy = "Pass a model's name, a pipeline, a torch module, or a function that does a step."
+        remedy = "Pass the name of a model, a pipeline, a torch module, or a step function."
         raise ConfigurationError(f"{kind} cannot be measured.", remedy)
     if not is_model_name(model):
         check_no_arguments(kind, arguments)
-    given = dict(arguments) if device is None else {**arguments, "device": device}
+    load_arguments = dict(arguments) if device is None else {**arguments, "device": device}
     if is_token_classifier(model):
-        subject = target_from_model(model, data, training, length, given)
+        target = _target_from_model(model, data, training, length, load_arguments)
     elif length is not None:
-        what = f"length={length} has no effect here: the batches have their own."
-        raise ConfigurationError(what, "Leave length out, and pass batches of that length.")
+        message = f"length={length} has no effect, because the length is that of the batches."
+        raise ConfigurationError(message, "Remove length, and pass batches of that length.")
     else:
-        subject = subject_of_callable(model, data, training, moved)
-    return subject, SESSION.device(given.get("device")).device
+        target = _target_from_callable(model, data, training, moved)
+    return target, SESSION.device(load_arguments.get("device")).device
 
 
 def is_token_classifier(model: Any) -> bool:
-    """Return whether a model is one for token classification, by name or as a pipeline."""
+    """Return whether ``model`` is a token-classification model, given as a name or as a pipeline."""
     from ...annotation.pipeline import AnnotationPipeline
 
     return is_model_name(model) or isinstance(model, AnnotationPipeline)
 
 
 def check_no_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of a load for a model that is loaded already."""
+    """Raise ``ConfigurationError`` if there are load arguments for a model that is already loaded."""
     if arguments:
-        what = f"{name} takes no {', '.join(sorted(arguments))}: it is loaded already."
-        raise ConfigurationError(what, "Pass a model's name, or leave them out.")
+        message = f"{name} does not accept {', '.join(sorted(arguments))}, because it is already loaded."
+        raise ConfigurationError(message, "Pass the name of a model, or remove these arguments.")
 
 
-def target_from_model(
-    model: Any, data: Any, training: bool, length: int | None, given: Mapping[str, Any]
+def _target_from_model(
+    model: Any, data: Any, training: bool, length: int | None, load_arguments: Mapping[str, Any]
 ) -> BenchmarkTarget:
-    """Return a model for token classification, by name or as a pipeline, that annotates texts or is trained."""
+    """Return the target for annotation with, or training of, a token-classification model."""
     if not training:
         texts = validate_texts(data)
         if is_model_name(model):
-            return target_from_files(SESSION.load_spec(model, given)[0], texts, length)
-        return target_from_pipeline(model, texts, length)
-    if isinstance(data, (list, tuple)) and any(isinstance(one, str) for one in data):
-        remedy = "Pass a DataLoader or a batch with labels, or leave data out."
-        raise ConfigurationError("Texts cannot train a model: they have no labels.", remedy)
+            return target_from_files(SESSION.load_spec(model, load_arguments)[0], texts, length)
+        return _target_from_pipeline(model, texts, length)
+    if isinstance(data, (list, tuple)) and any(isinstance(text, str) for text in data):
+        remedy = "Pass a DataLoader or a batch with labels, or remove data."
+        raise ConfigurationError("A model cannot be trained on texts without labels.", remedy)
     name = None
     if is_model_name(model):
-        spec = SESSION.load_spec(model, given)[0]
+        spec = SESSION.load_spec(model, load_arguments)[0]
         model = pipeline_from_files(spec)
         name = spec.reference.name
-    return target_from_module(model.model, data, True, lambda: synthetic_labeled_batch(model, length or LENGTH), name)
+    return _target_from_module(
+        model.model, data, True, lambda: synthetic_labeled_batch(model, length or DEFAULT_LENGTH), name
+    )
 
 
 def target_from_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None = None) -> BenchmarkTarget:
-    """Return a model from its files, to be loaded beside those of the session."""
+    """Return the target for annotation with a model that is loaded from its files, separate from the session."""
     name = spec.reference.name
 
-    def on(device: str) -> AnnotationBenchmark:
+    def build(device: str) -> AnnotationBenchmark:
         annotator = pipeline_from_files(spec, device).default_annotator().whole_texts()
         return AnnotationBenchmark(name, annotator, texts or TEXTS, length)
 
-    return BenchmarkTarget(name, ANNOTATION, on)
+    return BenchmarkTarget(name, ANNOTATION, build)
 
 
 def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
-    """Return a pipeline over a model from its files, of which the session knows nothing."""
+    """Return a pipeline with a model that is loaded from its files, unknown to the session."""
     from ...annotation.pipeline import build_pipeline
 
     return build_pipeline(load_from_spec(spec, device), DEFAULT_STRATEGY, {})
 
 
-def target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> BenchmarkTarget:
-    """Return a pipeline, itself on its own device and with a copy of its model on others; int8 cannot leave the CPU."""
+def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> BenchmarkTarget:
+    """Return the target for annotation with a pipeline.
+
+    The pipeline runs itself on its own device, and with a copy of its model on other devices.
+    """
     from ...annotation.pipeline import budget_for_device
 
     name = type(pipe.model).__name__
     annotator = pipe.default_annotator().whole_texts()
 
-    def on(device: str) -> AnnotationBenchmark:
+    def build(device: str) -> AnnotationBenchmark:
         import torch
 
-        place = torch.device(device)
-        if place.type == pipe.device.type and place.index in {None, pipe.device.index}:
+        torch_device = torch.device(device)
+        if torch_device.type == pipe.device.type and torch_device.index in {None, pipe.device.index}:
             return AnnotationBenchmark(name, annotator, texts or TEXTS, length)
         if is_quantized(pipe.model):
-            raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the model's name.")
-        moved = annotator.with_model(copy_model(pipe.model, device).eval())
-        budget = replace(
-            budget_for_device(place, annotator.network.model), allow_padding=annotator.budget.allow_padding
-        )
-        return AnnotationBenchmark(name, replace(moved, budget=budget), texts or TEXTS, length)
+            raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the name of the model.")
+        copied_annotator = annotator.with_model(copy_model(pipe.model, device).eval())
+        device_budget = budget_for_device(torch_device, annotator.network.model)
+        budget = replace(device_budget, allow_padding=annotator.budget.allow_padding)
+        return AnnotationBenchmark(name, replace(copied_annotator, budget=budget), texts or TEXTS, length)
 
-    return BenchmarkTarget(name, ANNOTATION, on)
+    return BenchmarkTarget(name, ANNOTATION, build)
 
 
 def validate_texts(data: Any) -> Sequence[Any] | None:
-    """Return texts as a list, ``None`` for none; a series without a text, or without a word in any, is an error."""
+    """Validate texts and return them as a list, or ``None`` if ``data`` is ``None``.
+
+    Raises:
+        ConfigurationError: If there are no texts, or if all texts are blank.
+    """
     from ...annotation.references import iter_texts
 
     if data is None:
         return None
     texts = list(iter_texts(data))
     if not texts:
-        raise ConfigurationError("There is no text to measure with.", "Pass at least one text.")
+        raise ConfigurationError("The benchmark has no texts.", "Pass at least one text.")
     if all(isinstance(text, str) and not text.strip() for text in texts):
-        raise ConfigurationError("There is no word to measure with in these texts.", "Pass some with words.")
+        raise ConfigurationError("All texts of the benchmark are blank.", "Pass at least one text that is not blank.")
     return texts
 
 
-def share_batch_plan(benches: Mapping[str, Benchmark]) -> Mapping[str, Benchmark]:
-    """Return benches that read texts in the batches of one device: of the first but the CPU, if there is one."""
-    leading = next((bench for name, bench in benches.items() if parse_device_argument(name).is_accelerator), None)
-    if not isinstance(leading, AnnotationBenchmark):
-        return benches
-    alike = {name: bench for name, bench in benches.items() if isinstance(bench, AnnotationBenchmark)}
-    budget = leading.annotator.budget
-    return {name: replace(one, annotator=replace(one.annotator, budget=budget)) for name, one in alike.items()}
+def share_batch_plan(benchmarks: Mapping[str, Benchmark]) -> Mapping[str, Benchmark]:
+    """Return annotation benchmarks that all use the batch budget of the first accelerator, if there is one."""
+    reference = next(
+        (benchmark for name, benchmark in benchmarks.items() if parse_device_argument(name).is_accelerator), None
+    )
+    if not isinstance(reference, AnnotationBenchmark):
+        return benchmarks
+    budget = reference.annotator.budget
+    return {
+        name: replace(benchmark, annotator=replace(benchmark.annotator, budget=budget))
+        for name, benchmark in benchmarks.items()
+        if isinstance(benchmark, AnnotationBenchmark)
+    }
 
 
 @dataclass(frozen=True)
 class PaddedTexts:
-    """Texts in batches."""
+    """Tokenized texts in padded batches.
 
-    prepared: TokenizedChunk  # The texts, tokenized.
-    batches: list[Batch]  # Which of their windows each batch has.
-    arrays: list[Any]  # What each batch gives to the model, and later what the model returns.
+    Attributes:
+        chunk: Tokenized texts.
+        batches: Batches, which refer to the windows of the chunk.
+        arrays: Inputs of the model per batch, and its outputs after the forward pass.
+    """
+
+    chunk: TokenizedChunk
+    batches: list[Batch]
+    arrays: list[Any]
 
 
 @dataclass(frozen=True)
 class AnnotationBenchmark:
-    """A model for token classification on a device, with texts that are read again and again."""
+    """Token-classification model on a device, with texts that are annotated repeatedly.
 
-    name: str  # What a person calls the model.
-    annotator: Annotator  # The model with its tokenizer.
-    texts: Sequence[Any] = TEXTS  # The texts.
-    # How many tokens a row of :meth:`bucket` has, and a row that the budget of :meth:`stream` is counted in.
+    Attributes:
+        name: Name of the model.
+        annotator: Model with its tokenizer.
+        texts: Texts to annotate.
+        length: Number of tokens per row of a fixed-shape workload and in the batch budget of a data workload. If ``None``,
+            use 128 tokens, or the maximum of the model.
+    """
+
+    name: str
+    annotator: Annotator
+    texts: Sequence[Any] = TEXTS
     length: int | None = None
 
     @property
     def device(self) -> str:
+        """Name of the device."""
         return str(self.annotator.network.device)
 
     def fixed_shape_workload(self, rows: int) -> Workload:
-        """Return steps over full rows of one length; nothing is decoded, because the rows are not texts."""
+        """Return a workload over full rows of one length, without decoding, because the rows are not texts."""
         length = self.row_length
         network = self.annotator.network
         inputs = network.dummy_inputs(rows, length)
@@ -489,10 +568,10 @@ class AnnotationBenchmark:
         return self._workload(rows, length, lambda: itertools.repeat(inputs), phases, rows * length)
 
     def data_workload(self, rows: int | None = None) -> Workload:
-        """Return steps that each read ``rows`` texts and find their entities.
+        """Return a workload whose steps each annotate ``rows`` texts.
 
-        With a number of rows, a batch on the device may have as many tokens as a bucket of that many has: texts of about one
-        length are then one batch. Without one, it may have what the annotator's own budget says.
+        If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows,
+        so that texts of similar length form one batch. If ``None``, the budget of the annotator applies.
         """
         budget = self.annotator.budget
         if rows is not None:
@@ -507,90 +586,103 @@ class AnnotationBenchmark:
 
             texts = itertools.cycle(self.texts)
             while True:
-                prepared = annotator.start_tokenizing(Chunk(0, list(itertools.islice(texts, size))))()
-                for failure in prepared.errors.values():
-                    raise failure
-                batches = annotator.plan_batches(prepared, budget)
-                arrays = [pad_batch(prepared.tokens, prepared.windows, batch, network) for batch in batches]
-                yield PaddedTexts(prepared, batches, arrays)
+                chunk = annotator.start_tokenizing(Chunk(0, list(itertools.islice(texts, size))))()
+                for error in chunk.errors.values():
+                    raise error
+                batches = annotator.plan_batches(chunk, budget)
+                arrays = [pad_batch(chunk.tokens, chunk.windows, batch, network) for batch in batches]
+                yield PaddedTexts(chunk, batches, arrays)
 
-        def transfer(filled: PaddedTexts) -> PaddedTexts:
-            return replace(filled, arrays=network.copy_to_device(filled.arrays))
+        def transfer(padded: PaddedTexts) -> PaddedTexts:
+            return replace(padded, arrays=network.copy_to_device(padded.arrays))
 
-        def forward(filled: PaddedTexts) -> PaddedTexts:
-            return replace(filled, arrays=[network.forward_on_device(inputs) for inputs in filled.arrays])
+        def forward(padded: PaddedTexts) -> PaddedTexts:
+            return replace(padded, arrays=[network.forward_on_device(inputs) for inputs in padded.arrays])
 
-        def decode(filled: PaddedTexts) -> ResultStore:
+        def decode(padded: PaddedTexts) -> ResultStore:
             from ...annotation.forward import ForwardRun, assemble_predictions
 
-            arrays = [[to_numpy(tensor) for tensor in outputs] for outputs in filled.arrays]
-            run = ForwardRun(filled.prepared.tokens, filled.prepared.windows)
-            collected = assemble_predictions(run, network, list(zip(filled.batches, arrays, strict=True)))
-            return annotator.decode(filled.prepared, collected)
+            arrays = [[to_numpy(tensor) for tensor in outputs] for outputs in padded.arrays]
+            run = ForwardRun(padded.chunk.tokens, padded.chunk.windows)
+            predictions = assemble_predictions(run, network, list(zip(padded.batches, arrays, strict=True)))
+            return annotator.decode(padded.chunk, predictions)
 
         phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
         return self._workload(size, None, batches, phases, budget.max_tokens)
 
     @property
     def row_length(self) -> int:
-        """How many tokens a full row has: at most as many as the model reads."""
-        longest = max_row_length(self.annotator)
-        if self.length is not None and self.length > longest:
-            what = f"length={self.length} is more than the {longest} tokens that {self.name} reads at once."
-            raise ConfigurationError(what, f"Pass length={longest}, or less.")
-        return self.length or min(LENGTH, longest)
+        """Number of tokens per full row, at most the maximum of the model."""
+        max_length = _max_row_length(self.annotator)
+        if self.length is not None and self.length > max_length:
+            message = f"length={self.length} exceeds the maximum of {max_length} tokens of {self.name}."
+            raise ConfigurationError(message, f"Pass length={max_length} or less.")
+        return self.length or min(DEFAULT_LENGTH, max_length)
 
     def _workload(
-        self, rows: int, length: int | None, batches: Any, phases: tuple[Phase, ...], tokens: int
+        self,
+        rows: int,
+        length: int | None,
+        batches: Callable[[], Iterator[Any]],
+        phases: tuple[Phase, ...],
+        batch_tokens: int,
     ) -> Workload:
         dtype = dtype_of(self.annotator.network.model)
         return Workload(
-            self.name, ANNOTATION, self.device, rows, length, batches, phases, dtype=dtype, batch_tokens=tokens
+            self.name, ANNOTATION, self.device, rows, length, batches, phases, dtype=dtype, batch_tokens=batch_tokens
         )
 
 
-def max_row_length(annotator: Annotator) -> int:
-    """Return how many tokens the model reads at once."""
+def _max_row_length(annotator: Annotator) -> int:
+    """Return the maximum number of tokens per row, including special tokens."""
     return annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
 
 
 def synthetic_labeled_batch(pipe: AnnotationPipeline, length: int) -> ModelInputs:
-    """Return a batch of full rows with labels, as a model for token classification takes them in training."""
+    """Return a synthetic batch of full rows with labels for training a token-classification model."""
     import torch
 
     annotator = pipe.default_annotator()
-    arrays = annotator.network.dummy_inputs(SYNTHETIC_BATCH_SIZE, min(length, max_row_length(annotator)))
+    arrays = annotator.network.dummy_inputs(SYNTHETIC_BATCH_SIZE, min(length, _max_row_length(annotator)))
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return ModelInputs(kwargs={**inputs, "labels": torch.zeros_like(inputs["input_ids"])})
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a model is called with, on the CPU: its arguments, and its arguments by name."""
+    """Arguments of a call of a model, on the CPU.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, model: torch.nn.Module) -> Any:
-        """Return what the model returns."""
+        """Call a model with these arguments and return its output."""
         return model(*self.args, **self.kwargs)
 
     def copied(self) -> ModelInputs:
-        """Return copies of the tensors, which a model may change."""
-        return ModelInputs(map_tensors(self.args, _copied), map_tensors(self.kwargs, _copied))
+        """Return copies of the tensors for a model that may modify them."""
+        return ModelInputs(map_tensors(self.args, _copy_to_cpu), map_tensors(self.kwargs, _copy_to_cpu))
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The arguments by name, those without one by their number."""
+        """All arguments by name; positional arguments are named by their number."""
         return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
 
 
 def parse_example_inputs(inputs: Any) -> ModelInputs:
-    """Return example inputs as a model is called with them.
+    """Convert example inputs to the arguments of a call of a model.
 
     Args:
-        inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers, and what else
-            the model takes. Lists of numbers become tensors, with a batch of one if they are those of one text.
+        inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers and other arguments of
+            the model. Lists of numbers become tensors. The lists of a single text become a batch of one row.
+
+    Raises:
+        ConfigurationError: If there is no tensor, or if a list cannot be converted to a tensor.
     """
     import torch
 
@@ -599,369 +691,450 @@ def parse_example_inputs(inputs: Any) -> ModelInputs:
     )
     if isinstance(inputs, Mapping):
         flat = _are_flat(inputs.values())
-        example = ModelInputs(kwargs={str(name): _tensor(value, flat) for name, value in inputs.items()})
+        example = ModelInputs(kwargs={str(name): _to_tensor(value, flat) for name, value in inputs.items()})
     else:
-        listed = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
-        values = tuple(inputs) if listed or isinstance(inputs, tuple) else (inputs,)
-        example = ModelInputs(tuple(_tensor(value, _are_flat(values)) for value in values))
+        is_tensor_list = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
+        values = tuple(inputs) if is_tensor_list or isinstance(inputs, tuple) else (inputs,)
+        example = ModelInputs(tuple(_to_tensor(value, _are_flat(values)) for value in values))
     if next(named_tensors(example.tensors), None) is None:
-        remedy = "a tensor, a tuple of tensors, or a mapping such as what a tokenizer returns with return_tensors='pt'"
-        what = f"{short_type_name(inputs)} without a tensor is no example input of a model."
-        raise ConfigurationError(what, f"Pass {remedy}.")
+        message = f"{short_type_name(inputs)} without a tensor is not a valid example input of a model."
+        remedy = "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt'."
+        raise ConfigurationError(message, remedy)
     return example
 
 
-def _tensor(value: Any, flat: bool) -> Any:
-    """Return lists of numbers and arrays as tensors, tensors as copies on the CPU, and anything else, such as words, as it is."""
+def _to_tensor(value: Any, flat: bool) -> Any:
+    """Convert lists of numbers and arrays to tensors, copy tensors to the CPU, and return other values unchanged."""
     import torch
 
-    listed = isinstance(value, list) and not any(isinstance(one, (torch.Tensor, str)) for one in value)
-    if not listed and not (type(value).__module__ == "numpy" and hasattr(value, "__array__")):
-        return map_tensors(value, _copied)
+    is_number_list = isinstance(value, list) and not any(isinstance(item, (torch.Tensor, str)) for item in value)
+    if not is_number_list and not (type(value).__module__ == "numpy" and hasattr(value, "__array__")):
+        return map_tensors(value, _copy_to_cpu)
     try:
-        made = torch.tensor(value)
+        tensor = torch.tensor(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        what = f"The example inputs hold a {short_type_name(value)} that is no tensor: {describe_error(error)}."
-        raise ConfigurationError(what, "Pad the rows to one length, or pass tensors.") from error
-    return made.unsqueeze(0) if listed and flat else made
+        message = f"A {short_type_name(value)} in the example inputs cannot become a tensor: {describe_error(error)}."
+        raise ConfigurationError(message, "Pad the rows to one length, or pass tensors.") from error
+    return tensor.unsqueeze(0) if is_number_list and flat else tensor
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
 def _are_flat(values: Iterable[Any]) -> bool:
-    """Tell whether all lists are plain rows of numbers, as a tokenizer returns them for one text."""
-    listed = [one for value in values if isinstance(value, list) for one in value]
-    return all(isinstance(one, (int, float)) for one in listed if not isinstance(one, str))
+    """Return whether all lists are flat lists of numbers, as a tokenizer returns them for one text."""
+    items = [item for value in values if isinstance(value, list) for item in value]
+    return all(isinstance(item, (int, float)) for item in items if not isinstance(item, str))
 
 
 def loss_or_mean(output: Any) -> torch.Tensor | None:
-    """Return the loss that a model returned, or the sum of the means of its outputs; ``None`` if none has a gradient."""
+    """Return the loss in the output of a model, or the sum of the means of its outputs.
+
+    Returns:
+        A scalar with a gradient, or ``None`` if no output has a gradient.
+    """
     import torch
 
     loss = loss_of(output)
     if loss is not None and loss.requires_grad:
         return loss
-    learnt = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
-    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in learnt]
+    tensors = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
+    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in tensors]
     return torch.stack(means).sum() if means else None
 
 
-def subject_of_callable(model: Any, data: Any, training: bool, moved: bool) -> BenchmarkTarget:
-    """Return a torch module, or a function that does a step, which is measured as it is and changes what it changes."""
+def _target_from_callable(model: Any, data: Any, training: bool, moved: bool) -> BenchmarkTarget:
+    """Return the target for a torch module, or for a step function, whose side effects are not undone."""
     import torch
 
     if isinstance(model, torch.nn.Module):
-        return target_from_module(model, data, training)
+        return _target_from_module(model, data, training)
     name = function_name(model)
     if not callable(data):
-        check_batches(name, data, "a DataLoader, a list of batches, or a function that makes a batch of a size")
+        check_batches(name, data, "a DataLoader, a list of batches, or a function that builds a batch of a given size")
     return BenchmarkTarget(name, CUSTOM_STEP, lambda device: StepBenchmark(name, model, data, device, moved), data)
 
 
-def target_from_module(
+def _target_from_module(
     model: torch.nn.Module,
     data: Any,
     training: bool,
     synthetic: Callable[[], ModelInputs] | None = None,
     name: str | None = None,
 ) -> BenchmarkTarget:
-    """Return a torch module, of which a copy is measured on each device; ``synthetic`` makes an example if there are no data."""
+    """Return the target for a torch module, which is copied to each device.
+
+    Args:
+        model: Module to measure.
+        data: Example inputs or a ``DataLoader``, or ``None``.
+        training: Whether training steps are measured.
+        synthetic: Function that builds an example if there are no data.
+        name: Name of the model, or ``None`` for the name of its class.
+    """
     import torch
 
     name = name or type(model).__name__
     loader = data if isinstance(data, torch.utils.data.DataLoader) else None
     if data is not None:
-        with preserve_rng_states(), preserve_generators(data):  # A loader draws a seed whenever it is read.
-            example = parse_example_inputs(data if loader is None else first_batch(loader))
+        with preserve_rng_states(), preserve_generators(data):  # A loader draws a seed for each iteration.
+            example = parse_example_inputs(data if loader is None else _first_batch(loader))
     elif synthetic is not None:
         example = synthetic()
     else:
-        raise ConfigurationError(f"There is nothing to call {name} with.", "Pass a batch, or a DataLoader.")
-    check_call(model, name, example)
+        raise ConfigurationError(f"There are no inputs for {name}.", "Pass a batch or a DataLoader.")
+    _check_call(model, name, example)
 
-    def on(device: str) -> ModuleBenchmark:
-        copied = copy_model(model, device)
-        return ModuleBenchmark(name, copied.train() if training else copied.eval(), device, training, example, loader)
+    def build(device: str) -> ModuleBenchmark:
+        model_copy = copy_model(model, device)
+        model_copy = model_copy.train() if training else model_copy.eval()
+        return ModuleBenchmark(name, model_copy, device, training, example, loader)
 
-    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, on, data)
+    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, build, data)
 
 
-def check_call(model: torch.nn.Module, name: str, example: ModelInputs) -> None:
-    """Refuse an example without rows, and arguments that ``forward`` does not take; a model's own hooks may change them."""
+def _check_call(model: torch.nn.Module, name: str, example: ModelInputs) -> None:
+    """Raise ``ConfigurationError`` if an example has no rows, or if ``forward`` does not accept its arguments.
+
+    A model with forward pre-hooks accepts all arguments, because a hook may change them.
+    """
     tensors = [tensor for _, tensor in named_tensors(example.tensors)]
-    if not (batch_size_of(example.tensors) and any(tensor.numel() for tensor in tensors)):
-        raise ConfigurationError(f"The batch for {name} has no rows.", "Pass one with at least one row.")
-    if model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for them
+    if not (_batch_size_of(example.tensors) and any(tensor.numel() for tensor in tensors)):
+        raise ConfigurationError(f"The batch for {name} has no rows.", "Pass a batch with at least one row.")
+    if model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for the hooks
         return
     try:
         inspect.signature(model.forward).bind(*example.args, **example.kwargs)
-    except ValueError:  # A forward that is compiled has no signature.
+    except ValueError:  # A compiled forward has no signature.
         return
     except TypeError as error:
-        what = f"{name} does not take what the data give: {describe_error(error)}."
-        raise ConfigurationError(what, "Pass batches as it is called with them, without anything else.") from error
+        message = f"{name} does not accept the arguments from the data: {describe_error(error)}."
+        raise ConfigurationError(message, "Pass batches that contain exactly the arguments of the model.") from error
 
 
 @dataclass
 class ModuleBenchmark:
-    """A copy of a module on a device, and batches for it."""
+    """Copy of a module on a device, with its batches.
 
-    name: str  # What the person calls it, or the name of the class.
-    model: torch.nn.Module  # The copy.
-    device: str  # As torch spells it.
-    training: bool  # Whether a step trains.
-    example: ModelInputs  # A batch, on the CPU, for rows of one shape.
-    loader: Iterable[Any] | None = None  # Gives batches, again and again; ``None`` to take the example.
-    optimizer: Any = None  # Made with the first step.
-    mutates_inputs: bool | None = None  # Whether the model wrote into its first batch; ``None`` before it had one.
+    Attributes:
+        name: Name of the model or of its class.
+        model: Copy of the module.
+        device: Name of the device in torch's notation.
+        training: Whether the steps are training steps.
+        example: Example batch on the CPU.
+        loader: Loader, or ``None`` to use the example.
+        optimizer: Optimizer, which is created in the first step.
+        mutates_inputs: Whether the model modified its first batch in place, or ``None`` before the first batch.
+    """
+
+    name: str
+    model: torch.nn.Module
+    device: str
+    training: bool
+    example: ModelInputs
+    loader: Iterable[Any] | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    mutates_inputs: bool | None = None
 
     def fixed_shape_workload(self, rows: int) -> Workload:
-        """Return steps over batches like the example, with so many rows."""
-        batch = resize_batch(self.example, rows)
+        """Return a workload over batches like the example with the given number of rows."""
+        batch = _resize_batch(self.example, rows)
         return self._workload(rows, lambda: itertools.repeat(batch), Counter())
 
     def data_workload(self, rows: int | None = None) -> Workload:
-        """Return steps over the batches of the loader, or over the example if there is none."""
-        first = batch_size_of(self.example.tensors)
+        """Return a workload over the batches of the loader, or over the example if there is no loader."""
+        example_rows = _batch_size_of(self.example.tensors)
         if self.loader is None:
-            return self.fixed_shape_workload(rows or first)
+            return self.fixed_shape_workload(rows or example_rows)
         if rows is not None:
-            raise ConfigurationError("A loader has a batch size of its own.", "Leave batch_size out.")
+            raise ConfigurationError("The loader sets the batch size.", "Remove batch_size.")
         loader = self.loader
-        sizes = Counter[int]()
-        return self._workload(first, lambda: RepeatingLoader(loader, sizes, model_inputs), sizes)
+        size_counts = Counter[int]()
+        return self._workload(example_rows, lambda: RepeatingLoader(loader, size_counts, model_inputs), size_counts)
 
     def transfer(self, example: ModelInputs) -> ModelInputs:
-        """Return a batch on the device; on the CPU that is the person's own, and a copy for a model that writes into it."""
+        """Return a batch on the device; on the CPU, copy it only if the model modifies its inputs or this is unknown."""
         if not parse_device_argument(self.device).is_accelerator and self.mutates_inputs is not False:
             return example.copied()
         return ModelInputs(to_device(example.args, self.device), to_device(example.kwargs, self.device))
 
     def forward(self, example: ModelInputs) -> Any:
-        """Return what the model returns, in training its loss; note at the first batch whether the model writes into that."""
+        """Return the output of the model, or its loss in training, and detect with the first batch whether it modifies inputs."""
         import torch
 
         with torch.set_grad_enabled(self.training):
-            before = tensor_versions(example) if self.mutates_inputs is None else []
-            answer = example(self.model)
+            before = _tensor_versions(example) if self.mutates_inputs is None else []
+            output = example(self.model)
             if self.mutates_inputs is None:
-                self.mutates_inputs = None in before or tensor_versions(example) != before
+                self.mutates_inputs = None in before or _tensor_versions(example) != before
             if not self.training:
-                return answer
-            loss = loss_or_mean(answer)
+                return output
+            loss = loss_or_mean(output)
         if loss is None:
-            what = f"Nothing that {self.name} returns depends on a parameter that learns."
-            raise ConfigurationError(what, "Leave training=True out.")
+            message = f"No output of {self.name} depends on a trainable parameter."
+            raise ConfigurationError(message, "Remove training=True.")
         return loss
 
-    def step(self, _done: None) -> None:
-        """Do the optimizer's step, and drop the gradients."""
+    def step(self, _backward_result: None) -> None:
+        """Run the step of the optimizer and reset the gradients."""
         if self.optimizer is None:
-            self.optimizer = adamw([one for one in self.model.parameters() if one.requires_grad], lr=RATE)
+            parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.optimizer = adamw(parameters, lr=LEARNING_RATE)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _workload(self, rows: int, batches: Any, sizes: Counter[int]) -> Workload:
+    def _workload(self, rows: int, batches: Callable[[], Iterator[Any]], size_counts: Counter[int]) -> Workload:
+        def backward(loss: torch.Tensor) -> None:
+            loss.backward()
+
         phases: list[Phase] = [(TRANSFER, self.transfer), (FORWARD, self.forward)]
         if self.training:
-            phases += [("backward", lambda loss: loss.backward()), ("optimizer", self.step)]
-        ids = self.example.kwargs.get("input_ids")
+            phases += [("backward", backward), ("optimizer", self.step)]
+        input_ids = self.example.kwargs.get("input_ids")
+        length = None
+        if self.loader is None and input_ids is not None and input_ids.dim() > 1:
+            length = int(input_ids.shape[-1])
         return Workload(
             self.name,
             TRAINING_STEP if self.training else FORWARD_PASS,
             self.device,
             rows,
-            int(ids.shape[-1]) if self.loader is None and ids is not None and ids.dim() > 1 else None,
+            length,
             batches,
             tuple(phases),
-            dtype=next((normalize_dtype(one.dtype) for one in self.model.parameters()), None),
-            batch_size_counts=sizes,
-            row_shape=row_shape_of(self.example),
-            **prefetch_settings(self.loader),
+            dtype=next((normalize_dtype(parameter.dtype) for parameter in self.model.parameters()), None),
+            batch_size_counts=size_counts,
+            row_shape=_row_shape(self.example),
+            **_prefetch_settings(self.loader),
         )
 
 
 def model_inputs(batch: Any) -> ModelInputs:
-    """Return a batch of a loader as a model is called with it, without copies."""
+    """Convert a batch of a loader to the arguments of a call of a model, without copies."""
     if isinstance(batch, Mapping):
         return ModelInputs(kwargs=dict(batch))
     return ModelInputs(tuple(batch) if isinstance(batch, (list, tuple)) else (batch,))
 
 
-def tensor_versions(example: ModelInputs) -> list[int | None]:
-    """Return how often each tensor of a batch was written into, ``None`` if torch does not count that."""
+def _tensor_versions(example: ModelInputs) -> list[int | None]:
+    """Return the version counters of the tensors of a batch; inference tensors have ``None``.
+
+    torch increments the counter of a tensor with each in-place modification.
+    """
     tensors = [tensor for _, tensor in named_tensors(example.tensors)]
-    return [None if one.is_inference() else one._version for one in tensors]  # noqa: SLF001 - torch's only name for it
+    return [
+        None if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no public name for the counter
+        for tensor in tensors
+    ]
 
 
-def row_shape_of(example: ModelInputs) -> str | None:
-    """Return the shape of a row of a batch: of its first tensor with rows that have a shape.
+def _row_shape(example: ModelInputs) -> str | None:
+    """Return the shape of a row of the first tensor with at least two dimensions, or ``None`` if there is none.
 
     Example:
         >>> import torch
-        >>> row_shape_of(ModelInputs((torch.ones(4, 3, 16, 16),))), row_shape_of(ModelInputs((torch.ones(4),)))
+        >>> _row_shape(ModelInputs((torch.ones(4, 3, 16, 16),))), _row_shape(ModelInputs((torch.ones(4),)))
         ('3x16x16', None)
     """
     shapes = (tensor.shape[1:] for _, tensor in named_tensors(example.tensors) if tensor.dim() > 1)
     return next(("x".join(map(str, shape)) for shape in shapes), None)
 
 
-def resize_batch(example: ModelInputs, rows: int) -> ModelInputs:
-    """Return a batch with another number of rows, which repeats those of the example; tensors without rows stay.
+def _resize_batch(example: ModelInputs, rows: int) -> ModelInputs:
+    """Return a batch with the given number of rows, which repeats the rows of the example.
 
-    A tensor has rows if its first size is that of the first tensor: a mask of 4 times 4 too, if the batch has 4 rows.
+    A tensor has rows if its first dimension equals that of the first tensor. This includes a 4x4 mask in a batch of 4 rows.
+    Other tensors are unchanged.
 
     Example:
         >>> import torch
-        >>> resize_batch(ModelInputs((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
+        >>> _resize_batch(ModelInputs((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
         (tensor([[1],
                 [2],
                 [1]]), tensor(0.5000))
     """
     import torch
 
-    there = batch_size_of(example.tensors)
-    index = torch.arange(rows) % there
+    example_rows = _batch_size_of(example.tensors)
+    index = torch.arange(rows) % example_rows
 
-    def repeated(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[index] if tensor.dim() and tensor.shape[0] == there else tensor
+    def repeat_rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[index] if tensor.dim() and tensor.shape[0] == example_rows else tensor
 
-    return ModelInputs(map_tensors(example.args, repeated), map_tensors(example.kwargs, repeated))
+    return ModelInputs(map_tensors(example.args, repeat_rows), map_tensors(example.kwargs, repeat_rows))
 
 
 @dataclass(frozen=True)
 class StepBenchmark:
-    """A function and its batches."""
+    """Custom step function with its batches.
 
-    name: str  # The name of the function.
-    step: Callable[[Any], Any]  # Does a step with a batch as the loader gives it.
-    data: Iterable[Any] | Callable[[int], Any]  # A loader, or a function that makes a batch of a size.
-    device: str  # The device that is measured; where the function computes is up to its own code.
-    moved: bool = False  # Whether its batches are moved there first, so that it computes there.
+    Attributes:
+        name: Name of the function.
+        step: Function that runs a step with a batch.
+        data: Loader, or function that builds a batch with a given number of rows.
+        device: Measured device. The code of the function decides where it computes.
+        moved: Whether the batches are moved to the device first.
+    """
+
+    name: str
+    step: Callable[[Any], Any]
+    data: Iterable[Any] | Callable[[int], Any]
+    device: str
+    moved: bool = False
 
     def fixed_shape_workload(self, rows: int) -> Workload:
-        """Return steps over one batch that lies ready; it must have the rows that were asked for."""
+        """Return a workload over one batch in memory with the given number of rows.
+
+        Raises:
+            ConfigurationError: If no batch with this number of rows can be built.
+        """
         if not callable(self.data):
-            what = f"No batch of {rows} rows can be made for {self.name}."
-            raise ConfigurationError(what, "Pass a function that takes a number of rows and returns a batch.")
+            message = f"{self.name} has no batch with {rows} rows."
+            raise ConfigurationError(message, "Pass a function that takes a number of rows and returns a batch.")
         batch = self.data(rows)
-        sizes = [tensor.shape[:2] for _, tensor in named_tensors(batch) if tensor.dim()]
-        there = batch_size_of(batch)
-        # With fewer rows the throughput would be wrong. They may be the second size, as in models that take the sequence first.
-        if sizes and there < rows and not any(rows in size for size in sizes):
-            what = f"{function_name(self.data)} made a batch of {there} rows where {rows} were asked for."
-            raise ConfigurationError(what, f"Make them of any size, or ask for no more: max_batch_size={there}.")
+        shapes = [tensor.shape[:2] for _, tensor in named_tensors(batch) if tensor.dim()]
+        actual_rows = _batch_size_of(batch)
+        # Fewer rows would give a wrong throughput. Models that take the sequence first have the rows as second dimension.
+        if shapes and actual_rows < rows and not any(rows in shape for shape in shapes):
+            message = f"{function_name(self.data)} returned a batch of {actual_rows} rows instead of {rows}."
+            raise ConfigurationError(
+                message, f"Return the requested number of rows, or set max_batch_size={actual_rows}."
+            )
         return self._workload(rows, [batch], batch)
 
     def data_workload(self, rows: int | None = None) -> Workload:
-        """Return steps over the batches of the loader."""
+        """Return a workload over the batches of the loader."""
         if callable(self.data):
             return self.fixed_shape_workload(rows or 1)
         with preserve_generators(self.data):
-            first = first_batch(self.data)
-        return self._workload(batch_size_of(first), self.data, first)
+            first = _first_batch(self.data)
+        return self._workload(_batch_size_of(first), self.data, first)
 
     def _workload(self, rows: int, batches: Iterable[Any], first: Any) -> Workload:
         def transfer(batch: Any) -> Any:
             return to_device(batch, self.device)
 
         def step(batch: Any) -> Any:
-            # The step may take things out of the mappings and lists of its batch; the tensors are not copied.
-            own = map_tensors(batch, lambda tensor: tensor)
-            return self.step(copy.copy(own) if own is batch and isinstance(batch, (dict, list)) else own)
+            # A step may remove items from the mappings and lists of its batch, so they are copied. The tensors are shared.
+            copied_batch = map_tensors(batch, lambda tensor: tensor)
+            if copied_batch is batch and isinstance(batch, (dict, list)):
+                copied_batch = copy.copy(batch)
+            return self.step(copied_batch)
 
-        sizes = Counter[int]()
+        size_counts = Counter[int]()
         return Workload(
             self.name,
             CUSTOM_STEP,
             self.device,
             rows,
             None,
-            lambda: RepeatingLoader(batches, sizes),
+            lambda: RepeatingLoader(batches, size_counts),
             ((TRANSFER, transfer), ("step", step)) if self.moved else (("step", step),),
-            batch_size_counts=Counter() if callable(self.data) else sizes,
-            row_shape=row_shape_of(model_inputs(first)),
-            **prefetch_settings(self.data),
+            batch_size_counts=Counter() if callable(self.data) else size_counts,
+            row_shape=_row_shape(model_inputs(first)),
+            **_prefetch_settings(self.data),
         )
 
 
-def check_batches(name: str, data: Any, such_as: str = "a DataLoader, or a list of batches") -> None:
-    """Refuse data for a model or a function of a name that are no batches, or none that can be read again."""
+def check_batches(name: str, data: Any, expected: str = "a DataLoader, or a list of batches") -> None:
+    """Raise ``ConfigurationError`` if data are not batches, or if they can be iterated only once.
+
+    Args:
+        name: Name of the model or the function.
+        data: Data to check.
+        expected: Accepted types, for the remedy.
+    """
     import torch
 
     if isinstance(data, (torch.Tensor, Mapping, str)):
-        what = f"{short_type_name(data)} is one batch for {name}, not a series of batches."
-        raise ConfigurationError(what, "Pass [batch].")
+        message = f"{short_type_name(data)} is a single batch for {name}, not an iterable of batches."
+        raise ConfigurationError(message, "Pass [batch].")
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
-        what = f"{short_type_name(data)} does not give {name} batches again and again."
-        raise ConfigurationError(what, f"Pass {such_as}.")
+        message = f"{short_type_name(data)} cannot be iterated repeatedly for the batches of {name}."
+        raise ConfigurationError(message, f"Pass {expected}.")
 
 
-def prefetch_settings(loader: Any) -> dict[str, Any]:
-    """Return how many processes of a loader read ahead, and how many batches they hold ready, as a workload has them.
+def _prefetch_settings(loader: Any) -> dict[str, Any]:
+    """Return the fields ``workers`` and ``prefetched_batches`` of a workload.
 
-    It is ``prefetch_factor`` for each of ``num_workers`` (``_MultiProcessingDataLoaderIter`` in ``torch/utils/data/dataloader.py``).
+    Each of ``num_workers`` workers prefetches ``prefetch_factor`` batches (``_MultiProcessingDataLoaderIter`` in
+    ``torch/utils/data/dataloader.py``).
     """
     workers = int(getattr(loader, "num_workers", 0))
     return {"workers": workers, "prefetched_batches": workers * int(getattr(loader, "prefetch_factor", None) or 1)}
 
 
 class RepeatingLoader(Iterator[Any]):
-    """The batches of a loader, again and again without an end; ``sizes`` counts those of each number of rows."""
+    """Infinite iterator over the batches of a loader.
+
+    Args:
+        loader: Loader, which is restarted when it is exhausted.
+        size_counts: Counter of the batches by their number of rows, which is updated.
+        convert: Function that converts each batch, or ``None`` to yield batches unchanged.
+
+    Attributes:
+        worker_startup_seconds: Part of the time of the last batch in seconds that restarted loader workers. It is 0 for
+            persistent workers. It is also 0 if each pass over the data has a single batch, because the restart is then part
+            of the data phase.
+    """
 
     def __init__(
-        self, loader: Iterable[Any], sizes: Counter[int], form: Callable[[Any], Any] = lambda batch: batch
+        self, loader: Iterable[Any], size_counts: Counter[int], convert: Callable[[Any], Any] | None = None
     ) -> None:
-        # How many seconds of the last batch went into starting the processes of a loader that begins anew. A loader with
-        # persistent_workers starts none; and if each pass over the data has one batch, it is a part of the data.
-        self.starting = 0.0
+        self.worker_startup_seconds = 0.0
         self._loader = loader
-        self._sizes = sizes
-        self._form = form
+        self._size_counts = size_counts
+        self._convert = convert
         self._batches: Iterator[Any] = iter(())
-        self._given = 0
-        self._starts = getattr(loader, "num_workers", 0) > 0 and not getattr(loader, "persistent_workers", False)
+        self._batches_in_pass = 0
+        self._restarts_workers = getattr(loader, "num_workers", 0) > 0 and not getattr(
+            loader, "persistent_workers", False
+        )
 
     def __next__(self) -> Any:
-        begin = current_time()
-        ended = object()
-        batch = next(self._batches, ended)
-        self.starting = 0.0
-        if batch is ended:
+        start = current_time()
+        exhausted = object()
+        batch = next(self._batches, exhausted)
+        self.worker_startup_seconds = 0.0
+        if batch is exhausted:
             self._batches = iter(self._loader)
-            batch = first_batch(self._batches)
-            if self._starts and self._given > 1:
-                self.starting = current_time() - begin
-            self._given = 0
-        self._given += 1
-        self._sizes[batch_size_of(batch)] += 1
-        return self._form(batch)
+            batch = _first_batch(self._batches)
+            if self._restarts_workers and self._batches_in_pass > 1:
+                self.worker_startup_seconds = current_time() - start
+            self._batches_in_pass = 0
+        self._batches_in_pass += 1
+        self._size_counts[_batch_size_of(batch)] += 1
+        return batch if self._convert is None else self._convert(batch)
 
     def close(self) -> None:
-        """Let the loader go, with its processes."""
+        """Release the loader and its workers."""
         self._batches = iter(())
 
 
-def first_batch(loader: Iterable[Any]) -> Any:
-    """Return the first batch of a loader; one that gives none, such as one that can be read only once, is an error."""
+def _first_batch(loader: Iterable[Any]) -> Any:
+    """Return the first batch of a loader.
+
+    Raises:
+        ConfigurationError: If there is none, for example because the loader can be iterated only once.
+    """
     for batch in loader:
         return batch
-    raise ConfigurationError("The loader gives no batch.", "Pass one with items, which can be read again and again.")
+    raise ConfigurationError(
+        "The loader yields no batches.", "Pass a loader with items that can be iterated repeatedly."
+    )
 
 
-def batch_size_of(batch: Any) -> int:
-    """Return how many rows a batch has: the first size of its first tensor that has one.
+def _batch_size_of(batch: Any) -> int:
+    """Return the number of rows of a batch: the first dimension of its first tensor that has dimensions, or 1.
 
     Example:
         >>> import torch
-        >>> batch_size_of({"rate": torch.tensor(0.5), "x": torch.ones(4, 2)}), batch_size_of("no tensor")
+        >>> _batch_size_of({"rate": torch.tensor(0.5), "x": torch.ones(4, 2)}), _batch_size_of("no tensor")
         (4, 1)
     """
     return next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.dim()), 1)
 
 
-# A model, or a function, on a device, ready to be measured: in batches of one shape that lie ready on the host (``bucket``), or
-# in batches as they come (``stream``), which are texts that are read and tokenized, or what a loader gives.
+# A model or a function on a device. It has a workload with batches of one shape that are ready in host memory
+# (``fixed_shape_workload``), and one with real data that are tokenized or loaded (``data_workload``).
 Benchmark = AnnotationBenchmark | ModuleBenchmark | StepBenchmark
