@@ -7,11 +7,11 @@ import pytest
 from openmed_nb._utils.clock import use_clock
 
 
-class MadeClock:
-    """A clock that moves by a tick whenever it is read, and by what a step says it takes.
+class FakeClock:
+    """Clock that advances by a tick per reading and by the time that a step requests.
 
     Attributes:
-        tick: Seconds from one reading to the next.
+        tick: Seconds between two readings.
     """
 
     def __init__(self) -> None:
@@ -19,18 +19,18 @@ class MadeClock:
         self._seconds = 0.0
 
     def __call__(self) -> float:
-        """Return the seconds, a tick later than before."""
+        """Return the current seconds and advance by a tick."""
         self._seconds += self.tick
         return self._seconds
 
     def advance(self, seconds: float) -> None:
-        """Let some seconds pass."""
+        """Advance the clock by some seconds."""
         self._seconds += seconds
 
 
 @pytest.fixture
-def clock() -> Iterator[MadeClock]:
-    """The clock by which everything that is measured in a test is timed."""
-    made = MadeClock()
-    with use_clock(made):
-        yield made
+def clock() -> Iterator[FakeClock]:
+    """Clock of all measurements in a test."""
+    fake_clock = FakeClock()
+    with use_clock(fake_clock):
+        yield fake_clock

@@ -58,7 +58,7 @@ CPU_ONLY_NOTICE = "Only the CPU is available; there is nothing to compare."
 SAMPLE_INTERVAL = 0.5
 # If readings are slow, sampling takes at most this many times the requested duration.
 EXTENSION_FACTOR = 2
-# Minimum number of readings for a mean utilization. A single reading says nothing about the next.
+# Minimum number of readings for a mean utilization. Single readings vary too much.
 MIN_SAMPLES = 5
 
 
@@ -496,7 +496,7 @@ def _time_interleaved(
 
 
 def _warm_up(workload: Workload, batches: Iterator[Any]) -> float:
-    """Run the first steps and return the duration of the last one in seconds."""
+    """Run the first steps and return the duration of the last step in seconds."""
     return [workload.seconds_of_steps(batches) for _ in range(WARM_UP_STEPS)][-1]
 
 

@@ -120,7 +120,7 @@ class Point(JsonMixin):
         return self.throughput or 0.0
 
     def with_timings(self, seconds: Sequence[float]) -> Point:
-        """Return this point with the throughput of the timed steps, of which there is at least one."""
+        """Return this point with the throughput of at least one timed step."""
         spread = None
         if len(seconds) > 2:  # noqa: PLR2004 - two values have no quartiles
             low, _middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
@@ -551,7 +551,7 @@ class KneeSearch:
         return tuple(self.points[rows] for rows in sorted(self.points))
 
     def sizes(self) -> Iterator[int]:  # noqa: C901 - the three stages of the search in order
-        """Yield the numbers of rows to measure. The caller adds the point of each to ``points`` before the next one."""
+        """Yield the numbers of rows to measure. The caller adds the point of each size to ``points`` before the next size."""
         # Double the size until there is a reason to stop.
         rows = self.min_rows
         upper_bound = None  # Smallest size that does not fit or must not be measured because of its memory.
@@ -627,7 +627,7 @@ LONG_STEP_SECONDS = 0.5  # For longer steps, MIN_LONG_STEPS timed steps are enou
 MIN_LONG_STEPS = 3
 MIN_ROUNDS = 3
 MAX_ROUNDS = 9  # Interleaved rounds of the sizes near the best, if time allows.
-# Untimed steps of a point: the first one, which is longer, one for the warm-up, and one for its memory.
+# Untimed steps of a point: a first step, which is longer, a warm-up step, and a step that measures memory.
 UNTIMED_STEPS = 3.5
 SECONDS_PER_VISIT = 0.05  # Duration of a size in a round; it runs at least one step.
 SEARCH_TIME_FRACTION = 0.6  # Fraction of the time budget for the search. The rest is for the interleaved rounds.

@@ -1,4 +1,4 @@
-"""Curves of throughput and memory that are made, for a search that knows no device."""
+"""Synthetic throughput curves for tests of the search for batch sizes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from openmed_nb.runbook.bench.sweep import KneeSearch, Point, close_points, knee_of
+from openmed_nb.runbook.bench.sweep import KneeSearch, Point, _find_knee, _points_near_best
 
 
 @dataclass
-class Made:
-    """A device with a curve.
+class SyntheticDevice:
+    """Device with a synthetic throughput curve.
 
     Attributes:
-        speed: The throughput for a number of rows.
-        capacity: The most rows that fit.
-        noise: The standard deviation of one look at a speed, as a share.
+        speed: Function that returns the throughput for a number of rows.
+        capacity: Maximum number of rows that fit.
+        noise: Standard deviation of one measurement as a fraction of the throughput.
+        seed: Seed of the noise.
         full: Other sizes that do not fit.
-        slow: The sizes that another program slows when they are measured first.
-        asked: What was measured, in order.
+        slow: Sizes that another program slows down when they are first measured.
+        measured: Measured sizes in order.
     """
 
     speed: Callable[[int], float]
@@ -28,45 +29,45 @@ class Made:
     seed: int = 0
     full: Collection[int] = ()
     slow: Collection[int] = ()
-    asked: list[int] = field(default_factory=list)
+    measured: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
     def measure(self, rows: int) -> Point:
-        """Return a point, as a measurement would."""
-        self.asked.append(rows)
+        """Return a point, like a real measurement."""
+        self.measured.append(rows)
         if rows > self.capacity or rows in self.full:
             return Point(rows, fits=False)
-        return Point(rows, self.seen(rows) / (9 if rows in self.slow else 1))
+        return Point(rows, self.observe_speed(rows) / (9 if rows in self.slow else 1))
 
-    def seen(self, rows: int) -> float:
-        """Return a speed with its noise."""
+    def observe_speed(self, rows: int) -> float:
+        """Return the throughput with noise."""
         return self.speed(rows) * max(0.5, self.random.gauss(1, self.noise))
 
-    def again(self, points: Sequence[Point]) -> list[Point]:
-        """Return points of which each is the middle of nine looks."""
+    def remeasure(self, points: Sequence[Point]) -> list[Point]:
+        """Return points with the median of nine measurements each."""
         return [
-            replace(one, throughput=sorted(self.seen(one.rows) for _ in range(9))[4])
-            for one in points
-            if one.fits
+            replace(point, throughput=sorted(self.observe_speed(point.rows) for _ in range(9))[4])
+            for point in points
+            if point.fits
         ]
 
     def search(
-        self, hindrance: Callable[[int, Sequence[Point]], str] = lambda *_: "", **limits: int | None
+        self, stop_check: Callable[[int, Sequence[Point]], str] = lambda *_: "", **limits: int | None
     ) -> KneeSearch:
-        """Return a search that has ended."""
-        search = KneeSearch(hindrance, self.again, **limits)
+        """Return a finished search."""
+        search = KneeSearch(stop_check, self.remeasure, **limits)
         for rows in search.sizes():
             search.points[rows] = self.measure(rows)
         return search
 
-    def knee(self, largest: int | None = None) -> int | None:
-        """Return the knee as a sweep finds it."""
-        close = close_points(self.search(largest=largest).measured_points)
-        found = knee_of(self.again(close) if self.noise else close)
-        return found.rows if found else None
+    def find_knee(self, max_rows: int | None = None) -> int | None:
+        """Return the knee that a sweep would find."""
+        near_best = _points_near_best(self.search(max_rows=max_rows).measured_points)
+        knee = _find_knee(self.remeasure(near_best) if self.noise else near_best)
+        return knee.rows if knee else None
 
-    def share(self, knee: int, upto: int) -> float:
-        """Return the throughput at a knee as a share of the best of all sizes that fit."""
-        return self.speed(knee) / max(map(self.speed, range(1, min(upto, self.capacity) + 1)))
+    def fraction_of_best(self, knee: int, max_rows: int) -> float:
+        """Return the throughput at a knee as a fraction of the best of all sizes that fit."""
+        return self.speed(knee) / max(map(self.speed, range(1, min(max_rows, self.capacity) + 1)))

@@ -1,4 +1,4 @@
-"""Steps of a person's own with planted waits; tests find their lines by the words behind them."""
+"""Custom steps with planted waits. Tests find their lines by the trailing comments."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ LOGGER.propagate = False
 LOGGER.addHandler(logging.StreamHandler(io.StringIO()))
 
 
-def line_of(words: str) -> int:
-    """Return the number of the one line that ends in these words."""
+def find_line(comment: str) -> int:
+    """Return the number of the line that ends in a comment."""
     lines = Path(__file__).read_text("utf-8").splitlines()
-    (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(words))
+    (number,) = (number for number, line in enumerate(lines, 1) if line.endswith(comment))
     return number
 
 
-class Planted:
-    """Training steps on a device that read the loss of every step."""
+class PlantedSteps:
+    """Training steps on a device that wait for the loss in different ways."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.model = nn.Linear(8, 8).to(device)
         self.total = 0.0
 
-    def healthy(self, batch: torch.Tensor) -> torch.Tensor:
-        """Do a step that leaves everything on the device."""
+    def run_healthy(self, batch: torch.Tensor) -> torch.Tensor:
+        """Run a step that keeps all values on the device."""
         loss = self.model(batch.to(self.device)).square().mean()
         loss.backward()
         self.model.zero_grad()
         return loss
 
-    def reading(self, batch: torch.Tensor) -> None:
-        """Do a step that reads the loss."""
-        self.total += self.healthy(batch).item()  # read here
+    def read_loss(self, batch: torch.Tensor) -> None:
+        """Run a step that reads the loss."""
+        self.total += self.run_healthy(batch).item()  # read here
 
-    def logging(self, batch: torch.Tensor) -> None:
-        """Do a step that logs the loss."""
-        LOGGER.warning("loss %s", self.healthy(batch))  # logged here
+    def log_loss(self, batch: torch.Tensor) -> None:
+        """Run a step that logs the loss."""
+        LOGGER.warning("loss %s", self.run_healthy(batch))  # logged here
 
-    def in_words(self, batch: torch.Tensor) -> str:
-        """Do a step that writes the loss."""
-        return f"{self.healthy(batch):.3f}"  # written here
+    def format_loss(self, batch: torch.Tensor) -> str:
+        """Run a step that formats the loss."""
+        return f"{self.run_healthy(batch):.3f}"  # written here
 
-    def copying(self, batch: torch.Tensor) -> float:
-        """Do a step that copies the loss."""
-        return self.healthy(batch).detach().cpu().sum()  # copied here
+    def copy_loss(self, batch: torch.Tensor) -> float:
+        """Run a step that copies the loss."""
+        return self.run_healthy(batch).detach().cpu().sum()  # copied here
 
-    def deciding(self, batch: torch.Tensor) -> None:
-        """Do a step that decides by the loss."""
-        if self.healthy(batch) > 1e9:  # decided here
+    def compare_loss(self, batch: torch.Tensor) -> None:
+        """Run a step that branches on the loss."""
+        if self.run_healthy(batch) > 1e9:  # decided here
             raise ArithmeticError

@@ -1,4 +1,4 @@
-"""What the figures of a comparison mean: tables of values."""
+"""Findings and texts of a comparison for given measurements."""
 
 import itertools
 import json
@@ -9,42 +9,49 @@ import pytest
 
 from openmed_nb._render.display import OK, WARNING
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics, Utilization, device_metrics, select_devices
+from openmed_nb.runbook.bench.comparison import (
+    NO_DIFFERENCE,
+    Comparison,
+    DeviceMetrics,
+    Utilization,
+    _device_metrics,
+    _select_devices,
+)
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
 
 EVEN = PhaseTimes({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
-LOAD = Utilization(0.05, 0.65, 5)
+UTILIZATION = Utilization(0.05, 0.65, 5)
 
 
-def compared(low=2.0, high=3.0, split=EVEN, **others):
+def make_comparison(low=2.0, high=3.0, phase_times=EVEN, **fields):
     """Return a comparison of a GPU with the CPU."""
     cpu = DeviceMetrics("cpu", 0.0123, (0.012, 0.013), 32, EVEN)
     gpu = DeviceMetrics(
-        "cuda:0", 0.00456, (0.004, 0.005), 32, split, Interval(low, (low + high) / 2, high, 0.9586), LOAD
+        "cuda:0", 0.00456, (0.004, 0.005), 32, phase_times, Interval(low, (low + high) / 2, high, 0.9586), UTILIZATION
     )
-    return Comparison("bundled", "annotation", (cpu, gpu), 20, **others)
+    return Comparison("bundled", "annotation", (cpu, gpu), 20, **fields)
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words", "status"),
+    ("low", "high", "category", "status"),
     [
         (1.01, 3.0, "faster than the CPU", OK),
         (0.2, 0.99, "slower than the CPU", WARNING),
-        *((low, high, "no difference shown", WARNING) for low, high in ((0.99, 1.5), (1.0, 1.5), (0.5, 1.0))),
+        *((low, high, NO_DIFFERENCE, WARNING) for low, high in ((0.99, 1.5), (1.0, 1.5), (0.5, 1.0))),
     ],
 )
-def test_words_of_a_speedup(low, high, words, status):
-    """An interval that holds 1 shows no difference, whatever its middle is."""
-    comparison = compared(low, high)
+def test_speedup_category_follows_the_interval(low, high, category, status):
+    """An interval that contains 1 shows no significant difference, whatever its median is."""
+    comparison = make_comparison(low, high)
 
-    assert comparison.for_device("cuda").speedup_category == words
+    assert comparison.for_device("cuda").speedup_category == category
     assert comparison.findings[0].status == status
-    assert words in str(comparison)
+    assert category in str(comparison)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "dominating", "status"),
+    ("seconds", "dominant_phase", "status"),
     [
         *(({name: 6, "forward": 4}, name, WARNING) for name in ("data", "transfer", "decode")),
         ({"data": 4, "forward": 6}, "forward", OK),
@@ -52,28 +59,28 @@ def test_words_of_a_speedup(low, high, words, status):
         ({"data": 0, "forward": 0}, None, OK),
     ],
 )
-def test_phase_that_dominates(seconds, dominating, status):
-    """A phase dominates with more than half of a step; only the model's own work may."""
-    comparison = compared(split=PhaseTimes(seconds))
+def test_dominant_phase_is_a_finding(seconds, dominant_phase, status):
+    """Only the forward pass may take more than half of a step without a warning."""
+    comparison = make_comparison(phase_times=PhaseTimes(seconds))
 
-    assert comparison.for_device("cuda").phase_times.dominant_phase == dominating
+    assert comparison.for_device("cuda").phase_times.dominant_phase == dominant_phase
     assert (comparison.findings[2].name, comparison.findings[2].status) == ("time on cuda:0", status)
-    assert comparison.findings[2].evidence.startswith(dominating or "no phase")
+    assert comparison.findings[2].evidence.startswith(dominant_phase or "no phase")
 
 
-def test_shares_are_of_all_steps():
-    """A loader that keeps one step of several waiting takes its share of all; texts in memory that wait were another program."""
+def test_phase_fractions_average_over_all_steps():
+    """A loader delays only some steps, so the mean counts. Outliers of texts in memory are caused by other programs."""
     steps = [{"data": 0.1, "forward": 1.0}] * 9 + [{"data": 9.1, "forward": 1.0}]
-    for task, share in (("annotation", 1 / 11), ("forward pass", 0.5)):
-        assert measured(task, "cpu", *steps).fractions["data"] == pytest.approx(share)
+    for task, fraction in (("annotation", 1 / 11), ("forward pass", 0.5)):
+        assert measure_phases(task, "cpu", *steps).fractions["data"] == pytest.approx(fraction)
 
 
 # Measured on an H100 with the bundled model, in tenths of a second.
 GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
 LONG_TEXTS = {"data": 9.0, "forward": 3.0, "decode": 2.0}
 
-# Task, device, phases as measured, and which part of a step waits for its data.
-WAITING = [
+# Task, device, measured phases, and fraction of a step that waits for its data.
+DATA_FRACTIONS = [
     ("annotation", "cuda:0", GPU, 0.037 / 0.596),
     ("annotation", "mps", GPU, 0.037 / 0.596),
     ("annotation", "cuda:0", {"data": 3.0, "forward": 4.0}, 0.0),
@@ -86,91 +93,90 @@ WAITING = [
 ]
 
 
-class Measured(Workload):
-    """Steps whose phases take as long as their batch says."""
+class PrecomputedWorkload(Workload):
+    """Workload whose batches contain the seconds of their phases."""
 
     def seconds_of_phases(self, batches):
         """Return the next batch."""
         return next(batches)
 
 
-def measured(task, device, *steps):
-    """Return where the time of such steps goes."""
-    return Measured("m", task, device, 8, None, lambda: iter(()), ()).split(itertools.cycle(steps), max(5, len(steps)))
+def measure_phases(task, device, *steps):
+    """Return the phase times of steps with the given seconds."""
+    workload = PrecomputedWorkload("m", task, device, 8, None, lambda: iter(()), ())
+    return workload.measure_phase_times(itertools.cycle(steps), max(5, len(steps)))
 
 
-@pytest.mark.parametrize(("task", "device", "seconds", "share"), WAITING)
-def test_texts_are_tokenized_while_a_gpu_computes(task, device, seconds, share):
-    """Of annotation on a GPU, only what tokenizing takes longer than the forward pass is a wait; all else waits for its data."""
-    split = measured(task, device, seconds)
+@pytest.mark.parametrize(("task", "device", "seconds", "fraction"), DATA_FRACTIONS)
+def test_data_phase_overlaps_annotation_on_a_gpu(task, device, seconds, fraction):
+    """Only the time by which tokenization exceeds the forward pass is a wait."""
+    phase_times = measure_phases(task, device, seconds)
 
-    assert split.fractions["data"] == pytest.approx(share)
-    assert sum(split.fractions.values()) == pytest.approx(1)
-    assert split.seconds == pytest.approx(seconds)
+    assert phase_times.fractions["data"] == pytest.approx(fraction)
+    assert sum(phase_times.fractions.values()) == pytest.approx(1)
+    assert phase_times.seconds == pytest.approx(seconds)
 
 
-def test_remedy_for_texts_names_no_loader():
-    """Who annotates has no loader to read ahead with."""
-    for task, named in (("annotation", "nb.cluster"), ("forward pass", "nb.training.loader.check()")):
+def test_data_remedy_for_annotation_names_no_loader():
+    for task, command in (("annotation", "nb.cluster"), ("forward pass", "nb.training.loader.check()")):
         (finding,) = Comparison(
-            "m", task, (replace(compared().for_device("cpu"), phase_times=PhaseTimes({"data": 9, "forward": 1})),), 20
+            "m",
+            task,
+            (replace(make_comparison().for_device("cpu"), phase_times=PhaseTimes({"data": 9, "forward": 1})),),
+            20,
         ).findings
 
         assert finding.evidence == "data dominates"
-        assert named in finding.remedy
+        assert command in finding.remedy
         assert ("loader" in finding.remedy) is (task != "annotation")
 
 
-def test_speedup_is_the_median_of_ratios():
-    """The ratio of each round counts, not that of the medians."""
-    turns = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
+def test_speedup_is_median_of_ratios_per_round():
+    trials = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
     workload = Workload("m", "annotation", "mps", 8, None, lambda: iter(()), ())
 
-    figures = device_metrics(workload, "mps", turns, EVEN, LOAD)
+    metrics = _device_metrics(workload, "mps", trials, EVEN, UTILIZATION)
 
-    assert (figures.speedup.low, figures.speedup.median, figures.speedup.high) == (2.0, 2.0, 3.0)
-    assert (figures.seconds, figures.quartiles) == (1.5, (1.0, 2.375))
-    assert figures.rows_per_second == pytest.approx(8 / 1.5)
+    assert (metrics.speedup.low, metrics.speedup.median, metrics.speedup.high) == (2.0, 2.0, 3.0)
+    assert (metrics.seconds, metrics.quartiles) == (1.5, (1.0, 2.375))
+    assert metrics.rows_per_second == pytest.approx(8 / 1.5)
 
 
-def test_text_has_no_figures():
-    """The text says it in words; times, ratios and shares stand in the HTML."""
-    comparison = compared()
+def test_report_text_has_no_measurements():
+    """Times, ratios and fractions appear only in the HTML."""
+    comparison = make_comparison()
 
     assert re.findall(r"\d+[.,]\d+|\d+ ?%| ms", str(comparison)) == []
-    assert "2.50 (2.00 to 3.00, 95.9 % sure)" in comparison._repr_html_()
-    assert "60 % (65 % less 5 % when idle)" in comparison._repr_html_()
+    assert "2.50 (2.00 to 3.00, 95.9 % CI)" in comparison._repr_html_()
+    assert "60 % (65 % minus 5 % when idle)" in comparison._repr_html_()
     assert "1.00 ms (25 %)" in comparison._repr_html_()
 
 
-def test_plain_numbers_for_others():
-    """A row has plain numbers, and everything is JSON with the name of its schema."""
-    comparison = compared(dtype="float32")
+def test_to_dict_is_json_compatible():
+    comparison = make_comparison(dtype="float32")
     row = comparison.for_device("cuda")
-    plain = json.loads(json.dumps(comparison.to_dict()))
+    data = json.loads(json.dumps(comparison.to_dict()))
 
     assert (row.speedup.median, row.phase_fractions["data"], row.utilization) == (2.5, 0.25, pytest.approx(0.6))
-    assert plain["schema"] == "openmed_nb/comparison/1"
-    assert plain["devices"][1]["speedup"]["low"] == 2.0
-    assert plain["devices"][0]["speedup"] is None
-    assert plain["devices"][0]["utilization"]["net"] is None
+    assert data["schema"] == "openmed_nb/comparison/1"
+    assert data["devices"][1]["speedup"]["low"] == 2.0
+    assert data["devices"][0]["speedup"] is None
+    assert data["devices"][0]["utilization"]["net"] is None
 
 
-def test_device_that_was_not_compared():
-    """Asking for another device is a clear error."""
+def test_for_device_rejects_other_devices():
     with pytest.raises(ConfigurationError, match=r"'mps' was not compared\. Use one of cpu, cuda:0"):
-        compared().for_device("mps")
+        make_comparison().for_device("mps")
 
 
-def test_small_work_on_the_cpu_alone():
-    """Without another device there is no speed, and work too small to tell is not said to copy too much."""
-    small = DeviceMetrics("cpu", 0.01, (0.01, 0.01), 2, PhaseTimes({"transfer": 6, "forward": 4}))
-    alone = Comparison("bundled", "annotation", (small,), 20)
+def test_small_workload_on_cpu_has_no_transfer_warning():
+    """Without another device, there is no speed finding."""
+    metrics = DeviceMetrics("cpu", 0.01, (0.01, 0.01), 2, PhaseTimes({"transfer": 6, "forward": 4}))
+    comparison = Comparison("bundled", "annotation", (metrics,), 20)
 
-    assert [(finding.name, finding.status) for finding in alone.findings] == [("time on cpu", OK)]
+    assert [(finding.name, finding.status) for finding in comparison.findings] == [("time on cpu", OK)]
 
 
-def test_devices_of_a_comparison():
-    """The CPU comes first, and each device is there once, however it is spelled."""
-    assert select_devices() == ("cpu",)
-    assert select_devices("cuda", "cpu", "cuda:0", "cuda:1") == ("cpu", "cuda", "cuda:1")
+def test_select_devices_starts_with_cpu_without_duplicates():
+    assert _select_devices() == ("cpu",)
+    assert _select_devices("cuda", "cpu", "cuda:0", "cuda:1") == ("cpu", "cuda", "cuda:1")

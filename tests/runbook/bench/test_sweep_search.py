@@ -1,4 +1,4 @@
-"""The search over made curves: where it looks, where it ends, how near its knee is to the best, and the memory it expects."""
+"""Tests of the search for batch sizes on synthetic curves, and of the memory prediction and measurement."""
 
 import math
 from pathlib import Path
@@ -20,132 +20,133 @@ from openmed_nb.runbook.bench.sweep import (
     PROFILER,
     THROUGHPUT,
     Point,
-    available_memory,
-    container_memory,
-    expected_memory,
+    _available_memory,
+    _container_memory,
+    _expected_memory,
+    _find_knee,
+    _measure_step_memory,
+    _profile_peak_memory,
     fitting,
-    knee_of,
-    measure_step_memory,
     memory_limit,
-    profile_peak_memory,
 )
 
-WITHIN = 0.95
+MIN_FRACTION_OF_BEST = 0.95
 MEGABYTE = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def made(helper):
-    """The class of made curves."""
-    return helper(Path(__file__).with_name("made_curves.py")).Made
+def synthetic_device(helper):
+    """Class of devices with synthetic throughput curves."""
+    return helper(Path(__file__).with_name("made_curves.py")).SyntheticDevice
 
 
-def saturating(half):
-    """Return a throughput that is half of its most at a number of rows."""
+def make_saturating(half):
+    """Return a throughput that reaches half of its maximum at a number of rows."""
     return lambda rows: 1000 * rows / (rows + half)
 
 
-def peaked(top):
-    """Return a throughput that is highest at a number of rows."""
-    return lambda rows: 1000 * 2 / (rows / top + top / rows)
+def make_peaked(peak):
+    """Return a throughput with its maximum at a number of rows."""
+    return lambda rows: 1000 * 2 / (rows / peak + peak / rows)
 
 
-def level_from(most):
-    """Return a throughput that rises up to a number of rows."""
-    return lambda rows: 10.0 * min(rows, most)
+def make_plateau(max_rows):
+    """Return a throughput that increases up to a number of rows."""
+    return lambda rows: 10.0 * min(rows, max_rows)
 
 
 CURVES = {
-    "saturates at once": (saturating(0.01), 1),
-    "saturates": (saturating(10), 300),
-    "saturates late": (saturating(200), 6700),
-    "level from 32 rows": (level_from(32), 32),
-    "level from 40 rows": (level_from(40), 40),
-    "falls from the first": (lambda rows: 1000 / rows, 1),
-    "peak at a power of two": (peaked(64), 64),
-    "peak between them": (peaked(48), 48),
-    "peak below them": (peaked(23), 23),
+    "saturates at once": (make_saturating(0.01), 1),
+    "saturates": (make_saturating(10), 300),
+    "saturates late": (make_saturating(200), 6700),
+    "plateau from 32 rows": (make_plateau(32), 32),
+    "plateau from 40 rows": (make_plateau(40), 40),
+    "decreases": (lambda rows: 1000 / rows, 1),
+    "peak at a power of two": (make_peaked(64), 64),
+    "peak between powers of two": (make_peaked(48), 48),
+    "peak below a power of two": (make_peaked(23), 23),
     "tiles of 8": (lambda rows: 1000 * rows / (8 * math.ceil(rows / 8)), 8),
     "slower beyond 64": (lambda rows: 10.0 * rows if rows <= 64 else 5.0 * min(rows, 90), 64),
 }
 
 
-@pytest.mark.parametrize(("curve", "most"), CURVES.values(), ids=CURVES)
-def test_knee_is_near_the_best_of_all(made, curve, most):
-    """The knee has at least 95 percent of the best throughput, also if each look is off by some percent, and is no larger than need be."""
-    assert made(curve).knee() <= most
-    for there in (made(curve), *(made(curve, noise=0.02, seed=seed) for seed in range(5))):
-        assert there.share(there.knee(), 4096) >= WITHIN
+@pytest.mark.parametrize(("curve", "max_knee"), CURVES.values(), ids=CURVES)
+def test_knee_is_near_best_throughput(synthetic_device, curve, max_knee):
+    """It has at least 95 % of the best throughput, even with noise, and is not larger than necessary."""
+    devices = [synthetic_device(curve, noise=0.02, seed=seed) for seed in range(5)]
+    assert synthetic_device(curve).find_knee() <= max_knee
+    for device in (synthetic_device(curve), *devices):
+        assert device.fraction_of_best(device.find_knee(), 4096) >= MIN_FRACTION_OF_BEST
 
 
 @pytest.mark.parametrize("capacity", [*range(1, 20), 31, 32, 33, 63, 64, 100, 127, 129, 1000])
-def test_largest_batch_that_fits_is_found(made, capacity):
-    there = made(float, capacity)
+def test_search_finds_largest_fitting_size(synthetic_device, capacity):
+    device = synthetic_device(float, capacity)
 
-    assert capacity * WITHIN <= there.knee() <= capacity
-    assert len(there.asked) <= 2 * math.log2(capacity) + 10
-
-
-def test_doubling_ends_after_two_that_do_not_pay(made):
-    """One unlucky size does not end the search, two in a row do."""
-    unlucky = made(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9}.get(rows, 8.0))
-
-    assert unlucky.search().stopped == THROUGHPUT
-    assert unlucky.asked[:6] == [1, 2, 4, 8, 16, 32] == sorted({*unlucky.asked} & {1 << power for power in range(9)})
+    assert capacity * MIN_FRACTION_OF_BEST <= device.find_knee() <= capacity
+    assert len(device.measured) <= 2 * math.log2(capacity) + 10
 
 
-def test_sizes_that_do_not_pay_are_measured_again(made):
-    """A slow moment of another program does not end the search."""
-    there = made(level_from(64), slow={8, 16})
+def test_doubling_ends_after_two_sizes_without_gain(synthetic_device):
+    device = synthetic_device(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9}.get(rows, 8.0))
 
-    assert there.knee() == 64
-    assert len(there.asked) == len(set(there.asked))
-
-
-@pytest.mark.parametrize(("smallest", "largest"), [(1, 1), (1, 2), (1, 3), (1, 7), (1, 100), (3, 12)])
-def test_search_keeps_to_the_rows_asked_for(made, smallest, largest):
-    there = made(float)
-
-    assert there.search(smallest=smallest, largest=largest).stopped == LARGEST
-    assert (min(there.asked), max(there.asked)) == (smallest, largest)
+    assert device.search().stop_code == THROUGHPUT
+    assert (
+        device.measured[:6] == [1, 2, 4, 8, 16, 32] == sorted({*device.measured} & {1 << power for power in range(9)})
+    )
 
 
-def test_expected_memory_is_approached_and_not_passed(made):
-    there = made(float)
+def test_sizes_without_gain_are_remeasured(synthetic_device):
+    """A temporary slowdown by another program does not end the search."""
+    device = synthetic_device(make_plateau(64), slow={8, 16})
 
-    assert there.search(lambda rows, _points: MEMORY if rows > 1000 else "").stopped == MEMORY
-    assert 990 <= max(there.asked) <= 1000
-
-
-def test_size_that_fails_is_passed_over(made):
-    """If a size in the middle fails although larger ones fit, the search goes around it."""
-    there = made(level_from(64), full={48, 56})
-
-    assert there.knee() in range(60, 65)
-    assert there.asked.count(48) == 1
+    assert device.find_knee() == 64
+    assert len(device.measured) == len(set(device.measured))
 
 
-@given(half=st.floats(0.01, 500), top=st.integers(1, 3000), capacity=st.integers(1, 5000))
-def test_any_smooth_curve_with_any_memory(made, half, top, capacity):
-    rise = saturating(half)
-    there = made(lambda rows: rise(rows) / (1 + (rows / top) ** 2), capacity)
+@pytest.mark.parametrize(("min_rows", "max_rows"), [(1, 1), (1, 2), (1, 3), (1, 7), (1, 100), (3, 12)])
+def test_search_respects_requested_sizes(synthetic_device, min_rows, max_rows):
+    device = synthetic_device(float)
 
-    assert there.share(there.knee(), 8192) >= WITHIN
+    assert device.search(min_rows=min_rows, max_rows=max_rows).stop_code == LARGEST
+    assert (min(device.measured), max(device.measured)) == (min_rows, max_rows)
+
+
+def test_search_approaches_memory_limit(synthetic_device):
+    device = synthetic_device(float)
+
+    assert device.search(lambda rows, _points: MEMORY if rows > 1000 else "").stop_code == MEMORY
+    assert 990 <= max(device.measured) <= 1000
+
+
+def test_search_skips_single_size_that_does_not_fit(synthetic_device):
+    device = synthetic_device(make_plateau(64), full={48, 56})
+
+    assert device.find_knee() in range(60, 65)
+    assert device.measured.count(48) == 1
+
+
+@given(half=st.floats(0.01, 500), peak=st.integers(1, 3000), capacity=st.integers(1, 5000))
+def test_knee_of_any_smooth_curve(synthetic_device, half, peak, capacity):
+    increase = make_saturating(half)
+    device = synthetic_device(lambda rows: increase(rows) / (1 + (rows / peak) ** 2), capacity)
+
+    assert device.fraction_of_best(device.find_knee(), 8192) >= MIN_FRACTION_OF_BEST
 
 
 @given(
     speeds=st.lists(st.floats(0.1, 1000), min_size=1, max_size=300),
     full=st.sets(st.integers(1, 300)),
-    largest=st.integers(1, 300) | st.none(),
+    max_rows=st.integers(1, 300) | st.none(),
 )
-def test_any_curve_at_all(made, speeds, full, largest):
-    """Whatever is measured, the search ends, measures nothing twice, and no larger point gains more than the knee's share."""
-    there = made(lambda rows: speeds[rows % len(speeds)], 4096, full=full)
-    points = there.search(largest=largest).measured_points
-    knee = knee_of(points)
+def test_search_of_any_curve_terminates(synthetic_device, speeds, full, max_rows):
+    """The search measures no size twice, and no larger point gains more than the knee allows."""
+    device = synthetic_device(lambda rows: speeds[rows % len(speeds)], 4096, full=full)
+    points = device.search(max_rows=max_rows).measured_points
+    knee = _find_knee(points)
 
-    assert len(there.asked) == len(set(there.asked)) == len(points)
-    assert all(1 <= rows <= (largest or rows) for rows in there.asked)
+    assert len(device.measured) == len(set(device.measured)) == len(points)
+    assert all(1 <= rows <= (max_rows or rows) for rows in device.measured)
     assert (knee is None) == (not fitting(points))
     assert all(point.speed <= knee.speed * (1 + MIN_KNEE_GAIN) for point in fitting(points))
 
@@ -164,14 +165,14 @@ def test_any_curve_at_all(made, speeds, full, largest):
     ],
 )
 def test_expected_memory(sizes, rows, expected):
-    """One size grows with the rows, more lie on a line, and a line that bends upwards bends on as a square at most."""
+    """One size is proportional to the rows, more sizes are linear, and a convex curve at most doubles its slope."""
     points = [Point(size, 1.0, memory=memory) for size, memory in sizes.items()]
 
-    assert expected_memory([*points, Point(64, fits=False), Point(3, 1.0)], rows) == expected
+    assert _expected_memory([*points, Point(64, fits=False), Point(3, 1.0)], rows) == expected
 
 
-def test_peak_on_the_cpu_is_that_of_the_tensors(monkeypatch, capfd):
-    """Tensors are counted while they live, also those of a backward pass, silently, and without torch's older profiler."""
+def test_peak_memory_on_cpu_counts_live_tensors(monkeypatch, capfd):
+    """It includes backward passes, prints nothing, and does not use torch's legacy profiler."""
     for name in ("_enable_profiler_legacy", "_disable_profiler_legacy"):
         monkeypatch.delattr(torch.autograd, name, raising=False)
     weight = torch.ones(MEGABYTE // 4, device="cpu", requires_grad=True)
@@ -181,50 +182,49 @@ def test_peak_on_the_cpu_is_that_of_the_tensors(monkeypatch, capfd):
             (weight * 2).square().sum().backward()
             weight.grad = None
 
-    memory, method = measure_step_memory("cpu", step)
+    memory, method = _measure_step_memory("cpu", step)
 
     assert 2 * MEGABYTE <= memory < 5 * MEGABYTE
     assert method == PROFILER
     assert capfd.readouterr() == ("", "")
 
 
-def test_profiler_of_memory_ends():
-    """An error of a step passes through, and the next step is measured again; beside another profiler nothing is known."""
+def test_profile_peak_memory_after_error_and_with_active_profiler():
     with pytest.raises(ZeroDivisionError):
-        profile_peak_memory(lambda: 1 // 0)
-    assert profile_peak_memory(lambda: torch.ones(1000, device="cpu") + torch.ones(1000, device="cpu"))[0] == 12000
+        _profile_peak_memory(lambda: 1 // 0)
+    assert _profile_peak_memory(lambda: torch.ones(1000, device="cpu") + torch.ones(1000, device="cpu"))[0] == 12000
 
-    ran = []
+    calls = []
     with torch.autograd.profiler.profile():
-        assert profile_peak_memory(lambda: ran.append(1)) == (None, NOT_KNOWN)
-    assert ran == [1]
+        assert _profile_peak_memory(lambda: calls.append(1)) == (None, NOT_KNOWN)
+    assert calls == [1]
 
 
 @pytest.mark.skipif("not config.getoption('simulated_mps')", reason="torch's MPS allocator, on the simulated Mac")
-def test_peak_on_mps_is_that_of_the_allocator():
+def test_peak_memory_on_mps_is_from_allocator():
     assert is_mps_simulated()
-    memory, method = measure_step_memory("mps", lambda: torch.ones(MEGABYTE, device="mps"))
+    memory, method = _measure_step_memory("mps", lambda: torch.ones(MEGABYTE, device="mps"))
 
     assert memory >= 4 * MEGABYTE
     assert method == ALLOCATOR
 
 
-def test_limits_of_devices():
-    """On the CPU the limit is what the system can still give; on each GPU the same share stays free."""
-    assert 0 < memory_limit("cpu", 0.5) == pytest.approx(available_memory(), rel=0.3)
+def test_memory_limit_of_devices():
+    """On the CPU, it is the available memory of the system. On all GPUs, the same fraction stays free."""
+    assert 0 < memory_limit("cpu", 0.5) == pytest.approx(_available_memory(), rel=0.3)
     assert (
         parse_device_argument("mps").headroom == parse_device_argument("cuda").headroom == 1 - HEADROOM_FRACTION == 0.9
     )
 
 
 @pytest.mark.parametrize(
-    ("most", "held", "rest"), [("1000\n", "300\n", 700), ("max\n", "300\n", None), (None, None, None), ("9", "", None)]
+    ("limit", "usage", "available"),
+    [("1000\n", "300\n", 700), ("max\n", "300\n", None), (None, None, None), ("9", "", None)],
 )
-def test_limit_of_a_container(tmp_path, most, held, rest):
-    """A container's limit counts if it has one, less what its processes hold."""
+def test_container_memory(tmp_path, limit, usage, available):
     files = tmp_path / "memory.max", tmp_path / "memory.current"
-    for file, text in zip(files, (most, held), strict=True):
+    for file, text in zip(files, (limit, usage), strict=True):
         if text is not None:
             file.write_text(text)
 
-    assert container_memory(*files) == rest
+    assert _container_memory(*files) == available

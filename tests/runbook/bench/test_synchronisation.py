@@ -1,6 +1,6 @@
-"""Which calls wait for the device, seen in real torch, and which line they are named by."""
+"""Tests of the detection of calls that wait for the device, with real torch functions, and of their code locations."""
 
-# ruff: noqa: PLW0108 - each call stands in a lambda of its own line, which is the line that must be named
+# ruff: noqa: PLW0108 - each call is in a lambda on a separate line, because the line is checked
 
 import io
 import logging
@@ -18,24 +18,24 @@ from torch import nn
 import openmed_nb as nb
 from openmed_nb.runbook.bench.profile_watch import (
     StepRecorder,
-    code_owner,
-    display_filename,
-    find_code_location,
-    watching,
+    _code_owner,
+    _display_filename,
+    _find_code_location,
+    _trace_calls,
 )
 from openmed_nb.runbook.bench.timing import CodeLocation, Synchronization
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
 
 ROW = torch.tensor([1.5, 0.0, 3.0])
-ONE = ROW.sum()
+SCALAR = ROW.sum()
 LOGGER = logging.getLogger("test_synchronization")
 LOGGER.propagate = False
 LOGGER.addHandler(logging.StreamHandler(io.StringIO()))
 
 
-def seen(*calls, device="cpu"):
-    """Return the profile of a step of some calls."""
+def profile_calls(*calls, device="cpu"):
+    """Return the profile of a step that makes some calls."""
 
     def step(_batch):
         for call in calls:
@@ -44,50 +44,50 @@ def seen(*calls, device="cpu"):
     return nb.runbook.profile(step, [ROW], device=device, steps=1, warm_up=0)
 
 
-WAITING = [
-    (lambda: ONE.item(), ".item()"),
+WAITING_CALLS = [
+    (lambda: SCALAR.item(), ".item()"),
     (lambda: ROW.tolist(), ".tolist()"),
     (lambda: ROW.numpy(), ".numpy()"),
-    (lambda: np.asarray(ROW), "an array of numpy"),
+    (lambda: np.asarray(ROW), "conversion to a NumPy array"),
     (lambda: ROW.cpu(), ".cpu()"),
     (lambda: ROW.to("cpu"), ".to('cpu')"),
     (lambda: ROW.to(device=torch.device("cpu")), ".to('cpu')"),
     (lambda: ROW.to(torch.zeros(1)), ".to('cpu')"),
-    (lambda: bool(ONE), "bool()"),
-    (lambda: 1 if ONE else 0, "bool()"),
-    (lambda: max([ONE, ONE]), "bool()"),
-    (lambda: float(ONE), "float()"),
-    (lambda: math.sqrt(ONE), "float()"),
-    (lambda: int(ONE), "int()"),
+    (lambda: bool(SCALAR), "bool()"),
+    (lambda: 1 if SCALAR else 0, "bool()"),
+    (lambda: max([SCALAR, SCALAR]), "bool()"),
+    (lambda: float(SCALAR), "float()"),
+    (lambda: math.sqrt(SCALAR), "float()"),
+    (lambda: int(SCALAR), "int()"),
     (lambda: "abc"[torch.tensor(1)], "a Python index"),
     (lambda: str(ROW), "printing a tensor"),
-    (lambda: f"{ONE:.2f}", "formatting a tensor"),
+    (lambda: f"{SCALAR:.2f}", "formatting a tensor"),
     (lambda: f"{ROW}", "formatting a tensor"),
-    (lambda: LOGGER.error("loss %s", ONE), "printing a tensor"),
-    (lambda: ROW[ROW > 1], "a boolean mask"),
+    (lambda: LOGGER.error("loss %s", SCALAR), "printing a tensor"),
+    (lambda: ROW[ROW > 1], "indexing with a boolean mask"),
     (lambda: ROW.nonzero(), "nonzero()"),
     (lambda: torch.nonzero(ROW), "nonzero()"),
-    (lambda: torch.where(ROW > 1), "torch.where() with a condition alone"),
+    (lambda: torch.where(ROW > 1), "torch.where() with a condition only"),
     (lambda: torch.masked_select(ROW, ROW > 1), "masked_select()"),
     (lambda: torch.unique(ROW), "unique()"),
     (lambda: torch.equal(ROW, ROW), "torch.equal()"),
     (lambda: 1.5 in ROW, "in"),
 ]
-LOGGED = next(call.__code__.co_firstlineno for call, said in WAITING if "LOGGER" in call.__code__.co_names)
+LOGGING_LINE = next(call.__code__.co_firstlineno for call, _text in WAITING_CALLS if "LOGGER" in call.__code__.co_names)
 
 
-def test_calls_that_wait_are_seen_with_their_lines():
-    """Each way to need numbers on the host is seen, as the one call of this file's own line."""
-    found = seen(*(call for call, _said in WAITING)).synchronizations
+def test_profile_reports_waiting_calls_with_lines():
+    waits = profile_calls(*(call for call, _text in WAITING_CALLS)).synchronizations
 
-    assert {(one.call, one.place.line) for one in found} == {
-        (said, call.__code__.co_firstlineno) for call, said in WAITING
+    assert {(wait.call, wait.place.line) for wait in waits} == {
+        (text, call.__code__.co_firstlineno) for call, text in WAITING_CALLS
     }
-    assert {(one.place.file, one.place.is_user_code) for one in found} == {(Path(__file__).name, True)}
-    assert {one.count for one in found if one.place.line != LOGGED} == {1.0}  # A record is formatted for each handler.
+    assert {(wait.place.file, wait.place.is_user_code) for wait in waits} == {(Path(__file__).name, True)}
+    # A log record is formatted once per handler.
+    assert {wait.count for wait in waits if wait.place.line != LOGGING_LINE} == {1.0}
 
 
-NOT_WAITING = [
+NON_WAITING_CALLS = [
     lambda: ROW + 1,
     lambda: ROW.to(torch.float64),
     lambda: ROW.to("cpu", non_blocking=True),
@@ -103,127 +103,136 @@ NOT_WAITING = [
 ]
 
 
-def test_calls_that_do_not_wait_are_not_named():
-    """What stays on the device is not a synchronization."""
-    assert seen(*NOT_WAITING).synchronizations == ()
+def test_profile_ignores_calls_that_do_not_wait():
+    assert profile_calls(*NON_WAITING_CALLS).synchronizations == ()
 
 
-def test_only_the_device_is_waited_for():
-    """On MPS a tensor that is copied into one of the host waits, unless the person says otherwise; numbers of the host do not."""
+def test_profile_reports_blocking_copy_from_mps_to_host():
+    """Non-blocking copies and values of the host do not wait."""
     with nb.simulated_mps():
-        here, host = torch.ones(3, device="mps"), torch.zeros(3)
-        waiting = seen(lambda: host.copy_(here), device="mps").synchronizations
-        others = seen(
-            lambda: ONE.item(), lambda: host.copy_(here, non_blocking=True), lambda: host.to("cpu"), device="mps"
-        ).synchronizations
-
-    assert [(one.call, one.place.file) for one in waiting] == [(".copy_() to the host", Path(__file__).name)]
-    assert others == ()
-
-
-def test_copies_to_the_device_wait():
-    """Each way to copy from the host to MPS is seen: torch waits there for all that was started before."""
-    with nb.simulated_mps():
-        here, first = torch.ones(3, device="mps"), torch.tensor([0])
-        copies = [
-            (lambda: ROW.to("mps"), ".to('mps')"),
-            (lambda: ROW.to(device=torch.device("mps")), ".to('mps')"),
-            (lambda: ROW.to(here), ".to('mps')"),
-            (lambda: here.copy_(ROW), ".copy_() to the device"),
-            (lambda: torch.tensor([1.0], device="mps"), "torch.tensor() on the device"),
-            (lambda: torch.as_tensor(np.ones(3), dtype=torch.float32, device="mps"), "torch.as_tensor() on the device"),
-            (lambda: here.new_tensor([1.0]), ".new_tensor() on the device"),
-            (lambda: here[first], "an index of the host"),
-            (lambda: here.__setitem__(slice(0, 3), ROW), "a value of the host"),
-        ]
-        found = seen(*(call for call, _said in copies), device="mps").synchronizations
-        others = seen(
-            lambda: ROW.to("mps", non_blocking=True),
-            lambda: here.copy_(ROW, non_blocking=True),
-            lambda: here.to("mps"),
-            lambda: torch.zeros(3, device="mps"),
-            lambda: torch.tensor([1.0]),
-            lambda: here.__setitem__(0, 1.0),
-            lambda: here.__setitem__(0, ONE),
-            lambda: here[0],
+        device_tensor = torch.ones(3, device="mps")
+        host_tensor = torch.zeros(3)
+        waits = profile_calls(lambda: host_tensor.copy_(device_tensor), device="mps").synchronizations
+        other_waits = profile_calls(
+            lambda: SCALAR.item(),
+            lambda: host_tensor.copy_(device_tensor, non_blocking=True),
+            lambda: host_tensor.to("cpu"),
             device="mps",
         ).synchronizations
 
-    assert {(one.call, one.place.line) for one in found} == {
-        (said, call.__code__.co_firstlineno) for call, said in copies
+    assert [(wait.call, wait.place.file) for wait in waits] == [(".copy_() to the host", Path(__file__).name)]
+    assert other_waits == ()
+
+
+def test_profile_reports_blocking_copies_to_mps():
+    with nb.simulated_mps():
+        device_tensor = torch.ones(3, device="mps")
+        index = torch.tensor([0])
+        copies = [
+            (lambda: ROW.to("mps"), ".to('mps')"),
+            (lambda: ROW.to(device=torch.device("mps")), ".to('mps')"),
+            (lambda: ROW.to(device_tensor), ".to('mps')"),
+            (lambda: device_tensor.copy_(ROW), ".copy_() to the device"),
+            (lambda: torch.tensor([1.0], device="mps"), "torch.tensor() on the device"),
+            (lambda: torch.as_tensor(np.ones(3), dtype=torch.float32, device="mps"), "torch.as_tensor() on the device"),
+            (lambda: device_tensor.new_tensor([1.0]), ".new_tensor() on the device"),
+            (lambda: device_tensor[index], "indexing with a host tensor"),
+            (lambda: device_tensor.__setitem__(slice(0, 3), ROW), "assignment of a host tensor"),
+        ]
+        waits = profile_calls(*(call for call, _text in copies), device="mps").synchronizations
+        other_waits = profile_calls(
+            lambda: ROW.to("mps", non_blocking=True),
+            lambda: device_tensor.copy_(ROW, non_blocking=True),
+            lambda: device_tensor.to("mps"),
+            lambda: torch.zeros(3, device="mps"),
+            lambda: torch.tensor([1.0]),
+            lambda: device_tensor.__setitem__(0, 1.0),
+            lambda: device_tensor.__setitem__(0, SCALAR),
+            lambda: device_tensor[0],
+            device="mps",
+        ).synchronizations
+
+    assert {(wait.call, wait.place.line) for wait in waits} == {
+        (text, call.__code__.co_firstlineno) for call, text in copies
     }
-    assert others == ()
+    assert other_waits == ()
 
 
-def test_the_batch_is_told_from_other_copies():
-    """A copy to the device is one of the batch as long as the step has started nothing there; each step begins anew."""
+def test_wait_reason_distinguishes_batch_from_later_copies():
+    """A copy is that of the batch until the step has launched work on the device. Each step starts again."""
     with nb.simulated_mps():
-        here = torch.ones(3, device="mps")
+        device_tensor = torch.ones(3, device="mps")
         steps = {
-            "batch": (lambda: ROW.to(here.device), lambda: ROW.to("mps"), lambda: here + 1),
-            "copy": (lambda: here + 1, lambda: ROW.to("mps")),
-            "read": (lambda: (here + 1).tolist(),),
+            "batch": (lambda: ROW.to(device_tensor.device), lambda: ROW.to("mps"), lambda: device_tensor + 1),
+            "copy": (lambda: device_tensor + 1, lambda: ROW.to("mps")),
+            "read": (lambda: (device_tensor + 1).tolist(),),
         }
-        found = {reason: seen(*calls, device="mps").synchronizations for reason, calls in steps.items()}
+        waits_by_step = {
+            reason: profile_calls(*calls, device="mps").synchronizations for reason, calls in steps.items()
+        }
 
-    assert {reason: {one.reason for one in waits} for reason, waits in found.items()} == {one: {one} for one in steps}
+    for reason, waits in waits_by_step.items():
+        assert {wait.reason for wait in waits} == {reason}
 
 
-def test_synchronize_waits():
-    """A call that does nothing but wait is named, and torch's own function is there again afterwards."""
-    before = torch.mps.synchronize, torch.accelerator.synchronize
+def test_profile_reports_synchronize():
+    """Torch's functions are restored afterwards."""
+    functions = torch.mps.synchronize, torch.accelerator.synchronize
     with nb.simulated_mps():
-        found = seen(
+        waits = profile_calls(
             lambda: torch.mps.synchronize(), lambda: torch.accelerator.synchronize(), device="mps"
         ).synchronizations
 
-    assert {one.call for one in found} == {"torch.mps.synchronize()", "torch.accelerator.synchronize()"}
-    assert {(one.place.file, one.place.is_user_code) for one in found} == {(Path(__file__).name, True)}
-    assert (torch.mps.synchronize, torch.accelerator.synchronize) == before
+    assert {wait.call for wait in waits} == {"torch.mps.synchronize()", "torch.accelerator.synchronize()"}
+    assert {(wait.place.file, wait.place.is_user_code) for wait in waits} == {(Path(__file__).name, True)}
+    assert (torch.mps.synchronize, torch.accelerator.synchronize) == functions
 
 
-def test_operators_that_compute_are_counted():
-    """Views start nothing on a device, and each other operator counts once, in a backward pass too."""
+def test_operators_per_step_excludes_views():
+    """Operators of a backward pass count."""
     weights = torch.ones(3, requires_grad=True)
 
-    assert seen(lambda: ROW.view(3, 1).t().add(1).mul_(2)).operators_per_step == 2
-    assert seen(lambda: (weights * ROW).sum().backward()).operators_per_step >= 4
+    assert profile_calls(lambda: ROW.view(3, 1).t().add(1).mul_(2)).operators_per_step == 2
+    assert profile_calls(lambda: (weights * ROW).sum().backward()).operators_per_step >= 4
 
 
-def test_library_is_named_by_its_module():
-    """What a library's model does is named by its module, without a line, and is not the person's."""
+def test_wait_in_library_model_names_its_module():
+    """The location has no line and is not user code."""
     from transformers import BertConfig, BertModel
 
     tiny = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     model = BertModel(tiny).eval()
     ids = torch.ones(1, 4, dtype=torch.long)
 
-    places = {one.place for one in seen(lambda: model(ids, attention_mask=torch.ones_like(ids))).synchronizations}
+    places = {
+        wait.place for wait in profile_calls(lambda: model(ids, attention_mask=torch.ones_like(ids))).synchronizations
+    }
 
     assert {place.library.partition(".")[0] for place in places} == {"transformers"}
     assert not any(place.is_user_code for place in places)
-    assert all(str(place).startswith("inside of transformers.") for place in places)
+    assert all(str(place).startswith("inside transformers.") for place in places)
 
 
-def test_library_that_the_person_calls():
-    """A library that is called from the person's own line is named by that line: it can be changed there."""
+def test_wait_in_called_library_names_user_line():
+    """The user can change the line that calls the library."""
     import tqdm
 
     progress = tqdm.tqdm(disable=True)
 
     def step():
-        progress.set_postfix(loss=ONE)
+        progress.set_postfix(loss=SCALAR)
 
     progress.disable = False
     progress.refresh = lambda *_, **__: None
-    found = seen(step).synchronizations
+    waits = profile_calls(step).synchronizations
     progress.disable = True
 
-    assert {(one.place.library, one.place.function, one.place.is_user_code) for one in found} == {("", "step", True)}
+    assert {(wait.place.library, wait.place.function, wait.place.is_user_code) for wait in waits} == {
+        ("", "step", True)
+    }
 
 
-def test_owners_of_files():
-    """A file of the person is told from those of Python, torch, libraries and this package."""
+def test_code_owner_of_files():
     import contextlib
 
     import transformers
@@ -233,56 +242,57 @@ def test_owners_of_files():
         "<frozen importlib._bootstrap>": "python",
         torch.nn.functional.__file__: "torch",
         transformers.__file__: "library",
-        Synchronization.__init__.__globals__.get("__file__", find_code_location.__code__.co_filename): "library",
+        Synchronization.__init__.__globals__.get("__file__", _find_code_location.__code__.co_filename): "library",
         __file__: "own",
         "<stdin>": "own",
         "/home/a/site/train.py": "own",
     }
 
-    assert {file: code_owner(file) for file in owners} == owners
+    assert {file: _code_owner(file) for file in owners} == owners
 
 
-def test_places_have_no_folder():
-    """A place is shown by the name of its file; the folder, which names people, is nowhere."""
-    place = CodeLocation(display_filename("/home/maria/study/train.py"), 12, "step")
-    values = Synchronization(".item()", place, 1.0).to_dict()
+def test_code_location_has_no_directory():
+    """Directories may contain user names."""
+    location = CodeLocation(_display_filename("/home/maria/study/train.py"), 12, "step")
+    data = Synchronization(".item()", location, 1.0).to_dict()
 
-    assert str(Synchronization(".item()", place, 1.0)) == ".item() at train.py:12 in step"
+    assert str(Synchronization(".item()", location, 1.0)) == ".item() at train.py:12 in step"
     assert str(CodeLocation("train.py", 3, "<module>")) == "train.py:3"
-    assert "maria" not in str(values)
-    assert (values["file"], values["line"], values["function"], values["reason"]) == ("train.py", 12, "step", "read")
+    assert "maria" not in str(data)
+    assert (data["file"], data["line"], data["function"], data["reason"]) == ("train.py", 12, "step", "read")
 
 
-def test_cell_of_a_notebook_is_named_as_ipython_names_it():
-    """A line in a cell is named by the number of the cell, as in IPython's own tracebacks."""
+def test_display_filename_of_notebook_cell():
+    """The number of the cell is the one in IPython's tracebacks."""
     program = """
         from IPython.core.interactiveshell import InteractiveShell
-        from openmed_nb.runbook.bench.profile_watch import code_owner, display_filename
+        from openmed_nb.runbook.bench.profile_watch import _code_owner, _display_filename
         shell = InteractiveShell.instance()
         shell.run_cell("first = 1", store_history=True)
         shell.run_cell("def step(batch):\\n    return batch", store_history=True)
         file = shell.user_ns["step"].__code__.co_filename
-        print(display_filename(file), code_owner(file))
+        print(_display_filename(file), _code_owner(file))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
 
-    assert done.stdout.strip() == "Cell In[2] own"
+    assert process.stdout.strip() == "Cell In[2] own"
 
 
-def test_nothing_stays_on_after_an_error():
-    """A step that fails while it is watched leaves none of torch's modes on."""
+def test_trace_calls_removes_modes_after_error():
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    with pytest.raises(ZeroDivisionError), watching(StepRecorder("cpu")):
+    with pytest.raises(ZeroDivisionError), _trace_calls(StepRecorder("cpu")):
         raise ZeroDivisionError
 
     assert _get_current_function_mode_stack() == []
     assert _get_current_dispatch_mode_stack() == []
 
 
-def test_counters_of_an_optimizer_are_not_waited_for():
-    """An optimizer of torch reads its own counters on the CPU, for which no line of the person's waits."""
+def test_profile_ignores_counters_of_optimizer():
+    """Torch's optimizers read counters that are stored on the CPU."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), fused=False)
 
@@ -291,4 +301,4 @@ def test_counters_of_an_optimizer_are_not_waited_for():
         optimizer.step()
         optimizer.zero_grad()
 
-    assert seen(step).synchronizations == ()
+    assert profile_calls(step).synchronizations == ()

@@ -1,4 +1,4 @@
-"""How busy a device is while it works: asked in a thread that always ends with the work."""
+"""Tests of the utilization sampling in a background thread."""
 
 import sys
 import threading
@@ -8,93 +8,95 @@ import traceback
 import pytest
 
 from openmed_nb._utils.clock import use_clock
-from openmed_nb.runbook.bench.comparison import Utilization, samples_during, utilization_during
+from openmed_nb.runbook.bench.comparison import Utilization, _samples_during, _utilization_during
 
 
-def sampling_threads():
-    """Return the threads that ask and are alive."""
+def find_sampling_threads():
+    """Return the sampling threads that are alive."""
     return [thread for thread in threading.enumerate() if thread.name == "openmed_nb utilization"]
 
 
 @pytest.mark.parametrize(
     ("idle", "busy", "net"), [(0.125, 0.625, 0.5), (0.5, 0.25, 0.0), (None, 0.6, None), (0.1, None, None)]
 )
-def test_net_utilization(idle, busy, net):
-    """What the work took is the mean while it ran less the mean before, at least 0; it is not known without one of them."""
+def test_utilization_net_is_busy_minus_idle(idle, busy, net):
+    """It is at least 0, and unknown if either mean is unknown."""
     assert Utilization(idle, busy, 5).to_dict() == {"idle": idle, "busy": busy, "samples": 5, "net": net}
 
 
-def test_idle_and_busy_are_told_apart():
-    """Nothing is done while the idle mean is taken; then the work is done again and again for the busy mean."""
-    test = threading.current_thread()
-    done, begun, answers = [], [], 0
+def test_utilization_during_separates_idle_and_busy():
+    test_thread = threading.current_thread()
+    steps = []
+    phase_starts = []
+    readings = 0
 
     def read():
-        nonlocal answers
-        if threading.current_thread() is test:  # Each phase begins with a question that is not counted.
-            begun.append(len(done))
-        answers += 1
-        return (0.25, 0.75)[len(begun) - 1]
+        nonlocal readings
+        if threading.current_thread() is test_thread:  # Each phase starts with a reading that does not count.
+            phase_starts.append(len(steps))
+        readings += 1
+        return (0.25, 0.75)[len(phase_starts) - 1]
 
-    with use_clock(lambda: answers):
-        load = utilization_during(read, 6, lambda: done.append(1), interval=0.001)
+    with use_clock(lambda: readings):
+        utilization = _utilization_during(read, 6, lambda: steps.append(1), interval=0.001)
 
-    assert begun == [0, 0]
-    assert done
-    assert (load.idle, load.net) == (0.25, 0.5)
-    assert load.samples >= 5
-    assert sampling_threads() == []
-
-
-def test_nothing_is_done_without_a_reader():
-    assert utilization_during(None, 1.0, pytest.fail) == Utilization()
+    assert phase_starts == [0, 0]
+    assert steps
+    assert (utilization.idle, utilization.net) == (0.25, 0.5)
+    assert utilization.samples >= 5
+    assert find_sampling_threads() == []
 
 
-@pytest.mark.parametrize(("answer", "steps"), [(0.5, 6), (None, 12)])
-def test_slow_answers_are_waited_for(answer, steps):
-    """A device is watched until there are enough answers for a mean, at most twice as long; what cannot be read is left out."""
-    done, asked = [], []
+def test_utilization_during_without_reader_does_not_run_work():
+    assert _utilization_during(None, 1.0, pytest.fail) == Utilization()
+
+
+@pytest.mark.parametrize(("reading", "num_steps"), [(0.5, 6), (None, 12)])
+def test_samples_during_waits_for_slow_readings(reading, num_steps):
+    """Sampling takes at most twice as long. Failed readings are ignored."""
+    steps = []
+    readings = []
 
     def read():
-        asked.append(1)
-        return answer
+        readings.append(1)
+        return reading
 
     def step():
-        while len(asked) < 8:  # The answers to all questions but the last are there.
+        while len(readings) < 8:  # All readings before the last are complete.
             time.sleep(0.001)
-        done.append(1)
+        steps.append(1)
 
-    with use_clock(lambda: len(done)):
-        answers = samples_during(step, read, 6, interval=0.001)
+    with use_clock(lambda: len(steps)):
+        samples = _samples_during(step, read, 6, interval=0.001)
 
-    assert len(done) == steps
-    assert set(answers) == ({answer} - {None})
+    assert len(steps) == num_steps
+    assert set(samples) == ({reading} - {None})
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_thread_ends_with_work_that_fails(error):
+def test_samples_during_stops_thread_if_work_raises(error):
     def fail():
-        assert len(sampling_threads()) == 1
+        assert len(find_sampling_threads()) == 1
         raise error
 
     with pytest.raises(error):
-        samples_during(fail, lambda: 0.5, 1, interval=0.001)
-    assert sampling_threads() == []
+        _samples_during(fail, lambda: 0.5, 1, interval=0.001)
+    assert find_sampling_threads() == []
 
 
-def test_answer_that_comes_after_the_work_is_left_out():
-    """What was asked during the work and answered after it may be about the time after it."""
-    test, asked = threading.current_thread(), threading.Event()
+def test_samples_during_ignores_reading_after_the_work():
+    test_thread = threading.current_thread()
+    reading_started = threading.Event()
 
-    def waits_for_the_thread():
-        stack = traceback.walk_stack(sys._current_frames()[test.ident])
+    def is_joining():
+        stack = traceback.walk_stack(sys._current_frames()[test_thread.ident])
         return any(frame.f_code.co_name == "join" for frame, _line in stack)
 
     def read():
-        if threading.current_thread() is not test:
-            asked.set()
-            while not waits_for_the_thread():
+        if threading.current_thread() is not test_thread:
+            reading_started.set()
+            while not is_joining():
                 time.sleep(0.001)
         return 1.0
 
-    assert samples_during(lambda: asked.wait(60), read, 0.001, interval=0.001) == []
+    assert _samples_during(lambda: reading_started.wait(60), read, 0.001, interval=0.001) == []
