@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from ..._events.activity import LOADING, ProgressEvent
@@ -202,7 +203,7 @@ class Comparison(StepReport):
         faster_devices = [metrics for metrics in self.devices if metrics.speedup_category == FASTER]
         others_slower = all(metrics.speedup_category == SLOWER for metrics in self.devices[1:])
         default = self.devices[0] if others_slower and len(self.devices) > 1 else None
-        return max(faster_devices, key=lambda metrics: metrics.rows_per_second, default=default)
+        return max(faster_devices, key=attrgetter("rows_per_second"), default=default)
 
     @property
     def headline(self) -> str:

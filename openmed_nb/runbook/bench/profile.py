@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -239,7 +241,7 @@ class Profile(StepReport):
         if not isinstance(other, Profile):
             message = f"A profile cannot be compared with {short_type_name(other)}."
             raise ConfigurationError(message, "Pass a profile from nb.runbook.profile() or Profile.read().")
-        return ProfileDiff(*sorted((self, other), key=lambda profile: profile.created_at))
+        return ProfileDiff(*sorted((self, other), key=attrgetter("created_at")))
 
     def to_report(self) -> Report:
         """Return a report with the bottlenecks as text; measurements appear only in the HTML."""
@@ -281,7 +283,7 @@ class Profile(StepReport):
             (f"{time.operator} ({time.phase})", (time.device_seconds or 0.0) if on_gpu else time.seconds)
             for time in self.operators
         ]
-        longest = sorted(times, key=lambda time: -time[1])[:MAX_CHART_OPERATORS]
+        longest = sorted(times, key=itemgetter(1), reverse=True)[:MAX_CHART_OPERATORS]
         caption = f"Operators with the longest time on the {'GPU' if on_gpu else 'host'} per step"
         return bar_chart(caption, longest, format_milliseconds)
 
@@ -744,7 +746,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
             workload.seconds_of_steps(batches)
         workload.reach_steady_state(batches)
         notify_stage(1)
-        step_seconds = repeat_measurement(lambda: workload.seconds_of_steps(batches), steps)
+        step_seconds = repeat_measurement(partial(workload.seconds_of_steps, batches), steps)
         workload.reach_steady_state(batches)
         notify_stage(2)
         phase_times = workload.measure_phase_times(batches, steps)

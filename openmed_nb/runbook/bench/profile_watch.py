@@ -60,7 +60,7 @@ def minimal_operators(device: str) -> Workload:
             torch.nn.functional.linear(row, weight, bias)
 
     phases = ((MINIMAL_OPERATORS, launch),)
-    return Workload(MINIMAL_OPERATORS, CUSTOM_STEP, device, 1, None, lambda: itertools.repeat(None), phases)
+    return Workload(MINIMAL_OPERATORS, CUSTOM_STEP, device, 1, None, functools.partial(itertools.repeat, None), phases)
 
 
 def profile_operators(

@@ -13,8 +13,9 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, pluralize, to_plain_data
@@ -42,6 +43,9 @@ from .workloads import (
     is_token_classifier,
     make_target,
 )
+
+if TYPE_CHECKING:
+    from ...models.loading import LoadSpec
 
 DEFAULT_SECONDS = 30.0  # Approximate duration of a sweep.
 MAX_TICK_LABELS = 9  # If there are more sizes on an axis, only some of them are labeled.
@@ -130,12 +134,12 @@ class Point(JsonMixin):
 
 def fitting(points: Iterable[Point]) -> list[Point]:
     """Return the points that fit in memory, sorted by size."""
-    return sorted((point for point in points if point.fits), key=lambda point: point.rows)
+    return sorted((point for point in points if point.fits), key=attrgetter("rows"))
 
 
 def best_of(points: Iterable[Point]) -> Point | None:
     """Return the point with the highest throughput, the smallest one in a tie, or ``None`` if none fits in memory."""
-    return max(fitting(points), key=lambda point: point.speed, default=None)
+    return max(fitting(points), key=attrgetter("speed"), default=None)
 
 
 def _find_knee(points: Iterable[Point], min_gain: float = MIN_KNEE_GAIN) -> Point | None:
@@ -467,9 +471,11 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
             report = run_sweep(target, benchmark, seconds, start, min_gain, max_batch_size, first_size)
         if report.batch_tokens and not report.still_increasing:
             load_arguments = {**arguments, "device": device_name}
-            spec = None if is_model_name(model) else SESSION.models.spec_of(model.model)
+            spec: LoadSpec | None
             if is_model_name(model):
                 spec = SESSION.load_spec(model, load_arguments)[0]
+            else:
+                spec = SESSION.models.spec_of(model.model)
             if spec:
                 SESSION.save_batch_size(spec, device_name, report.batch_tokens, "nb.sweep()")
         return report
@@ -670,7 +676,7 @@ class Measurement:
         first_step_seconds = workload.seconds(batch)
         time_step = partial(workload.seconds, batch)
         repeat_measurement(time_step, min_repeats=1, max_seconds=WARM_UP_SECONDS)
-        memory, self.memory_method = _measure_step_memory(self.benchmark.device, lambda: workload.run(batch))
+        memory, self.memory_method = _measure_step_memory(self.benchmark.device, partial(workload.run, batch))
         step_seconds = time_step()
         remaining_steps = _min_steps(step_seconds) - 1
         remaining_seconds = SECONDS_PER_POINT - step_seconds

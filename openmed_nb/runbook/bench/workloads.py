@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
@@ -238,7 +239,7 @@ class Workload:
 
     def measure_phase_times(self, batches: Iterator[Any], max_steps: int, min_steps: int = 0) -> PhaseTimes:
         """Measure the time per phase over at most ``max_steps`` steps; slow steps are repeated less often."""
-        measured = repeat_measurement(lambda: self.seconds_of_phases(batches), max_steps, max(MIN_REPEATS, min_steps))
+        measured = repeat_measurement(partial(self.seconds_of_phases, batches), max_steps, max(MIN_REPEATS, min_steps))
         seconds = {name: self.average([step[name] for step in measured]) for name in measured[0]}
         return PhaseTimes(
             seconds, overlapped=self.task == ANNOTATION and parse_device_argument(self.device).is_accelerator
@@ -434,7 +435,7 @@ def _target_from_model(
         model = pipeline_from_files(spec)
         name = spec.reference.name
     return _target_from_module(
-        model.model, data, True, lambda: synthetic_labeled_batch(model, length or DEFAULT_LENGTH), name
+        model.model, data, True, partial(synthetic_labeled_batch, model, length or DEFAULT_LENGTH), name
     )
 
 
@@ -565,7 +566,7 @@ class AnnotationBenchmark:
             return [to_numpy(tensor) for tensor in outputs]
 
         phases = ((TRANSFER, transfer), (FORWARD, network.forward_on_device), (DECODE, decode))
-        return self._workload(rows, length, lambda: itertools.repeat(inputs), phases, rows * length)
+        return self._workload(rows, length, partial(itertools.repeat, inputs), phases, rows * length)
 
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload whose steps each annotate ``rows`` texts.
@@ -753,7 +754,11 @@ def _target_from_callable(model: Any, data: Any, training: bool, moved: bool) ->
     name = function_name(model)
     if not callable(data):
         check_batches(name, data, "a DataLoader, a list of batches, or a function that builds a batch of a given size")
-    return BenchmarkTarget(name, CUSTOM_STEP, lambda device: StepBenchmark(name, model, data, device, moved), data)
+
+    def build(device: str) -> StepBenchmark:
+        return StepBenchmark(name, model, data, device, moved)
+
+    return BenchmarkTarget(name, CUSTOM_STEP, build, data)
 
 
 def _target_from_module(
@@ -839,7 +844,7 @@ class ModuleBenchmark:
     def fixed_shape_workload(self, rows: int) -> Workload:
         """Return a workload over batches like the example with the given number of rows."""
         batch = _resize_batch(self.example, rows)
-        return self._workload(rows, lambda: itertools.repeat(batch), Counter())
+        return self._workload(rows, partial(itertools.repeat, batch), Counter())
 
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload over the batches of the loader, or over the example if there is no loader."""
@@ -850,7 +855,7 @@ class ModuleBenchmark:
             raise ConfigurationError("The loader sets the batch size.", "Remove batch_size.")
         loader = self.loader
         size_counts = Counter[int]()
-        return self._workload(example_rows, lambda: RepeatingLoader(loader, size_counts, model_inputs), size_counts)
+        return self._workload(example_rows, partial(RepeatingLoader, loader, size_counts, model_inputs), size_counts)
 
     def transfer(self, example: ModelInputs) -> ModelInputs:
         """Return a batch on the device; on the CPU, copy it only if the model modifies its inputs or this is unknown."""
@@ -1028,7 +1033,7 @@ class StepBenchmark:
             self.device,
             rows,
             None,
-            lambda: RepeatingLoader(batches, size_counts),
+            partial(RepeatingLoader, batches, size_counts),
             ((TRANSFER, transfer), ("step", step)) if self.moved else (("step", step),),
             batch_size_counts=Counter() if callable(self.data) else size_counts,
             row_shape=_row_shape(model_inputs(first)),
