@@ -341,9 +341,9 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
-        The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22 % faster),
-        ``speedup_category``, ``seconds``, ``rows_per_second``, ``phase_fractions``, ``phase_times.dominant_phase``, and
-        ``utilization`` in [0, 1] without idle load, or ``None`` if it cannot be read. ``findings`` describes the results.
+        The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22 % faster), and
+        ``speedup_category``. It also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
+        ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read. ``findings`` describes the results.
         The text form contains no times.
 
     Raises:
@@ -355,8 +355,9 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     to 1.4 times faster on the CPU than with the batches for MPS (notes and sentences, one core).
 
     Models are loaded for the comparison and released afterwards. The session, your model and the random number generators are
-    not changed. Hooks of your model run in its copies. The utilization covers all processes: it is read once a second from
-    ``ioreg`` on a Mac, from ``nvidia-smi`` on CUDA, and from psutil for the CPU. It is not read while MPS is simulated.
+    not changed. Hooks of your model run in its copies. The utilization covers all processes. It is read once
+    a second from ``ioreg`` on a Mac, from ``nvidia-smi`` on CUDA, and from psutil for the CPU. It is not read while MPS is
+    simulated.
 
     Example:
         >>> import torch

@@ -48,17 +48,18 @@ SYNCHRONIZATION = "synchronization"
 TINY_BATCH = "tiny batch"
 FALLBACK = "fallback"
 
-# A batch is tiny if kernels run on the GPU for less than this fraction of a step: the GPU mostly waits for the next launch.
-# Measured on an H200 with BERT-base and rows of 128 tokens: the threshold is crossed at 1 or 2 rows in forward passes and at
-# about 8 rows in training steps. Below it, twice the rows took no more time.
+# A batch is tiny if kernels run on the GPU for less than this fraction of a step, so that the GPU mostly waits for launches.
+# Measured on an H200 with BERT-base and rows of 128 tokens. Forward passes cross the threshold at 1 or 2 rows, and training
+# steps at about 8 rows. Below it, twice the rows took no more time.
 MIN_KERNEL_FRACTION = 0.5
 
 # If torch's profiler records no kernels, a batch is tiny if launch overhead takes more than this fraction of a step. The
-# overhead is measured with operators on minimal inputs, interleaved with the steps, because it varies: 25 to 110 microseconds
-# per operator on MPS (pytorch#82707), and 3 to 7 on one CPU within minutes. Measured in forward passes and training steps of
-# linear layers, convolutions, elementwise functions and transformers with 1 to 4096 rows. On the CPU (67 cases), twice the rows
-# take 1.1 times as long (median) above the threshold, and 1.8 times below it. On an H200, counted as on MPS, the fraction is
-# above the threshold in all 77 cases in which kernels run for less than half of a step, and in 8 of 12 other cases.
+# overhead is measured with operators on minimal inputs, interleaved with the steps, because it varies. It is 25 to 110
+# microseconds per operator on MPS (pytorch#82707), and 3 to 7 on one CPU within minutes.
+# Measured in forward passes and training steps of linear layers, convolutions, elementwise functions and transformers with 1 to
+# 4096 rows. On the CPU (67 cases), twice the rows take 1.1 times as long (median) above the threshold, and 1.8 times below it.
+# On an H200, with the overhead determined as on MPS, the fraction is above the threshold in all 77 cases with a kernel fraction
+# below one half, and in 8 of 12 other cases.
 MAX_LAUNCH_FRACTION = 0.5
 
 # Remedies for a wait, by its reason.
@@ -648,7 +649,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         paths and no text content.
 
     Raises:
-        ConfigurationError: If the model, the data or a number is invalid, if a file cannot be written, if torch does not
+        ConfigurationError: If the model, the data or a number is invalid, or if a file cannot be written. Also if torch does not
             support signposts or captures on the device, or if another torch profiler is active.
         ModelError: If the model cannot be loaded.
         DeviceError: If the device is unavailable or a batch does not fit in its memory.

@@ -191,8 +191,8 @@ def trace_steps(
     """Trace the calls of some steps.
 
     Returns:
-        Number of operators that compute per step, the calls that wait for the device with the most frequent first, and the
-        operators that fell back from MPS to the CPU.
+        Number of operators that compute per step; calls that wait for the device, the most frequent first; and operators that
+        fell back from MPS to the CPU.
     """
     recorder = StepRecorder(device_type(workload.device))
     has_fallbacks = parse_device_argument(recorder.device).has_fallbacks

@@ -404,8 +404,8 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
 ) -> SweepReport:
     """Find the batch size at the knee of the throughput curve on a device, and measure the memory of each size.
 
-    The batch size is doubled until two doublings in a row improve throughput too little, until memory is expected to come near
-    its limit, or until a batch does not fit. Then sizes around the best are bisected, and those near the best are measured
+    The batch size is doubled until two doublings in a row improve throughput too little. Doubling also ends if memory is expected
+    to come near its limit, or if a batch does not fit. Then sizes around the best are bisected, and those near the best are measured
     again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not timed.
 
     Args:
@@ -427,10 +427,11 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
-        The report. It has ``knee``, a number of rows, or ``None`` if not even one row fits or a single size was measured;
-        ``batch_tokens``, the knee in tokens for annotation with ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``;
-        ``knee_reason``, a sentence; ``points``, with ``rows``, ``throughput`` in rows per second, its quartiles ``spread``,
-        ``memory`` in bytes, ``first_step_seconds`` and ``fits``; ``limit`` in bytes; and ``plot()``. The text form contains no
+        The report. Its ``knee`` is a number of rows, or ``None`` if not even one row fits or a single size was measured.
+        ``batch_tokens`` is the knee in tokens for annotation: ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``.
+        ``knee_reason`` explains the knee in a sentence. ``points`` have ``rows``, ``throughput`` in rows per second, its
+        quartiles ``spread``, ``memory`` in bytes, ``first_step_seconds`` and ``fits``. ``limit`` is the memory limit in bytes.
+        ``plot()`` draws the curves. The text form contains no
         measurement except the knee.
 
     Raises:
@@ -533,8 +534,8 @@ class KneeSearch:
     """Search for the batch sizes to measure.
 
     Attributes:
-        stop_check: Function that returns the stop code for a number of rows after the points so far, or an empty string if
-            this number may be measured.
+        stop_check: Function that receives a number of rows and the points so far. It returns a stop code, or an empty string if
+            this number of rows may be measured.
         remeasure: Function that measures points again in interleaved rounds, before they end the search.
         min_gain: Minimum relative gain in throughput that justifies a larger batch.
         max_rows: Maximum number of rows, or ``None`` for no limit.
@@ -835,7 +836,7 @@ def _expected_memory(points: Sequence[Point], rows: int) -> int | None:
     """Predict the memory in bytes for a larger number of rows from the measured points, or return ``None`` without points.
 
     With one point, memory is assumed to be proportional to the rows. With two points, it is extrapolated linearly. If the slope
-    increases over the last three points, as for a matrix over all rows, it is extrapolated further, by at most a factor of two.
+    increases over the last three points, as for a matrix over all rows, the increase is extrapolated, by at most a factor of two.
 
     Example:
         >>> _expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)

@@ -153,8 +153,10 @@ class CodeLocation(JsonMixin):
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
 
 
-# Why a call waits: the host reads values from the device ("read"), the batch is copied to the device before the step has
-# launched work there ("batch"), or a later copy waits for all work that the step has launched so far ("copy").
+# Why a call waits.
+# - "read": The host reads values from the device.
+# - "batch": The batch is copied to the device before the step has launched work there.
+# - "copy": A later copy to the device waits for all work that the step has launched so far.
 Reason = Literal["read", "batch", "copy"]
 
 
@@ -166,8 +168,7 @@ class Synchronization(JsonMixin):
         call: Text of the call, such as ``".item()"``.
         place: Location of the call.
         count: Number of calls per step.
-        reason: ``"read"`` if the host reads values, ``"batch"`` for a copy to the device before the step has launched work
-            there, ``"copy"`` for a later copy to the device.
+        reason: Why the call waits, see :data:`Reason`.
     """
 
     call: str
@@ -220,8 +221,8 @@ def median_interval(values: Sequence[float]) -> Interval:
     """Return the median of at least :data:`MIN_VALUES` values with its narrowest confidence interval of at least 95 %.
 
     The interval is nonparametric. Of n sorted values, the k-th smallest and the k-th largest enclose the population median
-    with probability 1 - 2 B(k - 1; n, 1/2), where B is the cumulative binomial distribution (Thompson 1936; Conover,
-    Practical Nonparametric Statistics, 3.2).
+    with probability 1 - 2 B(k - 1; n, 1/2). B is the cumulative binomial distribution (Thompson 1936; Conover, Practical
+    Nonparametric Statistics, 3.2).
 
     Example:
         >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])

@@ -183,7 +183,8 @@ class Workload:
         """Restore the state of a long run after a pause, in which loader workers prefetch batches.
 
         The prefetched batches are discarded without a step. Otherwise a loader that is slightly slower than the device would
-        still hold some of them, and the next steps would not wait as they do in a long run. Then each worker yields one batch.
+        still hold some of them. The next steps would then not wait as they do in a long run. Finally, each worker yields one
+        batch.
         """
         self.drain_prefetched(batches)
         for _ in range(self.workers):
@@ -571,8 +572,8 @@ class AnnotationBenchmark:
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload whose steps each annotate ``rows`` texts.
 
-        If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows,
-        so that texts of similar length form one batch. If ``None``, the budget of the annotator applies.
+        If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows.
+        Texts of similar length then form one batch. If ``None``, the budget of the annotator applies.
         """
         budget = self.annotator.budget
         if rows is not None:
@@ -1140,6 +1141,6 @@ def _batch_size_of(batch: Any) -> int:
     return next((int(tensor.shape[0]) for _, tensor in named_tensors(batch) if tensor.dim()), 1)
 
 
-# A model or a function on a device. It has a workload with batches of one shape that are ready in host memory
-# (``fixed_shape_workload``), and one with real data that are tokenized or loaded (``data_workload``).
+# A model or a function on a device. Its ``fixed_shape_workload`` has batches of one shape that are ready in host memory. Its
+# ``data_workload`` tokenizes texts or loads batches.
 Benchmark = AnnotationBenchmark | ModuleBenchmark | StepBenchmark
