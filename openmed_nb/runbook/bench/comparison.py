@@ -343,8 +343,8 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     Returns:
         The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22 % faster), and
         ``speedup_category``. It also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
-        ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read. ``findings`` describes the results.
-        The text form contains no times.
+        ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
+        ``findings`` describes the results. The text form contains no times.
 
     Raises:
         ConfigurationError: If the data or a number is invalid.
@@ -444,7 +444,9 @@ def _run_comparison(
         _device_metrics(workload, name, trials, phase_times[name], utilizations.get(name, Utilization()))
         for name, workload in workloads.items()
     )
-    return Comparison(**baseline.facts, devices=metrics, rounds=len(trials[CPU]), batch_tokens=baseline.batch_tokens)
+    return Comparison(
+        **baseline.report_fields, devices=metrics, rounds=len(trials[CPU]), batch_tokens=baseline.batch_tokens
+    )
 
 
 def _device_metrics(
@@ -462,7 +464,7 @@ def _device_metrics(
         device,
         median,
         (low, high),
-        workload.usual_rows,
+        workload.median_rows,
         phase_times,
         None if device == CPU else median_interval(ratios),
         utilization,
@@ -486,7 +488,7 @@ def _time_interleaved(
 
         def run_trial(device: str) -> float:
             workloads[device].reach_steady_state(batches[device])
-            return workloads[device].seconds_of_steps(batches[device], steps)
+            return workloads[device].time_steps(batches[device], steps)
 
         model = next(iter(workloads.values())).name
         suffix = "" if len(workloads) > 1 else ", CPU only"
@@ -499,7 +501,7 @@ def _time_interleaved(
 
 def _warm_up(workload: Workload, batches: Iterator[Any]) -> float:
     """Run the first steps and return the duration of the last step in seconds."""
-    return [workload.seconds_of_steps(batches) for _ in range(WARM_UP_STEPS)][-1]
+    return [workload.time_steps(batches) for _ in range(WARM_UP_STEPS)][-1]
 
 
 def _steps_per_trial(step_seconds: Collection[float], workers: int) -> int:

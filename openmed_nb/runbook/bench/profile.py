@@ -48,7 +48,7 @@ SYNCHRONIZATION = "synchronization"
 TINY_BATCH = "tiny batch"
 FALLBACK = "fallback"
 
-# A batch is tiny if kernels run on the GPU for less than this fraction of a step, so that the GPU mostly waits for launches.
+# A batch is tiny if kernels run on the GPU for less than this fraction of a step. The GPU then mostly waits for launches.
 # Measured on an H200 with BERT-base and rows of 128 tokens. Forward passes cross the threshold at 1 or 2 rows, and training
 # steps at about 8 rows. Below it, twice the rows took no more time.
 MIN_KERNEL_FRACTION = 0.5
@@ -58,8 +58,8 @@ MIN_KERNEL_FRACTION = 0.5
 # microseconds per operator on MPS (pytorch#82707), and 3 to 7 on one CPU within minutes.
 # Measured in forward passes and training steps of linear layers, convolutions, elementwise functions and transformers with 1 to
 # 4096 rows. On the CPU (67 cases), twice the rows take 1.1 times as long (median) above the threshold, and 1.8 times below it.
-# On an H200, with the overhead determined as on MPS, the fraction is above the threshold in all 77 cases with a kernel fraction
-# below one half, and in 8 of 12 other cases.
+# On an H200, the overhead was determined as on MPS. The fraction is above the threshold in all 77 cases with a kernel fraction
+# below one half. It is also above the threshold in 8 of 12 other cases.
 MAX_LAUNCH_FRACTION = 0.5
 
 # Remedies for a wait, by its reason.
@@ -744,10 +744,10 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     with workload.open_batches() as batches:
         batch = next(batches)
         for _ in range(warm_up):
-            workload.seconds_of_steps(batches)
+            workload.time_steps(batches)
         workload.reach_steady_state(batches)
         notify_stage(1)
-        step_seconds = repeat_measurement(partial(workload.seconds_of_steps, batches), steps)
+        step_seconds = repeat_measurement(partial(workload.time_steps, batches), steps)
         workload.reach_steady_state(batches)
         notify_stage(2)
         phase_times = workload.measure_phase_times(batches, steps)
@@ -772,9 +772,9 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     if parsed_device.is_accelerator and not parsed_device.profiler_times_kernels:
         launch_seconds = operators_per_step * statistics.median(minimal_seconds) / NUM_MINIMAL_OPERATORS
     return Profile(
-        **workload.facts,
+        **workload.report_fields,
         device=device,
-        rows=workload.usual_rows,
+        rows=workload.median_rows,
         steps=steps,
         warm_up=warm_up,
         seconds=statistics.median(step_seconds),

@@ -404,9 +404,9 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
 ) -> SweepReport:
     """Find the batch size at the knee of the throughput curve on a device, and measure the memory of each size.
 
-    The batch size is doubled until two doublings in a row improve throughput too little. Doubling also ends if memory is expected
-    to come near its limit, or if a batch does not fit. Then sizes around the best are bisected, and those near the best are measured
-    again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not timed.
+    The batch size is doubled until two doublings in a row improve throughput too little. Doubling also ends if memory is
+    expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected, and those near the
+    best are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not timed.
 
     Args:
         model: Name of a model, a pipeline from :func:`load_pipeline`, a torch module, or a custom function that runs a step
@@ -513,9 +513,9 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     if len(search.points) == 1 and search.stop_code in {LARGEST, TIME}:
         knee = None
     workload = measurement.last_workload
-    default_facts = {"name": target.name, "task": target.task, "simulated": is_mps_simulated()}
+    default_fields = {"name": target.name, "task": target.task, "simulated": is_mps_simulated()}
     return SweepReport(
-        **(workload.facts if workload else default_facts),
+        **(workload.report_fields if workload else default_fields),
         device=device,
         points=search.measured_points,
         remeasured_points=tuple(near_best),
@@ -836,7 +836,7 @@ def _expected_memory(points: Sequence[Point], rows: int) -> int | None:
     """Predict the memory in bytes for a larger number of rows from the measured points, or return ``None`` without points.
 
     With one point, memory is assumed to be proportional to the rows. With two points, it is extrapolated linearly. If the slope
-    increases over the last three points, as for a matrix over all rows, the increase is extrapolated, by at most a factor of two.
+    increases over the last three points, as for a matrix over all rows, the increase continues, up to a factor of two.
 
     Example:
         >>> _expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)

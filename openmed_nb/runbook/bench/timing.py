@@ -24,7 +24,8 @@ DECODE = "decode"
 # A phase dominates if it takes more than this fraction of a step. Speeding up the other phases cannot halve the step then.
 DOMINANT_FRACTION = 0.5
 
-# A data loader is slow if a step waits for it for more than this fraction of its time. Without the wait, throughput is a third higher.
+# A data loader is slow if a step waits for it for more than this fraction of its time. Without the wait, throughput is a third
+# higher.
 MAX_DATA_FRACTION = 0.25
 
 # Remedies for the phases that should not dominate.

@@ -152,7 +152,7 @@ class Workload:
     row_shape: str | None = None
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def report_fields(self) -> dict[str, Any]:
         """Values of the fields of :class:`StepReport`."""
         return {
             "name": self.name,
@@ -214,7 +214,7 @@ class Workload:
             self.run(batch)
             return current_time() - start
 
-    def seconds_of_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
+    def time_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
         """Return the mean duration of consecutive steps at full speed in seconds, including their data."""
         total = 0.0
         for _ in range(steps):
@@ -222,7 +222,7 @@ class Workload:
             total += data_seconds + self.seconds(batch)
         return total / steps
 
-    def seconds_of_phases(self, batches: Iterator[Any]) -> dict[str, float]:
+    def time_phases(self, batches: Iterator[Any]) -> dict[str, float]:
         """Run a step with the next batch and return the duration of each phase in seconds.
 
         The device is synchronized after each phase.
@@ -240,7 +240,7 @@ class Workload:
 
     def measure_phase_times(self, batches: Iterator[Any], max_steps: int, min_steps: int = 0) -> PhaseTimes:
         """Measure the time per phase over at most ``max_steps`` steps; slow steps are repeated less often."""
-        measured = repeat_measurement(partial(self.seconds_of_phases, batches), max_steps, max(MIN_REPEATS, min_steps))
+        measured = repeat_measurement(partial(self.time_phases, batches), max_steps, max(MIN_REPEATS, min_steps))
         seconds = {name: self.average([step[name] for step in measured]) for name in measured[0]}
         return PhaseTimes(
             seconds, overlapped=self.task == ANNOTATION and parse_device_argument(self.device).is_accelerator
@@ -256,7 +256,7 @@ class Workload:
         return statistics.median if self.task == ANNOTATION else statistics.fmean
 
     @property
-    def usual_rows(self) -> int:
+    def median_rows(self) -> int:
         """Median number of rows per batch."""
         return statistics.median_low(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
 

@@ -174,7 +174,7 @@ def test_compare_out_of_memory_raises_error_with_remedy():
         ),
         ({"seconds": 0}, ConfigurationError, 0),
         *(({"devices": devices}, DeviceError, "'mps'") for devices in (["mps"], "mps")),
-        *(({"devices": devices}, ConfigurationError, "float has no device") for devices in ([0.5], 0.5)),
+        *(({"devices": devices}, ConfigurationError, "float") for devices in ([0.5], 0.5)),
         ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
         ({"data": [None], "devices": "cpu"}, InvalidTextError, "NoneType"),
     ],

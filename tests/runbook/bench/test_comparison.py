@@ -96,7 +96,7 @@ DATA_FRACTIONS = [
 class PrecomputedWorkload(Workload):
     """Workload whose batches contain the seconds of their phases."""
 
-    def seconds_of_phases(self, batches):
+    def time_phases(self, batches):
         """Return the next batch."""
         return next(batches)
 

