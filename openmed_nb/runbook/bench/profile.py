@@ -729,7 +729,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     from .profile_watch import (
         MAX_TRACED_STEPS,
         NUM_MINIMAL_OPERATORS,
-        minimal_operators,
+        build_minimal_workload,
         profile_operators,
         sum_operators,
         trace_steps,
@@ -740,7 +740,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
 
     notify_stage(0)
     parsed_device = parse_device_argument(device)
-    minimal_workload = minimal_operators(device)
+    minimal_workload = build_minimal_workload(device)
     with workload.open_batches() as batches:
         batch = next(batches)
         for _ in range(warm_up):

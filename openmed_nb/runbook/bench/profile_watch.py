@@ -46,7 +46,7 @@ MINIMAL_OPERATORS = "minimal operators"
 NUM_MINIMAL_OPERATORS = 20
 
 
-def minimal_operators(device: str) -> Workload:
+def build_minimal_workload(device: str) -> Workload:
     """Return a workload of linear layers on single numbers.
 
     Models consist mostly of linear layers, and their launch overhead is among the highest.
@@ -93,10 +93,12 @@ def profile_operators(
                 interleaved.run(None, phase_range)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    return _operator_times(profiler.events(), steps, parse_device_argument(workload.device).profiler_times_kernels)
+    return _aggregate_operator_times(
+        profiler.events(), steps, parse_device_argument(workload.device).profiler_times_kernels
+    )
 
 
-def _operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tuple[OperatorTime, ...]:
+def _aggregate_operator_times(events: Iterable[Any], steps: int, records_device: bool) -> tuple[OperatorTime, ...]:
     """Return the time per operator and phase from the events of torch's profiler, sorted by descending time.
 
     A backward pass on a GPU runs in its own thread, so that only timestamps assign operators to phases.
@@ -108,7 +110,7 @@ def _operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tup
     Args:
         events: Events of ``torch.profiler.profile.events``.
         steps: Number of profiled steps.
-        sees_device: Whether the profiler records kernels on the device.
+        records_device: Whether the profiler records kernels on the device.
     """
     phase = ""
     phase_end = 0.0
@@ -146,15 +148,15 @@ def _operator_times(events: Iterable[Any], steps: int, sees_device: bool) -> tup
             launch_seconds = sum(min(launch_seconds_per_call, median) * count for median, count in medians) / steps
         times.append(
             OperatorTime(
-                name,
-                phase,
+                operator=name,
+                phase=phase,
                 count=sum(count for _, count in medians) / steps,
                 seconds=sum(median * count for median, count in medians) / steps,
-                device_seconds=device_seconds[name, phase] / steps if sees_device else None,
+                device_seconds=device_seconds[name, phase] / steps if records_device else None,
                 launch_seconds=launch_seconds,
             )
         )
-    sort_field = "device_seconds" if sees_device else "seconds"
+    sort_field = "device_seconds" if records_device else "seconds"
     return tuple(sorted(times, key=lambda time: (-getattr(time, sort_field), time.operator, time.phase)))
 
 
@@ -392,7 +394,7 @@ def _index_parts(arguments: Sequence[Any]) -> Sequence[Any]:
 
 
 # Owners of code files. Python's own code includes modules such as ``logging``.
-USER_CODE = "own"
+USER_CODE = "user"
 LIBRARY = "library"
 TORCH = "torch"
 PYTHON = "python"
@@ -438,7 +440,7 @@ def _code_owner(file: str) -> str:
     Example:
         >>> import logging
         >>> _code_owner(logging.__file__), _code_owner(torch.nn.__file__), _code_owner("/home/a/study/train.py")
-        ('python', 'torch', 'own')
+        ('python', 'torch', 'user')
         >>> _code_owner("/usr/lib/python3/dist-packages/tqdm/std.py"), _code_owner(__file__)
         ('library', 'library')
     """

@@ -10,12 +10,12 @@ import gc
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, pluralize, to_plain_data
@@ -61,15 +61,16 @@ MIN_KNEE_GAIN = 0.03
 NEAR_BEST_FRACTION = 0.10
 
 # Stop codes: larger batches do not improve throughput, would come near the memory limit, do not fit, exceed the requested
-# maximum, or take too long.
-THROUGHPUT = "throughput"
-MEMORY = "memory"
-OUT_OF_MEMORY = "out of memory"
-LARGEST = "largest"
-TIME = "time"
+# maximum, or take too long. An empty string means that the search may continue.
+StopCode = Literal["", "throughput", "memory", "out of memory", "largest", "time"]
+THROUGHPUT: Final = "throughput"
+MEMORY: Final = "memory"
+OUT_OF_MEMORY: Final = "out of memory"
+LARGEST: Final = "largest"
+TIME: Final = "time"
 
 # Sentences for the stop codes, with placeholders for the largest size that fits and the memory limit.
-STOP_MESSAGES = {
+STOP_MESSAGES: Mapping[StopCode, str] = {
     THROUGHPUT: "Batch sizes up to {rows} gave too little improvement, so larger ones were not tried.",
     MEMORY: "A batch of more than {rows} is expected to come too close to the memory limit of {limit}.",
     OUT_OF_MEMORY: "Batches up to {rows} fit; a larger batch ran out of memory.",
@@ -78,7 +79,7 @@ STOP_MESSAGES = {
 }
 
 # Reasons why no larger size was measured although throughput is still increasing, without numbers.
-STILL_INCREASING_MESSAGES = {
+STILL_INCREASING_MESSAGES: Mapping[StopCode, str] = {
     MEMORY: "larger batches were not tried because of the memory limit",
     OUT_OF_MEMORY: "larger batches do not fit in memory",
     LARGEST: "larger batches were not requested",
@@ -194,7 +195,7 @@ class SweepReport(StepReport):
     points: tuple[Point, ...]
     remeasured_points: tuple[Point, ...] = ()
     knee: int | None = None
-    stop_code: str = ""
+    stop_code: StopCode = ""
     limit: int | None = None
     method: str = ""
     min_gain: float = MIN_KNEE_GAIN
@@ -544,13 +545,13 @@ class KneeSearch:
         stop_code: Why the doubling ended.
     """
 
-    stop_check: Callable[[int, Sequence[Point]], str]
+    stop_check: Callable[[int, Sequence[Point]], StopCode]
     remeasure: Callable[[Sequence[Point]], Sequence[Point]]
     min_gain: float = MIN_KNEE_GAIN
     max_rows: int | None = None
     min_rows: int = 1
     points: dict[int, Point] = field(default_factory=dict)
-    stop_code: str = ""
+    stop_code: StopCode = ""
 
     @property
     def measured_points(self) -> tuple[Point, ...]:
@@ -686,7 +687,7 @@ class Measurement:
             [step_seconds, *more_seconds]
         )
 
-    def stop_reason(self, rows: int, points: Sequence[Point]) -> str:
+    def stop_reason(self, rows: int, points: Sequence[Point]) -> StopCode:
         """Return the stop code for a number of rows, or an empty string if it may be measured.
 
         The reasons are the memory that the batch is expected to use, and the time that its measurement is expected to take.

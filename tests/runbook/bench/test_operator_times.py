@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openmed_nb.runbook.bench.profile_watch import _operator_times, sum_operators
+from openmed_nb.runbook.bench.profile_watch import _aggregate_operator_times, sum_operators
 
 
 def make_event(name, span, host=0, device=0, device_type="CPU"):
@@ -35,19 +35,19 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("sees_device", [True, False])
-def test_operator_times_sum_by_phase(sees_device):
+@pytest.mark.parametrize("records_device", [True, False])
+def test_operator_times_sum_by_phase(records_device):
     """Phase ranges, kernels and driver calls are not operators."""
-    times = _operator_times(EVENTS, 2, sees_device)
+    times = _aggregate_operator_times(EVENTS, 2, records_device)
     by_phase = {(time.operator, time.phase): (time.count, time.seconds, time.device_seconds) for time in times}
 
     assert by_phase == {
-        ("aten::addmm", "forward"): (1.0, pytest.approx(15e-6), pytest.approx(200e-6) if sees_device else None),
-        ("aten::addmm", "backward"): (0.5, pytest.approx(10e-6), pytest.approx(300e-6) if sees_device else None),
-        ("aten::t", "forward"): (0.5, pytest.approx(5e-7), 0 if sees_device else None),
-        ("aten::zeros", ""): (0.5, pytest.approx(2e-6), 0 if sees_device else None),
+        ("aten::addmm", "forward"): (1.0, pytest.approx(15e-6), pytest.approx(200e-6) if records_device else None),
+        ("aten::addmm", "backward"): (0.5, pytest.approx(10e-6), pytest.approx(300e-6) if records_device else None),
+        ("aten::t", "forward"): (0.5, pytest.approx(5e-7), 0 if records_device else None),
+        ("aten::zeros", ""): (0.5, pytest.approx(2e-6), 0 if records_device else None),
     }
-    assert times[0].phase == ("backward" if sees_device else "forward")
+    assert times[0].phase == ("backward" if records_device else "forward")
 
 
 def make_step_events(*steps, minimal=None):
@@ -68,8 +68,8 @@ def make_step_events(*steps, minimal=None):
 
 def test_operator_times_use_median_of_steps():
     """Steps in which the system suspended the process do not affect the times."""
-    quiet = _operator_times(make_step_events([4, 20], [4, 20], [4, 20]), 3, sees_device=False)
-    suspended = _operator_times(make_step_events([4000, 20], [4, 9000], [4, 20]), 3, sees_device=False)
+    quiet = _aggregate_operator_times(make_step_events([4, 20], [4, 20], [4, 20]), 3, records_device=False)
+    suspended = _aggregate_operator_times(make_step_events([4000, 20], [4, 9000], [4, 20]), 3, records_device=False)
 
     assert [(time.operator, time.count) for time in quiet] == [("aten::stack", 1.0), ("aten::addmm", 2.0)]
     assert quiet[1].seconds == pytest.approx(24e-6)
@@ -77,7 +77,7 @@ def test_operator_times_use_median_of_steps():
 
 
 def test_operator_times_weight_calls_by_number_of_steps():
-    (_data, addmm) = _operator_times(make_step_events([6], [6, 30], [6], [6, 50]), 4, sees_device=False)
+    (_data, addmm) = _aggregate_operator_times(make_step_events([6], [6, 30], [6], [6, 50]), 4, records_device=False)
 
     assert (addmm.count, addmm.seconds) == (1.5, pytest.approx((4 * 6 + 2 * 40) / 4 * 1e-6))
 
@@ -86,7 +86,7 @@ def test_launch_seconds_are_those_of_minimal_operators():
     """Each call counts the longest median of the minimal operators, and at most its own time."""
     events = make_step_events([4, 20], [4, 20], [4, 20], minimal=6.0)
     events[-1].self_cpu_time_total = 5000
-    times = _operator_times(events, 3, sees_device=False)
+    times = _aggregate_operator_times(events, 3, records_device=False)
 
     assert {time.phase for time in times} == {"data", "forward"}
     assert (times[1].seconds, times[1].launch_seconds) == (pytest.approx(24e-6), pytest.approx(10e-6))
@@ -97,7 +97,7 @@ def test_launch_seconds_are_those_of_minimal_operators():
 
 
 def test_launch_seconds_are_unknown_without_minimal_operators():
-    times = _operator_times(make_step_events([4, 20]), 1, sees_device=False)
+    times = _aggregate_operator_times(make_step_events([4, 20]), 1, records_device=False)
 
     assert [time.launch_seconds for time in times] == [None, None]
     assert sum_operators(times, "launch_seconds") is None

@@ -72,7 +72,7 @@ REORDERED = make_operators(gelu=0.04, addmm=0.035, softmax=0.03, add=0.001)
     ],
 )
 def test_stopping_rule(second, status, evidence):
-    """It applies if the slowest operators and the step time are unchanged after a week or more."""
+    """The rule applies if the slowest operators and the step time are unchanged after a week or more."""
     diff = FIRST.diff(second)
 
     assert diff.findings[-1].status == status

@@ -72,7 +72,7 @@ CURVES = {
 
 @pytest.mark.parametrize(("curve", "max_knee"), CURVES.values(), ids=CURVES)
 def test_knee_is_near_best_throughput(synthetic_device, curve, max_knee):
-    """It has at least 95 % of the best throughput, even with noise, and is not larger than necessary."""
+    """The knee has at least 95 % of the best throughput, even with noise, and is not larger than necessary."""
     devices = [synthetic_device(curve, noise=0.02, seed=seed) for seed in range(5)]
     assert synthetic_device(curve).find_knee() <= max_knee
     for device in (synthetic_device(curve), *devices):
@@ -172,7 +172,7 @@ def test_expected_memory(sizes, rows, expected):
 
 
 def test_peak_memory_on_cpu_counts_live_tensors(monkeypatch, capfd):
-    """It includes backward passes, prints nothing, and does not use torch's legacy profiler."""
+    """The peak includes backward passes, prints nothing, and does not use torch's legacy profiler."""
     for name in ("_enable_profiler_legacy", "_disable_profiler_legacy"):
         monkeypatch.delattr(torch.autograd, name, raising=False)
     weight = torch.ones(MEGABYTE // 4, device="cpu", requires_grad=True)
@@ -210,7 +210,7 @@ def test_peak_memory_on_mps_is_from_allocator():
 
 
 def test_memory_limit_of_devices():
-    """On the CPU, it is the available memory of the system. On all GPUs, the same fraction stays free."""
+    """On the CPU, the limit is the available memory of the system. On all GPUs, the same fraction stays free."""
     assert 0 < memory_limit("cpu", 0.5) == pytest.approx(_available_memory(), rel=0.3)
     assert (
         parse_device_argument("mps").headroom == parse_device_argument("cuda").headroom == 1 - HEADROOM_FRACTION == 0.9

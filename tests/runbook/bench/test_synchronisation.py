@@ -243,9 +243,9 @@ def test_code_owner_of_files():
         torch.nn.functional.__file__: "torch",
         transformers.__file__: "library",
         Synchronization.__init__.__globals__.get("__file__", _find_code_location.__code__.co_filename): "library",
-        __file__: "own",
-        "<stdin>": "own",
-        "/home/a/site/train.py": "own",
+        __file__: "user",
+        "<stdin>": "user",
+        "/home/a/site/train.py": "user",
     }
 
     assert {file: _code_owner(file) for file in owners} == owners
@@ -277,7 +277,7 @@ def test_display_filename_of_notebook_cell():
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
     )
 
-    assert process.stdout.strip() == "Cell In[2] own"
+    assert process.stdout.strip() == "Cell In[2] user"
 
 
 def test_trace_calls_removes_modes_after_error():

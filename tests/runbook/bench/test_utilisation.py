@@ -20,7 +20,7 @@ def find_sampling_threads():
     ("idle", "busy", "net"), [(0.125, 0.625, 0.5), (0.5, 0.25, 0.0), (None, 0.6, None), (0.1, None, None)]
 )
 def test_utilization_net_is_busy_minus_idle(idle, busy, net):
-    """It is at least 0, and unknown if either mean is unknown."""
+    """The net utilization is at least 0, and unknown if either mean is unknown."""
     assert Utilization(idle, busy, 5).to_dict() == {"idle": idle, "busy": busy, "samples": 5, "net": net}
 
 

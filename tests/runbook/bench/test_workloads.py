@@ -298,7 +298,7 @@ class TestStepFunction:
             make_target(sum_batch, [EXAMPLE]).build("cpu").fixed_shape_workload(4)
 
     def test_rows_may_be_second_dimension(self):
-        """A batch without tensors is accepted, too."""
+        """A batch without tensors is also accepted."""
         for batch in (torch.ones(4, 2), torch.ones(9, 2), torch.ones(3, 4, 2), {"ids": [1]}):
             workload = make_target(len, lambda _rows, batch=batch: batch).build("cpu").fixed_shape_workload(4)
             assert run_steps(workload, 1) == [len(batch)]
@@ -400,7 +400,7 @@ class TestLoader:
         assert 20 < metrics.mean_rows < 30
 
     def test_worker_startup_is_excluded(self):
-        """Persistent workers have no startup, and with one batch per pass it is part of the data."""
+        """Persistent workers do not restart. With one batch per pass, the startup is part of the data phase."""
         for count, persistent, num_startups in ((3, False, 2), (3, True, 0), (1, False, 0)):
             batches = RepeatingLoader(StubLoader(count, persistent), Counter())
             startup_seconds = [batches.worker_startup_seconds for _ in itertools.islice(batches, 7)]
