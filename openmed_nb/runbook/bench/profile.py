@@ -765,12 +765,12 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
             with profilers.metal_capture(capture_name):
                 workload.run(batch)
         notify_stage(5)
-        operators_per_step, synchronizations, fallbacks = trace_steps(workload, batches)
+        step_trace = trace_steps(workload, batches)
     notify_stage(NUM_STAGES)
     compute_seconds, minimal_seconds = zip(*interleaved_seconds, strict=True)
     launch_seconds = sum_operators(operators, "launch_seconds")
     if parsed_device.is_accelerator and not parsed_device.profiler_times_kernels:
-        launch_seconds = operators_per_step * statistics.median(minimal_seconds) / NUM_MINIMAL_OPERATORS
+        launch_seconds = step_trace.operators_per_step * statistics.median(minimal_seconds) / NUM_MINIMAL_OPERATORS
     return Profile(
         **workload.report_fields,
         device=device,
@@ -782,10 +782,10 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         data_only=workload.average(data_seconds),
         compute_only=statistics.median(compute_seconds),
         operators=operators[:MAX_OPERATORS],
-        operators_per_step=operators_per_step,
+        operators_per_step=step_trace.operators_per_step,
         device_seconds=sum_operators(operators, "device_seconds", with_data=True),
-        synchronizations=synchronizations,
-        fallbacks=fallbacks,
+        synchronizations=step_trace.synchronizations,
+        fallbacks=step_trace.fallbacks,
         traced_steps=MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
         operator_seconds=None if parsed_device.is_accelerator else (sum_operators(operators, "seconds") or 0.0),

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -187,15 +187,22 @@ def sum_operators(times: Sequence[OperatorTime], name: str, with_data: bool = Fa
 MAX_TRACED_STEPS = 3
 
 
-def trace_steps(
-    workload: Workload, batches: Iterator[Any]
-) -> tuple[float, tuple[Synchronization, ...], tuple[Fallback, ...]]:
-    """Trace the calls of some steps.
+class StepTrace(NamedTuple):
+    """Calls of traced steps.
 
-    Returns:
-        Number of operators that compute per step; calls that wait for the device, the most frequent first; and operators that
-        fell back from MPS to the CPU.
+    Attributes:
+        operators_per_step: Number of operators that compute per step.
+        synchronizations: Calls that wait for the device, the most frequent first.
+        fallbacks: Operators that fell back from MPS to the CPU.
     """
+
+    operators_per_step: float
+    synchronizations: tuple[Synchronization, ...]
+    fallbacks: tuple[Fallback, ...]
+
+
+def trace_steps(workload: Workload, batches: Iterator[Any]) -> StepTrace:
+    """Trace the calls of some steps."""
     recorder = StepRecorder(device_type(workload.device))
     has_fallbacks = parse_device_argument(recorder.device).has_fallbacks
     with fallbacks() if has_fallbacks else contextlib.nullcontext() as fallback_log:
@@ -208,7 +215,7 @@ def trace_steps(
         Synchronization(call, location, count / MAX_TRACED_STEPS, reason) for (call, location, reason), count in waits
     )
     fallback_entries = () if fallback_log is None else fallback_log.entries
-    return recorder.num_launched / MAX_TRACED_STEPS, synchronizations, fallback_entries
+    return StepTrace(recorder.num_launched / MAX_TRACED_STEPS, synchronizations, fallback_entries)
 
 
 class StepRecorder(TorchFunctionMode):

@@ -461,7 +461,7 @@ def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeli
 def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> BenchmarkTarget:
     """Return the target for annotation with a pipeline.
 
-    The pipeline runs itself on its own device, and with a copy of its model on other devices.
+    The pipeline runs on its device unchanged, and with a copy of its model on other devices. An int8 model runs on the CPU only.
     """
     from ...annotation.pipeline import budget_for_device
 
