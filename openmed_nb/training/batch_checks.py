@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 # What the loss functions of torch leave out (torch.nn.CrossEntropyLoss).
 IGNORE_INDEX = -100
 # The smallest number that each limit can have; the ignored label can be any.
-MIN_LIMITS = {"labels": 1, "tokens": 1, "type_vocab_size": 1, "positions": 1, "position_offset": 0, "padding": 0}
+MIN_LIMITS = {
+    "num_labels": 1,
+    "vocab_size": 1,
+    "type_vocab_size": 1,
+    "max_position_embeddings": 1,
+    "position_offset": 0,
+    "pad_token_id": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -174,10 +181,10 @@ TOKENIZER_REMEDY = "Use the tokenizer of this model"
 RESIZE_REMEDY = f"{TOKENIZER_REMEDY}, or resize its embeddings with model.resize_token_embeddings."
 # Of each field with numbers from 0: the limit that they stay below, what they are, and what to do where they do not.
 RANGES = {
-    **dict.fromkeys(LABELS, ("labels", "labels", LABELS_REMEDY)),
-    "input_ids": ("tokens", "token ids", RESIZE_REMEDY),
+    **dict.fromkeys(LABELS, ("num_labels", "labels", LABELS_REMEDY)),
+    "input_ids": ("vocab_size", "token ids", RESIZE_REMEDY),
     "token_type_ids": ("type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
-    "position_ids": ("positions", "positions", "Leave position_ids out, or shorten the rows."),
+    "position_ids": ("max_position_embeddings", "positions", "Leave position_ids out, or shorten the rows."),
 }
 # The fields that are checked.
 FIELDS = (*RANGES, EMBEDDED)

@@ -532,8 +532,8 @@ def sample_positions(samples: Sequence[MemorySample]) -> list[float]:
     """Return where each sample stands among the epochs: a boundary at its number, others evenly before the next one.
 
     Example:
-        >>> inner, end = MemorySample(0, 5, 1.0, boundary=False), MemorySample(1, 10, 2.0)
-        >>> places([inner, end]), places([end])
+        >>> inner, end = MemorySample(0, 5, 1.0, is_boundary=False), MemorySample(1, 10, 2.0)
+        >>> sample_positions([inner, end]), sample_positions([end])
         ([0.5, 1.0], [1.0])
     """
     inner = Counter(sample.epoch for sample in samples if not sample.is_boundary)

@@ -91,7 +91,7 @@ class EpochHooks:
     Example:
         >>> with EpochHooks("cpu") as hooks:
         ...     for epoch in range(2):
-        ...         sample = hooks.boundary()
+        ...         sample = hooks.end_epoch()
         >>> sample.epoch, hooks.verdict
         (2, 'too short to tell')
     """
@@ -113,16 +113,16 @@ class EpochHooks:
         name = SESSION.device(device).device
         if device is None:
             name = process_device(name, process)
-        self.every = check_optional_integer("every", every_n_steps)
+        self.every = check_optional_integer("every_n_steps", every_n_steps)
         self.before = _validate_hooks(before)
         self.after = _validate_hooks(after)
-        self.gate = check_number("gate", growth_threshold, example="0.26, which is 26 %")
+        self.gate = check_number("growth_threshold", growth_threshold, example="0.26, which is 26 %")
         self.limit = SESSION.device_manager.memory_fraction(name)
         self.begin(name)
         if live and process.is_main_process:
             from IPython.display import display
 
-            curve = require_plotting(".live").LiveCurve()
+            curve = require_plotting(".live").LiveMemoryCurve()
             display(curve)
             self.after.append(curve)
 
@@ -217,7 +217,7 @@ class EpochHooks:
         """
         if inspect.iscoroutinefunction(train_epoch) or inspect.isgeneratorfunction(train_epoch):
             what = f"{function_name(train_epoch)} returns before it has trained."
-            raise ConfigurationError(what, "Call boundary() where an epoch ends.")
+            raise ConfigurationError(what, "Call end_epoch() where an epoch ends.")
 
         @functools.wraps(train_epoch)
         def trained(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

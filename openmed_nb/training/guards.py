@@ -68,7 +68,7 @@ class DropoutWatch:
         if not in_attention and not any(in_layers):
             return
         what = "A forward pass ran in train mode with dropout and without gradients: its results are random."
-        meant = "use Guards(off=('dropout_without_gradients',))"
+        meant = "use Guards(disable=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
         if in_attention and sdpa and parse_device_argument(self.device).attention_lacks_dropout:
             what += " On MPS attention raises here: scaled_dot_product_attention for MPS does not support dropout."
@@ -120,7 +120,7 @@ class Guards(Displayable):
     Example:
         >>> import torch
         >>> tagger = torch.nn.Linear(2, 3)
-        >>> with Guards(labels=3).watch(tagger, device="cpu") as guards:
+        >>> with Guards(num_labels=3).watch(tagger, device="cpu") as guards:
         ...     guards.check({"labels": torch.tensor([0, 3])}, step=7)
         Traceback (most recent call last):
         ...
@@ -346,6 +346,6 @@ def validate_guards(guards: Guards | None) -> Guards:
     if guards is not None and not isinstance(guards, Guards):
         raise ConfigurationError(
             f"guards must be nb.Guards(...), got {describe_value(guards)}.",
-            "Pass nb.Guards(off=[...]) with the names of those to switch off.",
+            "Pass nb.Guards(disable=[...]) with the names of those to switch off.",
         )
     return guards or Guards()

@@ -59,7 +59,7 @@ def to_device(thing: Thing, device: Any = None) -> Thing:
 
 
 # The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that
-# tokenizes with the bundled model, begun by fork, in a measurement with nb.training.loader.ladder. More are worth a measurement.
+# tokenizes with the bundled model, begun by fork, in a measurement with nb.training.loader.benchmark_workers. More are worth a measurement.
 MAX_WORKERS = 4
 # The start methods whose processes begin empty, and import the class of what is sent to them.
 IMPORTING = ("spawn", "forkserver")
@@ -166,7 +166,7 @@ def worker_count(dataset: Any, machine: MachineInfo, start_method: str, in_noteb
     else:
         cores = machine.cores or os.cpu_count() or 1
         count = min(MAX_WORKERS, cores // 2)
-        why = f"half of {cores} cores, {MAX_WORKERS} at most; measure with nb.training.loader.ladder"
+        why = f"half of {cores} cores, {MAX_WORKERS} at most; measure with nb.training.loader.benchmark_workers"
     return LoaderArgument("num_workers", count, why)
 
 
@@ -257,10 +257,10 @@ class LoaderCheck(Displayable):
         if self.wait_fraction <= MIN_WAIT_FRACTION:
             return "Nothing to gain from the loader."
         if self.workers:
-            return "Do the work on the texts once, before training, or try more workers with nb.training.loader.ladder."
+            return "Do the work on the texts once, before training, or try more workers with nb.training.loader.benchmark_workers."
         if self.bottleneck == "loader":
-            return "Do the work on the texts once, before training, or let workers read ahead: see nb.training.loader.ladder."
-        return "Loading and computing take turns: let workers read ahead while the model computes, see nb.training.loader.ladder."
+            return "Do the work on the texts once, before training, or let workers read ahead: see nb.training.loader.benchmark_workers."
+        return "Loading and computing take turns: let workers read ahead while the model computes, see nb.training.loader.benchmark_workers."
 
     def to_report(self) -> Report:
         """Return what takes longer, both times, the share of waiting, and one thing to do."""
@@ -415,7 +415,7 @@ def benchmark_workers(  # noqa: PLR0913 - each is one thing that a person may wa
             dataset that cannot be sent to another process, before one is started, and for one that gives nothing.
 
     Example:
-        >>> ladder([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
+        >>> benchmark_workers([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
         0
     """
     import torch

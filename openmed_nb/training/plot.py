@@ -64,16 +64,16 @@ def _draw_lines(part: Any, picture: Chart) -> None:
         part.plot(line.x, line.y, style, marker=marker, markevery=dots, label=line.name)
         if line.intervals:
             part.vlines(line.x, *zip(*line.intervals, strict=True), linewidth=1)
-    for limit, style in zip(axes.limits, cycle(("--", ":")), strict=False):
-        part.axhline(limit.at, linestyle=style, color=LIMIT_COLOR, linewidth=1, label=limit.name)
-    names = dict.fromkeys(mark.name for mark in axes.marks)
+    for limit, style in zip(axes.reference_lines, cycle(("--", ":")), strict=False):
+        part.axhline(limit.position, linestyle=style, color=LIMIT_COLOR, linewidth=1, label=limit.name)
+    names = dict.fromkeys(mark.name for mark in axes.vertical_markers)
     for name, style in zip(names, cycle(("--", ":")), strict=False):  # Marks of one name have one line in the legend.
-        places = [mark.at for mark in axes.marks if mark.name == name]
+        places = [mark.position for mark in axes.vertical_markers if mark.name == name]
         part.vlines(places, 0, 1, MUTED_COLOR, style, label=name, transform=part.get_xaxis_transform())
-    part.set_xticks([tick.at for tick in axes.ticks], [tick.name for tick in axes.ticks])
+    part.set_xticks([tick.position for tick in axes.ticks], [tick.name for tick in axes.ticks])
     if part.get_subplotspec().is_last_row():
-        part.set_xlabel(axes.below)
-    part.set_ylabel(axes.unit)
+        part.set_xlabel(axes.x_label)
+    part.set_ylabel(axes.y_unit)
     part.margins(x=0.02)
     if any(line.y for line in picture.lines):
         part.set_ylim(0, max(part.get_ylim()[1], part.dataLim.ymax * 1.1))

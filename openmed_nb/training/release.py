@@ -199,7 +199,7 @@ def release(
     Example:
         >>> variables = {"losses": [1.5, 1.2]}
         >>> report = release("losses", namespace=variables, models=False)
-        >>> variables, report.freed[1].cause
+        >>> variables, report.freed[1].source
         ({}, 'variables')
     """
     for flag, value in {"models": models, "history": history, "traceback": traceback}.items():

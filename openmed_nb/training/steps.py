@@ -400,7 +400,7 @@ class GradientAccumulation:
     def __post_init__(self) -> None:
         check_integer("steps", self.steps)
         if self.max_norm is not None:
-            check_number("clip", self.max_norm, above=0, example="1.0, or None")
+            check_number("max_norm", self.max_norm, above=0, example="1.0, or None")
         check_fused(self.optimizer, self.scaler, parse_release(import_torch().__version__))
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:

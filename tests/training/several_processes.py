@@ -24,8 +24,8 @@ SHOWN: list[str] = []
 
 def tell(way: str, curve: Any) -> None:
     """Write what a process knows of its training, and whether it showed something; printed lines of two would mix."""
-    known = {"way": way, "rank": curve.process.rank, "processes": curve.process.count, "device": curve.device}
-    sentence = next((line for line in curve.report().sentences if line.startswith("This is process")), "")
+    known = {"way": way, "rank": curve.process.rank, "processes": curve.process.world_size, "device": curve.device}
+    sentence = next((line for line in curve.to_report().sentences if line.startswith("This is process")), "")
     told = {**known, "epochs": len(curve.epoch_samples), "shown": len(SHOWN), "sentence": sentence}
     Path(sys.argv[1], f"{way}-{curve.process.rank}.json").write_text(json.dumps(told), "utf-8")
     SHOWN.clear()
@@ -47,7 +47,7 @@ def loop() -> None:
     """Train in a loop with Accelerate."""
     accelerator = Accelerator(cpu=True)
     trained, loader = model(), torch.utils.data.DataLoader(samples(), batch_size=4)
-    trained, optimizer, loader = accelerator.tokenize(trained, torch.optim.SGD(trained.parameters(), 0.1), loader)
+    trained, optimizer, loader = accelerator.prepare(trained, torch.optim.SGD(trained.parameters(), 0.1), loader)
     epochs = nb.epochs(3, accelerator, live=True)
     for _epoch in epochs:
         for batch in loader:

@@ -13,8 +13,8 @@ import openmed_nb as nb
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.errors import InvalidBatchError
 
-LIMITS = {"labels": 3, "tokens": 24, "type_vocab_size": 2, "positions": 16}
-ROBERTA = {"positions": 16, "position_offset": 2, "padding": 1}
+LIMITS = {"num_labels": 3, "vocab_size": 24, "type_vocab_size": 2, "max_position_embeddings": 16}
+ROBERTA = {"max_position_embeddings": 16, "position_offset": 2, "pad_token_id": 1}
 
 
 M1 = MachineInfo("Darwin", "arm64", chip="Apple M1")
@@ -45,7 +45,7 @@ WRONG = {
     "nested": ({"labels": JAGGED}, LIMITS, "1 of 4 labels"),
     "one token": ({"input_ids": torch.tensor(24)}, LIMITS, "1 of 1 token ids"),
     "small integers": ({"labels": ids(0, 255, dtype=torch.uint8)}, LIMITS, "255"),
-    "other ignored label": ({"labels": ids(0, -100)}, {"labels": 3, "ignore_index": -1}, "-100; -1 is left"),
+    "other ignored label": ({"labels": ids(0, -100)}, {"num_labels": 3, "ignore_index": -1}, "-100; -1 is left"),
     "token": ({"input_ids": ids(1, 24)}, LIMITS, "1 of 2 token ids is not between 0 and 23 (24)."),
     "encoding": (BatchEncoding({"input_ids": ids(1, 24)}), LIMITS, "1 of 2 token ids"),
     "token type": ({"token_type_ids": ids(0, 2)}, LIMITS, "1 of 2 token types"),
@@ -101,12 +101,12 @@ NUMBERS = st.lists(st.integers(-200, 200), min_size=1, max_size=30)
 def test_count_and_extremes(refusal, numbers, count, ignored):
     """Values are refused exactly where one is out of range and not left out; the count and the extremes are right."""
     bad = [number for number in numbers if not 0 <= number < count and number != ignored]
-    refused = refusal(partial(nb.Guards(labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)}))
+    refused = refusal(partial(nb.Guards(num_labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)}))
     assert bool(refused) == bool(bad)
     if bad:
-        assert refused.what.startswith(f"Step 1: {len(bad)} of {len(numbers)} labels ")
+        assert refused.message.startswith(f"Step 1: {len(bad)} of {len(numbers)} labels ")
         extremes = f"from {min(bad)} to {max(bad)}" if min(bad) < max(bad) else f"{bad[0]}"
-        assert f"({extremes}; {ignored} is left out)." in refused.what
+        assert f"({extremes}; {ignored} is left out)." in refused.message
 
 
 @pytest.mark.parametrize("labels", [np.array(["B-DISEASE", "O"]), np.array([None, 1])], ids=["names", "objects"])
@@ -183,8 +183,8 @@ class TestLargeBatch:
             assert refusal(partial(guards.check, tokens(*shape))) is None
         with nb.Guards().watch(model, device, machine, release) as guards:
             refused = refusal(partial(guards.check, tokens(*shape)))
-        assert ("pytorch#195163" in refused.what) == (release >= (2, 14))
-        assert f"{shape[0]} x" in refused.what
+        assert ("pytorch#195163" in refused.message) == (release >= (2, 14))
+        assert f"{shape[0]} x" in refused.message
 
     @pytest.mark.parametrize(
         ("chip", "release", "shape", "device"),

@@ -32,7 +32,7 @@ class Stream(IterableDataset):
 @pytest.fixture
 def guards():
     """The guards of a model with three labels."""
-    return nb.Guards(labels=3)
+    return nb.Guards(num_labels=3)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -73,7 +73,7 @@ def test_loader_is_given_back(guards):
 @pytest.mark.parametrize("samples", [Samples(0, 5), Stream()], ids=["samples", "stream"])
 def test_loader_of_accelerate(guards, samples):
     """What Accelerate puts around a loader is looked through."""
-    loader = Accelerator(cpu=True).tokenize(DataLoader(samples, batch_size=1))
+    loader = Accelerator(cpu=True).prepare(DataLoader(samples, batch_size=1))
     own = loader.base_dataloader.collate_fn
     guards.watch_loader(loader)
     with pytest.raises(InvalidBatchError):

@@ -56,7 +56,7 @@ def test_the_worst_figure_decides(series, measure, verdict):
     """The verdict is that of the figure that grows, and among those that grow, of the one nearest to the tensors."""
     curve = curve_of(**dict(zip(("allocated", "reserved", "resident"), series, strict=True)))
 
-    assert (curve.measure, curve.verdict) == (measure, verdict)
+    assert (curve.deciding_metric, curve.verdict) == (measure, verdict)
     assert curve.trend.kind == verdict
 
 
@@ -81,11 +81,11 @@ def test_a_short_training_says_nothing(epochs):
 def test_steps_inside_an_epoch_are_not_judged():
     """Samples inside an epoch stay in the curve, and count neither for the verdict nor in the table."""
     flat, leaking = curve_of(allocated=FLAT), curve_of(allocated=LEAK)
-    inside = [replace(sample, boundary=False) for sample in leaking.samples]
+    inside = [replace(sample, is_boundary=False) for sample in leaking.samples]
     mixed = replace(flat, samples=tuple(itertools.chain(*zip(inside, flat.samples, strict=True))))
 
     assert (mixed.trend, len(mixed.samples), len(mixed.epoch_samples)) == (flat.trend, 12, 6)
-    assert [row[-1] for row in mixed.report().tables[0].rows] == ["warm-up", "", "", "", "", ""]
+    assert [row[-1] for row in mixed.to_report().tables[0].rows] == ["warm-up", "", "", "", "", ""]
 
 
 def test_the_reason_has_the_figures():

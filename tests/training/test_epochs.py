@@ -109,7 +109,7 @@ def test_a_hook_that_raises_loses_nothing(where):
 
     told = [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]
     hooks = nb.training.EpochHooks("cpu", **{where: told})
-    with pytest.warn_if(OpenMedWarning) as warned:
+    with pytest.warns(OpenMedWarning) as warned:
         sample = hooks.end_epoch()
 
     assert seen == [0 if where == "before" else 1]
@@ -225,7 +225,7 @@ def test_a_with_block_hands_memory_back():
 def test_every_so_many_steps():
     """Samples inside an epoch come every so many steps, marked as such, and run no hooks."""
     seen = []
-    loop = nb.epochs(2, "cpu", every=2, after=[seen.append])
+    loop = nb.epochs(2, "cpu", every_n_steps=2, after=[seen.append])
     for _ in loop:
         for _ in range(3):
             loop.step()
@@ -241,13 +241,13 @@ def test_steps_are_counted_alone(hooks):
     hooks.step()
 
     assert hooks.curve.samples == ()
-    assert hooks.boundary().step == 2
+    assert hooks.end_epoch().step == 2
 
 
 def test_a_training_that_goes_on_counts_on():
     """A training that goes on from a checkpoint counts on from there, in a curve of its own, without older failures."""
     hooks = nb.training.EpochHooks("cpu", after=[failing])
-    with pytest.warn_if(OpenMedWarning):
+    with pytest.warns(OpenMedWarning):
         hooks.end_epoch()
     hooks.after.clear()
     hooks.begin("cpu", epoch=7, step=70)
@@ -272,9 +272,9 @@ def test_holders_of_a_growth_that_is_over_are_forgotten(hooks):
 
 
 BAD = [
-    *(("every", 0), ("every", -1), ("every", 0.5), ("every", True), ("every", "10")),
+    *(("every_n_steps", count) for count in (0, -1, 0.5, True, "10")),
     *(("before", print), ("after", [1]), ("after", "print")),
-    *(("gate", -0.1), ("gate", float("nan")), ("gate", float("inf")), ("gate", "26 %")),
+    *(("growth_threshold", threshold) for threshold in (-0.1, float("nan"), float("inf"), "26 %")),
 ]
 
 
@@ -336,7 +336,7 @@ UNFINISHED = {
 @pytest.mark.parametrize("iteration", UNFINISHED.values(), ids=UNFINISHED)
 def test_a_loop_that_the_program_leaves_at_its_end_prints_nothing(iteration):
     """The interpreter that ends has nothing to look at any more."""
-    script = f"import openmed_nb as nb\nloop = nb.epochs(5, 'cpu')\n{iteration}\nprint(len(loop.curve.boundaries))"
+    script = f"import openmed_nb as nb\nloop = nb.epochs(5, 'cpu')\n{iteration}\nprint(len(loop.curve.epoch_samples))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert (done.stdout, done.stderr) == ("1\n" if iteration == UNFINISHED["a boundary before"] else "0\n", "")
@@ -370,9 +370,9 @@ def test_epochs_without_an_end_are_not_planned(epochs, planned):
 @pytest.mark.parametrize("planned", [-1, 0, sys.maxsize, 10**30, float("inf")])
 def test_begin_takes_no_endless_number(planned, hooks):
     """Trainer and Lightning have numbers for a training without an end."""
-    hooks.begin("cpu", planned=planned)
+    hooks.begin("cpu", total_epochs=planned)
 
-    assert hooks.curve.planned is None
+    assert hooks.curve.total_epochs is None
 
 
 def history_of(steps, size, leak=None):
@@ -401,7 +401,7 @@ def test_a_bounded_history_that_fills_up_is_no_leak():
     """While LBFGS fills its history, memory grows to a bound that is known: nobody can tell yet whether more does."""
     filling, full = history_of(8, 100), history_of(12, 3)
 
-    assert (filling.verdict, filling.measure) == ("too short to tell", "allocated")
+    assert (filling.verdict, filling.deciding_metric) == ("too short to tell", "allocated")
     assert "history" in filling.reason
     assert filling.likely_cause is None
     assert (full.verdict, full.advice) == ("flat", "Nothing to do.")

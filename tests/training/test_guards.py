@@ -84,22 +84,22 @@ class TestNames:
     def test_wrong_arguments(self, refusal):
         """A name that no guard has, and what cannot be a limit, are errors with the nearest name, or that show the value."""
         for told, said in (
-            ({"off": "label"}, "There is no guard 'label'. Did you mean 'labels'?"),
-            ({"off": ("nonfinit",)}, "Did you mean 'nonfinite'?"),
-            ({"off": ("xyz",)}, "There is no guard 'xyz'. Known are labels, token_ids,"),
-            ({"off": True}, "There is no guard 'True'. Known are labels,"),
-            ({"labels": "3"}, "The limit labels cannot be '3'. Pass a whole number from 1."),
-            ({"labels": -1}, "The limit labels cannot be -1. Pass a whole number from 1."),
-            ({"labels": True}, "The limit labels cannot be True."),
-            ({"padding": -1}, "The limit padding cannot be -1. Pass a whole number from 0."),
+            ({"disable": "label"}, "There is no guard 'label'. Did you mean 'labels'?"),
+            ({"disable": ("nonfinit",)}, "Did you mean 'nonfinite'?"),
+            ({"disable": ("xyz",)}, "There is no guard 'xyz'. Known are labels, token_ids,"),
+            ({"disable": True}, "There is no guard 'True'. Known are labels,"),
+            ({"num_labels": "3"}, "The limit num_labels cannot be '3'. Pass a whole number from 1."),
+            ({"num_labels": -1}, "The limit num_labels cannot be -1. Pass a whole number from 1."),
+            ({"num_labels": True}, "The limit num_labels cannot be True."),
+            ({"pad_token_id": -1}, "The limit pad_token_id cannot be -1. Pass a whole number from 0."),
             ({"ignore_index": "x"}, "The limit ignore_index cannot be 'x'. Pass a whole number, such as -100."),
-            ({"num_labels": 3}, "Guards take no limit 'num_labels'. Did you mean 'labels'?"),
+            ({"num_label": 3}, "Guards take no limit 'num_label'. Did you mean 'num_labels'?"),
         ):
             assert said in str(refusal(partial(nb.Guards, **told))), told
 
     def test_smallest_limits(self):
         """The smallest numbers, a negative ignored label and numbers of NumPy can be told."""
-        nb.Guards(labels=np.int64(1), tokens=1, positions=None, position_offset=0, padding=0, ignore_index=-1)
+        nb.Guards(num_labels=np.int64(1), vocab_size=1, max_position_embeddings=None, position_offset=0, pad_token_id=0, ignore_index=-1)
 
 
 class TestBatches:
@@ -194,7 +194,7 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError, match=r"what model\.bert\.encoder\.layer\.0"):
             guards.after_backward(step=1)
         assert load_file(tmp_path / "kept" / "step_1.safetensors").keys() == batch_of().keys()
-        with torch.no_grad(), pytest.warn_if(OpenMedWarning, match="its results are random") as caught:
+        with torch.no_grad(), pytest.warns(OpenMedWarning, match="its results are random") as caught:
             tagger(**batch_of())
         assert [one.filename for one in caught] == [__file__]
 
@@ -257,7 +257,7 @@ class TestDropout:
         tagger(**batch_of())
         with torch.no_grad():
             tagger.eval()(**batch_of())
-            with pytest.warn_if(OpenMedWarning, match="its results are random"):
+            with pytest.warns(OpenMedWarning, match="its results are random"):
                 tagger.train()(**batch_of())
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -269,7 +269,7 @@ class TestDropout:
         """On MPS with torch's attention the warning says that it raises, and how to load the model instead."""
         raises = device.startswith("mps") and (attention, dropout) == ("sdpa", 0.1)
         tagger.config._attn_implementation, tagger.config.attention_probs_dropout_prob = attention, dropout
-        with nb.Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warn_if(OpenMedWarning) as warned:
+        with nb.Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warns(OpenMedWarning) as warned:
             tagger(**batch_of())
         (said,) = (str(one.message) for one in warned)
         assert ("scaled_dot_product_attention for MPS does not support dropout" in said) is raises
@@ -295,7 +295,7 @@ class TestDropout:
     def test_dropout_of_a_plain_module(self, layer):
         """Every kind of dropout layer counts, unless its share is 0."""
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
-        expected = pytest.warn_if(OpenMedWarning, match="are random") if layer.p else contextlib.nullcontext()
+        expected = pytest.warns(OpenMedWarning, match="are random") if layer.p else contextlib.nullcontext()
         with nb.Guards().watch(model, "cpu"), torch.no_grad(), expected:
             model(torch.ones(1, 2))
 
@@ -317,7 +317,7 @@ class TestDropout:
         The warning names the layer, the issue and a way out; the guard can be switched off.
         """
         nb.Guards(disable=("lstm_dropout",)).watch(model, device, M3, release).unwatch()
-        with pytest.warn_if(OpenMedWarning) if found else contextlib.nullcontext() as warned:
+        with pytest.warns(OpenMedWarning) if found else contextlib.nullcontext() as warned:
             nb.Guards().watch(model, device, M3, release).unwatch()
         for one in warned or ():
             assert f"({found}) will be wrong" in str(one.message)
@@ -341,7 +341,7 @@ class TestUnwatch:
             assert hooks_of(tagger) != before
             assert loader.collate_fn is not own
         tagger(**batch_of())
-        with torch.no_grad(), pytest.warn_if(OpenMedWarning):  # The hook that warned is not missed.
+        with torch.no_grad(), pytest.warns(OpenMedWarning):  # The hook that warned is not missed.
             tagger(**batch_of())
         guards.unwatch()
         guards.unwatch()
@@ -363,7 +363,7 @@ class TestUnwatch:
         guards.after_backward(tagger, 1)
         assert held() is None
         held = trained()
-        guards.forget()
+        guards.clear()
         assert held() is None
 
     @pytest.mark.parametrize("failed", [True, False])

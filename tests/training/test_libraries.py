@@ -29,7 +29,7 @@ def test_arguments_set_the_device(device, tmp_path):
 @pytest.mark.parametrize("guards", [False, True, "labels", ()])
 def test_guards_are_guards(guards):
     """A callback takes guards and nothing else; the error says how to switch some off."""
-    with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(off="):
+    with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(disable="):
         nb.training.callback("trainer", "cpu", guards=guards)
 
 

@@ -75,7 +75,7 @@ def test_head_that_was_replaced(tagger):
     """Where the last layer and the configuration tell different numbers of labels, neither is believed."""
     tagger.classifier = torch.nn.Linear(tagger.config.hidden_size, 5)
     assert infer_limits(tagger).num_labels is None
-    assert infer_limits(tagger, labels=5).num_labels == 5
+    assert infer_limits(tagger, num_labels=5).num_labels == 5
 
 
 class Around(torch.nn.Module):
@@ -102,13 +102,13 @@ def test_model_inside_of_another(tagger, tiny):
 def test_plain_module():
     """A plain module tells nothing; what it takes is told."""
     assert infer_limits(torch.nn.Linear(2, 3)) == ModelLimits()
-    assert infer_limits(torch.nn.Linear(2, 3), labels=3, ignore_index=-1) == ModelLimits(num_labels=3, ignore_index=-1)
+    assert infer_limits(torch.nn.Linear(2, 3), num_labels=3, ignore_index=-1) == ModelLimits(num_labels=3, ignore_index=-1)
 
 
 def test_told_limits_come_first(tagger):
     """What the caller tells replaces what is learnt, and what is not told is learnt."""
-    assert infer_limits(tagger, labels=9, tokens=None).num_labels == 9
-    assert infer_limits(tagger, labels=9, tokens=None).vocab_size == infer_limits(tagger).vocab_size
+    assert infer_limits(tagger, num_labels=9, vocab_size=None).num_labels == 9
+    assert infer_limits(tagger, num_labels=9, vocab_size=None).vocab_size == infer_limits(tagger).vocab_size
 
 
 SMALL_PAIR = {

@@ -95,7 +95,7 @@ def test_the_network_of_the_tutorials(leaking, pictures):
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
     network, loader = Network(), torch.utils.data.DataLoader(pictures, batch_size=8)
-    model, optimizer, loader = accelerator.tokenize(network, torch.optim.Adam(network.parameters()), loader)
+    model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), loader)
     loop = nb.epochs(EPOCHS, accelerator)
     for _ in loop:
         for given, classes in loader:
@@ -190,7 +190,7 @@ def test_a_trainer_on_another_device_is_warned_of(train):
     """Where Trainer computes elsewhere than was chosen a warning says so, and the curve is that of Trainer's device."""
     with nb.simulated_mps("8 GiB"):
         callback = nb.training.callback("trainer", "mps")
-    with pytest.warn_if(OpenMedWarning, match="Trainer computes on cpu, but mps was chosen"):
+    with pytest.warns(OpenMedWarning, match="Trainer computes on cpu, but mps was chosen"):
         curve = train(epochs=1, callback=callback)
 
     assert curve.device == "cpu"
@@ -215,9 +215,9 @@ def test_trainer_on_a_dataset_without_a_length(batch_of, trainer_of):
     trainer.train()
     axes = callback.curve.pictures[0].axes
 
-    assert callback.curve.planned is None
+    assert callback.curve.total_epochs is None
     assert len(callback.curve.epoch_samples) == 3
-    assert max(mark.at for mark in axes.ticks) == 3
+    assert max(mark.position for mark in axes.ticks) == 3
 
 
 def loss_of(network, batch):
@@ -231,7 +231,7 @@ def test_lightning_without_a_number_of_epochs(settings, pictures, fit):
     callback = nb.training.callback("lightning", "cpu")
     fit(Network(), loss_of, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
 
-    assert callback.curve.planned == (None if "max_steps" in settings else 3)
+    assert callback.curve.total_epochs == (None if "max_steps" in settings else 3)
     assert len(callback.curve.epoch_samples) == 3
 
 

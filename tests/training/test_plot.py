@@ -32,10 +32,10 @@ def test_the_limits_are_lines():
     limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
     far = curve_of([50, 80], recommended=64 * GIB)
 
-    assert [(limit.name, limit.at) for limit in CURVE.pictures[0].axes.limits] == limits
+    assert [(limit.name, limit.position) for limit in CURVE.pictures[0].axes.reference_lines] == limits
     assert device.get_legend_handles_labels()[1] == ["tensors", limits[0][0], limits[1][0], "warm-up ends"]
     assert process.get_legend_handles_labels()[1] == ["process"]
-    assert far.pictures[0].axes.limits == ()
+    assert far.pictures[0].axes.reference_lines == ()
 
 
 def test_large_memory_is_counted_in_gib():
@@ -48,7 +48,7 @@ def test_large_memory_is_counted_in_gib():
 
 def test_only_ends_of_epochs_have_markers():
     """Samples inside an epoch are part of the line, without a marker."""
-    inside = replace(CURVE.samples[2], boundary=False)
+    inside = replace(CURVE.samples[2], is_boundary=False)
     line = replace(CURVE, samples=(*CURVE.samples[:2], inside, *CURVE.samples[3:])).plot().axes[0].lines[0]
 
     assert line.get_markevery() == [0, 1, 3, 4]
@@ -71,7 +71,7 @@ def test_a_simulated_curve_says_so_in_its_pictures():
     live(simulated)
 
     assert simulated.plot()._suptitle.get_text() == "SIMULATED MPS, mps: growing"
-    assert all("(SIMULATED)" in picture.caption for picture in simulated.final_report().pictures)
+    assert all("(SIMULATED)" in picture.caption for picture in simulated.final_report().charts)
     assert escape(SIMULATION_NOTICE) in live.value
 
 

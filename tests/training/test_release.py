@@ -144,7 +144,7 @@ import sys
 import openmed_nb as nb
 losses = [1.5]
 report = nb.release("losses")
-print("losses" in globals(), report.tensors, report.freed[-1].cause, "torch" in sys.modules)
+print("losses" in globals(), report.tensors, report.freed[-1].source, "torch" in sys.modules)
 """
 
 

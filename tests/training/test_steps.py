@@ -184,7 +184,7 @@ def test_a_group_in_which_a_backward_pass_fails_is_left_out(failing):
     model, found = linear(), []
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     accumulation.before_step = lambda: found.append(gradients(model))
-    with pytest.warn_if(OpenMedWarning, match="gradients of this group of batches are forgotten") as caught:
+    with pytest.warns(OpenMedWarning, match="gradients of this group of batches are forgotten") as caught:
         train_on(accumulation, model, inputs, failing)
     assert [warning.filename for warning in caught] == [__file__]
     groups = [group for number, group in enumerate(in_groups(inputs, 2)) if number != failing // 2]
@@ -197,7 +197,7 @@ def test_a_step_that_fails_leaves_no_gradients():
     model, inputs = linear(), [torch.ones(2, FEATURES, dtype=torch.float64)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     accumulation = GradientAccumulation(optimizer, 1, len, before_step=run_out_of_memory)
-    with pytest.warn_if(OpenMedWarning, match="forgotten"):
+    with pytest.warns(OpenMedWarning, match="forgotten"):
         train_on(accumulation, model, inputs)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -262,7 +262,7 @@ def test_batch_that_cannot_be_counted(count, batch):
 
 REFUSED = [
     *(({"steps": steps}, "steps cannot be") for steps in (0, -1, 1.5, True, None)),
-    *(({"clip": clip}, f"clip cannot be {clip!r}") for clip in (-1, 0, 0.0, float("nan"), "1", True)),
+    *(({"max_norm": norm}, f"max_norm cannot be {norm!r}") for norm in (-1, 0, 0.0, float("nan"), "1", True)),
     ({"optimizer": linear()}, r"The optimizer cannot be of type Linear\. Pass one of torch\.optim"),
     *(
         ({"weight": lambda _, own=own: own}, f"A batch cannot weigh {own}")
