@@ -1,4 +1,4 @@
-"""Train without memory creeping up: epoch boundaries, the memory curve, steps that fit, guards, loaders, callbacks."""
+"""Training without memory leaks: end-of-epoch hooks, memory curve, optimizer steps, guards, loaders, callbacks."""
 
 from .._utils.lazy import attach_stub
 

@@ -1,8 +1,8 @@
-"""Activation checkpointing: less memory for more time, by computing activations again in the backward pass.
+"""Activation checkpointing: recompute activations in the backward pass to save memory at the cost of time.
 
-On MPS torch does not keep the state of the random numbers for the second time, so that dropout would fall on other
-places than in the loss and gradients would be wrong without an error (pytorch#127676, #194478, open in torch 2.14).
-Here that state is kept, for models of transformers and for plain modules.
+On MPS, torch does not restore the random number state for the recomputation. Dropout would then drop different elements
+than in the loss, and gradients would be silently wrong (pytorch#127676, #194478, open in torch 2.14). This module
+restores that state, for models of transformers and for plain modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-# What is set on a module while its activations are not kept: here, and by transformers.
+# Attributes that this module or transformers sets on a module while checkpointing is enabled.
 CHECKPOINTING_ATTRIBUTES = (
     "forward",
     "gradient_checkpointing",
@@ -30,16 +30,17 @@ CHECKPOINTING_ATTRIBUTES = (
     "_require_grads_hook",
     "_require_grads_hooks",
 )
-# Under this name a module that is on holds what it had of these: plain values, so that it can be copied and saved.
+# Name of the attribute that stores the previous values of these attributes. They are plain values, so that the module
+# can be copied and saved.
 SAVED_STATE_ATTRIBUTE = "_before_checkpointing"
 
 
 @dataclass(frozen=True, repr=False)
 class ActivationCheckpointing(Displayable):
-    """The switch, which is on; ``off``, or the end of a ``with`` block, puts every module back as it was.
+    """Handle that keeps activation checkpointing enabled until ``disable`` or the end of a ``with`` block.
 
     Attributes:
-        modules: The names of the modules whose activations are computed again.
+        modules: Names of the modules whose activations are recomputed.
     """
 
     modules: tuple[str, ...]
@@ -48,7 +49,7 @@ class ActivationCheckpointing(Displayable):
     JSON_EXCLUDE = ("_changed",)
 
     def disable(self) -> None:
-        """Keep activations again; a second call changes nothing."""
+        """Disable checkpointing and restore every module; further calls have no effect."""
         _restore_attributes(self._changed)
 
     def __enter__(self) -> ActivationCheckpointing:  # noqa: PYI034 - Python 3.10 has no Self
@@ -58,108 +59,115 @@ class ActivationCheckpointing(Displayable):
         self.disable()
 
     def to_report(self) -> Report:
-        """Return which modules compute their activations again."""
+        """Return the names of the modules that recompute their activations."""
         count = len(self.modules)
         named = ", ".join(self.modules[:3]) + (f" and {count - 3} more" if count > 3 else "")  # noqa: PLR2004
-        sentence = "In training their activations are computed again in the backward pass: less memory, more time."
+        sentence = "Training recomputes their activations in the backward pass, which saves memory but takes more time."
         return Report(f"Activation checkpointing: {named}", (sentence,))
 
 
 def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationCheckpointing:
-    """Compute activations again in the backward pass of training, instead of keeping them.
+    """Recompute activations in the backward pass of training instead of storing them.
 
-    Gradients stay the same, with dropout too. Modules that are on already stay on once, and the new switch puts back what
-    they were before the first, so that a cell can be run again. On MPS torch refuses to compile such a model.
+    Gradients are unchanged, including with dropout. A module that is already enabled is not wrapped again. The new
+    handle then restores the state from before the first call, so that a cell can be run again. On MPS, torch cannot
+    compile a model with checkpointing.
 
     Args:
-        model: A model of transformers, or any module.
-        names: Which modules, such as ``"encoder.layers"``; those of a list are taken one by one. Needed for plain
-            modules; a model of transformers knows its own.
+        model: Model of transformers, or any other module.
+        names: Names of modules, such as ``"encoder.layers"``. The modules of a list are checkpointed one by one.
+            Required for plain modules; a model of transformers defines its own.
 
     Returns:
-        The switch, for a ``with`` block or for its ``off()``.
+        Handle for a ``with`` block or for its ``disable()``.
 
     Raises:
-        ConfigurationError: For a value that is not a module, for a name that the model does not have, for a plain module
-            without names, for a module inside of one that is on or named, for a model of transformers that cannot do it,
-            and for modules with batch normalisation, whose running mean would be updated twice.
+        ConfigurationError: If ``model`` is not a module, does not have a named module, or is a plain module without
+            names.
+            Also if a module is inside another one that is enabled or named, if a model of transformers does not support
+            checkpointing, or if a module uses batch normalization. Its running mean would be updated twice.
 
     Example:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> with checkpoint_activations(model, "0", "1") as switch:
+        >>> with checkpoint_activations(model, "0", "1") as checkpointing:
         ...     model(torch.ones(4, 2)).sum().backward()
-        >>> switch.modules
+        >>> checkpointing.modules
         ('0', '1')
     """
     import torch
 
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(
-            f"{short_type_name(model)} has no modules.", "Pass the model itself, a torch.nn.Module."
+            f"{short_type_name(model)} is not a torch.nn.Module.", "Pass the model itself, a torch.nn.Module."
         )
     if not names and hasattr(model, "supports_gradient_checkpointing"):
-        return _transformers(model)
-    chosen = _select_modules(model, names)
-    changed = tuple(chosen.values())
-    _save_attributes(changed)
-    for module in changed:
-        module.forward = functools.partial(_in_training, module, module.forward)
-    return ActivationCheckpointing(tuple(chosen), changed)
+        return _checkpoint_transformers(model)
+    selected = _select_modules(model, names)
+    modules = tuple(selected.values())
+    _save_attributes(modules)
+    for module in modules:
+        module.forward = functools.partial(_forward_in_training, module, module.forward)
+    return ActivationCheckpointing(tuple(selected), modules)
 
 
-def _transformers(model: Any) -> ActivationCheckpointing:
-    """Switch it on the way transformers does; the hooks that this leaves on the embeddings are removed by ``off``."""
+def _checkpoint_transformers(model: Any) -> ActivationCheckpointing:
+    """Enable checkpointing with the method of transformers; ``disable`` removes the hooks on the embeddings."""
     if not model.supports_gradient_checkpointing:
-        what = f"{short_type_name(model)} has no activation checkpointing of its own."
-        raise ConfigurationError(what, "Name modules of it instead.")
+        message = f"{short_type_name(model)} does not support activation checkpointing."
+        raise ConfigurationError(message, "Name its modules instead.")
     changed = tuple(model.modules())
     _save_attributes(changed)
-    # The new name came within 5, where the old one then warns.
+    # transformers 5 added the new name, and from then on the old name warns.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     names = []
     for name, module in model.named_modules():
         if getattr(module, "gradient_checkpointing", False):
-            module._gradient_checkpointing_func = functools.partial(call_checkpointed, model)  # noqa: SLF001
+            module._gradient_checkpointing_func = functools.partial(_call_checkpointed, model)  # noqa: SLF001
             names.append(name)
     return ActivationCheckpointing(tuple(names), changed)
 
 
 def _select_modules(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
-    """Return the modules of these names, those of lists one by one; none may be computed wrongly or a third time."""
+    """Validate the names and return their modules; the modules of a list are returned one by one."""
     import torch
     from torch.nn.modules.batchnorm import _NormBase
 
-    known = dict(model.named_modules())
-    some = ", ".join(repr(name) for name in known if name)[:120] or "those of another model"
-    chosen: dict[str, torch.nn.Module] = {}
+    modules = dict(model.named_modules())
+    examples = ", ".join(repr(name) for name in modules if name)[:120] or "those of another model"
+    selected: dict[str, torch.nn.Module] = {}
     for name in names:
-        if not isinstance(name, str) or name not in known or not name:
-            raise ConfigurationError(f"The model has no module {describe_value(name)}.", f"Use some of {some}.")
-        listed = isinstance(known[name], (torch.nn.ModuleList, torch.nn.ModuleDict))
-        chosen |= {f"{name}.{key}": one for key, one in known[name].named_children()} if listed else {name: known[name]}
-    if not chosen:
-        raise ConfigurationError("No module was named.", f"Name some, such as {some}.")
-    for name, module in chosen.items():
-        if any(isinstance(part, _NormBase) and part.track_running_stats for part in module.modules()):
-            what = f"Module {name!r} has batch normalisation, whose running mean would be updated twice in each step."
-            raise ConfigurationError(what, "Name modules without it, or use torch.nn.GroupNorm.")
-    on = {
+        if not isinstance(name, str) or name not in modules or not name:
+            raise ConfigurationError(f"The model has no module {describe_value(name)}.", f"Use some of {examples}.")
+        module = modules[name]
+        if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            selected.update({f"{name}.{key}": child for key, child in module.named_children()})
+        else:
+            selected[name] = module
+    if not selected:
+        raise ConfigurationError("No module was named.", f"Name some, such as {examples}.")
+    for name, module in selected.items():
+        if any(isinstance(layer, _NormBase) and layer.track_running_stats for layer in module.modules()):
+            message = (
+                f"Module {name!r} has batch normalization, whose running mean would be updated twice in each step."
+            )
+            raise ConfigurationError(message, "Name modules without it, or use torch.nn.GroupNorm.")
+    enabled = {
         name
-        for name, module in known.items()
+        for name, module in modules.items()
         if SAVED_STATE_ATTRIBUTE in vars(module)
         and ("forward" in vars(module) or getattr(module, "gradient_checkpointing", False))
     }
-    for inner, outer in itertools.permutations(sorted({*chosen, *on}), 2):
+    for inner, outer in itertools.permutations(sorted({*selected, *enabled}), 2):
         if inner.startswith(f"{outer}."):
-            what = f"Module {inner!r} is a part of {outer!r}, and would be computed a third time."
-            raise ConfigurationError(what, "Name one of them, and switch the other off where it is on.")
-    return chosen
+            message = f"Module {inner!r} is inside {outer!r} and would be computed a third time."
+            raise ConfigurationError(message, "Name only one of them, and disable the other if it is enabled.")
+    return selected
 
 
 def _save_attributes(modules: tuple[Any, ...]) -> None:
-    """Let modules hold what they had of their own before the first switch."""
+    """Save the attributes that the modules had before checkpointing was first enabled."""
     _restore_attributes(modules)
     for module in modules:
         vars(module)[SAVED_STATE_ATTRIBUTE] = {
@@ -168,55 +176,55 @@ def _save_attributes(modules: tuple[Any, ...]) -> None:
 
 
 def _restore_attributes(modules: Iterable[Any]) -> None:
-    """Give the modules that are on what they had of their own before."""
+    """Restore the saved attributes of the modules that are enabled."""
     for module in modules:
-        own = vars(module)
-        if (former := own.pop(SAVED_STATE_ATTRIBUTE, None)) is None:
+        attributes = vars(module)
+        if (saved := attributes.pop(SAVED_STATE_ATTRIBUTE, None)) is None:
             continue
-        if own.get("_require_grads_hook") is not former.get("_require_grads_hook"):
+        if attributes.get("_require_grads_hook") is not saved.get("_require_grads_hook"):
             module.disable_input_require_grads()
         for name in CHECKPOINTING_ATTRIBUTES:
-            own.pop(name, None)
-        own.update(former)
+            attributes.pop(name, None)
+        attributes.update(saved)
 
 
-def call_checkpointed(model: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a function of a model returns, without keeping what it computes on the way.
+def _call_checkpointed(model: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of a model without storing its intermediate activations.
 
-    torch keeps the random numbers of the CPU and of CUDA itself; only MPS gets a context, with which ``torch.compile``
-    refuses the call.
+    torch itself restores the random number state of the CPU and of CUDA. Only MPS needs a context function, which
+    ``torch.compile`` does not support.
     """
     from torch.utils.checkpoint import checkpoint
 
-    again = functools.partial(checkpoint, function, *args, use_reentrant=False, **kwargs)
-    # A module without weights, such as dropout, computes where its inputs are.
+    checkpointed = functools.partial(checkpoint, function, *args, use_reentrant=False, **kwargs)
+    # A module without weights, such as dropout, runs on the device of its inputs.
     values = (*itertools.islice(model.parameters(), 1), *args, *kwargs.values())
     if any(getattr(getattr(value, "device", None), "type", None) == "mps" for value in values):
-        return again(context_fn=_contexts_of_mps)
-    return again()
+        return checkpointed(context_fn=_make_mps_contexts)
+    return checkpointed()
 
 
-def _contexts_of_mps() -> tuple[contextlib.AbstractContextManager[Any], ...]:
-    """Return the contexts of the first pass and of its repetition."""
-    return contextlib.nullcontext(), PreserveRngState("mps")
+def _make_mps_contexts() -> tuple[contextlib.AbstractContextManager[Any], ...]:
+    """Return the contexts for the first forward pass and for the recomputation."""
+    return contextlib.nullcontext(), _PreserveRngState("mps")
 
 
-def _in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a module's forward, in training without keeping what it computes on the way."""
+def _forward_in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run the forward method of a module, in training without storing its activations."""
     import torch
 
     if module.training and torch.is_grad_enabled():
-        return call_checkpointed(module, forward, *args, **kwargs)
+        return _call_checkpointed(module, forward, *args, **kwargs)
     return forward(*args, **kwargs)
 
 
-class PreserveRngState(contextlib.ExitStack):
-    """A context in which random numbers are those that follow now; entered again for every backward pass of a graph."""
+class _PreserveRngState(contextlib.ExitStack):
+    """Context manager that replays the random numbers that follow its creation; it can be entered repeatedly."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self._states = get_rng_states(device)
 
-    def __enter__(self) -> PreserveRngState:  # noqa: PYI034 - Python 3.10 has no Self
+    def __enter__(self) -> _PreserveRngState:  # noqa: PYI034 - Python 3.10 has no Self
         self.enter_context(use_rng_states(self._states))
         return self

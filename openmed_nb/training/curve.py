@@ -1,4 +1,4 @@
-"""Memory at epoch boundaries: samples, their curve, and what its trend means."""
+"""Memory at the ends of epochs: samples, their curve, and the interpretation of its trend."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_f
 from ..devices.registry import parse_device_argument
 from ..devices.request import device_type
 from ..errors import ConfigurationError
-from .holders import TensorReferrer, live_tensor_bytes, table_of
+from .holders import TensorReferrer, live_tensor_bytes, make_referrer_table
 
-# The levels of macOS (kern.memorystatus_vm_pressure_level); 3 does not exist.
+# Memory pressure levels of macOS (kern.memorystatus_vm_pressure_level); level 3 does not exist.
 PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
 
 
 @dataclass(frozen=True, repr=False)
 class MemorySample(Displayable):
-    """The memory at one moment of a training, in bytes; ``None`` where there is no such figure here.
+    """Memory at one point of a training, in bytes; ``None`` if a metric is not available on this machine.
 
     Attributes:
-        epoch: How many epochs are done, counted from 1 at the first boundary; inside an epoch, those before it.
-        step: How many steps were counted until now.
-        seconds: Seconds since the training began.
-        boundary: Whether an epoch ended here, so that caches were emptied before the look.
-        allocated: What living tensors use; on the CPU, the tensors that Python objects reach.
-        reserved: What the process holds of the device, cached blocks included; none on the CPU.
-        recommended: What the device should not go beyond: on MPS what Metal recommends, on CUDA the memory of the GPU, on
-            the CPU that of the computer.
-        peak: The most that tensors used since the sample before, where torch counts it.
-        resident: The process's own memory: on macOS its footprint, as Activity Monitor shows it, which has compressed pages
-            and the memory of Metal in it (``proc_pid_rusage``); elsewhere the resident set.
-        swap: What the system has put into its swap.
-        pressure: The memory pressure: ``"normal"``, ``"warning"`` or ``"critical"``; only macOS says.
-        simulated: Whether the device is the simulated MPS, whose figures are not figures of MPS.
+        epoch: Number of finished epochs, from 1 at the end of the first epoch.
+        step: Number of steps so far.
+        seconds: Seconds since the start of the training.
+        is_boundary: Whether an epoch ended here, so that caches were emptied before the sample.
+        allocated: Memory of live tensors; on the CPU, the tensors that are reachable from Python objects.
+        reserved: Device memory of the process, including cached blocks; not available on the CPU.
+        recommended: Recommended maximum: on MPS the recommendation of Metal, on CUDA the memory of the GPU, on the CPU
+            the memory of the computer.
+        peak: Peak memory of tensors since the previous sample, if torch records it.
+        resident: Memory of the process. On macOS it is the footprint, as Activity Monitor displays it. It includes
+            compressed pages and Metal memory (``proc_pid_rusage``). Elsewhere it is the resident set size.
+        swap: Used swap of the system.
+        pressure: Memory pressure: ``"normal"``, ``"warning"`` or ``"critical"``; available on macOS only.
+        simulated: Whether the device is the simulated MPS, whose metrics do not represent real MPS hardware.
     """
 
     epoch: int
@@ -72,19 +72,19 @@ class MemorySample(Displayable):
     simulated: bool = False
 
     def to_report(self) -> Report:
-        """Return the figures as a table."""
+        """Return the metrics as a table."""
         names = ("allocated", "reserved", "recommended", "peak", "resident", "swap")
         rows = tuple((name, format_bytes(getattr(self, name))) for name in names if getattr(self, name) is not None)
-        where = "after epoch" if self.is_boundary else "in training, epochs done:"
+        when = "after epoch" if self.is_boundary else "during training, finished epochs:"
         sentences = [f"Step {self.step}, {self.seconds:.1f} s."]
         if self.pressure:
             sentences.append(f"Memory pressure: {self.pressure}.")
-        return Report(f"Memory {where} {self.epoch}", tuple(sentences), tables=(Table("", ("memory", "size"), rows),))
+        return Report(f"Memory {when} {self.epoch}", tuple(sentences), tables=(Table("", ("memory", "size"), rows),))
 
 
 def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bool = True) -> MemorySample:
-    """Look at the memory of a device, and let the peak begin again."""
-    memory = held_memory(device)
+    """Sample the memory of a device, and reset its peak."""
+    memory = read_device_memory(device)
     parse_device_argument(device).reset_peak()
     pressure = None
     if sys.platform == "darwin":
@@ -99,20 +99,21 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         recommended=installed_bytes() if memory.recommended is None else memory.recommended,
         peak=memory.peak,
         resident=resident_bytes(),
-        swap=int(import_psutil().swap_memory().used),  # macOS leaves it there after use, so only its growth tells.
+        # macOS does not free swap after use, so only its growth is informative.
+        swap=int(import_psutil().swap_memory().used),
         pressure=pressure,
         simulated=is_mps_simulated(),
     )
 
 
-def held_memory(device: str) -> MemoryStats:
-    """Return the memory of a device; on the CPU, ``allocated`` is what the tensors use that Python objects reach."""
+def read_device_memory(device: str) -> MemoryStats:
+    """Return the memory of a device; on the CPU, ``allocated`` counts tensors reachable from Python."""
     memory = parse_device_argument(device).memory()
     return replace(memory, allocated=live_tensor_bytes()) if memory.allocated is None else memory
 
 
 def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int:
-    """Return the memory of this process; on macOS a leak that was compressed is in the footprint alone."""
+    """Return the memory of this process; on macOS, only the footprint includes compressed memory."""
     footprint = read()
     return int(import_psutil().Process().memory_info().rss) if footprint is None else footprint.current
 
@@ -122,51 +123,52 @@ def installed_bytes() -> int:
 
 
 def parse_pressure(output: str | None) -> str | None:
-    """Return the memory pressure in an answer of ``sysctl``."""
+    """Return the memory pressure in the output of ``sysctl``."""
     return PRESSURE_LEVELS.get((output or "").strip())
 
 
 FLAT = "flat"
 GROWING = "growing"
 SAWTOOTH = "sawtooth"
-INSUFFICIENT_DATA = "too short to tell"
+INSUFFICIENT_DATA = "insufficient data"
 
-# The runbook's gate: more growth than this over ten epochs, with caches emptied at their boundaries, is suspect.
+# Threshold of the runbook. More growth than this fraction over ten epochs, with caches emptied at the end of each
+# epoch, indicates a leak.
 GROWTH_THRESHOLD = 0.26
-# Over how many epochs the gate looks; shorter and longer trainings are scaled to it.
+# Number of epochs that the threshold refers to; shorter and longer trainings are scaled to it.
 GROWTH_EPOCHS = 10
-# With fewer epochs after the warm-up, a trend and a fluctuation look the same.
+# With fewer epochs after the warm-up, a trend and a fluctuation cannot be distinguished.
 MIN_STEADY_EPOCHS = 3
-# The least rank correlation with time (Kendall's tau) of a growth.
+# Minimum rank correlation with time (Kendall's tau) of growth.
 MIN_RANK_CORRELATION = 0.6
-# A longer series is thinned evenly before all its pairs are compared.
-MOST_SIZES = 100
-# From so many sizes on there is a second half to look at, and a fluctuation from one epoch to the next to leave out.
-LONG = 6
-# Differences below this share of the baseline count as none.
+# A longer series is subsampled evenly before all pairs are compared.
+MAX_SIZES = 100
+# From this length, a series has a second half to check, and fluctuations between consecutive epochs are ignored.
+MIN_LONG_SERIES = 6
+# Differences below this fraction of the baseline are ignored.
 TOLERANCE = 0.01
-# More epochs than anyone trains: such a number stands for a training without an end, as Trainer's for a dataset without a
-# length (transformers#12499). Lightning's for that is -1.
-MOST_EPOCHS = 1_000_000
-# A growth that is at most so many times that of histories with a bound is theirs.
-OF_HISTORIES = 1.1
-# Bytes; growth is a share of at least this much, so that a few kilobytes alarm no one.
-SMALLEST_BASELINE = 1 << 20
+# More epochs than any real training has: such a number means a training without an end, as in Trainer for a dataset
+# without a length (transformers#12499). Lightning uses -1.
+MAX_EPOCHS = 1_000_000
+# Growth up to this multiple of the growth of bounded histories is attributed to them.
+MAX_HISTORY_RATIO = 1.1
+# Growth is a fraction of at least this many bytes, so that a few kilobytes do not raise an alarm.
+MIN_BASELINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Trend(JsonMixin):
-    """What became of one memory figure over the epochs after the warm-up.
+    """Trend of one memory metric over the epochs after the warm-up.
 
     Attributes:
-        kind: ``"flat"``, ``"growing"``, ``"sawtooth"`` or ``"too short to tell"``.
-        baseline: Bytes at the first boundary after the warm-up.
-        last: Bytes at the last boundary.
-        growth: Growth over ten epochs as a share of the baseline, from the median slope.
-        spread: The largest less the smallest figure, as a share of the baseline.
-        total: The last less the first figure, as a share of the baseline.
-        steepest: Growth over ten epochs by the sign that shows it most: in all sizes, in the smaller of each two, or in
-            those at the end alone.
+        kind: ``"flat"``, ``"growing"``, ``"sawtooth"`` or ``"insufficient data"``.
+        baseline: Bytes at the end of the first epoch after the warm-up.
+        last: Bytes at the end of the last epoch.
+        growth: Growth over ten epochs as a fraction of the baseline, from the median slope.
+        spread: Largest minus smallest value, as a fraction of the baseline.
+        total: Last minus first value, as a fraction of the baseline.
+        steepest: Largest of three estimates of the growth over ten epochs: from all sizes, from the smaller size of
+            each consecutive pair, and from the final rise alone.
     """
 
     kind: str
@@ -181,146 +183,161 @@ class Trend(JsonMixin):
 
 
 def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) -> Trend:
-    """Return what a series of sizes at epoch boundaries after the warm-up means.
+    """Classify a series of sizes at the ends of epochs after the warm-up.
 
-    More than the gate, rising again and again, is growing, and so are three rises at the end; as much up and down is a
-    sawtooth; one jump to a level that is kept is flat, but too short to tell where it came last. No odd epoch decides:
-    the slope is the median between all pairs (Theil 1950, Sen 1968), a growth has to rise again and again (Kendall
-    1938), and to show without its largest rise at half of the gate.
+    Repeated growth above the threshold is growing, and so are three rises at the end. An equal rise and fall is a
+    sawtooth. A single jump to a stable level is flat, or insufficient data if it is the last change.
+
+    No outlier decides. The slope is the median over all pairs (Theil 1950, Sen 1968). Growth must be repeated (Kendall
+    1938), and must exceed half the threshold without its largest rise.
     """
     if not sizes:
         return Trend(INSUFFICIENT_DATA, 0, 0, 0.0, 0.0)
-    every = -(-len(sizes) // MOST_SIZES)
-    scale = max(sizes[0], SMALLEST_BASELINE)
-    shares = [size / scale for size in sizes]
-    spread = max(shares) - min(shares)
-    thinned = shares[::-every][::-1]
-    pace = threshold * every / GROWTH_EPOCHS
-    envelope = [min(pair) for pair in pairwise(thinned)]  # Without what every second epoch takes and gives back.
-    growth = slope(thinned) * GROWTH_EPOCHS / every
-    late = 0  # How often it has risen at its end, one size after the other.
-    while late + 1 < len(shares) and shares[-1 - late] > shares[-2 - late] + TOLERANCE:
-        late += 1
-    last_rise = shares[-1] - shares[-1 - late]
-    steepest = max(growth, slope(envelope) * GROWTH_EPOCHS / every, last_rise * GROWTH_EPOCHS / max(late, 1))
+    stride = -(-len(sizes) // MAX_SIZES)
+    scale = max(sizes[0], MIN_BASELINE_BYTES)
+    levels = [size / scale for size in sizes]
+    spread = max(levels) - min(levels)
+    sampled = levels[::-stride][::-1]
+    pace = threshold * stride / GROWTH_EPOCHS
+    # The lower envelope ignores memory that every second epoch takes and releases.
+    envelope = [min(pair) for pair in pairwise(sampled)]
+    growth = _median_slope(sampled) * GROWTH_EPOCHS / stride
+    num_rises = 0  # Number of consecutive rises at the end.
+    while num_rises + 1 < len(levels) and levels[-1 - num_rises] > levels[-2 - num_rises] + TOLERANCE:
+        num_rises += 1
+    last_rise = levels[-1] - levels[-1 - num_rises]
+    steepest = max(
+        growth,
+        _median_slope(envelope) * GROWTH_EPOCHS / stride,
+        last_rise * GROWTH_EPOCHS / max(num_rises, 1),
+    )
     kind = FLAT
-    if len(shares) < MIN_STEADY_EPOCHS:
+    if len(levels) < MIN_STEADY_EPOCHS:
         kind = INSUFFICIENT_DATA
-    elif is_growing(thinned, pace) or (len(thinned) >= LONG and is_growing(envelope, pace)):
+    elif _is_growing(sampled, pace) or (len(sampled) >= MIN_LONG_SERIES and _is_growing(envelope, pace)):
         kind = GROWING
-    elif spread > threshold and oscillates(shares):
+    elif spread > threshold and _oscillates(levels):
         kind = SAWTOOTH
-    elif last_rise > max(threshold / 2, threshold * late / GROWTH_EPOCHS):  # The gate lets a smaller last rise pass.
-        kind = GROWING if late >= MIN_STEADY_EPOCHS else INSUFFICIENT_DATA
-    return Trend(kind, sizes[0], sizes[-1], growth, spread, shares[-1] - shares[0], steepest)
+    elif last_rise > max(threshold / 2, threshold * num_rises / GROWTH_EPOCHS):  # A smaller final rise is ignored.
+        kind = GROWING if num_rises >= MIN_STEADY_EPOCHS else INSUFFICIENT_DATA
+    return Trend(kind, sizes[0], sizes[-1], growth, spread, levels[-1] - levels[0], steepest)
 
 
-def is_growing(shares: Sequence[float], pace: float) -> bool:
-    """Tell whether a series rises by more than a pace for each size, again and again, and still does in its second half."""
-    rises = [later - sooner for sooner, later in pairwise(shares)]
+def _is_growing(levels: Sequence[float], pace: float) -> bool:
+    """Return whether a series rises repeatedly by more than a pace per size, and still does in its second half."""
+    rises = [later - earlier for earlier, later in pairwise(levels)]
     largest = max(rises, default=0.0)
     if largest > 0:
         rises[rises.index(largest)] = 0.0
-    still = len(shares) < LONG or slope(shares[len(shares) // 2 :]) > pace / 2
-    again = slope(list(accumulate(rises, initial=0.0))) > pace / 2
-    # Kendall's tau: 1 where each size is above those before it, -1 where it is below.
-    above = sum(later > sooner + TOLERANCE for sooner, later in combinations(shares, 2))
-    below = sum(later < sooner - TOLERANCE for sooner, later in combinations(shares, 2))
-    steady = above - below >= MIN_RANK_CORRELATION * math.comb(len(shares), 2)
-    return slope(shares) > pace and again and still and steady
+    rises_late = len(levels) < MIN_LONG_SERIES or _median_slope(levels[len(levels) // 2 :]) > pace / 2
+    rises_repeatedly = _median_slope(list(accumulate(rises, initial=0.0))) > pace / 2
+    # Kendall's tau is 1 if each size is above all earlier ones, and -1 if it is below.
+    above = sum(later > earlier + TOLERANCE for earlier, later in combinations(levels, 2))
+    below = sum(later < earlier - TOLERANCE for earlier, later in combinations(levels, 2))
+    rises_steadily = above - below >= MIN_RANK_CORRELATION * math.comb(len(levels), 2)
+    return _median_slope(levels) > pace and rises_repeatedly and rises_late and rises_steadily
 
 
-def slope(sizes: Sequence[float]) -> float:
-    """Return the median slope between all pairs of a series, for each epoch."""
-    slopes = [(later - sooner) / (end - start) for (start, sooner), (end, later) in combinations(enumerate(sizes), 2)]
+def _median_slope(sizes: Sequence[float]) -> float:
+    """Return the median slope per epoch over all pairs of a series."""
+    slopes = [(later - earlier) / (end - start) for (start, earlier), (end, later) in combinations(enumerate(sizes), 2)]
     return median(slopes) if slopes else 0.0
 
 
-def oscillates(sizes: Sequence[float]) -> bool:
-    """Tell whether a series both rises and falls by a quarter of its spread; one that moves to a new level does not."""
+def _oscillates(sizes: Sequence[float]) -> bool:
+    """Return whether a series both rises and falls by a quarter of its spread, unlike a single jump."""
     rise = max(size - lowest for size, lowest in zip(sizes, accumulate(sizes, min), strict=True))
     fall = max(highest - size for size, highest in zip(sizes, accumulate(sizes, max), strict=True))
     return min(rise, fall) > (max(sizes) - min(sizes)) / 4
 
 
-# What is judged, the surest sign of retained tensors first.
+# Metrics for the verdict, the most reliable sign of retained tensors first.
 METRIC_LABELS = {
     "allocated": "memory of tensors",
-    "reserved": "memory that the device keeps for the process",
+    "reserved": "device memory reserved for the process",
     "resident": "memory of the process",
 }
-DETACH_REMEDY = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what holds tensors."
+DETACH_REMEDY = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what references tensors."
 PAD_REMEDY = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
-KEEP_FEWER_REMEDY = "Keep fewer of them, or keep them outside of the device; nb.training.find_tensor_referrers() lists what holds tensors."
+KEEP_FEWER_REMEDY = (
+    "Keep fewer of them, or move them to the CPU; nb.training.find_tensor_referrers() lists what references tensors."
+)
 
-# What the lines of a picture are called.
-LINES_OF_DEVICE = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
-LINES_OF_PROCESS = {"resident": "process"}
-# A limit is drawn if it is at most so many times the highest memory; otherwise the lines would lie on the axis.
+# Names of the lines in a chart.
+DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
+PROCESS_LINE_NAMES = {"resident": "process"}
+# A limit is drawn if it is at most this multiple of the highest memory. Otherwise the lines would be flat on the axis.
 NEAR = 3
 
-# What most likely makes a figure grow, and what to do about it.
+# Most likely cause of growth for each metric, with the remedy.
 GROWTH_CAUSES = {
     "allocated": ("Tensors are retained", DETACH_REMEDY),
     "graphs": (
-        "Autograd graphs are retained, which take memory of the process also after their backward pass",
+        "Autograd graphs are retained; they use memory of the process even after their backward pass",
         DETACH_REMEDY,
     ),
     "reserved": (
-        "No tensor is retained; most likely the device keeps blocks for every new shape of a batch",
+        "No tensor is retained; most likely the device caches blocks for every new batch shape",
         PAD_REMEDY,
     ),
     "resident": (
         "No tensor is retained; something else in this process grows",
-        "Look at lists that collect texts or results.",
+        "Check lists that collect texts or results.",
     ),
     "resident on mps": (
-        "No tensor is retained; most likely graphs, which MPS compiles for every new shape of a batch",
-        f"{PAD_REMEDY} Then look at lists that collect texts or results.",
+        "No tensor is retained; most likely MPS compiles a graph for every new batch shape",
+        f"{PAD_REMEDY} Then check lists that collect texts or results.",
     ),
 }
 STATUS = {GROWING: WARNING, SAWTOOTH: WARNING, FLAT: OK}
 ADVICE = {
-    SAWTOOTH: "Something takes memory in some epochs and gives it back: look at evaluation, logging and checkpoints.",
-    INSUFFICIENT_DATA: "Train on: the first epoch is warm-up, and a trend needs three more.",
-    FLAT: "Nothing to do.",
+    SAWTOOTH: "Memory rises in some epochs and is released later; check evaluation, logging and checkpointing.",
+    INSUFFICIENT_DATA: "Keep training: the first epoch is warm-up, and a trend needs at least three more.",
+    FLAT: "No action needed.",
 }
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A process of a training: its number among all, how many there are, and its number on this computer."""
+    """Process of a distributed training.
+
+    Attributes:
+        rank: Index among all processes.
+        world_size: Number of processes.
+        local_rank: Index on this machine, which selects its GPU.
+    """
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0  # By this number it has its GPU.
+    local_rank: int = 0
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process shows the curve; one that is alone does, whatever a variable says."""
+        """Whether this process displays the curve; always true for a single process, whatever its variables are."""
         return self.rank == 0 or self.world_size == 1
 
     @property
     def sentence(self) -> str:
-        """Which process this is, empty where there is one alone."""
-        others = "each keeps the curve of its own device"
-        return f"This is process {self.rank} of {self.world_size}; {others}." if self.world_size > 1 else ""
+        """Sentence that identifies this process, empty for a single process."""
+        if self.world_size == 1:
+            return ""
+        return f"This is process {self.rank} of {self.world_size}; each process records the curve of its device."
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryCurve(Displayable):
-    """The samples of a training, and what they mean.
+    """Memory samples of a training, with their interpretation.
 
     Attributes:
-        device: Where the training ran.
-        samples: All samples in order; those with ``boundary`` are judged.
-        gate: The growth over ten epochs that is suspect, as a share: 0.26 is 26 %.
-        holders: What held more tensors at the last boundary than after the warm-up, the most first.
-        limit: The share of ``recommended`` at which torch refuses more: on MPS the high watermark, on CUDA what
-            ``limit_memory`` has set; ``None`` where there is none.
-        process: Which process of the training this is, where there are several.
-        planned: How many epochs the training has in all; ``None`` if nobody knows.
-        filling: Bytes by which histories of optimizers have grown since the warm-up, which stop at a bound, as that of LBFGS.
+        device: Device of the training.
+        samples: All samples in order; the verdict depends on those with ``is_boundary``.
+        growth_threshold: Fraction of growth over ten epochs that indicates a leak: 0.26 is 26 %.
+        referrers: Objects that hold more tensors at the end of the last epoch than after the warm-up, largest first.
+        limit: Fraction of ``recommended`` at which torch raises an out-of-memory error: on MPS the high watermark, on
+            CUDA the value of ``limit_memory``; ``None`` if there is no limit.
+        process: This process, in a training with several processes.
+        total_epochs: Total number of epochs of the training; ``None`` if unknown.
+        filling: Growth of optimizer histories since the warm-up in bytes. They are bounded, as that of LBFGS.
 
     Example:
         >>> sizes = [50, 60, 90, 120, 150, 180]
@@ -343,116 +360,128 @@ class MemoryCurve(Displayable):
 
     @property
     def epoch_samples(self) -> tuple[MemorySample, ...]:
-        """The samples at the ends of epochs, the warm-up included."""
+        """Samples at the ends of epochs, including the warm-up."""
         return tuple(sample for sample in self.samples if sample.is_boundary)
 
     @property
     def steady_samples(self) -> tuple[MemorySample, ...]:
-        """The samples at the ends of epochs after the first, in which optimizer states and caches are made."""
+        """Samples at the ends of epochs after the first, which creates optimizer states and caches."""
         return self.epoch_samples[1:]
 
     @property
     def simulated(self) -> bool:
-        """Whether any figure comes from the simulated MPS."""
+        """Whether any sample comes from the simulated MPS."""
         return any(sample.simulated for sample in self.samples)
 
     @property
     def deciding_metric(self) -> str:
-        """The figure that decides the verdict: the first that grows, else the first that is not flat."""
+        """Metric that decides the verdict: the first that grows, else the first that is not flat."""
         order = (GROWING, SAWTOOTH, INSUFFICIENT_DATA, FLAT)
         return min(self.trends, key=lambda name: order.index(self.trends[name].kind), default="resident")
 
     @cached_property
     def trends(self) -> dict[str, Trend]:
-        """What became of each figure that all steady samples have."""
+        """Trend of each metric that all steady samples have."""
         series = {name: [getattr(sample, name) for sample in self.steady_samples] for name in METRIC_LABELS}
-        found = {
+        trends = {
             name: classify_trend(sizes, self.growth_threshold) for name, sizes in series.items() if None not in sizes
         }
-        for name, trend in found.items():
-            if trend.kind == GROWING and self._fills_up(trend):
-                found[name] = replace(trend, kind=INSUFFICIENT_DATA)
-        return found
+        for name, trend in trends.items():
+            if trend.kind == GROWING and self._is_bounded_history(trend):
+                trends[name] = replace(trend, kind=INSUFFICIENT_DATA)
+        return trends
 
-    def _fills_up(self, trend: Trend) -> bool:
-        """Tell whether a figure has grown by no more than histories that have a bound."""
-        return trend.last - trend.baseline <= OF_HISTORIES * self.filling
+    def _is_bounded_history(self, trend: Trend) -> bool:
+        """Return whether bounded histories explain the growth of a metric."""
+        return trend.last - trend.baseline <= MAX_HISTORY_RATIO * self.filling
 
     @property
     def trend(self) -> Trend:
-        """What became of the figure that decides."""
+        """Trend of the deciding metric."""
         return self.trends.get(self.deciding_metric, classify_trend([]))
 
     @property
     def verdict(self) -> str:
-        """``"flat"``, ``"growing"``, ``"sawtooth"`` or ``"too short to tell"``."""
+        """One of ``"flat"``, ``"growing"``, ``"sawtooth"`` and ``"insufficient data"``."""
         return self.trend.kind
 
     @property
     def reason(self) -> str:
-        """Why this verdict, with the figures."""
-        steady, trend = self.steady_samples, self.trend
+        """Reason for the verdict, with the measured values."""
+        steady = self.steady_samples
+        trend = self.trend
         if len(steady) < MIN_STEADY_EPOCHS:
             return f"{pluralize(len(steady), 'epoch')} after the warm-up."
         first = f"{format_bytes(trend.baseline)} after epoch {steady[0].epoch}"
         last = f"{format_bytes(trend.last)} after epoch {steady[-1].epoch}"
-        pace = {
-            GROWING: f"that is {100 * trend.growth:+.0f} % in {GROWTH_EPOCHS} epochs at this pace, and more than {100 * self.growth_threshold:.0f} % is suspect",
-            FLAT: f"it does not keep growing by more than {100 * self.growth_threshold:.0f} % in {GROWTH_EPOCHS} epochs",
-            SAWTOOTH: f"in between it rose and fell by {100 * trend.spread:.0f} %",
+        threshold = f"{100 * self.growth_threshold:.0f} %"
+        explanations = {
+            GROWING: (
+                f"{100 * trend.growth:+.0f} % in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
+            ),
+            FLAT: f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
+            SAWTOOTH: f"it rose and fell by {100 * trend.spread:.0f} % in between",
             INSUFFICIENT_DATA: "it rose in the last epochs only",
         }
         if self.filling and trend.kind == INSUFFICIENT_DATA:
-            pace[INSUFFICIENT_DATA] = "an optimizer fills a history that has a bound, as LBFGS does"
-        return f"{METRIC_LABELS[self.deciding_metric].capitalize()} went from {first} to {last}; {pace[trend.kind]}."
+            explanations[INSUFFICIENT_DATA] = "the bounded history of an optimizer such as LBFGS is not full yet"
+        metric = METRIC_LABELS[self.deciding_metric].capitalize()
+        return f"{metric} went from {first} to {last}; {explanations[trend.kind]}."
 
     @property
     def advice(self) -> str:
-        """What to do next."""
-        suspect = self.likely_cause
+        """Suggested action."""
+        likely_cause = self.likely_cause
         if self.verdict != GROWING:
             advice = ADVICE[self.verdict]
             if self.verdict == INSUFFICIENT_DATA and self.filling:
-                advice = "Train on until the history is full, or make it shorter (history_size)."
-            if self.verdict == FLAT and self.trend.total > self.growth_threshold and not self._fills_up(self.trend):
-                advice = f"It is {100 * self.trend.total:+.0f} % all the same: watch it where you train for longer."
-            if suspect is None:
+                advice = "Keep training until the history is full, or reduce history_size."
+            if (
+                self.verdict == FLAT
+                and self.trend.total > self.growth_threshold
+                and not self._is_bounded_history(self.trend)
+            ):
+                advice = f"The total change is {100 * self.trend.total:+.0f} %; monitor it in longer trainings."
+            if likely_cause is None:
                 return advice
-            so_far = "It takes little memory so far, but" if advice == ADVICE[FLAT] else f"{advice} But"
-            return f"{so_far} {suspect}. {DETACH_REMEDY}"
-        if suspect and not suspect.num_graphs:
-            return f"{GROWTH_CAUSES['allocated'][0]}: {suspect}. {KEEP_FEWER_REMEDY}"
-        figure = "graphs" if suspect and self.deciding_metric != "allocated" else self.deciding_metric
-        cause, remedy = GROWTH_CAUSES.get(f"{figure} on {device_type(self.device)}", GROWTH_CAUSES[figure])
-        return f"{cause}{f': {suspect}' if suspect else ''}. {remedy}"
+            introduction = "Memory use is low so far, but" if advice == ADVICE[FLAT] else f"{advice} However,"
+            return f"{introduction} {likely_cause}. {DETACH_REMEDY}"
+        if likely_cause and not likely_cause.num_graphs:
+            return f"{GROWTH_CAUSES['allocated'][0]}: {likely_cause}. {KEEP_FEWER_REMEDY}"
+        metric = "graphs" if likely_cause and self.deciding_metric != "allocated" else self.deciding_metric
+        cause, remedy = GROWTH_CAUSES.get(f"{metric} on {device_type(self.device)}", GROWTH_CAUSES[metric])
+        return f"{cause}{f': {likely_cause}' if likely_cause else ''}. {remedy}"
 
     @property
     def likely_cause(self) -> TensorReferrer | None:
-        """What most likely makes the memory grow: what holds most more; if that is no tensor's memory, a list of graphs."""
+        """Most likely cause of the growth: the largest growing referrer.
+
+        If the memory of tensors does not grow, only referrers of autograd graphs are considered.
+        """
         grows = self.verdict == GROWING and self.deciding_metric == "allocated"
-        return next((holder for holder in self.referrers if holder.num_graphs or grows), None)
+        return next((referrer for referrer in self.referrers if referrer.num_graphs or grows), None)
 
     def append(self, sample: MemorySample) -> MemoryCurve:
-        """Return the curve with one more sample."""
+        """Return the curve with an additional sample."""
         return replace(self, samples=(*self.samples, sample))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return samples, trends, verdict and the number of the process as plain mappings, lists, numbers and strings."""
+        """Return samples, trends, verdict and rank as JSON-compatible values."""
         return {**super().to_dict(), "process": self.process.rank, "processes": self.process.world_size}
 
     def plot(self) -> Any:
-        """Return a matplotlib figure of the curve with its limits; a notebook shows it.
+        """Return a matplotlib figure of the curve with its limits; a notebook displays it.
 
         Raises:
-            ConfigurationError: Where matplotlib is not installed.
+            ConfigurationError: If matplotlib is not installed.
         """
-        suspect = f" ({self.likely_cause.name})" if self.likely_cause else ""
-        title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{suspect}"
+        cause = f" ({self.likely_cause.name})" if self.likely_cause else ""
+        title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{cause}"
         return require_plotting(".plot").draw(title, self.pictures)
 
     @property
     def limits(self) -> tuple[AxisMarker, ...]:
-        """What the device should not go beyond, and where torch refuses more, in bytes."""
+        """Recommended maximum of the device and the limit of torch, in bytes."""
         recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
         device = parse_device_argument(self.device)
         limits = [AxisMarker(recommended, device.capacity_caption)]
@@ -462,49 +491,51 @@ class MemoryCurve(Displayable):
 
     @property
     def pictures(self) -> tuple[Chart, ...]:
-        """The memory of the device, with its limits, and that of the process, both over the epochs."""
+        """Charts of the memory of the device, with its limits, and of the process, over the epochs."""
         return (
-            self._picture("Memory of the device", LINES_OF_DEVICE, 12, self.limits, self.epoch_samples[:1]),
-            self._picture("Memory of the process", LINES_OF_PROCESS, 6),
+            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, self.epoch_samples[:1]),
+            self._make_chart("Memory of the process", PROCESS_LINE_NAMES, 6),
         )
 
-    def _picture(
+    def _make_chart(
         self,
         caption: str,
         names: Mapping[str, str],
         height: float,
         limits: Iterable[AxisMarker] = (),
-        warm: Iterable[MemorySample] = (),
+        warm_up: Iterable[MemorySample] = (),
     ) -> Chart:
-        """Return some of the figures over the epochs that there are to be; limits that are far away are left out."""
+        """Return a chart of some metrics over all planned epochs; distant limits are omitted."""
         series = {name: [getattr(sample, name) for sample in self.samples] for name in names}
         series = {name: sizes for name, sizes in series.items() if sizes and None not in sizes}
-        most = max(map(max, series.values()), default=0)
-        exponent = memory_exponent(most)
+        highest = max(map(max, series.values()), default=0)
+        exponent = memory_exponent(highest)
         unit = 1024**exponent
-        across = tuple(sample_positions(self.samples))
+        x = tuple(_sample_positions(self.samples))
         lines = []
         for name, sizes in series.items():
-            shown = (
+            tooltips = (
                 f"after epoch {sample.epoch}: {names[name]} {format_bytes(size)}" if sample.is_boundary else ""
                 for sample, size in zip(self.samples, sizes, strict=True)
             )
-            lines.append(Series(names[name], across, tuple(size / unit for size in sizes), tuple(shown)))
+            lines.append(Series(names[name], x, tuple(size / unit for size in sizes), tuple(tooltips)))
         last = max((self.total_epochs or 0, *(sample.epoch for sample in self.samples)))
         epochs = nice_ticks(last, whole=True)
-        epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # None close to the last.
+        epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # No tick close to the last.
         axes = Axes(
             UNITS[exponent],
             "epoch",
             tuple(AxisMarker(epoch, f"{epoch:g}") for epoch in epochs),
-            tuple(AxisMarker(limit.position / unit, limit.name) for limit in limits if limit.position <= NEAR * most),
-            tuple(AxisMarker(first.epoch, "warm-up ends") for first in warm),
+            tuple(
+                AxisMarker(limit.position / unit, limit.name) for limit in limits if limit.position <= NEAR * highest
+            ),
+            tuple(AxisMarker(sample.epoch, "warm-up ends") for sample in warm_up),
             height,
         )
         return Chart(caption, lines=tuple(lines), axes=axes)
 
     def to_report(self) -> Report:
-        """Return the verdict, why, what to do, and the figures of each epoch."""
+        """Return the verdict, its reason, the suggested action, and the metrics of each epoch."""
         rows: list[tuple[str, ...]] = []
         for sample in self.epoch_samples:
             sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident, sample.swap)
@@ -516,46 +547,48 @@ class MemoryCurve(Displayable):
             tuple(filter(None, (self.reason, self.advice, self.process.sentence))),
             (
                 Table("Memory after each epoch", columns, tuple(rows), collapsed=True),
-                table_of(self.referrers, "What holds more tensors than after the warm-up"),
+                make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),
             ),
             status=STATUS.get(self.verdict, ""),
             charts=self.pictures,
         )
 
 
-def known_epochs(planned: float | None) -> int | None:
-    """Return a number of epochs, ``None`` for one that stands for a training without an end."""
-    return int(planned) if planned is not None and 0 < planned <= MOST_EPOCHS else None
+def finite_epochs(epochs: float | None) -> int | None:
+    """Return a number of epochs as an integer, or ``None`` if it means a training without an end."""
+    return int(epochs) if epochs is not None and 0 < epochs <= MAX_EPOCHS else None
 
 
-def sample_positions(samples: Sequence[MemorySample]) -> list[float]:
-    """Return where each sample stands among the epochs: a boundary at its number, others evenly before the next one.
+def _sample_positions(samples: Sequence[MemorySample]) -> list[float]:
+    """Return the position of each sample on the axis of epochs.
+
+    The end of an epoch is at its number. Other samples are distributed evenly before the next end.
 
     Example:
         >>> inner, end = MemorySample(0, 5, 1.0, is_boundary=False), MemorySample(1, 10, 2.0)
-        >>> sample_positions([inner, end]), sample_positions([end])
+        >>> _sample_positions([inner, end]), _sample_positions([end])
         ([0.5, 1.0], [1.0])
     """
     inner = Counter(sample.epoch for sample in samples if not sample.is_boundary)
-    parts = max(inner.values(), default=0) + 1
-    seen = 0  # Samples inside of this epoch.
-    found = []
+    intervals = max(inner.values(), default=0) + 1
+    index = 0  # Number of the sample within its epoch.
+    positions = []
     for sample in samples:
-        seen = 0 if sample.is_boundary else seen + 1
-        found.append(sample.epoch + seen / parts)
-    return found
+        index = 0 if sample.is_boundary else index + 1
+        positions.append(sample.epoch + index / intervals)
+    return positions
 
 
-def memory_exponent(most: float) -> int:
-    """Return the power of 1024 in which an axis counts that reaches so many bytes: MiB, or from 2 GiB on GiB."""
-    return 3 if most >= 2 << 30 else 2
+def memory_exponent(highest: float) -> int:
+    """Return the power of 1024 for the unit of an axis that reaches ``highest`` bytes: MiB, or GiB from 2 GiB."""
+    return 3 if highest >= 2 << 30 else 2
 
 
 def require_plotting(module: str) -> Any:
-    """Return a module that draws, or say what it needs that is not installed."""
+    """Return a module that draws charts, or raise an error that names the missing package."""
     try:
         return importlib.import_module(module, __package__)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        what = f"The picture needs {package}, which is not installed."
-        raise ConfigurationError(what, f"Install it: python -m pip install {package}.") from error
+        message = f"The chart requires {package}, which is not installed."
+        raise ConfigurationError(message, f"Install it: python -m pip install {package}.") from error

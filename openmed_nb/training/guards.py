@@ -1,7 +1,7 @@
-"""Stop a training at what gives wrong numbers without an error.
+"""Guards that stop training at silent numerical errors.
 
-Where a new guard goes: its name, what it does and its source into ``ABOUT``. Then, if it looks at the numbers of a batch, its
-fields into ``CHECKS`` and ``RANGES`` (``batch_checks.py``); if it looks at a model, a line into ``Guards.watch``.
+To add a guard, add its name, description and issues to ``GUARD_DESCRIPTIONS``. If it checks the values of a batch, add
+its fields to ``CHECKS`` and ``RANGES`` in ``batch_checks.py``. If it checks a model, call it in ``Guards.watch``.
 """
 
 from __future__ import annotations
@@ -30,25 +30,28 @@ from .batch_checks import (
     ModelLimits,
     UnsafeStepSizes,
     check_collation,
+    find_inner_model,
     infer_limits,
-    inner_model,
     validate_limits,
 )
-from .nonfinite import ForwardRecorder, all_finite, gradients_of, is_finite, locate_non_finite, save_batch
+from .nonfinite import ForwardRecorder, all_finite, get_gradients, is_finite, locate_non_finite, save_batch
 
 if TYPE_CHECKING:
     import torch
 
-# The first torch in which MPS computes rightly the gradients of an LSTM with dropout (pytorch#190056), and on M1 and M2
-# those of a step with many tokens (pytorch#177116, #193487), except for one number of them.
+# First release of torch in which MPS computes correct gradients for an LSTM with dropout (pytorch#190056). On M1 and
+# M2, it also fixes the gradients of steps with many tokens (pytorch#177116, #193487), except for a single size.
 LSTM_FIXED_IN = (2, 14)
 LSTM_REMEDY = "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
-# The names that configurations of transformers have for dropout in attention.
+# Names of the dropout of attention in the configurations of transformers.
 ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 
 
 class DropoutWatch:
-    """Warns once of a pass in train mode with dropout and without gradients; in a copy of a model it never warns."""
+    """Forward pre-hook that warns once about a pass in train mode with dropout but without gradients.
+
+    In a copy of the model the hook is inactive.
+    """
 
     def __init__(self, device: str | None) -> None:
         self.device = device
@@ -67,55 +70,61 @@ class DropoutWatch:
         in_layers = (layer.p > 0 for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.training)
         if not in_attention and not any(in_layers):
             return
-        what = "A forward pass ran in train mode with dropout and without gradients: its results are random."
-        meant = "use Guards(disable=('dropout_without_gradients',))"
+        message = "A forward pass ran in train mode with dropout but without gradients; its results are random."
+        opt_out = "use Guards(disable=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
         if in_attention and sdpa and parse_device_argument(self.device).attention_lacks_dropout:
-            what += " On MPS attention raises here: scaled_dot_product_attention for MPS does not support dropout."
-            meant = "load the model with attn_implementation='eager'"
+            message += (
+                " On MPS attention raises an error here: scaled_dot_product_attention for MPS does not support dropout."
+            )
+            opt_out = "load the model with attn_implementation='eager'"
         self.device = None
-        advice = f"{what} Call model.eval() first; where it is meant, {meant}."
+        advice = f"{message} Call model.eval() first; if this is intended, {opt_out}."
         warn(advice)
 
 
-# What each guard does, and where that is from.
+# Description of each guard, with the issues that it is based on.
 GUARD_DESCRIPTIONS = {
-    "labels": ("stops at labels that the model does not have", "keras#23664, pytorch#187559"),
-    "token_ids": ("stops at tokens, types, positions and rows without an embedding", "pytorch#154235, #123119"),
-    "large_batch_gradients": ("stops at 32,767 tokens a step on an M1 or M2", "pytorch#177116, #195163"),
-    "nonfinite": ("stops where a loss or a gradient is NaN or infinite", ""),
-    "dropout_without_gradients": ("warns of a pass in train mode without gradients", "pytorch#184126"),
-    "lstm_dropout": ("warns of an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
+    "labels": ("raises on labels outside the model's label range", "keras#23664, pytorch#187559"),
+    "token_ids": ("raises on tokens, types, positions and rows that have no embedding", "pytorch#154235, #123119"),
+    "large_batch_gradients": ("raises on steps of 32,767 tokens or more on an M1 or M2", "pytorch#177116, #195163"),
+    "nonfinite": ("raises if a loss or a gradient is NaN or infinite", ""),
+    "dropout_without_gradients": ("warns about a pass in train mode without gradients", "pytorch#184126"),
+    "lstm_dropout": ("warns about an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
 }
 GUARD_NAMES = tuple(GUARD_DESCRIPTIONS)
 
-# Where batches that made NaN or infinity are kept, in the current directory.
+# Directory for batches that produced NaN or infinity, in the current directory.
 FOLDER = "openmed_nonfinite"
-# So many steps in a row a scaler may skip for gradients that are not finite: halved 16 times, 65,536 is 1.
+# Maximum number of consecutive steps that a GradScaler may skip. Its initial scale of 65,536 reaches 1 after 16
+# halvings, so 20 skipped steps indicate a real problem.
 MAX_SKIPPED_STEPS = 20
 
-# Who watches a model; guards hold it weakly, or it would never be let go. A training that failed leaves its guards
-# there, and the next one lets them go.
+# Guards by watched model. Both are referenced weakly, or the model would never be released. A failed training leaves
+# its guards here until the next training watches the model.
 WATCHED_MODELS: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
 
 
 class Guards(Displayable):
-    """The guards of one training; Trainer callbacks, Accelerate and plain loops use the same.
+    """Guards of one training, for Trainer callbacks, Accelerate and plain loops.
 
-    ``print(Guards())`` lists them, with what each does and where that is from: ``labels`` and ``token_ids`` (on MPS wrong
-    ones give a loss near zero and rows of zeros, without an error), ``large_batch_gradients`` (rows times length of
-    ``input_ids`` count, or of ``inputs_embeds``; other batches are not counted), ``nonfinite`` (it names the layer and keeps
-    the batch; Trainer's log leaves such losses out, see ``logging_nan_inf_filter``), ``dropout_without_gradients`` and
-    ``lstm_dropout``.
+    ``print(Guards())`` lists them with descriptions and issues:
+
+    - ``labels`` and ``token_ids``: On MPS, invalid values give a loss near zero and rows of zeros, without an error.
+    - ``large_batch_gradients``: The number of tokens is rows times length of ``input_ids`` or ``inputs_embeds``. Other
+      batches are not counted.
+    - ``nonfinite``: The error names the layer, and the batch is saved. Trainer omits such losses from its log, see
+      ``logging_nan_inf_filter``.
+    - ``dropout_without_gradients`` and ``lstm_dropout``.
 
     Args:
-        off: Names of guards that are switched off.
-        folder: Where batches that made NaN or infinity are kept; they hold what the model was given.
-        limits: What the model takes, where it cannot be learnt from it: attributes of
-            :class:`~openmed_nb.training.batch_checks.ModelLimits`, such as ``labels=10``.
+        disable: Names of guards to disable.
+        folder: Directory for batches that produced NaN or infinity. They contain the inputs of the model.
+        limits: Limits of the model, if they cannot be inferred: attributes of
+            :class:`~openmed_nb.training.batch_checks.ModelLimits`, such as ``num_labels=10``.
 
     Raises:
-        ConfigurationError: For a name that no guard has, a folder that cannot be one, and a limit that cannot be one.
+        ConfigurationError: If a guard or limit does not exist, or if the directory or a limit is not valid.
 
     Example:
         >>> import torch
@@ -124,8 +133,8 @@ class Guards(Displayable):
         ...     guards.check({"labels": torch.tensor([0, 3])}, step=7)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.InvalidBatchError: Step 7: 1 of 2 labels is not between 0 and 2 (3; -100 is left out). \
-Give the model as many labels as the data has (num_labels), or number the labels anew.
+        openmed_nb.errors.InvalidBatchError: Step 7: 1 of 2 labels is not between 0 and 2 (3; -100 is ignored). \
+Give the model as many labels as the data has (num_labels), or renumber the labels.
     """
 
     JSON_PROPERTIES = ("on",)
@@ -135,11 +144,13 @@ Give the model as many labels as the data has (num_labels), or number the labels
         disable = tuple(map(str, names))
         for name in disable:
             if name not in GUARD_NAMES:
-                raise ConfigurationError(f"There is no guard {describe_value(name)}.", suggest(name, GUARD_NAMES))
+                raise ConfigurationError(
+                    f"{describe_value(name)} is not the name of a guard.", suggest(name, GUARD_NAMES)
+                )
         self.on = tuple(name for name in GUARD_NAMES if name not in disable)
         self.folder = check_path(folder, "folder")
-        self._given = validate_limits(limits)
-        self._checks = self._batch_checks(ModelLimits(**self._given))
+        self._limits = validate_limits(limits)
+        self._checks = self._make_batch_checks(ModelLimits(**self._limits))
         self._recorder: ForwardRecorder | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
@@ -149,13 +160,13 @@ Give the model as many labels as the data has (num_labels), or number the labels
         self._steps = 0
 
     def to_report(self) -> Report:
-        """Return the names of the guards that are on, each with what it does and where that is from."""
+        """Return the enabled guards with their descriptions and issues."""
         rows = tuple((name, *GUARD_DESCRIPTIONS[name]) for name in self.on)
         off = ", ".join(name for name in GUARD_NAMES if name not in self.on)
         sentences = (f"Off: {off}.",) if off else ()
-        table = Table("", ("guard", "what it does", "issue"), rows)
-        spoken = (f"{len(rows)} of {len(GUARD_NAMES)} guards are on", *sentences)
-        return Report(f"Guards: {len(rows)} on", sentences, (table,), html_sentences=spoken)
+        table = Table("", ("guard", "description", "issue"), rows)
+        html_sentences = (f"{len(rows)} of {len(GUARD_NAMES)} guards are on", *sentences)
+        return Report(f"Guards: {len(rows)} on", sentences, (table,), html_sentences=html_sentences)
 
     def watch(
         self,
@@ -165,43 +176,46 @@ Give the model as many labels as the data has (num_labels), or number the labels
         torch_release: tuple[int, ...] | None = None,
         scaled: bool = False,
     ) -> Guards:
-        """Learn what a model takes, and watch its passes until :meth:`unwatch`; a model that was watched is let go.
+        """Infer the limits of a model and watch its forward passes until :meth:`unwatch`.
+
+        A model that was watched before is unwatched first.
 
         Args:
-            model: The model in training.
-            device: The device that it is trained on, as torch spells it; the one that it is on where it is not given.
-            machine: This computer, as the session knows it; on MPS it is read where it is not given.
-            torch_release: The release of torch, such as ``(2, 13, 0)``; the installed one where it is not given.
-            scaled: Whether a ``GradScaler`` is in use, which skips steps whose gradients are not finite.
+            model: Model in training.
+            device: Name of the device of the training, as torch spells it. If ``None``, use the device of the model.
+            machine: Description of this machine. If ``None``, it is read on MPS.
+            torch_release: Release of torch, such as ``(2, 13, 0)``. If ``None``, use the installed release.
+            scaled: Whether a ``GradScaler`` is in use, which skips steps with non-finite gradients.
 
         Returns:
-            The guards, to be used in a ``with`` statement.
+            The guards, for a ``with`` statement.
 
         Raises:
-            ConfigurationError: For a value that is not a module of torch.
+            ConfigurationError: If ``model`` is not a ``torch.nn.Module``.
         """
         torch = import_torch()
         if not isinstance(model, torch.nn.Module):
-            what = f"Guards cannot watch a value of type {short_type_name(model)}."
-            raise ConfigurationError(what, "Pass the model itself, a torch.nn.Module.")
+            message = f"Guards cannot watch a value of type {short_type_name(model)}."
+            raise ConfigurationError(message, "Pass the model itself, a torch.nn.Module.")
         self.unwatch()
         if model in WATCHED_MODELS:
             WATCHED_MODELS[model].unwatch()
         WATCHED_MODELS[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
-        steps = None
+        unsafe_sizes = None
         if parse_device_argument(device).type == "mps":
-            repaired = (torch_release or parse_release(torch.__version__))[:2] >= LSTM_FIXED_IN
-            # A chip that is not known is not suspected.
+            is_fixed = (torch_release or parse_release(torch.__version__))[:2] >= LSTM_FIXED_IN
+            # An unknown chip is assumed to be safe.
             if apple_chip_generation(machine or read_machine()) in (1, 2):
-                steps = SINCE_2_14 if repaired else BEFORE_2_14
-            if not repaired and "lstm_dropout" in self.on:
-                warn_of_lstm(model)
-        self._checks = self._batch_checks(infer_limits(model, **self._given), steps)
+                unsafe_sizes = SINCE_2_14 if is_fixed else BEFORE_2_14
+            if not is_fixed and "lstm_dropout" in self.on:
+                _warn_lstm_dropout(model)
+        self._checks = self._make_batch_checks(infer_limits(model, **self._limits), unsafe_sizes)
         self._watched = weakref.ref(model)
         self._scaled = scaled
         self._skipped = 0
-        called = ("", *inner_model(model))  # A model inside of another may be called by itself.
+        # A model inside another module may be called directly.
+        called = ("", *find_inner_model(model))
         if "dropout_without_gradients" in self.on:
             watch = DropoutWatch(device)
             self._undo += [model.get_submodule(name).register_forward_pre_hook(watch).remove for name in called]
@@ -211,10 +225,10 @@ Give the model as many labels as the data has (num_labels), or number the labels
         return self
 
     def watch_loader(self, loader: Any) -> bool:
-        """Let a loader check the batches that it puts together, in its worker processes too, until :meth:`unwatch`.
+        """Let a loader check its batches when it collates them, even in worker processes, until :meth:`unwatch`.
 
         Returns:
-            Whether it does; ``False`` for a value that is not a ``DataLoader``, which is left as it is.
+            Whether the loader is checked; ``False`` for a value that is not a ``DataLoader``, which is left unchanged.
         """
         if undo := check_collation(loader, self._checks):
             self._undo.append(undo)
@@ -224,81 +238,83 @@ Give the model as many labels as the data has (num_labels), or number the labels
         """Check a batch before it is moved to the device.
 
         Args:
-            batch: A mapping of names to tensors or arrays, or a pair of inputs and labels.
-            step: The number that errors name; ``None`` counts the batches.
+            batch: Mapping of names to tensors or arrays, or pair of inputs and labels.
+            step: Step number for errors. If ``None``, batches are counted.
 
         Raises:
-            InvalidBatchError: For labels or token ids that the model does not have, and for too many tokens on an M1 or M2.
+            InvalidBatchError: If labels or token ids are outside the limits of the model, or if the batch has too many
+                tokens for an M1 or M2.
         """
         self._batches = self._batches + 1 if step is None else step
         self._checks(batch, f"Step {self._batches:,}: ")
 
     def checked(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader, each checked before; batches are numbered on from one loop to the next.
+        """Yield the batches of a loader after checking each of them; their numbers continue from one loop to the next.
 
-        A loader that Accelerate prepared moves its batches to the device itself, before they come here: let it check
-        them with :meth:`watch_loader` instead.
+        A loader that Accelerate prepared moves its batches to the device before they are checked here. Use
+        :meth:`watch_loader` for it instead.
         """
         for batch in loader:
             self.check(batch)
             yield batch
 
     def check_loss(self, loss: torch.Tensor | float, step: int | None = None, batch: Any = None) -> None:
-        """Stop where a loss is NaN or infinite; the device is waited for.
+        """Raise an error if a loss is NaN or infinite; this waits for the device.
 
         Args:
-            loss: The loss.
-            step: The number that the error names; ``None`` is that of the last batch that was checked.
-            batch: What the loss was computed from, to be kept where the model was not watched.
+            loss: Loss.
+            step: Step number for the error. If ``None``, use the number of the last checked batch.
+            batch: Batch that the loss was computed from, to be saved if the model was not watched.
 
         Raises:
-            NonFiniteError: For a loss that is not finite.
+            NonFiniteError: If the loss is not finite.
         """
         number = None
         with suppress(TypeError, ValueError, RuntimeError):
             number = float(loss.detach() if hasattr(loss, "detach") else loss)
-        if number is None:  # Outside of the handler: Python's error quotes the value.
+        # Raised outside the handler, because the Python error quotes the value.
+        if number is None:
             raise invalid_type("loss", loss, "Pass a number, or a tensor with one.")
         if "nonfinite" in self.on and not math.isfinite(number):
-            raise self._stopped(f"the loss is {number}", step, self._steps + 1, batch)
+            raise self._make_error(f"the loss is {number}", step, self._steps + 1, batch)
 
     def after_backward(self, model: torch.nn.Module | None = None, step: int | None = None) -> None:
-        """Stop where a loss or a gradient of this step is NaN or infinite; call it before the optimizer's step.
+        """Raise an error if a loss or gradient of this step is NaN or infinite; call it before the optimizer step.
 
-        What it costs is a look at every gradient, and waiting for the device once.
+        It reads every gradient and waits for the device once.
 
         Args:
-            model: The model; the watched one where it is not given.
-            step: The number that the error names; ``None`` is that of the last batch that was checked, or of this call
-                where no batch was.
+            model: Model. If ``None``, use the watched model.
+            step: Step number for the error. If ``None``, use the number of the last checked batch, or of this call if
+                no batch was checked.
 
         Raises:
-            NonFiniteError: It names the step, the layer, and the file in which the batch is kept.
+            NonFiniteError: If a value is not finite. The error names the step, the layer and the file of the batch.
         """
         model = self._model if model is None else model
         if "nonfinite" not in self.on or model is None:
             return
         self._steps += 1
         losses = list(self._recorder.losses) if self._recorder else []
-        gradients = gradients_of(model.parameters())
+        gradients = get_gradients(model.parameters())
         with TENSOR_LOCK:
             if all_finite(gradients, losses) or (is_finite(losses) and is_finite(gradients)):
                 self._skipped = 0
             elif not is_finite(losses):
-                raise self._stopped("the loss is NaN or infinite", step, self._steps)
+                raise self._make_error("the loss is NaN or infinite", step, self._steps)
             elif not self._scaled or self._skipped == MAX_SKIPPED_STEPS:
-                raise self._stopped("a gradient is NaN or infinite", step, self._steps)
+                raise self._make_error("a gradient is NaN or infinite", step, self._steps)
             else:
                 self._skipped += 1
         self.clear()
 
     def clear(self) -> None:
-        """Let go of the batches of this step."""
+        """Release the recorded batches of this step."""
         if self._recorder is not None:
             self._recorder.clear()
 
     def unwatch(self) -> None:
-        """Take every hook away, and let go of the model; the checks of batches stay as they are."""
+        """Remove all hooks and release the model; checks of batches remain active."""
         while self._undo:
             self._undo.pop()()
         if self._model is not None:
@@ -313,32 +329,32 @@ Give the model as many labels as the data has (num_labels), or number the labels
 
     @property
     def _model(self) -> torch.nn.Module | None:
-        """The watched model, while somebody else holds it."""
+        """Watched model, as long as it is referenced elsewhere."""
         return None if self._watched is None else self._watched()
 
-    def _batch_checks(self, limits: ModelLimits, wrong: UnsafeStepSizes | None = None) -> BatchChecks:
+    def _make_batch_checks(self, limits: ModelLimits, unsafe_sizes: UnsafeStepSizes | None = None) -> BatchChecks:
         names = tuple(name for name in CHECKS if name in self.on)
-        return BatchChecks(limits, names, wrong if "large_batch_gradients" in self.on else None)
+        return BatchChecks(limits, names, unsafe_sizes if "large_batch_gradients" in self.on else None)
 
-    def _stopped(self, what: str, step: int | None, counted: int, batch: Any = None) -> NonFiniteError:
-        """Return the error for a step that went wrong, and let go of its batches."""
+    def _make_error(self, problem: str, step: int | None, call_number: int, batch: Any = None) -> NonFiniteError:
+        """Return the error for a failed step, after saving its batch and releasing the recorded ones."""
         if step is None:
-            step = self._batches or counted
-        where, guilty = locate_non_finite(self._model, self._recorder.passes if self._recorder else ())
-        kept = save_batch(guilty.named_arguments if batch is None and guilty else batch, self.folder, step)
+            step = self._batches or call_number
+        origin, failing_pass = locate_non_finite(self._model, self._recorder.passes if self._recorder else ())
+        saved = save_batch(failing_pass.named_arguments if batch is None and failing_pass else batch, self.folder, step)
         self.clear()
-        return NonFiniteError(f"Step {step:,}: {what}; {where}. {kept}", where.remedy)
+        return NonFiniteError(f"Step {step:,}: {problem}; {origin}. {saved}", origin.remedy)
 
 
-def warn_of_lstm(model: torch.nn.Module) -> None:
-    """Warn of the first LSTM with dropout between its layers."""
+def _warn_lstm_dropout(model: torch.nn.Module) -> None:
+    """Warn about the first LSTM with dropout between its layers."""
     import torch
 
     for name, layer in model.named_modules():
         if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0:
-            where = name or "the model"
-            what = f"The gradients of an LSTM with dropout ({where}) will be wrong: MPS forgets it on the way back"
-            warn(f"{what} (pytorch#190056). {LSTM_REMEDY}")
+            layer_name = name or "the model"
+            message = f"The gradients of an LSTM with dropout ({layer_name}) will be wrong: MPS ignores the dropout in the backward pass"
+            warn(f"{message} (pytorch#190056). {LSTM_REMEDY}")
             return
 
 
@@ -346,6 +362,6 @@ def validate_guards(guards: Guards | None) -> Guards:
     if guards is not None and not isinstance(guards, Guards):
         raise ConfigurationError(
             f"guards must be nb.Guards(...), got {describe_value(guards)}.",
-            "Pass nb.Guards(disable=[...]) with the names of those to switch off.",
+            "Pass nb.Guards(disable=[...]) with the names of the guards to disable.",
         )
     return guards or Guards()

@@ -1,10 +1,10 @@
-"""Who holds tensors: living tensors, and the variables, lists and attributes that keep them alive.
+"""Referrers of tensors: live tensors, and the variables, lists and attributes that keep them alive.
 
-The search goes from the names that a person wrote, the variables of ``__main__``, of modules that are not installed
-packages, and of the functions that are running, also in other threads, through containers, attributes, frames and what
-else an object refers to, as the garbage collector knows it, to tensors. So an answer is a name that can be found in the
-notebook, and the interpreter's million other objects are not looked at. What only installed packages hold is not found; it
-is counted. Keys of mappings are left out: they may be patients.
+The search starts at the variables of ``__main__``, of modules outside installed packages, and of running functions,
+including those of other threads. It follows containers, attributes, frames and the references that the garbage
+collector reports. So each result is a name that the user can find in the notebook, and the million other objects of the
+interpreter are skipped. Tensors that only installed packages reference are not named but counted. Keys of mappings are
+never displayed, because they may identify patients.
 """
 
 from __future__ import annotations
@@ -50,117 +50,122 @@ if TYPE_CHECKING:
 
 
 def iter_live_tensors() -> list[torch.Tensor]:
-    """Return every tensor that Python knows of; types are asked, so that no proxy is woken up."""
+    """Return every tensor that Python tracks; only types are checked, so that no proxy is triggered."""
     tensor = import_torch().Tensor
-    things = gc.get_objects()
-    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, tensor)}
-    return list(compress(things, map(kinds.__contains__, map(type, things))))
+    objects = gc.get_objects()
+    tensor_types = {kind for kind in set(map(type, objects)) if issubclass(kind, tensor)}
+    return list(compress(objects, map(tensor_types.__contains__, map(type, objects))))
 
 
 def live_tensor_bytes() -> int:
-    """Return the bytes of all tensors that Python objects or their autograd graphs reach."""
+    """Return the size in bytes of all tensors that are reachable from Python objects or their autograd graphs."""
     return sum(storage_sizes(iter_live_tensors()).values())
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Return the bytes of each storage that the tensors and their graphs use, by its address; views share one."""
-    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no lazy parameter or foreign class is woken
+    """Return the size in bytes of each storage of the tensors and their graphs, by address; views share a storage."""
+    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no lazy parameter or tensor subclass is triggered
         tensors = list(tensors)
-        reached = (*tensors, *saved_tensors(map(grad_fn_of, tensors)))
-        storages = (tensor.untyped_storage() for tensor in reached if has_storage(tensor))
-        return {one._cdata: one.nbytes() for one in storages}  # noqa: SLF001 - two wrappers of a storage have it in common
+        reached = (*tensors, *_iter_saved_tensors(map(_get_grad_fn, tensors)))
+        storages = (tensor.untyped_storage() for tensor in reached if _has_storage(tensor))
+        return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 - shared by all wrappers of a storage
 
 
-def saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that graphs keep for their backward pass; what hooks packed as it is, or not at all.
+def _iter_saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that graphs store for their backward pass.
 
-    No hook is called: it may compute again.
+    No unpack hook is called, because it may run a computation. So values that hooks packed are yielded only if they are
+    tensors.
     """
     tensor = import_torch().Tensor
     names: dict[type, list[str]] = {}  # A graph has thousands of nodes of a few types.
-    waiting, seen = list(nodes), set()
-    while waiting:
-        node = waiting.pop()
+    pending = list(nodes)
+    seen = set()
+    while pending:
+        node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        waiting.extend(following for following, _ in node.next_functions)
+        pending.extend(next_node for next_node, _ in node.next_functions)
         kind = type(node)
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
         for name in names[kind]:
-            yield from (one for one in _saved_values(node, name) if isinstance(one, tensor))
+            yield from (value for value in _read_saved_values(node, name) if isinstance(value, tensor))
 
 
-def _saved_values(node: Any, name: str) -> Iterable[Any]:
-    """Return what a node keeps under a name, without calling the hooks that may have packed it."""
-    readable = hasattr(import_torch()._C._autograd.SavedTensor, "data")  # noqa: SLF001 - torch 2.6 cannot say what it is
+def _read_saved_values(node: Any, name: str) -> Iterable[Any]:
+    """Return the values that a node stores under a name, without calling unpack hooks."""
+    has_data = hasattr(import_torch()._C._autograd.SavedTensor, "data")  # noqa: SLF001 - not available in torch 2.6
     unpacked = name.removeprefix("_raw")
-    if not hasattr(type(node), unpacked):  # A Function written in Python has another name for it.
+    if not hasattr(type(node), unpacked):  # A Function written in Python uses another name.
         unpacked = name.removeprefix("_raw_")
     profile = sys.getprofile()
     try:
-        if readable:
+        if has_data:
             saved = getattr(node, name)
         else:
-            sys.setprofile(_call_nothing)
+            sys.setprofile(_stop_at_call)
             saved = getattr(node, unpacked)
-    # A backward pass has freed it, a hook has packed it, or it was changed in place, which only unpacking minds.
+    # A backward pass has freed the tensor, a hook has packed it, or it was changed in place, which only unpacking
+    # detects.
     except (RuntimeError, _HookCalled):
         return ()
     finally:
-        if not readable:
+        if not has_data:
             sys.setprofile(profile)
-    several = saved if isinstance(saved, (list, tuple)) else (saved,)
-    return [getattr(one, "data", None) for one in several] if readable else several
+    values = saved if isinstance(saved, (list, tuple)) else (saved,)
+    return [getattr(value, "data", None) for value in values] if has_data else values
 
 
 class _HookCalled(Exception):
-    """A hook was to unpack what a graph keeps."""
+    """Raised in place of an unpack hook of a graph."""
 
 
-def _call_nothing(_frame: FrameType, event: str, _argument: Any) -> None:
-    """Stop a function written in Python at its start."""
+def _stop_at_call(_frame: FrameType, event: str, _argument: Any) -> None:
+    """Profile function that stops a Python function at its start."""
     if event == "call":
         raise _HookCalled
 
 
-def grad_fn_of(tensor: torch.Tensor) -> Any:
-    """Return the node of the graph that made a tensor; ``None`` for a leaf, and where a graph was made invalid."""
+def _get_grad_fn(tensor: torch.Tensor) -> Any:
+    """Return the graph node that produced a tensor, or ``None`` for a leaf and for an invalid graph."""
     try:
         return tensor.grad_fn
-    except RuntimeError:  # One of several views, whose base was changed in place.
+    except RuntimeError:  # The base of several views was changed in place.
         return None
 
 
-def has_storage(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor has memory of its own: sparse, meta and fake tensors and wrappers have none."""
+def _has_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a storage; sparse, meta and fake tensors and wrappers have none."""
     torch = import_torch()
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - torch has no other name for it
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - torch has no public name for it
     return tensor.layout == torch.strided and not wrapped and tensor.untyped_storage().device.type != "meta"
 
 
 UNNAMED = "(reached by no name)"
-# Folders of installed packages: of this environment, of the user, and of another one that this one lies over.
+# Directories of installed packages: of this environment, of the user, and of a base environment.
 INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 PACKAGE = __name__.partition(".")[0]
-# How many containers and attributes lie between a name and a tensor at most.
+# Maximum number of containers and attributes between a name and a tensor.
 MAX_DEPTH = 6
-# After so many containers and tensors the search ends.
+# Maximum number of containers and tensors that the search visits.
 MAX_OBJECTS = 50_000
-# Of the parts of a container that are not tensors, only the last so many are searched: a large table hides nothing after it.
+# Maximum number of children of a container that are not tensors. The last ones are searched, so that a large table does
+# not hide values after it.
 MAX_CHILDREN = 10_000
-# References to the copy of a frame's variables that nothing else uses: the frame's, this module's, and the question's.
-UNSHARED = 3
+# Reference count of the copy of the variables of a frame that is not used elsewhere: the frame, this module, and the
+# argument of getrefcount.
+UNSHARED_REFERENCES = 3
 
-# The kind of what optimizers keep of their last steps, which stops growing at a bound.
-HISTORY = "history with a bound"
+# Kind of the history of an optimizer, which stops growing at its bound.
+HISTORY = "bounded history"
 
-CONTAINERS = (list, tuple, set, frozenset, deque)
-# What holds no tensors, or leads everywhere; the type is asked, so that no proxy is woken up.
-LEAVES = (str, bytes, int, float, type, ModuleType, CodeType, type(None))
-# What waits with a frame of variables: the attributes that have it, and what it waits for.
-WAITING = {
+CONTAINER_TYPES = (list, tuple, set, frozenset, deque)
+# Types that hold no tensors or reference everything. Types are compared, so that no proxy is triggered.
+LEAF_TYPES = (str, bytes, int, float, type, ModuleType, CodeType, type(None))
+# Types with a suspended frame: the attributes for the frame and for the awaited object.
+SUSPENDED_TYPES = {
     GeneratorType: ("gi_frame", "gi_yieldfrom"),
     CoroutineType: ("cr_frame", "cr_await"),
     AsyncGeneratorType: ("ag_frame", "ag_await"),
@@ -169,14 +174,14 @@ WAITING = {
 
 @dataclass(frozen=True)
 class TensorReferrer(JsonMixin):
-    """A variable, container or attribute that holds tensors.
+    """Variable, container or attribute that references tensors.
 
     Attributes:
-        name: How it is reached, such as ``"losses"`` or ``"trainer.history"``.
-        kind: Its type, such as ``"list"``.
-        tensors: How many tensors it holds itself.
-        size: Bytes of their storages, and of those that their autograd graphs keep.
-        graphs: How many of the tensors still have their autograd graph.
+        name: Path from a variable, such as ``"losses"`` or ``"trainer.history"``.
+        kind: Type, such as ``"list"``.
+        tensors: Number of tensors that it references directly.
+        size: Size in bytes of their storages, and of those in their autograd graphs.
+        num_graphs: Number of these tensors that still have an autograd graph.
     """
 
     name: str
@@ -191,20 +196,20 @@ class TensorReferrer(JsonMixin):
         return f"{self.name}{kind} holds {pluralize(self.tensors, 'tensor')}{graphs}, {format_bytes(self.size)}"
 
 
-def table_of(holders: Iterable[TensorReferrer], caption: str = "") -> Table:
-    """Return a table with a row for each holder."""
+def make_referrer_table(referrers: Iterable[TensorReferrer], caption: str = "") -> Table:
+    """Return a table with a row for each referrer."""
     rows = []
-    for holder in holders:
-        count = str(holder.tensors)
-        if holder.num_graphs:
-            count += f", {'all' if holder.num_graphs == holder.tensors else holder.num_graphs} with graphs"
-        rows.append((holder.name, holder.kind, count, format_bytes(holder.size)))
+    for referrer in referrers:
+        count = str(referrer.tensors)
+        if referrer.num_graphs:
+            count += f", {'all' if referrer.num_graphs == referrer.tensors else referrer.num_graphs} with graphs"
+        rows.append((referrer.name, referrer.kind, count, format_bytes(referrer.size)))
     return Table(caption, ("name", "kind", "tensors", "memory"), tuple(rows))
 
 
 @dataclass(frozen=True, repr=False)
 class TensorReferrers(Displayable, Sequence[TensorReferrer]):
-    """What holds tensors, the most memory first."""
+    """Referrers of tensors, largest first."""
 
     referrers: tuple[TensorReferrer, ...]
     simulated: bool = False
@@ -216,24 +221,25 @@ class TensorReferrers(Displayable, Sequence[TensorReferrer]):
         return self.referrers[index]
 
     def to_report(self) -> Report:
-        """Return the table of what holds tensors."""
+        """Return a table of the referrers."""
         verb = "holds" if len(self) == 1 else "hold"
-        return Report(f"{pluralize(len(self), 'name')} {verb} tensors", tables=(table_of(self),))
+        return Report(f"{pluralize(len(self), 'name')} {verb} tensors", tables=(make_referrer_table(self),))
 
 
 def find_tensor_referrers(namespace: Mapping[str, Any] | None = None) -> TensorReferrers:
-    """Return what holds tensors now, the most memory first.
+    """Return the current referrers of tensors, largest first.
 
     Args:
-        namespace: Variables to look through; ``None`` takes those of ``__main__``, of modules that are not installed
-            packages, and of the functions that are running, also in other threads.
+        namespace: Variables to search. If ``None``, search those of ``__main__``, of modules outside installed
+            packages, and of running functions, including those of other threads.
 
     Returns:
-        One :class:`Holder` for each variable, container or attribute that holds tensors itself; a tensor that several
-        hold is counted for the first of them. Without a namespace the last one counts what no name reaches.
+        One :class:`TensorReferrer` for each variable, container or attribute that references tensors directly. A tensor
+        with several referrers is counted for the first of them. Without a namespace, the last item counts the tensors that
+        no name reaches.
 
     Raises:
-        ConfigurationError: For a namespace that is not a mapping.
+        ConfigurationError: If ``namespace`` is not a mapping.
 
     Example:
         >>> import torch
@@ -246,228 +252,247 @@ def find_tensor_referrers(namespace: Mapping[str, Any] | None = None) -> TensorR
         return TensorReferrers(())
     if not isinstance(namespace, Mapping | None):
         raise ConfigurationError(
-            f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or nothing."
+            f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or omit namespace."
         )
-    found, holders = _search(_roots() if namespace is None else namespace.items())
+    tensors_by_name, referrers = _find_referrers(_iter_roots() if namespace is None else namespace.items())
     if namespace is None:
-        known = storage_sizes(tensor for tensors in found.values() for tensor in tensors)
-        others = {key: size for key, size in storage_sizes(iter_live_tensors()).items() if key not in known and size}
-        holders += (TensorReferrer(UNNAMED, "", len(others), sum(others.values())),) if others else ()
-    return TensorReferrers(holders, is_mps_simulated())
+        named = storage_sizes(tensor for tensors in tensors_by_name.values() for tensor in tensors)
+        unnamed = {key: size for key, size in storage_sizes(iter_live_tensors()).items() if key not in named and size}
+        if unnamed:
+            referrers += (TensorReferrer(UNNAMED, "", len(unnamed), sum(unnamed.values())),)
+    return TensorReferrers(referrers, is_mps_simulated())
 
 
 def named_referrers() -> tuple[TensorReferrer, ...]:
-    """Return what holds tensors by a name, the most memory first."""
-    return _search(_roots())[1]
+    """Return the referrers of tensors that have a name, largest first."""
+    return _find_referrers(_iter_roots())[1]
 
 
 def grown_referrers(before: Iterable[TensorReferrer], after: Iterable[TensorReferrer]) -> dict[TensorReferrer, int]:
-    """Return the holders of ``after`` that hold more bytes than they did ``before``, the largest growth first, with it."""
-    known = {holder.name: holder.size for holder in before}
-    grown = {holder: holder.size - known.get(holder.name, 0) for holder in after}
-    order = sorted(grown, key=grown.__getitem__, reverse=True)
-    return {holder: grown[holder] for holder in order if grown[holder] > 0}
+    """Return the referrers of ``after`` that hold more bytes than ``before``, with their growth, largest first."""
+    sizes = {referrer.name: referrer.size for referrer in before}
+    growth = {referrer: referrer.size - sizes.get(referrer.name, 0) for referrer in after}
+    order = sorted(growth, key=growth.__getitem__, reverse=True)
+    return {referrer: growth[referrer] for referrer in order if growth[referrer] > 0}
 
 
-def _search(roots: Iterable[tuple[str, Any]]) -> tuple[dict[tuple[str, str], list[Any]], tuple[TensorReferrer, ...]]:
-    """Return the tensors that names reach, by the name and the kind of what holds them, and these holders."""
-    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor class of others is woken
-        for name, kind, tensor in _reached(roots):
-            found[name, kind].append(tensor)
-    holders = [
+def _find_referrers(
+    roots: Iterable[tuple[str, Any]],
+) -> tuple[dict[tuple[str, str], list[Any]], tuple[TensorReferrer, ...]]:
+    """Return the tensors that names reach, by name and kind of their referrer, and these referrers."""
+    tensors_by_name: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor subclass is triggered
+        for name, kind, tensor in _iter_reached_tensors(roots):
+            tensors_by_name[name, kind].append(tensor)
+    referrers = [
         TensorReferrer(
-            name, kind, len(held), sum(storage_sizes(held).values()), sum(grad_fn_of(one) is not None for one in held)
+            name,
+            kind,
+            len(tensors),
+            sum(storage_sizes(tensors).values()),
+            sum(_get_grad_fn(tensor) is not None for tensor in tensors),
         )
-        for (name, kind), held in found.items()
+        for (name, kind), tensors in tensors_by_name.items()
     ]
-    return found, tuple(sorted(holders, key=attrgetter("size"), reverse=True))
+    return tensors_by_name, tuple(sorted(referrers, key=attrgetter("size"), reverse=True))
 
 
-def _reached(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name and kind of what holds each tensor, and the tensor; breadth first, so that names are short."""
+def _iter_reached_tensors(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    """Yield name and kind of the referrer of each tensor, and the tensor; breadth first, so that names are short."""
     torch = import_torch()
-    waiting = deque((name, "variable", name, thing, 0) for name, thing in roots)
+    pending = deque((name, "variable", name, value, 0) for name, value in roots)
     seen: set[int] = set()
-    while waiting and len(seen) < MAX_OBJECTS:
-        holder, kind, name, thing, depth = waiting.popleft()
-        if id(thing) in seen or issubclass(type(thing), LEAVES):
+    while pending and len(seen) < MAX_OBJECTS:
+        referrer, kind, name, value, depth = pending.popleft()
+        if id(value) in seen or issubclass(type(value), LEAF_TYPES):
             continue
-        seen.add(id(thing))
-        if issubclass(type(thing), torch.Tensor):
-            if has_storage(thing):
-                yield holder, kind, thing
-            with suppress(RuntimeError):  # As in grad_fn_of. torch warns where others than leaves are asked.
-                waiting.append((f"{holder}.grad", "gradients", name, thing.grad if thing.is_leaf else None, depth))
+        seen.add(id(value))
+        if issubclass(type(value), torch.Tensor):
+            if _has_storage(value):
+                yield referrer, kind, value
+            # RuntimeError as in _get_grad_fn. torch warns if the gradient of a tensor that is not a leaf is read.
+            with suppress(RuntimeError):
+                pending.append((f"{referrer}.grad", "gradients", name, value.grad if value.is_leaf else None, depth))
         elif depth < MAX_DEPTH:
-            parts = [step for step in _children(name, thing) if not issubclass(type(step[-1]), LEAVES)]
-            held = [step for step in parts if issubclass(type(step[-1]), torch.Tensor)]
-            others = [step for step in parts if not issubclass(type(step[-1]), torch.Tensor)]
-            waiting.extend((*step, depth + 1) for step in (*held, *others[-MAX_CHILDREN:]))
+            children = [child for child in _iter_children(name, value) if not issubclass(type(child[-1]), LEAF_TYPES)]
+            tensors = [child for child in children if issubclass(type(child[-1]), torch.Tensor)]
+            containers = [child for child in children if not issubclass(type(child[-1]), torch.Tensor)]
+            pending.extend((*child, depth + 1) for child in (*tensors, *containers[-MAX_CHILDREN:]))
 
 
-def _children(name: str, thing: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield (holder, kind, name, part) for each part of a container or an object."""
+def _iter_children(name: str, value: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield ``(referrer, kind, name, child)`` for each child of a container or an object."""
     torch = import_torch()
-    kind = type(thing).__name__
-    inside = f"{name}[...]"
-    if issubclass(type(thing), torch.nn.Module):
-        yield from _parts_of_module(name, thing)
+    kind = type(value).__name__
+    item_name = f"{name}[...]"
+    if issubclass(type(value), torch.nn.Module):
+        yield from _iter_module_parts(name, value)
         return
-    if issubclass(type(thing), dict):
-        yield from ((name, kind, inside, part) for part in list(dict.values(thing)))
+    if issubclass(type(value), dict):
+        yield from ((name, kind, item_name, item) for item in list(dict.values(value)))
         return
-    if base := next((base for base in CONTAINERS if issubclass(type(thing), base)), None):
-        yield from ((name, kind, inside, part) for part in list(base.__iter__(thing)))
+    if base := next((base for base in CONTAINER_TYPES if issubclass(type(value), base)), None):
+        yield from ((name, kind, item_name, item) for item in list(base.__iter__(value)))
         return
-    if issubclass(type(thing), torch.optim.Optimizer):
-        yield from _history_of_optimizer(f"{name}.state", thing)
-    for variable, part in _waiting_variables(thing):
-        yield f"{name}: {variable}", "variable", f"{name}: {variable}", part
-    for attribute, part in list(_attributes(thing).items()):
-        yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", part
-    if not issubclass(type(thing), (FunctionType, FrameType, TracebackType, *WAITING)):  # These refer to all globals.
-        yield from ((name, kind, inside, part) for part in (*_elements(thing), *gc.get_referents(thing)))
+    if issubclass(type(value), torch.optim.Optimizer):
+        yield from _iter_optimizer_history(f"{name}.state", value)
+    for variable, child in _iter_suspended_variables(value):
+        yield f"{name}: {variable}", "variable", f"{name}: {variable}", child
+    for attribute, child in list(_get_attributes(value).items()):
+        yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", child
+    # Functions and frames refer to all globals.
+    if not issubclass(type(value), (FunctionType, FrameType, TracebackType, *SUSPENDED_TYPES)):
+        children = (*_iter_hidden_elements(value), *gc.get_referents(value))
+        yield from ((name, kind, item_name, child) for child in children)
 
 
-def _waiting_variables(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of the functions that an error came through, and those of a generator that waits."""
-    if issubclass(type(thing), BaseException):
-        traceback = vars(BaseException)["__traceback__"].__get__(thing)  # Whatever a class makes of it.
-        yield from _variables_of_traceback(traceback)
-    elif issubclass(type(thing), TracebackType):
-        yield from _variables_of_traceback(thing)
-    elif issubclass(type(thing), FrameType) and thing.f_code.co_flags & CO_OPTIMIZED:
-        yield from _variables(thing)
-    elif type(thing) in WAITING:
-        frame, awaited = (getattr(thing, attribute) for attribute in WAITING[type(thing)])
-        if frame is not None and frame.f_back is None:  # One that runs is among the frames of its thread.
-            yield from _variables(frame)
+def _iter_suspended_variables(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of the frames of an error, and those of a suspended generator or coroutine."""
+    if issubclass(type(value), BaseException):
+        # Read with the descriptor of the base class, because a subclass may override the attribute.
+        traceback = vars(BaseException)["__traceback__"].__get__(value)
+        yield from _iter_traceback_variables(traceback)
+    elif issubclass(type(value), TracebackType):
+        yield from _iter_traceback_variables(value)
+    elif issubclass(type(value), FrameType) and value.f_code.co_flags & CO_OPTIMIZED:
+        yield from _get_variables(value)
+    elif type(value) in SUSPENDED_TYPES:
+        frame, awaited = (getattr(value, attribute) for attribute in SUSPENDED_TYPES[type(value)])
+        if frame is not None and frame.f_back is None:  # A running one is found through the frames of its thread.
+            yield from _get_variables(frame)
         yield "(awaited)", awaited
 
 
-def _variables_of_traceback(traceback: TracebackType | None) -> Iterator[tuple[str, Any]]:
+def _iter_traceback_variables(traceback: TracebackType | None) -> Iterator[tuple[str, Any]]:
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:  # Not the frame of the notebook or script itself.
-            yield from _variables(traceback.tb_frame)
+        # The frame of the notebook or script itself is not optimized.
+        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:
+            yield from _get_variables(traceback.tb_frame)
         traceback = traceback.tb_next
 
 
-def _elements(thing: Any) -> Iterator[Any]:
-    """Yield what arrays of numpy hold, and the value of a context variable: the garbage collector knows neither."""
+def _iter_hidden_elements(value: Any) -> Iterator[Any]:
+    """Yield the elements of NumPy arrays and the value of a context variable, which have no referents."""
     numpy = sys.modules.get("numpy")
-    if numpy is not None and issubclass(type(thing), numpy.ndarray):
-        yield vars(numpy.ndarray)["base"].__get__(thing)  # The tensor whose memory it is, after numpy().
-        plain = numpy.ndarray.view(thing, numpy.ndarray)
-        if plain.dtype.hasobject:
-            yield from plain.reshape(-1).tolist()
-    elif issubclass(type(thing), ContextVar):
-        yield thing.get(None)
+    if numpy is not None and issubclass(type(value), numpy.ndarray):
+        yield vars(numpy.ndarray)["base"].__get__(value)  # The tensor that owns the memory, after numpy().
+        array = numpy.ndarray.view(value, numpy.ndarray)
+        if array.dtype.hasobject:
+            yield from array.reshape(-1).tolist()
+    elif issubclass(type(value), ContextVar):
+        yield value.get(None)
 
 
-def _parts_of_module(name: str, module: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield the parameters and buffers of a module as its own, then what else it and the modules in it keep."""
+def _iter_module_parts(name: str, module: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield the parameters and buffers of a module as its tensors, then the other attributes of its modules."""
     for tensor in (*module.parameters(), *module.buffers()):
         yield name, type(module).__name__, name, tensor
-    for inner, part in module.named_modules(prefix=name):
-        for attribute, value in list(vars(part).items()):
+    for inner, submodule in module.named_modules(prefix=name):
+        for attribute, value in list(vars(submodule).items()):
             if attribute not in {"_parameters", "_buffers", "_modules"}:
                 yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", value
 
 
-def _history_of_optimizer(state: str, optimizer: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield what an optimizer with a history, as LBFGS, keeps of its last steps, as one holder."""
+def _iter_optimizer_history(state: str, optimizer: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield the history of an optimizer with a bounded history, as LBFGS, as one referrer."""
     if "history_size" in getattr(optimizer, "defaults", ()):
-        for kept in optimizer.state.values():
-            for value in kept.values():
-                several = value if isinstance(value, (list, tuple, deque)) else [value]
-                yield from ((state, HISTORY, state, part) for part in several)
+        for parameter_state in optimizer.state.values():
+            for value in parameter_state.values():
+                items = value if isinstance(value, (list, tuple, deque)) else [value]
+                yield from ((state, HISTORY, state, item) for item in items)
 
 
-def _attributes(thing: Any) -> dict[str, Any]:
-    """Return the attributes of an object; of a function its defaults, and the variables that it has from around it."""
-    if issubclass(type(thing), FunctionType):
-        around = {}
-        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
-            with suppress(ValueError):  # Its variable has no value yet.
-                around[name] = cell.cell_contents
-        return {**around, "__defaults__": thing.__defaults__, "__kwdefaults__": thing.__kwdefaults__}
-    if issubclass(type(thing), (MethodType, BuiltinFunctionType)):
-        return {"__self__": thing.__self__}
-    if issubclass(type(thing), threading.local):  # Its __dict__ is made for each thread that asks.
+def _get_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object; for a function, its defaults and the variables of its closure."""
+    if issubclass(type(value), FunctionType):
+        closure = {}
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with suppress(ValueError):  # The variable has no value yet.
+                closure[name] = cell.cell_contents
+        return {**closure, "__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+    if issubclass(type(value), (MethodType, BuiltinFunctionType)):
+        return {"__self__": value.__self__}
+    if issubclass(type(value), threading.local):  # Reading its __dict__ would create one for this thread.
         return {}
     slots = {}
-    for base in type(thing).__mro__:
+    for base in type(value).__mro__:
         for attribute, member in list(vars(base).items()):
             if type(member) is MemberDescriptorType and attribute != "__weakref__":
-                with suppress(AttributeError):  # It has no value.
-                    slots[attribute] = member.__get__(thing)
-    found = next((vars(base)["__dict__"] for base in type(thing).__mro__ if "__dict__" in vars(base)), None)
-    # A proxy has a __dict__ of its own making, which would be that of what it stands for.
-    known = found.__get__(thing) if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)) else {}
-    return {**slots, **known}
+                with suppress(AttributeError):  # The slot has no value.
+                    slots[attribute] = member.__get__(value)
+    descriptor = next((vars(base)["__dict__"] for base in type(value).__mro__ if "__dict__" in vars(base)), None)
+    # A proxy defines another kind of __dict__, which would be that of the object behind it.
+    attributes = (
+        descriptor.__get__(value) if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)) else {}
+    )
+    return {**slots, **attributes}
 
 
-def _roots() -> Iterator[tuple[str, Any]]:
-    """Yield the variables of ``__main__``, those that a person named first, of other modules, and of running functions."""
+def _iter_roots() -> Iterator[tuple[str, Any]]:
+    """Yield the variables of ``__main__``, user-named ones first, of other modules, and of running functions."""
     main = vars(sys.modules["__main__"])
     hidden = {name for name in main if str(name).startswith("_") or name in {"In", "Out"}}
-    yield from _with_classes("__main__", sorted(main.items(), key=lambda item: item[0] in hidden))
+    yield from _iter_with_class_attributes("__main__", sorted(main.items(), key=lambda item: item[0] in hidden))
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if type(module) is ModuleType else None
-        ours = name.partition(".")[0] == PACKAGE or module is sys.modules["__main__"]
-        if ours or not isinstance(file, str) or not _is_own(file):
+        is_excluded = name.partition(".")[0] == PACKAGE or module is sys.modules["__main__"]
+        if is_excluded or not isinstance(file, str) or not _is_user_file(file):
             continue
-        own = [(variable, value) for variable, value in vars(module).copy().items() if not variable.startswith("__")]
-        yield from ((f"{module.__name__}.{variable}", value) for variable, value in _with_classes(module.__name__, own))
-    for frame in reversed(list(_frames())):
+        variables = [
+            (variable, value) for variable, value in vars(module).copy().items() if not variable.startswith("__")
+        ]
+        module_name = module.__name__
+        named_values = _iter_with_class_attributes(module_name, variables)
+        yield from ((f"{module_name}.{variable}", value) for variable, value in named_values)
+    for frame in reversed(list(_iter_calling_frames())):
         if frame.f_globals is not main or frame.f_code.co_name != "<module>":
-            yield from _variables(frame)
+            yield from _get_variables(frame)
     last = getattr(getattr(sys, "last_value", None), "__traceback__", None)
-    yield from ((f"(last error) {name}", thing) for name, thing in _variables_of_traceback(last))
-    for thread, innermost in sys._current_frames().items():  # noqa: SLF001 - there is no other way to other threads
+    yield from ((f"(last error) {name}", value) for name, value in _iter_traceback_variables(last))
+    for thread, innermost in sys._current_frames().items():  # noqa: SLF001 - there is no public access to the frames of other threads
         caller = None if thread == threading.get_ident() else innermost
         while caller is not None:
-            of_the_person = _is_own(caller.f_code.co_filename) and not _is_of_this_package(caller)
-            if of_the_person and caller.f_code.co_flags & CO_OPTIMIZED:
-                yield from ((f"(another thread) {name}", thing) for name, thing in _variables(caller))
+            is_user_code = _is_user_file(caller.f_code.co_filename) and not _is_package_frame(caller)
+            if is_user_code and caller.f_code.co_flags & CO_OPTIMIZED:
+                yield from ((f"(another thread) {name}", value) for name, value in _get_variables(caller))
             caller = caller.f_back
 
 
 @functools.cache
-def _is_own(file: str) -> bool:
-    """Tell whether a file is the person's: neither Python's, nor of an installed package."""
-    python = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
-    return not (file.startswith((*python, "<frozen ")) or INSTALLED_FOLDERS & set(Path(file).parts))
+def _is_user_file(file: str) -> bool:
+    """Return whether a file is user code, outside the standard library and installed packages."""
+    library_paths = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+    return not (file.startswith((*library_paths, "<frozen ")) or INSTALLED_FOLDERS & set(Path(file).parts))
 
 
-def _with_classes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield variables, and the attributes of the classes among them that the module itself defines."""
-    for name, thing in variables:
-        yield name, thing
-        if issubclass(type(thing), type) and thing.__module__ == module:
-            yield from ((f"{name}.{attribute}", part) for attribute, part in list(vars(thing).items()))
+def _iter_with_class_attributes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield variables, and the attributes of those classes that the module itself defines."""
+    for name, value in variables:
+        yield name, value
+        if issubclass(type(value), type) and value.__module__ == module:
+            yield from ((f"{name}.{attribute}", child) for attribute, child in list(vars(value).items()))
 
 
-def _variables(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return the variables of a frame; ``self`` has the name of its type."""
-    # Before Python 3.13 the frame of a function keeps this copy, and what the variables held; one of no use is emptied.
+def _get_variables(frame: FrameType) -> list[tuple[str, Any]]:
+    """Return the variables of a frame; ``self`` is named by its type."""
+    # Before Python 3.13, the frame of a function keeps this copy, and with it the values of the variables. An unused
+    # copy is cleared.
     copy = frame.f_locals
-    items = list(copy.items())  # At once: another thread may change what it has.
-    variables = [(type(thing).__name__ if name == "self" else name, thing) for name, thing in items]
-    if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED:
+    items = list(copy.items())  # Copied at once, because another thread may change the variables.
+    variables = [(type(value).__name__ if name == "self" else name, value) for name, value in items]
+    if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED_REFERENCES:
         copy.clear()
     return variables
 
 
-def _frames() -> Iterator[FrameType]:
-    """Yield the frames that called this package, the innermost first."""
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way to the variables of the caller
+def _iter_calling_frames() -> Iterator[FrameType]:
+    """Yield the frames that called this package, innermost first."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public access to the variables of the caller
     while frame is not None:
-        if not _is_of_this_package(frame):
+        if not _is_package_frame(frame):
             yield frame
         frame = frame.f_back
 
 
-def _is_of_this_package(frame: FrameType) -> bool:
+def _is_package_frame(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(f"{PACKAGE}.")

@@ -1,7 +1,7 @@
-"""The memory curve as a widget while it grows.
+"""Memory curve as a widget that is updated during training.
 
-Importing this file imports ipywidgets; so it is imported only through ``curve.needing``. Only the widget's value changes: nbval
-cannot follow outputs that are cleared or updated.
+Importing this module imports ipywidgets, so it is imported only through ``curve.require_plotting``. Only the value of
+the widget changes, because nbval does not support outputs that are cleared or updated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .curve import MemoryCurve
 
 
 class LiveMemoryCurve(StaticReprMixin, HTML):
-    """A small picture of a memory curve with its verdict; call it with a curve to show that.
+    """Chart of a memory curve with its verdict; call it with a curve to display that curve.
 
-    Its text and HTML forms, which stay where there is no widget, do not change between runs.
+    Its text and HTML representations, which remain without a widget, do not change between runs.
     """
 
     def __init__(self) -> None:
@@ -26,22 +26,22 @@ class LiveMemoryCurve(StaticReprMixin, HTML):
         self(MemoryCurve(""))
 
     def __call__(self, curve: MemoryCurve) -> None:
-        """Show a curve; a curve without samples shows that the first epoch is under way."""
+        """Display a curve; without samples, display that the first epoch is in progress."""
         self.value = (
-            render_curve(curve) if curve.samples else to_html(Report("Memory", ("The first epoch is under way.",)))
+            render_curve(curve) if curve.samples else to_html(Report("Memory", ("The first epoch is in progress.",)))
         )
 
     def __repr__(self) -> str:
-        return "The live memory curve"
+        return "Live memory curve"
 
     def report(self) -> Report:
-        """Return how to get the curve; a notebook is saved with what stood there before the first epoch."""
-        said = "It is drawn while the training runs; openmed_nb.training.last_curve() returns it."
-        return Report(repr(self), (said,))
+        """Return the instructions to get the curve, which a notebook stores instead of the widget."""
+        sentence = "It is updated during training; openmed_nb.training.last_curve() returns the curve."
+        return Report(repr(self), (sentence,))
 
 
 def render_curve(curve: MemoryCurve) -> str:
-    """Return a curve as HTML: the pictures, and the verdict with its reason and what to do, which a screen reader reads out."""
+    """Return a curve as HTML: its charts, and its verdict with reason and advice for screen readers."""
     report = curve.final_report()
-    said = to_html(replace(report, tables=(), charts=()))
-    return f'{render_charts(*report.charts)}<div role="status">{said}</div>'
+    verdict = to_html(replace(report, tables=(), charts=()))
+    return f'{render_charts(*report.charts)}<div role="status">{verdict}</div>'

@@ -1,4 +1,4 @@
-"""Data on its way to the device: moving batches, setting up a ``DataLoader``, and measuring whether it keeps up."""
+"""Data loading: moving batches to the device, configuring a ``DataLoader``, and measuring its speed."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ Thing = TypeVar("Thing")
 
 
 def to_device(thing: Thing, device: Any = None) -> Thing:
-    """Return tensors on a device, the session's where none is named; on MPS float64 becomes float32 before.
+    """Move tensors to a device; on MPS, float64 is converted to float32 first.
 
     Args:
-        thing: A tensor, a module, or a batch or a state dict in any depth. NumPy arrays of numbers become tensors; anything
-            else stays as it is.
-        device: A name, a ``torch.device``, an ``Accelerator``; ``None`` is the session's device.
+        thing: Tensor, module, or nested batch or state dict. NumPy arrays of numbers are converted to tensors; other
+            values are returned unchanged.
+        device: Name, ``torch.device`` or ``Accelerator``. If ``None``, use the session device.
 
     Returns:
-        A module itself, moved in place; for anything else a new value of the same type.
+        The same module, moved in place; for other values, a new value of the same type.
 
     Raises:
-        DtypeOverflowError: For a float64 number that would become infinite in float32; nothing was moved then.
-        ConfigurationError: For an optimizer, a module inside of something else, and a value that holds itself.
+        DtypeOverflowError: If a float64 number would become infinite in float32. Nothing is moved.
+        ConfigurationError: If the value is an optimizer, contains a module, or contains itself.
 
     Example:
         >>> import torch
@@ -58,12 +58,13 @@ def to_device(thing: Thing, device: Any = None) -> Thing:
     return moving.to_device(thing, SESSION.device(device).device)
 
 
-# The chips of Macs have four fast cores at least, and each worker is a process of its own: 315 MiB resident for one that
-# tokenizes with the bundled model, begun by fork, in a measurement with nb.training.loader.benchmark_workers. More are worth a measurement.
+# Mac chips have at least four performance cores, and each worker is a process. A forked worker that tokenizes with the
+# bundled model has 315 MiB of resident memory, measured with nb.training.loader.benchmark_workers. More workers should
+# be measured.
 MAX_WORKERS = 4
-# The start methods whose processes begin empty, and import the class of what is sent to them.
-IMPORTING = ("spawn", "forkserver")
-# So many items of a list are looked at: those of one list are mostly of one kind.
+# Start methods whose processes start empty, and import the class of each object that they receive.
+IMPORTING_START_METHODS = ("spawn", "forkserver")
+# Number of items of a list that are inspected; items of one list usually have the same type.
 MIN_ITEMS_FOR_WORKERS = 10
 
 CELL_REMEDY = "write the class into a .py file and import it"
@@ -71,7 +72,7 @@ CELL_REMEDY = "write the class into a .py file and import it"
 
 @dataclass(frozen=True)
 class LoaderArgument:
-    """One argument of ``DataLoader``, and why it has this value."""
+    """Argument of ``DataLoader`` with the reason for its value."""
 
     name: str
     value: Any
@@ -80,11 +81,11 @@ class LoaderArgument:
 
 @dataclass(frozen=True, repr=False)
 class LoaderSettings(Displayable):
-    """The arguments for a ``DataLoader`` on a device.
+    """Arguments for a ``DataLoader`` on a device.
 
     Attributes:
-        device: The device.
-        settings: Each argument with its reason.
+        device: Device.
+        settings: Arguments with their reasons.
     """
 
     device: str
@@ -95,19 +96,19 @@ class LoaderSettings(Displayable):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments: ``DataLoader(dataset, batch_size=8, **settings.arguments)``."""
+        """Arguments by name: ``DataLoader(dataset, batch_size=8, **settings.arguments)``."""
         return {setting.name: setting.value for setting in self.settings}
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The reason of each argument."""
+        """Reason for each argument."""
         return {setting.name: setting.reason for setting in self.settings}
 
     def to_report(self) -> Report:
         """Return a table of the arguments with their reasons."""
         rows = tuple((setting.name, str(setting.value), setting.reason) for setting in self.settings)
-        note = "Move batches with nb.training.to_device, which waits: non_blocking=True corrupts them (pytorch#189690)."
-        table = Table("Arguments", ("argument", "value", "why"), rows)
+        note = "Move batches with nb.training.to_device, which synchronizes; non_blocking=True corrupts them (pytorch#189690)."
+        table = Table("Arguments", ("argument", "value", "reason"), rows)
         return Report(
             f"DataLoader for {self.device}",
             (note,) if parse_device_argument(self.device).corrupts_unwaited_copies else (),
@@ -119,113 +120,118 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
     """Return the arguments for a ``DataLoader`` on a device, each with its reason.
 
     Args:
-        dataset: The dataset; it is looked at and not read.
-        device: As for :func:`to_device`.
+        dataset: Dataset; it is inspected, but not read.
+        device: Device, as in :func:`to_device`.
 
     Returns:
         The settings: ``DataLoader(dataset, batch_size=8, **settings.arguments)``.
 
     Raises:
-        DeviceError: For a device that cannot be used.
-        ConfigurationError: For a value that has no device.
+        DeviceError: If the device cannot be used.
+        ConfigurationError: If the value of ``device`` has no device.
 
     Example:
         >>> settings([1, 2], "cpu").arguments["pin_memory"]
         False
     """
-    return settings_for(SESSION.device(device).device, dataset, SESSION.device_manager.machine)
+    return make_settings(SESSION.device(device).device, dataset, SESSION.device_manager.machine)
 
 
-def settings_for(
+def make_settings(
     device: str, dataset: Any, machine: MachineInfo, *, in_notebook: bool | None = None, start_method: str | None = None
 ) -> LoaderSettings:
-    known = parse_device_argument(device)
+    backend = parse_device_argument(device)
     method = start_method or default_start_method(machine.system)
-    workers = worker_count(dataset, machine, method, is_interactive_main() if in_notebook is None else in_notebook)
-    settings = [LoaderArgument("pin_memory", known.pins_memory, known.pin_reason), workers]
+    workers = _choose_num_workers(
+        dataset, machine, method, is_interactive_main() if in_notebook is None else in_notebook
+    )
+    settings = [LoaderArgument("pin_memory", backend.pins_memory, backend.pin_reason), workers]
     if workers.value:
-        why = "workers stay for the next epoch; starting one takes seconds"
-        settings.append(LoaderArgument("persistent_workers", True, why))
+        reason = "workers are reused for the next epoch; starting one takes seconds"
+        settings.append(LoaderArgument("persistent_workers", True, reason))
     if workers.value and machine.system == "Darwin":
-        why = "a forked process hangs or crashes where it touches Metal, and macOS does not fork by default"
-        settings.append(LoaderArgument("multiprocessing_context", "spawn", why))
+        reason = "a forked process that uses Metal hangs or crashes, and macOS does not fork by default"
+        settings.append(LoaderArgument("multiprocessing_context", "spawn", reason))
     return LoaderSettings(device, tuple(settings))
 
 
-def worker_count(dataset: Any, machine: MachineInfo, start_method: str, in_notebook: bool) -> LoaderArgument:
-    """Return how many worker processes read a dataset, and why."""
+def _choose_num_workers(dataset: Any, machine: MachineInfo, start_method: str, in_notebook: bool) -> LoaderArgument:
+    """Return the number of worker processes for a dataset, with its reason."""
     count = 0
-    cells = sorted(set(find_main_definitions(dataset)))
-    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
-        why = "each worker would deliver the whole stream, unless the dataset divides it"
+    cell_names = sorted(set(find_main_definitions(dataset)))
+    if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
+        reason = "each worker would return the full stream unless the dataset shards it"
     elif type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset":
-        why = "the items are in memory already; a worker would only copy them"
-    elif cells and in_notebook and start_method in IMPORTING:
-        named = ", ".join(cells)
-        why = f"workers begin empty here ({start_method}) and cannot import {named} from a cell; {CELL_REMEDY}"
+        reason = "the items are already in memory; workers would only copy them"
+    elif cell_names and in_notebook and start_method in IMPORTING_START_METHODS:
+        names = ", ".join(cell_names)
+        reason = f"workers start empty ({start_method}) and cannot import {names} from a cell; {CELL_REMEDY}"
     else:
         cores = machine.cores or os.cpu_count() or 1
         count = min(MAX_WORKERS, cores // 2)
-        why = f"half of {cores} cores, {MAX_WORKERS} at most; measure with nb.training.loader.benchmark_workers"
-    return LoaderArgument("num_workers", count, why)
+        reason = f"half of {cores} cores, at most {MAX_WORKERS}; measure with nb.training.loader.benchmark_workers"
+    return LoaderArgument("num_workers", count, reason)
 
 
-def find_main_definitions(thing: Any, depth: int = 4) -> Iterator[str]:
-    """Yield the names of classes and functions in a dataset, its items left out, that the notebook or script defines."""
-    for one in (type(thing), thing):
-        name = getattr(one, "__qualname__", None)
-        if isinstance(name, str) and getattr(one, "__module__", None) == "__main__":
+def find_main_definitions(value: Any, depth: int = 4) -> Iterator[str]:
+    """Yield the names of classes and functions of a dataset that the notebook or script defines, without its items."""
+    for definition in (type(value), value):
+        name = getattr(definition, "__qualname__", None)
+        if isinstance(name, str) and getattr(definition, "__module__", None) == "__main__":
             yield name
     if not depth:
         return
-    if isinstance(thing, functools.partial):
-        held: Iterable[Any] = (thing.func, *thing.args, *thing.keywords.values())
-    elif type(thing) in {list, tuple}:
-        held = thing[:MIN_ITEMS_FOR_WORKERS]
-    elif type(thing) is dict:
-        held = itertools.islice(thing.values(), MIN_ITEMS_FOR_WORKERS)
+    if isinstance(value, functools.partial):
+        children: Iterable[Any] = (value.func, *value.args, *value.keywords.values())
+    elif type(value) in {list, tuple}:
+        children = value[:MIN_ITEMS_FOR_WORKERS]
+    elif type(value) is dict:
+        children = itertools.islice(value.values(), MIN_ITEMS_FOR_WORKERS)
     else:
-        held = getattr(thing, "__dict__", {}).values()
-    for one in held:
-        yield from find_main_definitions(one, depth - 1)
+        children = getattr(value, "__dict__", {}).values()
+    for child in children:
+        yield from find_main_definitions(child, depth - 1)
 
 
 def default_start_method(system: str = "") -> str:
-    """Return how worker processes begin where nobody says; on a Mac never by ``fork``, in whose children MPS hangs or crashes."""
+    """Return the default start method of worker processes.
+
+    On a Mac it is never ``fork``, because MPS hangs or crashes in forked processes.
+    """
     if system == "Darwin":
         return "spawn"
-    # Without allow_none the question would fix the method.
+    # Without allow_none, this call would set the start method.
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def is_interactive_main() -> bool:
-    """Tell whether no other process could import the main module, as in a notebook or at a prompt."""
+    """Return whether other processes cannot import the main module, as in a notebook or at a prompt."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     return getattr(main, "__spec__", None) is None and (file is None or not Path(file).is_file())
 
 
-# Times that differ by less count as the same: five readings of one loader in a row took 0.63 to 0.68 ms per batch, 8 %
-# apart, and far more once the computer was busy with something else.
+# Times that differ by less are considered equal: five consecutive measurements of one loader took 0.63 to 0.68 ms per
+# batch, a difference of 8 %, and far more with background load.
 SIMILAR_RATIO = 1.1
-# A loop that waits for less than this share of its time has nothing to gain from its loader: without any waiting it would
-# be 1 / (1 - 0.1) = 1.11 times as fast, which is hardly more than CLOSE.
+# A loop that waits for less than this fraction of its time cannot benefit from a faster loader. Without any waiting it
+# would be 1 / (1 - 0.1) = 1.11 times as fast, hardly more than SIMILAR_RATIO.
 MIN_WAIT_FRACTION = 0.1
-# So many batches and steps are left out first: workers start, caches fill, graphs are compiled.
-WARM_UP = 2
+# Number of warm-up batches and steps, which are not measured: workers start, caches fill, graphs are compiled.
+NUM_WARM_UP_BATCHES = 2
 
 
 @dataclass(frozen=True, repr=False)
 class LoaderCheck(Displayable):
-    """How long a loader takes for a batch, and a model for a step.
+    """Time per batch of a loader, and per step of a model.
 
     Attributes:
-        device: The device that was measured.
-        data_seconds: The mean time for a batch of the loader alone.
-        step_seconds: The median time for a step alone, the copy to the device included.
-        workers: How many processes read ahead; with none, loading and computing take turns.
-        batches: How many of each were measured.
-        simulated: Whether the device was a simulated one, whose times say nothing of a real one.
+        device: Measured device.
+        data_seconds: Mean time per batch of the loader alone.
+        step_seconds: Median time per step alone, including the copy to the device.
+        workers: Number of processes that read ahead. Without workers, loading and computing alternate.
+        batches: Number of measured batches and steps.
+        simulated: Whether the device is simulated; its times do not represent a real device.
     """
 
     device: str
@@ -239,52 +245,54 @@ class LoaderCheck(Displayable):
 
     @property
     def bottleneck(self) -> str:
-        """What takes longer: ``"loader"``, ``"model"``, or ``"neither"`` where both are close."""
+        """Slower part: ``"loader"``, ``"model"``, or ``"neither"`` if both times are similar."""
         if self.data_seconds > SIMILAR_RATIO * self.step_seconds:
             return "loader"
         return "model" if self.step_seconds > SIMILAR_RATIO * self.data_seconds else "neither"
 
     @property
     def wait_fraction(self) -> float:
-        """The share of its time, 0 to 1, that a loop waits for batches; workers read while the model computes."""
+        """Fraction of its time, in [0, 1], that a loop waits for batches; workers read while the model computes."""
         waited = max(0.0, self.data_seconds - self.step_seconds) if self.workers else self.data_seconds
-        whole = max(self.data_seconds, self.step_seconds) if self.workers else self.data_seconds + self.step_seconds
-        return waited / whole if whole else 0.0
+        total = max(self.data_seconds, self.step_seconds) if self.workers else self.data_seconds + self.step_seconds
+        return waited / total if total else 0.0
 
     @property
     def advice(self) -> str:
-        """One thing to do."""
+        """Suggested action."""
         if self.wait_fraction <= MIN_WAIT_FRACTION:
-            return "Nothing to gain from the loader."
+            return "A faster loader would not help."
         if self.workers:
-            return "Do the work on the texts once, before training, or try more workers with nb.training.loader.benchmark_workers."
+            return "Preprocess the texts once before training, or try more workers with nb.training.loader.benchmark_workers."
         if self.bottleneck == "loader":
-            return "Do the work on the texts once, before training, or let workers read ahead: see nb.training.loader.benchmark_workers."
-        return "Loading and computing take turns: let workers read ahead while the model computes, see nb.training.loader.benchmark_workers."
+            return (
+                "Preprocess the texts once before training, or use workers; see nb.training.loader.benchmark_workers."
+            )
+        return "Loading and computing alternate. Use workers to load while the model computes; see nb.training.loader.benchmark_workers."
 
     def to_report(self) -> Report:
-        """Return what takes longer, both times, the share of waiting, and one thing to do."""
+        """Return the bottleneck, both times, the fraction of waiting, and the suggested action."""
         titles = {
-            "loader": "the loader takes longer than the model",
-            "model": "the model takes longer than the loader",
-            "neither": "loader and model take the same time",
+            "loader": "the loader is slower than the model",
+            "model": "the model is slower than the loader",
+            "neither": "loader and model take similar time",
         }
         rows = (("loader", format_milliseconds(self.data_seconds)), ("step", format_milliseconds(self.step_seconds)))
-        share = f"Training waits {100 * self.wait_fraction:.0f} % of its time for batches ({self.workers} workers)."
+        waiting = f"Training waits {100 * self.wait_fraction:.0f} % of its time for batches ({self.workers} workers)."
         title = f"{self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {titles[self.bottleneck]}"
-        table = Table(f"Over {self.batches} batches", ("alone", "per batch"), rows)
-        return Report(title, (share, self.advice), (table,))
+        table = Table(f"Over {self.batches} batches", ("measured alone", "per batch"), rows)
+        return Report(title, (waiting, self.advice), (table,))
 
 
 @dataclass(frozen=True)
 class WorkerTiming(JsonMixin):
-    """A number of worker processes, and what it costs.
+    """Timing and memory of a number of worker processes.
 
     Attributes:
-        workers: How many.
-        seconds: Time per batch, once all of them run.
+        workers: Number of workers.
+        seconds: Time per batch, once all workers run.
         start_seconds: Time until the first batch.
-        worker_bytes: Resident memory of each worker; forked ones share a part of it with this process.
+        worker_bytes: Resident memory of each worker; forked workers share part of it with this process.
     """
 
     workers: int
@@ -295,11 +303,11 @@ class WorkerTiming(JsonMixin):
 
 @dataclass(frozen=True, repr=False)
 class WorkerBenchmark(Displayable):
-    """How fast a dataset is read with several numbers of worker processes, and what memory they take.
+    """Speed and memory of reading a dataset with several numbers of worker processes.
 
     Attributes:
-        rungs: What was measured, in the order of the numbers of workers.
-        batch_size: How many items a batch has.
+        timings: Measurements, in order of the number of workers.
+        batch_size: Batch size.
     """
 
     timings: tuple[WorkerTiming, ...]
@@ -309,25 +317,30 @@ class WorkerBenchmark(Displayable):
 
     @property
     def workers(self) -> int:
-        """The smallest number of workers that no larger one beats by more than a tenth."""
+        """Smallest number of workers for which no larger number is more than a tenth faster."""
         best = self.timings[0]
-        for rung in self.timings[1:]:
-            if best.seconds > SIMILAR_RATIO * rung.seconds:
-                best = rung
+        for timing in self.timings[1:]:
+            if best.seconds > SIMILAR_RATIO * timing.seconds:
+                best = timing
         return best.workers
 
     def to_report(self) -> Report:
-        """Return the choice and a table of the figures."""
+        """Return the selected number of workers and a table of the measurements."""
         rows = []
-        for rung in self.timings:
-            memory = format_bytes(round(mean(rung.worker_bytes))) if rung.worker_bytes else ""
+        for timing in self.timings:
+            memory = format_bytes(round(mean(timing.worker_bytes))) if timing.worker_bytes else ""
             rows.append(
-                (str(rung.workers), format_milliseconds(rung.seconds), format_milliseconds(rung.start_seconds), memory)
+                (
+                    str(timing.workers),
+                    format_milliseconds(timing.seconds),
+                    format_milliseconds(timing.start_seconds),
+                    memory,
+                )
             )
         sentences = []
-        if any(rung.workers and not rung.worker_bytes for rung in self.timings):
+        if any(timing.workers and not timing.worker_bytes for timing in self.timings):
             sentences.append("The memory of some workers could not be read.")
-        columns = ("workers", "per batch", "first batch", "memory of each")
+        columns = ("workers", "per batch", "first batch", "memory per worker")
         table = Table(f"Batches of {self.batch_size}", columns, tuple(rows))
         return Report(f"{self.workers} workers", tuple(sentences), (table,))
 
@@ -340,23 +353,23 @@ def check(
     *,
     progress: bool = True,
 ) -> LoaderCheck:
-    """Measure a loader without the model, then the model without the loader, and say which one training waits for.
+    """Measure the loader without the model, then the model without the loader, and report the bottleneck.
 
     Args:
-        loader: A ``DataLoader``, or anything that can be gone through again and again.
-        step: A module, which runs forward only, in evaluation mode and without gradients, and is left as it was; or a
-            function that takes a batch on the device and does a step, whatever that changes.
-        device: As for :func:`to_device`.
-        batches: How many of each are measured, at most; a few more come before, as warm-up.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        loader: ``DataLoader``, or other iterable that can be iterated repeatedly.
+        step: Module, which runs forward in evaluation mode without gradients and is not changed; or function that takes
+            a batch on the device and runs a step, including its side effects.
+        device: Device, as in :func:`to_device`.
+        batches: Maximum number of measured batches and steps; a few more run before, as warm-up.
+        progress: Whether to display progress if it takes longer than half a second.
 
     Returns:
-        The times in seconds; ``bottleneck`` names the longer one, ``waiting`` the share of time that training waits. The
-        random numbers of the CPU go on as if nothing had been read.
+        The times in seconds. ``bottleneck`` names the slower part, and ``wait_fraction`` is the fraction of time that
+        training waits. The random number state of the CPU is not changed.
 
     Raises:
-        DeviceError: For a device that cannot be used.
-        ConfigurationError: For a loader that gives nothing, or would be used up, and for no number of batches.
+        DeviceError: If the device cannot be used.
+        ConfigurationError: If the loader is empty or is an iterator, or if ``batches`` is not valid.
 
     Example:
         >>> import torch
@@ -370,22 +383,22 @@ def check(
     if not any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__")):
         raise invalid_type("The loader", loader, "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
-        what = f"A {short_type_name(loader)} can be gone through once, and would be used up."
-        raise ConfigurationError(what, "Pass the loader itself.")
+        message = f"A {short_type_name(loader)} can be iterated only once and would be exhausted."
+        raise ConfigurationError(message, "Pass the loader itself.")
     if not callable(step):
         raise invalid_type("The step", step, "Pass the model, or a function of a batch.")
     check_integer("batches", batches, maximum=sys.maxsize)
     with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
         SESSION.notify(ProgressEvent("Timing", "the loader", 0, 2, "part"))
-        rung, count, kept = time_batches(loader, batches)
+        timing, count, samples = _time_batches(loader, batches)
         SESSION.notify(ProgressEvent("Timing", "the step", 1, 2, "part"))
-        step_seconds = median(_time_steps(step, kept, torch.device(name), count))
+        step_seconds = median(_time_steps(step, samples, torch.device(name), count))
         SESSION.notify(ProgressEvent("Timing", "the loader and the step", 2, 2, "part"))
     simulated = parse_device_argument(name).is_simulated
-    return LoaderCheck(name, rung.seconds, step_seconds, rung.workers, count, simulated)
+    return LoaderCheck(name, timing.seconds, step_seconds, timing.workers, count, simulated)
 
 
-def benchmark_workers(  # noqa: PLR0913 - each is one thing that a person may want to set
+def benchmark_workers(  # noqa: PLR0913 - each argument is an independent option
     dataset: Any,
     batch_size: int,
     workers: Sequence[int] = (0, 1, 2),
@@ -395,24 +408,26 @@ def benchmark_workers(  # noqa: PLR0913 - each is one thing that a person may wa
     progress: bool = True,
     **arguments: Any,
 ) -> WorkerBenchmark:
-    """Measure how fast a dataset is read with several numbers of worker processes, and the memory that they take.
+    """Measure the speed and memory of reading a dataset with several numbers of worker processes.
 
     Args:
-        dataset: The dataset.
-        batch_size: How many items a batch has.
-        workers: The numbers of workers to try.
-        batches: How many batches are measured for each.
-        start_method: How workers begin, such as ``"spawn"``; ``None`` is Python's own way.
-        progress: Whether to show what is under way, where it takes longer than half a second.
-        arguments: More for ``DataLoader``, such as ``collate_fn``.
+        dataset: Dataset.
+        batch_size: Number of items per batch.
+        workers: Numbers of workers to measure.
+        batches: Number of measured batches for each number of workers.
+        start_method: Start method of the workers, such as ``"spawn"``. If ``None``, use the default of Python, or
+            ``"spawn"`` on a Mac.
+        progress: Whether to display progress if it takes longer than half a second.
+        arguments: Other arguments of ``DataLoader``, such as ``collate_fn``.
 
     Returns:
-        Time per batch, time until the first batch and memory of each worker, for each number of workers; ``workers`` is
-        the number to take.
+        Time per batch, time until the first batch, and memory of each worker, for each number of workers. ``workers``
+        is the recommended number.
 
     Raises:
-        ConfigurationError: For numbers of workers or of batches below their least, for arguments that are set here, for a
-            dataset that cannot be sent to another process, before one is started, and for one that gives nothing.
+        ConfigurationError: If ``workers`` or ``batches`` is not valid, if this function sets an argument itself, or if
+            the
+            dataset is empty. Also if the dataset cannot be sent to a worker process; no process is started then.
 
     Example:
         >>> benchmark_workers([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
@@ -424,39 +439,43 @@ def benchmark_workers(  # noqa: PLR0913 - each is one thing that a person may wa
     check_choice("start_method", method, multiprocessing.get_all_start_methods())
     counts = [check_integer("workers", count, 0) for count in workers] if isinstance(workers, Iterable) else []
     if not counts:
-        raise invalid_value("workers", workers, "Pass numbers from 0 up, such as workers=(0, 1, 2).")
+        raise invalid_value("workers", workers, "Pass integers from 0, such as workers=(0, 1, 2).")
     check_integer("batches", batches, maximum=sys.maxsize)
-    for name, other in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
+    for name, replacement in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
         if name in arguments:
-            raise ConfigurationError(f"The ladder sets {name} itself.", f"Pass {other}= instead.")
+            raise ConfigurationError(f"benchmark_workers sets {name} itself.", f"Pass {replacement}= instead.")
     check_optional_integer("batch_size", batch_size, most=sys.maxsize)
-    streams = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
-    sequence = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
-    if not streams and (not sequence or isinstance(dataset, Mapping)):
-        what = f"The dataset is of type {short_type_name(dataset)}, which has no length or no items by number."
-        raise ConfigurationError(what, "Pass a list, a Dataset with a length, or an IterableDataset.")
+    is_stream = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
+    is_sequence = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
+    if not is_stream and (not is_sequence or isinstance(dataset, Mapping)):
+        message = f"The dataset is of type {short_type_name(dataset)}, which does not have a length and items by index."
+        raise ConfigurationError(message, "Pass a list, a Dataset with a length, or an IterableDataset.")
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
-    if max(counts) and method in IMPORTING:
-        check_picklable(settings)
+    if max(counts) and method in IMPORTING_START_METHODS:
+        _check_picklable(settings)
     with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
-        tried = SESSION.track("Timing", "the loader", sorted(set(counts)), "rung")
-        rungs = tuple(_time_workers(settings, count, batches, method) for count in tried)
-    return WorkerBenchmark(rungs, batch_size)
+        tracked_counts = SESSION.track("Timing", "the loader", sorted(set(counts)), "setting")
+        timings = tuple(_time_workers(settings, count, batches, method) for count in tracked_counts)
+    return WorkerBenchmark(timings, batch_size)
 
 
-def check_picklable(settings: Mapping[str, Any]) -> None:
-    """Refuse arguments of a ``DataLoader`` that cannot reach a worker process which begins empty."""
+def _check_picklable(settings: Mapping[str, Any]) -> None:
+    """Raise an error if an argument of a ``DataLoader`` cannot be sent to a worker process that starts empty."""
     for name, value in settings.items():
-        cells = sorted(set(find_main_definitions(value)))
-        if cells and is_interactive_main():
-            what = f"{name} cannot be imported by a worker process: {', '.join(cells)} is defined in a cell."
-            raise ConfigurationError(what, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
+        cell_names = sorted(set(find_main_definitions(value)))
+        if cell_names and is_interactive_main():
+            message = f"{name} cannot be imported by a worker process: {', '.join(cell_names)} is defined in a cell."
+            raise ConfigurationError(message, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
         try:
             multiprocessing.reduction.ForkingPickler.dumps(value)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:  # What pickle raises for what it cannot do.
-            what = f"{name} cannot be sent to a worker process: {describe_error(error)}."
+        except (
+            pickle.PicklingError,
+            TypeError,
+            AttributeError,
+        ) as error:  # pickle raises these for unsupported objects.
+            message = f"{name} cannot be sent to a worker process: {describe_error(error)}."
             remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
-            raise ConfigurationError(what, remedy) from None
+            raise ConfigurationError(message, remedy) from None
 
 
 def _time_workers(settings: Mapping[str, Any], workers: int, batches: int, method: str) -> WorkerTiming:
@@ -464,61 +483,63 @@ def _time_workers(settings: Mapping[str, Any], workers: int, batches: int, metho
     import torch
 
     context = {"multiprocessing_context": method} if workers else {}
-    refused = ""
+    rejection = ""
     try:
         loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
     except (TypeError, ValueError) as error:
-        refused = f"torch.utils.data.DataLoader refuses its arguments: {describe_error(error)}."
-    if refused:  # Outside of the handler: torch's error quotes the arguments, and would be the context of this one.
-        raise ConfigurationError(refused, "Pass what help(torch.utils.data.DataLoader) names.")
-    return time_batches(loader, batches)[0]
+        rejection = f"torch.utils.data.DataLoader rejects its arguments: {describe_error(error)}."
+    # Raised outside the handler, because the torch error quotes the arguments and would be the context of this error.
+    if rejection:
+        raise ConfigurationError(rejection, "Pass arguments that help(torch.utils.data.DataLoader) lists.")
+    return _time_batches(loader, batches)[0]
 
 
-def time_batches(loader: Iterable[Any], batches: int) -> tuple[WorkerTiming, int, tuple[Any, Any]]:
-    """Read a loader and nothing else; return the times, how many batches were timed, and the first and last of them.
+def _time_batches(loader: Iterable[Any], batches: int) -> tuple[WorkerTiming, int, tuple[Any, Any]]:
+    """Read a loader alone; return its timing, the number of measured batches, and the first and last batch.
 
-    Workers deliver in bursts, so the mean counts. What they read ahead while they start comes at once and says nothing of
-    their speed, so it is left out. They are gone at the end.
+    Workers deliver batches in bursts, so the mean is used. The batches that they prefetch while starting arrive at once
+    and are not measured. All workers are stopped at the end.
     """
     psutil = import_psutil()
     workers = int(getattr(loader, "num_workers", 0))
-    ahead = max(WARM_UP, workers * int(getattr(loader, "prefetch_factor", None) or 0))
-    others = {process.pid for process in multiprocessing.active_children()}
+    num_skipped = max(NUM_WARM_UP_BATCHES, workers * int(getattr(loader, "prefetch_factor", None) or 0))
+    previous_pids = {process.pid for process in multiprocessing.active_children()}
     first = last = None
     total = 0
-    sizes = []
-    begin = current_time()
+    worker_bytes = []
+    start = current_time()
     iterator = iter(loader)
     try:
-        for last in itertools.islice(iterator, ahead + batches):
+        for last in itertools.islice(iterator, num_skipped + batches):
             total += 1
             if total == 1:
                 first = last
-                start_seconds = current_time() - begin
-            if total == ahead:
-                begin = current_time()
-        seconds = current_time() - begin
+                start_seconds = current_time() - start
+            if total == num_skipped:
+                start = current_time()
+        seconds = current_time() - start
         for process in multiprocessing.active_children() if workers else ():
-            if process.pid is not None and process.pid not in others:
+            if process.pid is not None and process.pid not in previous_pids:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    sizes.append(int(psutil.Process(process.pid).memory_info().rss))
-    finally:  # torch shuts workers down when the iterator is collected; an error's frames would hold it.
+                    worker_bytes.append(int(psutil.Process(process.pid).memory_info().rss))
+    # torch shuts workers down when the iterator is collected, but the frames of an error would keep it alive.
+    finally:
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down and not getattr(loader, "persistent_workers", False):
             shut_down()
         del iterator
         gc.collect(0)
-    count = total - ahead
+    count = total - num_skipped
     if count <= 0:
-        what = f"The loader has {total} batches, and {ahead} are left out as warm-up."
-        raise ConfigurationError(what, "Pass more items or smaller batches.")
-    return WorkerTiming(workers, seconds / count, start_seconds, tuple(sizes)), count, (first, last)
+        message = f"The loader has {total} batches, and {num_skipped} are used as warm-up."
+        raise ConfigurationError(message, "Pass more items or smaller batches.")
+    return WorkerTiming(workers, seconds / count, start_seconds, tuple(worker_bytes)), count, (first, last)
 
 
-def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.device, count: int) -> list[float]:
-    """Return the time for each step over batches that are in memory, each waited for.
+def _time_steps(step: Callable[..., Any], samples: Sequence[Any], device: torch.device, count: int) -> list[float]:
+    """Return the time of each step over batches in memory, waiting for the device after each.
 
-    A module runs without gradients and dropout, and is afterwards in its former mode.
+    A module runs without gradients and dropout, and its mode is restored afterwards.
     """
     import torch
 
@@ -528,22 +549,23 @@ def _time_steps(step: Callable[..., Any], kept: Sequence[Any], device: torch.dev
         elif isinstance(batch, Mapping):
             step(**batch)
         else:
-            step(batch[0] if isinstance(batch, (list, tuple)) else batch)  # Inputs and labels, or inputs.
+            # A pair of inputs and labels, or inputs alone.
+            step(batch[0] if isinstance(batch, (list, tuple)) else batch)
 
     times = []
     modes = {}
     if isinstance(step, torch.nn.Module):
-        modes = {part: part.training for part in step.modules()}
+        modes = {module: module.training for module in step.modules()}
         step.eval()
     try:
         with torch.no_grad() if modes else contextlib.nullcontext():
-            for batch in itertools.islice(itertools.cycle(kept), WARM_UP + count):
+            for batch in itertools.islice(itertools.cycle(samples), NUM_WARM_UP_BATCHES + count):
                 parse_device_argument(device).finish()
-                begin = current_time()
+                start = current_time()
                 run(moving.to_device(batch, device))
                 parse_device_argument(device).finish()
-                times.append(current_time() - begin)
+                times.append(current_time() - start)
     finally:
-        for part, training in modes.items():
-            part.training = training
-    return times[WARM_UP:]
+        for module, training in modes.items():
+            module.training = training
+    return times[NUM_WARM_UP_BATCHES:]

@@ -1,4 +1,4 @@
-"""Find where a loss or gradient became NaN or infinite, and keep the batch that made it so."""
+"""Locate the first NaN or infinity in a forward or backward pass, and save the batch that produced it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,38 @@ from ..devices.request import device_type
 if TYPE_CHECKING:
     import torch
 
-# The most passes that are held: those of one step with accumulation. What they hold are inputs, no activations.
+# Maximum number of recorded passes, those of one step with accumulation. They store inputs, no activations.
 MAX_RECORDED_PASSES = 32
 
 
 @dataclass(frozen=True)
 class RecordedPass:
-    """What a forward pass was given, cut off from any graph, and the random numbers with which it began."""
+    """Inputs of a forward pass, detached from any graph, and the random number states at its start.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        states: Random number states.
+        autocast: Dtype of autocast, or ``None`` if autocast was disabled.
+        device: Device type, such as ``"mps"``.
+        module: Name of the called module in the watched model; empty for the model itself.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     states: RngStates
-    autocast: torch.dtype | None  # None where autocast was off.
-    device: str  # Its kind, such as "mps".
-    module: str = ""  # The name of the module that was called, in the watched model; empty for the model itself.
+    autocast: torch.dtype | None
+    device: str
+    module: str = ""
 
     @property
     def named_arguments(self) -> dict[str, Any]:
-        """The arguments by name, those without one by their number."""
+        """Arguments by name; positional arguments are numbered."""
         return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
 
     @contextmanager
     def replay_context(self, model: torch.nn.Module) -> Iterator[None]:
-        """Let a pass run as this one did; afterwards, buffers and random numbers are as they were before."""
+        """Context manager to repeat this pass; it restores buffers and random number states afterwards."""
         import torch
 
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -58,7 +67,7 @@ class RecordedPass:
 
 
 class ForwardRecorder:
-    """Holds the passes that a model makes in training with gradients, from its hooks; in a copy of a model, nothing."""
+    """Recorder of the forward passes of a model in training with gradients; inactive in a copy of the model."""
 
     def __init__(self, device: str | None) -> None:
         self.device = device
@@ -70,37 +79,38 @@ class ForwardRecorder:
         return ForwardRecorder, (None,)
 
     def watch(self, model: torch.nn.Module, called: Iterable[str] = ("",)) -> list[Callable[[], None]]:
-        """Hold the passes of the modules that may be called, by their names in a model; return what ends that."""
-        ends = []
+        """Record the passes of the named modules of a model; return the functions that remove the hooks."""
+        removers = []
         for name in called:
             module = model.get_submodule(name)
-            ends.append(module.register_forward_pre_hook(partial(self.before, name), with_kwargs=True).remove)
-            ends.append(module.register_forward_hook(self.after, always_call=True).remove)  # After an error, too.
-        return ends
+            removers.append(module.register_forward_pre_hook(partial(self.before, name), with_kwargs=True).remove)
+            # Called even after an error.
+            removers.append(module.register_forward_hook(self.after, always_call=True).remove)
+        return removers
 
-    def _holds(self, model: torch.nn.Module) -> bool:
-        """Whether this pass is held: one in training with gradients that is no part of another."""
+    def _should_record(self, model: torch.nn.Module) -> bool:
+        """Return whether a pass is recorded: in training, with gradients, and not inside another pass."""
         import torch
 
         return self.device is not None and not self._depth and model.training and torch.is_grad_enabled()
 
     def before(self, name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hold what a pass is given; a forward pre-hook."""
+        """Record the inputs of a pass; a forward pre-hook."""
         import torch
 
-        if self._holds(model):
+        if self._should_record(model):
             kind = device_type(self.device or "")
             autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            cut_args, cut_kwargs = map_tensors((args, kwargs), torch.Tensor.detach)
+            detached_args, detached_kwargs = map_tensors((args, kwargs), torch.Tensor.detach)
             self.passes.append(
-                RecordedPass(cut_args, cut_kwargs, get_rng_states(self.device or ""), autocast, kind, name)
+                RecordedPass(detached_args, detached_kwargs, get_rng_states(self.device or ""), autocast, kind, name)
             )
         self._depth += 1
 
     def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        """Hold the loss of a pass, without waiting for it; a forward hook."""
-        self._depth = max(0, self._depth - 1)  # Where a hook before this one failed, its beginning was not seen.
-        if self._holds(model) and (loss := loss_of(output)) is not None:
+        """Record the loss of a pass without waiting for it; a forward hook."""
+        self._depth = max(0, self._depth - 1)  # If an earlier hook failed, the start of the pass was not recorded.
+        if self._should_record(model) and (loss := loss_of(output)) is not None:
             self.losses.append(loss.detach())
 
     def clear(self) -> None:
@@ -109,58 +119,58 @@ class ForwardRecorder:
 
 
 def loss_of(output: Any) -> torch.Tensor | None:
-    """Return the loss in what a model returned: its ``loss``, or its first value where that is a single number."""
+    """Return the loss in the output of a model: its ``loss``, or its first value if that is a scalar."""
     import torch
 
-    if isinstance(output, Mapping):  # transformers' ModelOutput is one.
+    if isinstance(output, Mapping):  # A ModelOutput of transformers is a mapping.
         loss = output.get("loss")
     else:
         loss = output[0] if isinstance(output, (tuple, list)) and output else getattr(output, "loss", output)
     return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
 
 
-# The ends of names of whole numbers that are not token ids.
-NO_TOKENS = ("labels", "label", "mask", "type_ids", "position_ids")
+# Suffixes of the names of integer tensors that are not token ids.
+NON_TOKEN_SUFFIXES = ("labels", "label", "mask", "type_ids", "position_ids")
 
 
 def save_batch(batch: Any, folder: Path, step: int) -> str:
-    """Save a batch where there is one, and return a sentence about it; whatever goes wrong, there is a sentence."""
+    """Save a batch if there is one, and return a sentence about the result; this function never raises."""
     if batch is None:
-        return "No batch is held."
+        return "No batch is available."
     try:
-        return _saved(batch, folder, step)
-    except Exception as error:  # noqa: BLE001 - the error of the training must be shown, whatever fails after it
-        why = describe_error(error) if isinstance(error, OSError) else short_type_name(error)
-        return f"The batch could not be saved: {why}."
+        return _save_tensors(batch, folder, step)
+    except Exception as error:  # noqa: BLE001 - a failure here must not hide the error of the training
+        reason = describe_error(error) if isinstance(error, OSError) else short_type_name(error)
+        return f"The batch could not be saved: {reason}."
 
 
-def _saved(batch: Any, folder: Path, step: int) -> str:
-    """Write the tensors of a batch into a new safetensors file, and return where it is and what is not in it."""
+def _save_tensors(batch: Any, folder: Path, step: int) -> str:
+    """Write the tensors of a batch into a new safetensors file; return a sentence with its path and any omissions."""
     from safetensors.torch import save
 
-    kept: dict[str, torch.Tensor] = {}
-    left_out: list[str] = []
+    saved: dict[str, torch.Tensor] = {}
+    omitted: list[str] = []
     clinical = ""
-    for place, (name, tensor) in enumerate(named_tensors(batch)):
+    for index, (name, tensor) in enumerate(named_tensors(batch)):
         try:
-            plain = tensor.detach().cpu().contiguous().clone()
-            save({"tensor": plain})
-        except Exception:  # noqa: BLE001 - each kind of tensor that cannot be kept fails with an error of its own
-            left_out.append(safe_key_name(name, place))
+            copy = tensor.detach().cpu().contiguous().clone()
+            save({"tensor": copy})
+        except Exception:  # noqa: BLE001 - each unsupported kind of tensor fails with another error
+            omitted.append(safe_key_name(name, index))
             continue
-        key = name or "batch"
-        numbered = (f"{key} ({number})" for number in itertools.count(2))
-        kept[next(new for new in itertools.chain([key], numbered) if new not in kept)] = plain
-        numbers = plain.ndim > 1 and str(plain.dtype) in {"torch.int32", "torch.int64"}
-        if name.endswith("input_ids") or (numbers and not name.endswith(NO_TOKENS)):
+        base_key = name or "batch"
+        numbered_keys = (f"{base_key} ({number})" for number in itertools.count(2))
+        saved[next(key for key in itertools.chain([base_key], numbered_keys) if key not in saved)] = copy
+        is_integer_matrix = copy.ndim > 1 and str(copy.dtype) in {"torch.int32", "torch.int64"}
+        if name.endswith("input_ids") or (is_integer_matrix and not name.endswith(NON_TOKEN_SUFFIXES)):
             clinical = "; its token ids are clinical content"
-    lost = ""
-    if left_out:
-        total = len(kept) + len(left_out)
-        lost = f" {len(left_out)} of its {total} tensors could not be kept: {', '.join(left_out)}."
-    if not kept:
-        return f"The batch could not be kept:{lost or ' it has no tensors.'}"
-    return f"The batch is in {str(_write_new(save(kept), folder, step))!r}{clinical}.{lost}"
+    omissions = ""
+    if omitted:
+        total = len(saved) + len(omitted)
+        omissions = f" {len(omitted)} of its {total} tensors could not be saved: {', '.join(omitted)}."
+    if not saved:
+        return f"The batch could not be saved:{omissions or ' it has no tensors.'}"
+    return f"The batch is in {str(_write_new(save(saved), folder, step))!r}{clinical}.{omissions}"
 
 
 def _write_new(content: bytes, folder: Path, step: int) -> Path:
@@ -178,32 +188,37 @@ Kind = Literal[
 ]
 
 GENERIC_REMEDY = "Lower the learning rate, clip gradients, or compute in float32."
-# Of each kind of origin, where that is, and what to do about it.
+# Description and remedy for each kind of origin.
 ORIGINS: dict[Kind, tuple[str, str]] = {
-    "input": ("the input {!r} is already NaN or infinite", "Correct the data."),
+    "input": ("the input {!r} is already NaN or infinite", "Fix the data."),
     "weight": (
         "the weight {} is already NaN or infinite, from an earlier step",
-        "Go back to a checkpoint from before this step, and lower the learning rate.",
+        "Return to a checkpoint from before this step, and lower the learning rate.",
     ),
-    "output": ("it first appears in what {} computes", "Lower the learning rate, or compute in float32."),
+    "output": ("it first appears in the output of {}", "Lower the learning rate, or compute in float32."),
     "loss": (
         "it first appears in the loss",
-        "Look at what the loss is given: an empty batch, labels that are all left out, a logarithm of zero.",
+        "Check the inputs of the loss for an empty batch, labels that are all ignored, or a logarithm of zero.",
     ),
     "input gradient": ("it first appears in the backward pass of {}", GENERIC_REMEDY),
     "weight gradient": ("it first appears in the gradient of {}", GENERIC_REMEDY),
-    "output gradient": ("it first appears in the gradient that comes back to {}", GENERIC_REMEDY),
-    "update": ("it first appears in the optimizer's step of {}", "Make the optimizer with fused=False."),
-    "unknown": ("where it first appears was not found ({})", GENERIC_REMEDY),
+    "output gradient": ("it first appears in the gradient with respect to the output of {}", GENERIC_REMEDY),
+    "update": ("it first appears in the optimizer step of {}", "Create the optimizer with fused=False."),
+    "unknown": ("its origin was not found ({})", GENERIC_REMEDY),
 }
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the first number appeared that is NaN or infinite."""
+    """Location of the first value that is NaN or infinite.
+
+    Attributes:
+        kind: Kind of the location.
+        name: Name of the layer, weight or input; if the kind is unknown, the reason.
+    """
 
     kind: Kind
-    name: str  # Of the layer, the weight or the input; why it was not found, where it is unknown.
+    name: str
 
     def __str__(self) -> str:
         return ORIGINS[self.kind][0].format(self.name)
@@ -213,29 +228,32 @@ class Origin:
         return ORIGINS[self.kind][1]
 
 
-# The places that a gradient comes to in a backward pass, in order, each with whether it was finite there.
+# Locations that gradients reach in a backward pass, in order, each with whether its gradient was finite.
 Arrivals = list[tuple[Origin, bool]]
 
 
-def gradients_of(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the gradients of weights, of sparse ones what they hold."""
-    found = [weight.grad for weight in weights if weight.grad is not None]
-    return [gradient._values() if gradient.is_sparse else gradient for gradient in found]  # noqa: SLF001 - uncoalesced
+def get_gradients(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients of weights; for sparse gradients, return their values."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]  # noqa: SLF001 - uncoalesced
 
 
 def all_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tensor] = ()) -> bool:
-    """Tell whether gradients and losses are finite, from one number for each tensor: the device is waited for once.
+    """Return whether gradients and losses are finite, from one number per tensor, which waits for the device once.
 
-    A sum of finite numbers can be infinite, so ``False`` means that a closer look is needed.
+    The sum of finite values can be infinite, so ``False`` means that each tensor must be checked.
     """
     import torch
 
     numbers = [loss.reshape(()) for loss in losses]
-    if gradients and gradients[0].is_cuda:  # One kernel for many tensors; elsewhere there is none: sums are cheapest.
+    # One kernel handles many tensors on CUDA. Other devices have no such kernel, and sums are fastest there.
+    if gradients and gradients[0].is_cuda:
         numbers.append(torch.nn.utils.get_total_norm(gradients))
     else:
-        real = (torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in gradients)
-        numbers += [one.sum(dtype=torch.float32) for one in real]
+        real = (
+            torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient for gradient in gradients
+        )
+        numbers += [gradient.sum(dtype=torch.float32) for gradient in real]
     if not numbers:
         return True
     return math.isfinite(torch.stack([number.to(numbers[-1].device) for number in numbers]).sum())
@@ -248,46 +266,46 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
 def locate_non_finite(
     model: torch.nn.Module | None, passes: Iterable[RecordedPass]
 ) -> tuple[Origin, RecordedPass | None]:
-    """Return where a step went wrong and in which of its passes; the last one where none goes wrong when repeated."""
-    held = None
-    for held in list(passes):  # Of those below, a repeated pass may be watched too.
-        if model is not None and (origin := replay_pass(model, held)) is not None:
-            return origin, held
-    if model is None or held is None:
-        return Origin("unknown", "no pass of a watched model is held"), None
-    return locate_from_gradients(model), held
+    """Return the origin and the pass in which it appears, or the last pass if no repeated pass shows it."""
+    recorded = None
+    for recorded in list(passes):  # A copy, because a repeated pass may be recorded too.
+        if model is not None and (origin := replay_pass(model, recorded)) is not None:
+            return origin, recorded
+    if model is None or recorded is None:
+        return Origin("unknown", "no pass of a watched model was recorded"), None
+    return locate_from_gradients(model), recorded
 
 
-def replay_pass(model: torch.nn.Module, held: RecordedPass) -> Origin | None:
-    """Repeat a pass and return where the first number appeared that is not finite; the model stays as it was."""
+def replay_pass(model: torch.nn.Module, recorded: RecordedPass) -> Origin | None:
+    """Repeat a pass and return the origin of the first non-finite value; the model is not changed."""
     try:
-        for name, value in held.named_arguments.items():
+        for name, value in recorded.named_arguments.items():
             if not is_finite(iter_float_tensors(value)):
                 return Origin("input", name)
         for name, weight in model.named_parameters():
             if not is_finite(iter_float_tensors(weight)):
                 return Origin("weight", name)
-        with held.replay_context(model):
-            return _repeat(model.get_submodule(held.module), held)
-    except Exception as error:  # noqa: BLE001 - whatever the model fails with the second time; its text may be clinical
+        with recorded.replay_context(model):
+            return _rerun_pass(model.get_submodule(recorded.module), recorded)
+    except Exception as error:  # noqa: BLE001 - the model may fail with any error, whose text may be clinical
         return Origin("unknown", f"the pass could not be repeated: {short_type_name(error)}")
 
 
-def _repeat(model: torch.nn.Module, held: RecordedPass) -> Origin | None:
-    """Run forward and, where the model computes its loss, backward, and look at each output and gradient of a layer."""
+def _rerun_pass(model: torch.nn.Module, recorded: RecordedPass) -> Origin | None:
+    """Run the model forward, and backward if it computes its loss, and check each output and gradient of a layer."""
     import torch
 
     outputs: list[str] = []
     arrivals: Arrivals = []
 
-    def look(origin: Origin, tensors: list[torch.Tensor]) -> None:
+    def check(origin: Origin, tensors: list[torch.Tensor]) -> None:
         if origin.kind != "output":
             arrivals.append((origin, is_finite(tensors)))
         elif not is_finite(tensors):
             outputs.append(origin.name)
 
-    with watched_layers(model, look, held.module):
-        loss = loss_of(model(*held.args, **held.kwargs))
+    with _watch_layers(model, check, recorded.module):
+        loss = loss_of(model(*recorded.args, **recorded.kwargs))
         if outputs:
             return Origin("output", outputs[0])
         if loss is None:
@@ -295,32 +313,32 @@ def _repeat(model: torch.nn.Module, held: RecordedPass) -> Origin | None:
         if not is_finite([loss]):
             return Origin("loss", "")
         weights = [weight for weight in model.parameters() if weight.requires_grad]
-        torch.autograd.grad(loss, weights, allow_unused=True)  # Unlike backward(), this leaves .grad as it is.
-    return origin_of(arrivals)
+        torch.autograd.grad(loss, weights, allow_unused=True)  # Unlike backward(), this does not change .grad.
+    return find_backward_origin(arrivals)
 
 
 @contextmanager
-def watched_layers(
-    model: torch.nn.Module, look: Callable[[Origin, list[torch.Tensor]], object], prefix: str = ""
+def _watch_layers(
+    model: torch.nn.Module, check: Callable[[Origin, list[torch.Tensor]], object], prefix: str = ""
 ) -> Iterator[None]:
-    """Look at what each layer of a model returns, innermost first, and at the gradients that come to it."""
+    """Call a function with the outputs of each layer, innermost first, and with the gradients that reach it."""
 
-    def note(kind: Kind, name: str, gradient: torch.Tensor) -> None:
-        look(Origin(kind, name), [gradient])
+    def check_gradient(kind: Kind, name: str, gradient: torch.Tensor) -> None:
+        check(Origin(kind, name), [gradient])
 
     def watch(kind: Kind, name: str, tensors: Iterable[torch.Tensor]) -> list[Any]:
-        return [tensor.register_hook(partial(note, kind, name)) for tensor in tensors if tensor.requires_grad]
+        return [tensor.register_hook(partial(check_gradient, kind, name)) for tensor in tensors if tensor.requires_grad]
 
-    def returned(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def check_output(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensors = list(iter_float_tensors(output))
         if layer is not model:
-            look(Origin("output", name), tensors)
+            check(Origin("output", name), tensors)
         watch("output gradient", name, tensors)
         watch("input gradient", name, iter_float_tensors([args, kwargs]))
 
     hooks = []
     for name, layer in model.named_modules(prefix=prefix):
-        hooks.append(layer.register_forward_hook(partial(returned, name), with_kwargs=True))
+        hooks.append(layer.register_forward_hook(partial(check_output, name), with_kwargs=True))
     for name, weight in model.named_parameters(prefix):
         hooks += watch("weight gradient", name, [weight])
     try:
@@ -330,37 +348,38 @@ def watched_layers(
             hook.remove()
 
 
-def origin_of(arrivals: Arrivals) -> Origin | None:
-    """Return where a backward pass made the first number that is not finite."""
-    # That is a layer whose output has a finite gradient, and whose input or weight has not.
-    fine = set()
+def find_backward_origin(arrivals: Arrivals) -> Origin | None:
+    """Return the origin of the first non-finite value in a backward pass."""
+    # It is a layer whose output has a finite gradient, and whose input or weight has not.
+    finite_layers = set()
     first = None
-    for place, finite in arrivals:
-        if finite:
+    for origin, is_finite_here in arrivals:
+        if is_finite_here:
             if first is not None:
                 break
-            if place.kind == "output gradient":
-                fine.add(place.name)
+            if origin.kind == "output gradient":
+                finite_layers.add(origin.name)
             continue
-        first = first or place
-        layer = place.name.rpartition(".")[0] if place.kind == "weight gradient" else place.name
-        if place.kind != "output gradient" and layer in fine:
-            return place
+        first = first or origin
+        layer = origin.name.rpartition(".")[0] if origin.kind == "weight gradient" else origin.name
+        if origin.kind != "output gradient" and layer in finite_layers:
+            return origin
     return first
 
 
 def locate_from_gradients(model: torch.nn.Module) -> Origin:
-    """Return where a step went wrong by its gradients, where repeating its passes did not show it."""
-    # Backward passes run from the last layer to the first: the last weight whose gradient is not finite came first, if
-    # others are fine. After clipping none is, nor where the loss went wrong outside of the model.
-    named = [(name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None]
-    wrong = [name for name, gradient in named if not is_finite([gradient])]
-    if wrong and len(wrong) < len(named):
-        return Origin("weight gradient", wrong[-1])
-    return Origin("unknown", "all is finite in the model when the pass is repeated: look at what comes after it")
+    """Return the origin according to the gradients, if repeating the passes did not show it."""
+    # Backward passes run from the last layer to the first. So the last weight with a non-finite gradient was reached
+    # first, if other gradients are finite. After clipping, or after a non-finite loss outside the model, none is.
+    gradients = [(name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None]
+    non_finite = [name for name, gradient in gradients if not is_finite([gradient])]
+    if non_finite and len(non_finite) < len(gradients):
+        return Origin("weight gradient", non_finite[-1])
+    reason = "all values in the model are finite when the pass is repeated; check the code after the model"
+    return Origin("unknown", reason)
 
 
 def iter_float_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of fractions in a value; of sparse and nested ones what they hold, of those without any none."""
-    found = (tensor for _, tensor in named_tensors(value) if tensor.is_floating_point() or tensor.is_complex())
-    return (underlying_values(tensor) for tensor in found if not tensor.is_meta)
+    """Yield the float and complex tensors in a value; of sparse and nested tensors, yield the values."""
+    tensors = (tensor for _, tensor in named_tensors(value) if tensor.is_floating_point() or tensor.is_complex())
+    return (underlying_values(tensor) for tensor in tensors if not tensor.is_meta)

@@ -1,4 +1,4 @@
-"""Let go of models, variables and caches; limit the memory."""
+"""Release of models, variables and caches, and memory limits."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ..devices.memory import OutOfMemoryDetails
 from ..devices.registry import parse_device_argument
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
-from .curve import held_memory, resident_bytes
+from .curve import read_device_memory, resident_bytes
 from .guards import WATCHED_MODELS
 
-COLUMNS = ("let go", "tensors", "device", "process")
+COLUMNS = ("released", "tensors", "device", "process")
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryLimit(Displayable):
-    """A limit that is in force: torch raises an out-of-memory error before the process holds more.
+    """Active memory limit: torch raises an out-of-memory error before the process exceeds it.
 
     Attributes:
-        device: The device.
-        fraction: The share of what the device recommends (MPS) or has (CUDA); 0 is no limit, on MPS only.
-        recommended: That memory in bytes.
-        low_watermark: On MPS, the share from which torch collects unused blocks.
-        simulated: Whether this is the simulated MPS.
+        device: Device.
+        fraction: Fraction of the recommended memory (MPS) or total memory (CUDA). On MPS, 0 means no limit.
+        recommended: Recommended or total memory in bytes.
+        low_watermark: On MPS, fraction above which torch collects unused blocks.
+        simulated: Whether the device is the simulated MPS.
     """
 
     device: str
@@ -49,45 +49,46 @@ class MemoryLimit(Displayable):
 
     @property
     def size(self) -> int | None:
-        """The limit in bytes, ``None`` where there is none."""
+        """Limit in bytes, or ``None`` if there is no limit."""
         return int(self.fraction * self.recommended) if self.fraction else None
 
     def to_report(self) -> Report:
-        """Return the limit in bytes and what it does to the watermarks."""
+        """Return the limit in bytes and its effect on the watermarks."""
         low = self.low_watermark
         sentences = [f"{self.fraction:g} of {format_bytes(self.recommended)}."]
         if low is not None:
-            # What torch does below and at the limit (MPSAllocator.mm; the low ratio cannot be set live).
-            does = f"; from the low one ({low:g}) on, unused blocks are collected."
+            # Behavior of torch below and at the limit (MPSAllocator.mm; the low ratio cannot be changed at run time).
+            effect = f"; unused blocks are collected above the low watermark ({low:g})."
             if not low:
-                does = "; the low one is 0, so unused blocks are collected only when memory is short."
+                effect = "; the low watermark is 0, so unused blocks are collected only when memory is short."
             elif self.fraction and low > self.fraction:
-                does = f", below the low one ({low:g}), so unused blocks are collected only when the limit is reached."
-            sentences.append(f"The high watermark is {self.fraction:g} now{does}")
+                effect = f", below the low watermark ({low:g}), so unused blocks are collected only at the limit."
+            sentences.append(f"The high watermark is now {self.fraction:g}{effect}")
         if self.size is not None:
             return Report(f"Memory limit on {self.device}: {format_bytes(self.size)}", tuple(sentences))
-        none = "macOS may swap and then stop the process"
+        warning = "macOS may swap and then stop the process"
         recommended = f"{self.device} recommends {format_bytes(self.recommended)}."
         return Report(
-            f"Memory limit on {self.device}: no limit: {none}",
+            f"Memory limit on {self.device}: no limit: {warning}",
             tuple(sentences),
-            html_sentences=(f"No memory limit on {self.device}: {none}", recommended, *sentences[1:]),
+            html_sentences=(f"No memory limit on {self.device}: {warning}", recommended, *sentences[1:]),
         )
 
 
 def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
-    """Let torch refuse to hold more memory than a share of what the device recommends (MPS) or has (CUDA).
+    """Limit the memory that torch may allocate, to a fraction of the recommended (MPS) or total memory (CUDA).
 
     Args:
-        fraction: Up to 2 on MPS, where it becomes the high watermark and 0 is no limit; up to 1 on CUDA.
-        device: As for :class:`~openmed_nb.training.EpochHooks`.
+        fraction: Fraction in [0, 2] on MPS, where it becomes the high watermark and 0 means no limit; fraction in (0,
+            1] on CUDA.
+        device: Device, as in :class:`~openmed_nb.training.EpochHooks`.
 
     Returns:
-        The limit in bytes, and what it does to the watermarks.
+        The limit in bytes and its effect on the watermarks.
 
     Raises:
-        DeviceError: Where the device cannot be used.
-        ConfigurationError: On the CPU, and for a fraction out of range; the former limit stays.
+        DeviceError: If the device cannot be used.
+        ConfigurationError: If the device is the CPU or the fraction is out of range. The previous limit stays active.
 
     Example:
         >>> limit_memory(0.9, "cpu")
@@ -97,30 +98,30 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
     """
     with SESSION.operation():
         name = SESSION.device(device).device
-        fraction = check_fraction(name, fraction)
+        fraction = validate_fraction(name, fraction)
         SESSION.device_manager.limit_memory(name, fraction)
     recommended = parse_device_argument(name).memory().recommended or 0
     return MemoryLimit(name, fraction, recommended, SESSION.device_manager.low_watermark(name), is_mps_simulated())
 
 
-def check_fraction(device: str, fraction: Any) -> float:
-    known = parse_device_argument(device)
-    if not known.has_allocator:
+def validate_fraction(device: str, fraction: Any) -> float:
+    backend = parse_device_argument(device)
+    if not backend.has_allocator:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
     return check_number(
-        f"The fraction of {device}", fraction, known.max_fraction, above=None if known.takes_no_limit else 0
+        f"The fraction of {device}", fraction, backend.max_fraction, above=None if backend.takes_no_limit else 0
     )
 
 
 @dataclass(frozen=True)
 class FreedMemory:
-    """What one cause has given back.
+    """Memory released from one source.
 
     Attributes:
-        cause: What was let go.
-        tensors: Bytes of tensors that are gone; negative where others came in between.
-        reserved: Bytes that the device no longer holds for the process.
-        resident: Bytes that the process no longer uses; the C library may keep them for a while.
+        source: Released source.
+        tensors: Bytes of released tensors; negative if new tensors were created in the meantime.
+        reserved: Bytes that the device no longer reserves for the process.
+        resident: Bytes that the process no longer uses; the C library may retain them for a while.
     """
 
     source: str
@@ -131,12 +132,12 @@ class FreedMemory:
 
 @dataclass(frozen=True, repr=False)
 class ReleaseReport(Displayable):
-    """What was let go, cause by cause, and how much came back.
+    """Released memory by source.
 
     Attributes:
-        device: The device whose cache was emptied.
-        freed: One entry for each cause, in the order in which they were let go.
-        notes: What to know, such as that ``%debug`` has no frames now.
+        device: Device whose cache was emptied.
+        freed: Memory of each source, in order of release.
+        notes: Side effects, such as that ``%debug`` has no frames anymore.
         simulated: Whether the device is the simulated MPS.
     """
 
@@ -147,27 +148,29 @@ class ReleaseReport(Displayable):
 
     @property
     def tensors(self) -> int:
-        """Bytes of tensors that are gone."""
+        """Bytes of released tensors."""
         return sum(freed.tensors for freed in self.freed)
 
     @property
     def reserved(self) -> int:
-        """Bytes that the device no longer holds for the process."""
+        """Bytes that the device no longer reserves for the process."""
         return sum(freed.reserved for freed in self.freed)
 
     def to_report(self) -> Report:
-        """Return the causes that gave tensors back, and folded below them everything that was let go."""
+        """Return the sources that released tensors, and a collapsed table of all sources."""
         rows = tuple(
             (freed.source, format_bytes(freed.tensors), format_bytes(freed.reserved), format_bytes(freed.resident))
             for freed in self.freed
         )
-        back = tuple(row[:3] for row, freed in zip(rows, self.freed, strict=True) if freed.tensors or freed.reserved)
+        effective_rows = tuple(
+            row[:3] for row, freed in zip(rows, self.freed, strict=True) if freed.tensors or freed.reserved
+        )
         reserved = f", {format_bytes(self.reserved)} of the device" if self.reserved else ""
         return Report(
             f"Released {format_bytes(self.tensors)} of tensors{reserved}",
             self.notes,
-            tables=(Table("", COLUMNS[:3], back),),
-            metrics=(Table("Everything that was let go", COLUMNS, rows, collapsed=True),),
+            tables=(Table("", COLUMNS[:3], effective_rows),),
+            metrics=(Table("All released objects", COLUMNS, rows, collapsed=True),),
         )
 
 
@@ -179,22 +182,21 @@ def release(
     traceback: bool = True,
     progress: bool = True,
 ) -> ReleaseReport:
-    """Hand back the memory that variables, the notebook's history, the last error and the loaded models keep.
+    """Release the memory of variables, the notebook's output history, the last error and the loaded models.
 
     Args:
         names: Variables to delete.
-        namespace: Where they are; ``None`` is the notebook's, or that of ``__main__``.
-        models: Whether to forget the models that were loaded; a pipeline that a variable still holds stays.
-        history: Whether to clear ``Out`` and ``_``, which hold what cells have shown.
-        traceback: Whether to let go of the frames of the last error; ``%debug`` and ``%tb`` have none then.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        namespace: Mapping with the variables. If ``None``, use the variables of the notebook or of ``__main__``.
+        models: Whether to unload models; pipelines that are referenced by a variable stay in memory.
+        history: Whether to clear ``Out`` and ``_``, which store the outputs of cells.
+        traceback: Whether to release the frames of the last error; ``%debug`` and ``%tb`` have no frames afterwards.
+        progress: Whether to display progress if it takes longer than half a second.
 
     Returns:
-        What came back, cause by cause.
+        The released memory by source.
 
     Raises:
-        ConfigurationError: For a name that is not a variable, and for other arguments that cannot be used; nothing was
-            released then.
+        ConfigurationError: If a name is not a variable, or if another argument is not valid. Nothing is released.
 
     Example:
         >>> variables = {"losses": [1.5, 1.2]}
@@ -205,62 +207,61 @@ def release(
     for flag, value in {"models": models, "history": history, "traceback": traceback}.items():
         check_bool(flag, value)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    variables = _checked_variables(names, namespace, shell)
-    last = getattr(sys, "last_value", None)
-    # What lets go of each cause; it returns whether there was something that has not been collected yet.
-    causes: dict[str, Callable[[], bool]] = {"unused blocks of the device": _collect_first}
+    variables = _validate_variables(names, namespace, shell)
+    last_error = getattr(sys, "last_value", None)
+    # Function that releases each source; it returns whether a garbage collection is needed.
+    sources: dict[str, Callable[[], bool]] = {"unused blocks of the device": _request_collection}
     if names:
-        causes["variables"] = partial(_delete_variables, names, variables)
+        sources["variables"] = partial(_delete_variables, names, variables)
     if history and shell is not None and shell.displayhook.do_full_cache:
-        causes["history of outputs"] = partial(_clear_history, shell)
+        sources["history of outputs"] = partial(_clear_history, shell)
     if traceback:
-        causes["frames of the last error"] = partial(
+        sources["frames of the last error"] = partial(
             clear_tracebacks, getattr(getattr(shell, "InteractiveTB", None), "tb", None)
         )
-    causes["batches of guards"] = _forget_batches
+    sources["batches of guards"] = _clear_guard_batches
     if models:
-        causes["loaded models"] = _unload_models
+        sources["loaded models"] = _unload_models
     with SESSION.operation(progress):
         SESSION.notify(ProgressEvent(RELEASING, "memory"))
         notes = []
         try:
             device = SESSION.device().device
-        except DeviceError as error:  # Memory is released all the same.
+        except DeviceError as error:  # Memory is released anyway.
             device = "cpu"
-            notes.append(f"No device's cache was emptied: {error}")
-        if traceback and last is not None:
-            notes.append("%debug and %tb have no frames of the last error now.")
-            if short := OutOfMemoryDetails.parse(last):
-                notes.append(f"The last error was {short}.")
-        return ReleaseReport(device, tuple(_release_and_measure(device, causes)), tuple(notes), is_mps_simulated())
+            notes.append(f"No device cache was emptied: {error}")
+        if traceback and last_error is not None:
+            notes.append("%debug and %tb no longer have frames of the last error.")
+            if details := OutOfMemoryDetails.parse(last_error):
+                notes.append(f"The last error was {details}.")
+        return ReleaseReport(device, tuple(_release_and_measure(device, sources)), tuple(notes), is_mps_simulated())
 
 
-def _release_and_measure(device: str, causes: dict[str, Callable[[], bool]]) -> list[FreedMemory]:
-    """Let go of what each cause holds, and empty the cache before and after each, so that what came back is its own.
+def _release_and_measure(device: str, sources: dict[str, Callable[[], bool]]) -> list[FreedMemory]:
+    """Release each source, and empty the cache before and after it, so that its memory is measured separately.
 
-    A collection stops everything else for some tenths of a second where torch is loaded. So there is one at the beginning, for
-    the garbage that is no cause's own, and then one after each cause that has let go of something, and says so, because it has
-    not collected by itself.
+    A garbage collection stops all threads for some tenths of a second if torch is imported. So there is one at the
+    start, and one after each source whose function requests it.
     """
     freed = []
     before = _memory_in_use(device)
-    for cause, let_go in SESSION.track(RELEASING, "memory", causes.items(), "cause"):
-        if let_go():
+    for source, release_source in SESSION.track(RELEASING, "memory", sources.items(), "source"):
+        if release_source():
             gc.collect()
         parse_device_argument(device).empty_cache()
         after = _memory_in_use(device)
-        freed.append(FreedMemory(cause, *(former - left for former, left in zip(before, after, strict=True))))
+        freed.append(FreedMemory(source, *(old - new for old, new in zip(before, after, strict=True))))
         before = after
     return freed
 
 
 def _memory_in_use(device: str) -> tuple[int, int, int]:
-    """Return the bytes that are held now by tensors, by the device for the process, and by the process."""
-    memory = held_memory(device) if is_torch_imported() else MemoryStats()
+    """Return the bytes used by tensors, reserved by the device for the process, and used by the process."""
+    memory = read_device_memory(device) if is_torch_imported() else MemoryStats()
     return memory.allocated or 0, memory.reserved or 0, resident_bytes()
 
 
-def _collect_first() -> bool:
+def _request_collection() -> bool:
     return True
 
 
@@ -270,77 +271,79 @@ def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any])
     return True
 
 
-def _forget_batches() -> bool:
+def _clear_guard_batches() -> bool:
     guards = tuple(WATCHED_MODELS.values())
-    for watching in guards:
-        watching.clear()
+    for guard in guards:
+        guard.clear()
     return bool(guards)
 
 
 def _unload_models() -> bool:
-    """Forget the loaded models, which collects by itself."""
+    """Unload the models, which includes a garbage collection."""
     SESSION.unload()
     return False
 
 
-def _checked_variables(names: tuple[Any, ...], namespace: Any, shell: Any) -> MutableMapping[str, Any]:
-    """Return the variables; refuse names that are none of them, and those that the notebook itself needs."""
+def _validate_variables(names: tuple[Any, ...], namespace: Any, shell: Any) -> MutableMapping[str, Any]:
+    """Return the namespace; raise an error for unknown names, and for names that the notebook needs."""
     variables = namespace
     if namespace is None:
         variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
     if not isinstance(variables, MutableMapping):
         raise ConfigurationError(
-            f"The namespace must be a mapping, got {short_type_name(variables)}.", "Pass globals(), or nothing."
+            f"The namespace must be a mapping, got {short_type_name(variables)}.", "Pass globals(), or omit namespace."
         )
     unknown = [name for name in names if not isinstance(name, str) or name not in variables]
     if unknown:
-        shown = describe_names(name if isinstance(name, str) else short_type_name(name) for name in unknown)
-        # No other name is offered: the line that is repeated with it deletes what it names.
-        remedy = "Name variables that are there; %whos lists them in a notebook."
-        raise ConfigurationError(f"No variable is called {shown}, and nothing was released.", remedy)
+        described = describe_names(name if isinstance(name, str) else short_type_name(name) for name in unknown)
+        # No similar name is suggested, because the suggested line would delete that variable.
+        remedy = "Pass names of existing variables; %whos lists them in a notebook."
+        raise ConfigurationError(f"Undefined variable: {described}. Nothing was released.", remedy)
     needed = () if shell is None else shell.user_ns_hidden
-    own = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]
-    if own:
-        raise ConfigurationError(f"The notebook itself needs {', '.join(own)}.", "Pass names of your own variables.")
+    required = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]
+    if required:
+        raise ConfigurationError(f"The notebook requires {', '.join(required)}.", "Pass names of your own variables.")
     return variables
 
 
 def _clear_history(shell: Any) -> bool:
-    """Clear Out, _ and the rest, also what IPython's own flush leaves: hidden _, __ and ___, and the last result."""
+    """Clear the output history, including hidden _, __ and ___ and the last result, which IPython keeps."""
     if getattr(shell, "last_execution_result", None) is not None:
         shell.last_execution_result.result = None
     hidden = shell.user_ns_hidden
-    # What the flush makes of the visible ones.
+    # The flush sets the visible variables to the same value.
     hidden.update({name: "" for name in ("_", "__", "___") if name in hidden})
-    shell.displayhook.flush()  # It collects by itself, so this comes last.
+    shell.displayhook.flush()  # The flush includes a garbage collection, so it comes last.
     return False
 
 
-def clear_tracebacks(shown: TracebackType | None = None) -> bool:
-    """Let go of the frames that the last error holds, with all their variables, and those that IPython showed last.
+def clear_tracebacks(displayed: TracebackType | None = None) -> bool:
+    """Release the frames of the last error with all their variables, and those that IPython displayed last.
 
-    Return whether there was an error.
+    Returns:
+        Whether there was an error.
     """
-    # Deleting sys.last_value would not free them: IPython's last result and its traceback machinery refer to the error
-    # too (ipython#11572, pytorch#27600). IPython shows no frames of errors of this package, but keeps those before.
+    # Deleting sys.last_value would not free them. The last result of IPython and its traceback machinery refer to the
+    # error too (ipython#11572, pytorch#27600). For errors of this package, IPython displays no frames, but keeps those
+    # of the previous error.
     errors = [
         error for error in (getattr(sys, "last_value", None), getattr(sys, "last_exc", None)) if error is not None
     ]
     tracebacks = [
         getattr(sys, "last_traceback", None),
-        shown,
+        displayed,
         *(getattr(error, "__traceback__", None) for error in errors),
     ]
     for traceback in filter(None, tracebacks):
         traceback.tb_next = None
     seen = set(map(id, errors))
-    waiting = list(errors)
-    while waiting:  # The errors that led to an error hold frames too.
-        error = waiting.pop()
-        grouped = getattr(error, "exceptions", ())  # of a group of errors, which Python 3.10 has not
+    pending = list(errors)
+    while pending:  # The causes of an error reference frames too.
+        error = pending.pop()
+        grouped = getattr(error, "exceptions", ())  # Exception groups do not exist in Python 3.10.
         for cause in (error.__cause__, error.__context__, *(grouped if isinstance(grouped, tuple) else ())):
             if cause is not None and id(cause) not in seen:
                 seen.add(id(cause))
-                waiting.append(cause)
+                pending.append(cause)
                 cause.__traceback__ = None
     return bool(errors) or any(tracebacks)

@@ -1,12 +1,13 @@
-"""Steps of an optimizer: the numbers that they are computed in, AdamW in its fused form, gradients over several batches.
+"""Optimizer steps: precision, fused AdamW, and gradient accumulation.
 
-On MPS torch never chooses the fused form itself: it loops over the tensors, one small kernel after the other
-(``torch/optim/optimizer.py``, ``torch/utils/_foreach_utils.py``); fused, one kernel updates many.
+On MPS, torch never selects the fused implementation by default: it loops over the tensors, one small kernel at a time
+(``torch/optim/optimizer.py``, ``torch/utils/_foreach_utils.py``). With the fused implementation, one kernel updates
+many tensors.
 
-The loss of a batch is a mean over its examples or labels, and the mean of such means is the mean over all only where all
-batches are alike: not for a last, shorter group, and not for tokens
-(https://huggingface.co/blog/gradient_accumulation, transformers#34191, #34198). So the batches of a group are read ahead,
-and each gets its share of the group.
+The loss of a batch is a mean over its examples or labels. The mean of such means equals the overall mean only if all
+batches have the same size. That is false for a shorter last group, and for tokens
+(https://huggingface.co/blog/gradient_accumulation, transformers#34191, #34198). So the batches of a group are read
+ahead, and each is weighted by its fraction of the group.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .batch_checks import IGNORE_INDEX, get_labels
 if TYPE_CHECKING:
     import torch
 
-# How a precision may be requested: as torch spells it, and as Accelerate and the Trainer do; auto takes the best 16 bits.
+# Accepted names of a precision: those of torch, Accelerate and Trainer; auto selects the best 16-bit type.
 DTYPE_SPELLINGS = {
     **dict.fromkeys(("float32", "fp32", "no"), "float32"),
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
@@ -45,14 +46,14 @@ DTYPE_SPELLINGS = {
 
 @dataclass(frozen=True, repr=False)
 class Precision(Displayable):
-    """The numbers that a model is trained in, and why.
+    """Precision of a training, with its reason.
 
     Attributes:
-        device: The device, such as ``"mps"`` or ``"cuda:1"``.
-        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``: what matrix products run in; weights stay float32.
-        reason: Why this type, in one sentence.
-        needs_scaler: Whether small gradients would become 0 without a ``GradScaler``.
-        notes: What to know about it.
+        device: Device, such as ``"mps"`` or ``"cuda:1"``.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``: the type of matrix products; weights stay float32.
+        reason: Reason for this type, in one sentence.
+        needs_scaler: Whether small gradients would underflow to 0 without a ``GradScaler``.
+        notes: Notes on this type.
     """
 
     device: str
@@ -65,11 +66,11 @@ class Precision(Displayable):
 
     @property
     def enabled(self) -> bool:
-        """Whether products run in another type than float32."""
+        """Whether autocast uses a type other than float32."""
         return self.dtype != "float32"
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for the forward pass and the loss; ``backward`` stands outside of it."""
+        """Return a context manager for the forward pass and the loss; call ``backward`` outside it."""
         import torch
 
         dtype = getattr(torch, self.dtype) if self.enabled else None
@@ -79,40 +80,40 @@ class Precision(Displayable):
         return context
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Return a ``GradScaler``, which does nothing where none is needed."""
+        """Return a ``GradScaler``, which is disabled if it is not needed."""
         import torch
 
         return torch.amp.GradScaler(parse_device_argument(self.device).type, enabled=self.needs_scaler)
 
     def to_report(self) -> Report:
-        """Return the type, why, and what to know about it."""
+        """Return the type, its reason and the notes."""
         scaled = " with a GradScaler" if self.needs_scaler else ""
         title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{scaled}"
         return Report(title, (self.reason, *self.notes))
 
 
 def precision(requested: str | None = None, device: Any = None) -> Precision:
-    """Return in which numbers a model is trained on a device, and why.
+    """Return the precision for training a model on a device, with its reason.
 
     Args:
-        requested: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"auto"``, the best of the 16-bit types; ``None`` is
-            float32.
-        device: As for :func:`~openmed_nb.training.to_device`.
+        requested: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the best 16-bit type. If ``None``,
+            use float32.
+        device: Device, as in :func:`~openmed_nb.training.to_device`.
 
     Returns:
         The precision, with ``autocast()`` for the forward pass and ``scaler()`` for the backward pass.
 
     Raises:
-        ConfigurationError: For a precision that cannot be had on the device; it is never replaced.
+        ConfigurationError: If the device does not support the precision; it is never replaced by another one.
 
     Example:
         >>> precision(device="cpu").dtype
         'float32'
     """
     name = SESSION.device(device).device
-    computer = SESSION.device_manager
+    manager = SESSION.device_manager
     return select_precision(
-        name, computer.torch.release, computer.machine, requested, parse_device_argument(name).capability()
+        name, manager.torch.release, manager.machine, requested, parse_device_argument(name).capability()
     )
 
 
@@ -123,69 +124,71 @@ def select_precision(
     requested: str | None = None,
     capability: tuple[int, int] | None = None,
 ) -> Precision:
-    """Decide in which numbers a model is trained; nothing but float32 is chosen without a request."""
+    """Select the precision for training a model; without a request, always select float32."""
     spelling = "float32" if requested is None else str(requested).strip().lower().removeprefix("torch.")
     if spelling not in DTYPE_SPELLINGS:
         accepted = ", ".join(map(repr, DTYPE_SPELLINGS))
-        raise ConfigurationError(f"The precision cannot be {describe_value(requested)}.", f"Use one of {accepted}.")
-    known = parse_device_argument(device)
+        raise ConfigurationError(
+            f"Invalid value for precision: {describe_value(requested)}.", f"Use one of {accepted}."
+        )
+    backend = parse_device_argument(device)
     dtype = DTYPE_SPELLINGS[spelling]
-    reason = "float32 was asked for."
-    why = "was asked for"
-    if requested is None or (dtype == "auto" and not known.is_accelerator):  # No 16-bit type is faster on the CPU.
+    reason = "float32 was requested."
+    cause = "was requested"
+    if requested is None or (dtype == "auto" and not backend.is_accelerator):  # No 16-bit type is faster on the CPU.
         dtype = "float32"
-        reason = f"float32 is the default: {known.float32_reason}."
+        reason = f"float32 is the default: {backend.float32_reason}."
     elif dtype == "auto":  # bfloat16 has the range of float32 and needs no scaler.
-        dtype = "float16" if known.half_precision_obstacle("bfloat16", torch_release, capability) else "bfloat16"
-        why = "is the best of the 16-bit types here"
+        dtype = "float16" if backend.half_precision_obstacle("bfloat16", torch_release, capability) else "bfloat16"
+        cause = "is the best 16-bit type on this device"
     if dtype == "float32":
         return Precision(device, dtype, reason)
-    if obstacle := known.half_precision_obstacle(dtype, torch_release, capability):
+    if obstacle := backend.half_precision_obstacle(dtype, torch_release, capability):
         raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", obstacle.remedy)
-    reason = f"bfloat16 {why}; it has the range of float32 and needs no GradScaler."
+    reason = f"bfloat16 {cause}; it has the range of float32 and needs no GradScaler."
     if dtype == "float16":
-        reason = f"float16 {why}; its range is small, so a GradScaler keeps small gradients from becoming 0."
-    notes = known.half_precision_notes(dtype, torch_release, machine)
+        reason = f"float16 {cause}; its range is small, so a GradScaler prevents underflow of small gradients."
+    notes = backend.half_precision_notes(dtype, torch_release, machine)
     return Precision(device, dtype, reason, dtype == "float16", notes)
 
 
-AS_TORCH = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
-# The arguments of torch.optim.AdamW by which a person chooses the implementation.
+PARAMETERS_REMEDY = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
+# Arguments of torch.optim.AdamW that select the implementation.
 CONFLICTING_OPTIONS = ("fused", "foreach", "differentiable", "capturable")
 
 
 @dataclass(frozen=True, repr=False)
 class FusedSupport(Displayable):
-    """Whether AdamW runs fused, and why.
+    """Whether AdamW runs fused, with the reason.
 
     Attributes:
-        fused: Whether it does.
-        reason: Why, in one sentence.
+        fused: Whether it runs fused.
+        reason: Reason in one sentence.
     """
 
     fused: bool
     reason: str
 
     def to_report(self) -> Report:
-        """Return both."""
+        """Return the result with its reason."""
         return Report(f"AdamW: {'fused' if self.fused else 'not fused'}", (self.reason,))
 
 
 def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> torch.optim.AdamW:
-    """Return ``torch.optim.AdamW``, fused where torch has that for these parameters.
+    """Return ``torch.optim.AdamW``, fused if torch supports that for these parameters.
 
     Args:
-        parameters: As for torch: tensors, pairs of name and tensor, or dicts with ``params``. Move the model to its
-            device before. Each iterator is read once, and the dict that held it then holds a list, as torch does.
-        scaled: Whether a ``GradScaler`` is used; on MPS before torch 2.13 the fused form ignores it
+        parameters: Parameters as for torch: tensors, pairs of name and tensor, or dicts with ``params``. Move the model
+            to its device before. Each iterator is read once, and replaced in its dict by a list, as torch does.
+        scaled: Whether a ``GradScaler`` is used; on MPS before torch 2.13, the fused implementation ignores it
             (pytorch#186360).
-        options: Any argument of ``torch.optim.AdamW``; none is changed.
+        options: Other arguments of ``torch.optim.AdamW``, passed unchanged.
 
     Returns:
-        The optimizer. ``nb.training.adamw.explain`` tells why it is fused or not.
+        The optimizer. ``nb.training.adamw.explain`` returns the reason why it is fused or not.
 
     Raises:
-        ConfigurationError: For parameters of another kind, for none, and for an argument that ``AdamW`` refuses.
+        ConfigurationError: If ``parameters`` is empty or has an unsupported type, or if ``AdamW`` rejects an argument.
 
     Example:
         >>> import torch
@@ -195,45 +198,45 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
     """
     import torch
 
-    kept = _listed(parameters)
-    support = explain_fused(kept, scaled=scaled, **options)
+    parameter_list = _to_lists(parameters)
+    support = explain_fused(parameter_list, scaled=scaled, **options)
     try:
-        return torch.optim.AdamW(kept, **{**options, "fused": True} if support.fused else options)
+        return torch.optim.AdamW(parameter_list, **{**options, "fused": True} if support.fused else options)
     except (TypeError, ValueError, RuntimeError) as error:
-        refused = f"torch.optim.AdamW refuses its arguments: {describe_error(error)}."
-    # Outside of the handler: torch's error quotes the arguments, and would be the context of this one.
-    raise ConfigurationError(refused, "Pass what help(torch.optim.AdamW) names.")
+        rejection = f"torch.optim.AdamW rejects its arguments: {describe_error(error)}."
+    # Raised outside the handler, because the torch error quotes the arguments and would be the context of this error.
+    raise ConfigurationError(rejection, "Pass arguments that help(torch.optim.AdamW) lists.")
 
 
 def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> FusedSupport:
-    """Return whether :func:`adamw` runs fused with these arguments, and why.
+    """Return whether :func:`adamw` runs fused with these arguments, with the reason.
 
     Args:
-        parameters: As for :func:`adamw`; an iterator that is passed alone is at its end afterwards.
+        parameters: Parameters, as in :func:`adamw`; an iterator is exhausted afterwards.
         scaled: Whether a ``GradScaler`` is used.
-        options: As for :func:`adamw`.
+        options: Options, as in :func:`adamw`.
 
     Returns:
         ``fused`` and the ``reason``.
 
     Raises:
-        ConfigurationError: For parameters that :func:`adamw` does not take.
+        ConfigurationError: If :func:`adamw` does not support the parameters.
 
     Example:
         >>> import torch
         >>> print(explain_fused(torch.nn.Linear(2, 1, dtype=torch.complex64).parameters()))
         AdamW: not fused
-          torch has it on cpu for float64, float32, float16, bfloat16, and there are parameters in complex64.
+          torch supports it on cpu for float64, float32, float16, bfloat16, but there are parameters in complex64.
     """
     check_bool("scaled", scaled)
     torch = import_torch()
     kinds = set()
-    for group in _listed(parameters):
+    for group in _to_lists(parameters):
         for entry in group["params"] if isinstance(group, dict) else [group]:
             tensor = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry  # noqa: PLR2004 - name and tensor
             if not isinstance(tensor, torch.Tensor):
-                what = f"A parameter must be a tensor, and one is of type {short_type_name(tensor)}."
-                raise ConfigurationError(what, AS_TORCH)
+                message = f"Parameters must be tensors, got a value of type {short_type_name(tensor)}."
+                raise ConfigurationError(message, PARAMETERS_REMEDY)
             kinds.add((tensor.device.type, str(tensor.dtype).removeprefix("torch.")))
     return fused_support(kinds, parse_release(torch.__version__), options, scaled=scaled)
 
@@ -248,132 +251,148 @@ def fused_support(
     *,
     scaled: bool = False,
 ) -> FusedSupport:
-    """Decide whether AdamW runs fused for parameters of these devices and types, such as ``("mps", "float32")``.
+    """Return whether AdamW runs fused for parameters of these devices and types, such as ``("mps", "float32")``.
 
-    What a person sets among the options to choose an implementation is left alone.
+    An implementation that the user selects in the options is not changed.
     """
-    chosen = [name for name in CONFLICTING_OPTIONS if options.get(name) is not None]
-    if chosen:
-        named = ", ".join(f"{name}={describe_value(options[name])}" for name in chosen)
-        return FusedSupport(bool(options.get("fused")), f"{named} was set, and is left as it is.")
+    selected = [name for name in CONFLICTING_OPTIONS if options.get(name) is not None]
+    if selected:
+        settings = ", ".join(f"{name}={describe_value(options[name])}" for name in selected)
+        return FusedSupport(bool(options.get("fused")), f"{settings} was set and is not changed.")
     support = []
     for kind, dtype in sorted({(parse_device_argument(device).type, dtype) for device, dtype in tensors}):
-        known = parse_device_argument(kind)
-        types = known.fused_adamw_types
-        if not known.fused_adamw_since:
-            return FusedSupport(fused=False, reason=f"torch is not known to have it on {kind}.")
+        backend = parse_device_argument(kind)
+        types = backend.fused_adamw_types
+        if not backend.fused_adamw_since:
+            return FusedSupport(fused=False, reason=f"torch is not known to support it on {kind}.")
         if dtype not in types:
-            missing = f"torch has it on {kind} for {', '.join(types)}, and there are parameters in {dtype}."
+            missing = f"torch supports it on {kind} for {', '.join(types)}, but there are parameters in {dtype}."
             return FusedSupport(fused=False, reason=missing)
-        if scaled and known.ignores_scaler(torch_release):
+        if scaled and backend.ignores_scaler(torch_release):
             return FusedSupport(fused=False, reason=f"{IGNORES_SCALER}.")
-        support.append(f"{dtype} on {kind} since {known.fused_adamw_since}")
+        support.append(f"{dtype} on {kind} since {backend.fused_adamw_since}")
     if not support:
         return FusedSupport(fused=False, reason="There are no parameters.")
-    return FusedSupport(fused=True, reason=f"torch has it for {', '.join(support)}.")
+    return FusedSupport(fused=True, reason=f"torch supports it for {', '.join(support)}.")
 
 
-def _listed(parameters: Any) -> list[Any]:
-    """Return what an optimizer takes as a list, with a list in each group; what a group held can be read only once."""
+def _to_lists(parameters: Any) -> list[Any]:
+    """Return the parameters as a list, with a list in each group, because iterators can be read only once."""
     tensor = import_torch().Tensor
     if isinstance(parameters, tensor) or not isinstance(parameters, Iterable):
-        what = f"The parameters must be several tensors, and they are of type {short_type_name(parameters)}."
-        raise ConfigurationError(what, AS_TORCH)
-    kept = [parameters] if isinstance(parameters, dict) else list(parameters)
-    for group in kept:
-        if isinstance(group, dict):
-            held = group.get("params")
-            group["params"] = [held] if isinstance(held, tensor) else _listed(held)
-    return kept
+        message = f"The parameters must be an iterable of tensors, got {short_type_name(parameters)}."
+        raise ConfigurationError(message, PARAMETERS_REMEDY)
+    entries = [parameters] if isinstance(parameters, dict) else list(parameters)
+    for entry in entries:
+        if isinstance(entry, dict):
+            group_parameters = entry.get("params")
+            entry["params"] = (
+                [group_parameters] if isinstance(group_parameters, tensor) else _to_lists(group_parameters)
+            )
+    return entries
 
 
 Weight = Callable[[Any], float]
-WEIGH = "Pass weight=, a function that returns over how many items the batch's mean loss is."
+WEIGHT_REMEDY = "Pass weight=, a function that returns the number of items in the mean loss of the batch."
 
 INCOMPLETE_GROUP_WARNING = (
-    "backward() failed, so that the gradients of this group of batches are forgotten and the rest of it is left out. "
+    "backward() failed, so the gradients of this group of batches are discarded and the rest of the group is skipped. "
     + ACCUMULATE_REMEDY
 )
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A batch with its share of the group that makes one step of the optimizer."""
+    """Batch with its fraction of the group for one optimizer step.
+
+    Attributes:
+        batch: Batch.
+        fraction: Factor of its mean loss, in [0, 1]. The fractions of a group add up to 1, or to 0 if no batch has
+            weight.
+        last: Whether it is the last batch of its group.
+    """
 
     batch: Any
-    fraction: float  # The factor of its mean loss, 0 to 1; those of a group make 1, or 0 if nothing has weight.
-    last: bool  # Of its group.
+    fraction: float
+    last: bool
 
 
-def accumulation_groups(batches: Iterable[Any], steps: int, weight: Weight) -> Iterator[MicroBatch]:
-    """Yield batches with their share of their group of some steps; the last group may be shorter."""
+def _iter_micro_batches(batches: Iterable[Any], steps: int, weight: Weight) -> Iterator[MicroBatch]:
+    """Yield batches with their fraction of their group of ``steps`` batches; the last group may be shorter."""
     remaining = iter(batches)
     while group := list(itertools.islice(remaining, steps)):
         weights = [float(weight(batch)) for batch in group]
-        for own in weights:
-            if not 0 <= own < math.inf:
-                raise ConfigurationError(f"A batch cannot weigh {own}.", "Let weight= return a count, 0 or more.")
+        for batch_weight in weights:
+            if not 0 <= batch_weight < math.inf:
+                remedy = "Let weight= return a count, 0 or more."
+                raise ConfigurationError(f"Invalid value for the weight of a batch: {batch_weight}.", remedy)
         total = sum(weights) or 1.0
-        for own in weights:  # A batch that was handed out is not held any longer.
-            yield MicroBatch(group.pop(0), own / total, last=not group)
+        for batch_weight in weights:
+            # No reference to a batch remains after it was yielded.
+            yield MicroBatch(group.pop(0), batch_weight / total, last=not group)
 
 
 def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool = False) -> int:
-    """Return over how many labels the mean loss of a batch is: a mapping with ``labels``, or a pair of inputs and labels.
+    """Return the number of labels in the mean loss of a batch.
 
-    Labels with fractions, as for regression or several labels at once, all count. With ``shifted`` the model moves the
-    labels by one, as causal language models do: the first of a row is then never asked for.
+    The batch is a mapping with ``labels`` or a pair of inputs and labels. Floating-point labels, as for regression or
+    multi-label tasks, all count. With ``shifted``, the model shifts the labels by one, as causal language models do, so
+    the
+    first label of each row does not count.
     """
     labels = get_labels(batch)
     if not isinstance(labels, import_torch().Tensor):
-        raise ConfigurationError(f"A batch of type {short_type_name(batch)} has no labels to weigh it by.", WEIGH)
+        raise ConfigurationError(
+            f"A batch of type {short_type_name(batch)} has no labels to compute its weight.", WEIGHT_REMEDY
+        )
     if labels.is_floating_point():
         return int(labels.numel())
     return int((labels[..., 1:] if shifted else labels).ne(ignore_index).sum())
 
 
 def count_rows(batch: Any) -> int:
-    """Return how many rows a batch has: the length of its first tensor."""
+    """Return the number of rows of a batch: the length of its first tensor."""
     values = batch.values() if isinstance(batch, Mapping) else batch
     for value in values if isinstance(values, Iterable) and not hasattr(values, "shape") else (values,):
         if getattr(value, "shape", ()):
             return int(value.shape[0])
-    missing = "tensor with rows"
-    raise ConfigurationError(f"A batch of type {short_type_name(batch)} has no {missing} to weigh it by.", WEIGH)
+    message = f"A batch of type {short_type_name(batch)} has no tensor with rows to compute its weight."
+    raise ConfigurationError(message, WEIGHT_REMEDY)
 
 
 def check_fused(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, torch_release: tuple[int, ...]
 ) -> None:
-    """Refuse another value than an optimizer, and a fused one that ignores its scaler and would step with infinite gradients."""
+    """Raise an error if the value is not an optimizer, or is a fused one that ignores its scaler."""
     if not isinstance(optimizer, import_torch().optim.Optimizer):
         raise invalid_type("The optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
     if scaler is None or not scaler.is_enabled():
         return
     fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
     if any(parse_device_argument(weight.device).ignores_scaler(torch_release) for weight in fused):
-        remedy = "Make the optimizer with fused=False, or train in bfloat16, which needs no scaler."
+        remedy = "Create the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 
 
 @dataclass
 class GradientAccumulation:
-    """Steps of an optimizer over groups of batches, each with exactly the gradient of the mean over its group.
+    """Optimizer steps over groups of batches, each with the exact gradient of the mean loss over its group.
 
-    Where a backward pass fails and the loop goes on, as after running out of memory, the gradients of its group are not
-    those of the group any more: they are forgotten, the rest of the group is left out, and a warning says so.
+    If a backward pass fails and the loop continues, as after running out of memory, the gradients of the group are
+    incomplete. They are discarded, the rest of the group is skipped, and a warning is issued.
 
     Args:
-        optimizer: The optimizer; its gradients are set to ``None`` before the first step and after each.
-        steps: How many batches make a group; the last group may be shorter.
-        weight: What the mean of a batch's loss is over: how many labels, as :func:`count_labels` says, or how many
-            rows, as :func:`count_rows` says. A class-weighted loss needs the sum of the weights of its labels.
-        clip: The largest norm, above 0, that the gradient of a group may have; ``None`` for any.
-        scaler: The ``GradScaler`` of float16; ``None`` for none.
-        before_step: Called before each step, with the gradients unscaled and not yet clipped.
+        optimizer: Optimizer; its gradients are set to ``None`` before the first step and after each step.
+        steps: Number of batches per group; the last group may be shorter.
+        weight: Function that returns the number of items in the mean loss of a batch: labels (:func:`count_labels`) or
+            rows (:func:`count_rows`). A class-weighted loss needs the sum of the weights of its labels.
+        max_norm: Maximum gradient norm of a group, above 0. If ``None``, gradients are not clipped.
+        scaler: ``GradScaler`` for float16, or ``None``.
+        before_step: Function that is called before each step, with unscaled gradients that are not clipped yet.
 
     Raises:
-        ConfigurationError: For steps below 1, a norm that is not above 0, and a scaler that the optimizer would ignore.
+        ConfigurationError: If ``steps`` is below 1, if the norm is not above 0, or if the optimizer would ignore the
+            scaler.
 
     Example:
         >>> import torch
@@ -394,8 +413,8 @@ class GradientAccumulation:
     scaler: torch.amp.GradScaler | None = None
     before_step: Callable[[], object] | None = None
     _current: MicroBatch | None = field(default=None, init=False, repr=False)
-    _weighed: bool = field(default=False, init=False, repr=False)
-    _broken: bool = field(default=False, init=False, repr=False)
+    _has_weight: bool = field(default=False, init=False, repr=False)
+    _has_failed: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_integer("steps", self.steps)
@@ -404,80 +423,81 @@ class GradientAccumulation:
         check_fused(self.optimizer, self.scaler, parse_release(import_torch().__version__))
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches as they come; the loss of each goes to :meth:`backward` before the next is taken.
+        """Yield batches unchanged; pass the loss of each to :meth:`backward` before taking the next.
 
         Args:
-            batches: A loader, or any iterable; its length need not be known. One group is held in memory.
+            batches: Loader or other iterable; its length may be unknown. One group is kept in memory.
 
         Raises:
-            ConfigurationError: Where the loss of a batch was not handed over: the shares of its group would be wrong.
+            ConfigurationError: If the loss of a batch was not passed to ``backward``, because the weights would be
+                wrong.
         """
-        self._begin_group()
-        micro = None
+        self._start_group()
+        micro_batch = None
         try:
-            for micro in accumulation_groups(batches, self.steps, self.weight):
-                self._current = micro
-                broken_before = self._broken
-                yield micro.batch
-                if self._current is micro:
+            for micro_batch in _iter_micro_batches(batches, self.steps, self.weight):
+                self._current = micro_batch
+                failed_before = self._has_failed
+                yield micro_batch.batch
+                if self._current is micro_batch:
                     remedy = (
                         "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
                     )
-                    raise ConfigurationError("The loss of a batch was not handed to backward().", remedy)
-                if self._broken and not broken_before:
+                    raise ConfigurationError("The loss of a batch was not passed to backward().", remedy)
+                if self._has_failed and not failed_before:
                     warn(INCOMPLETE_GROUP_WARNING)
-                if micro.last:
-                    self._broken = False
+                if micro_batch.last:
+                    self._has_failed = False
         finally:
-            if self._current is micro:  # After a break there is no batch for backward().
+            if self._current is micro_batch:  # After a break, there is no current batch for backward().
                 self._current = None
 
     def backward(self, loss: torch.Tensor) -> bool:
-        """Add the gradient of a batch's mean loss; with the last batch of a group, let the optimizer step.
+        """Add the gradient of the mean loss of a batch; after the last batch of a group, run the optimizer step.
 
-        A batch without weight, such as one whose labels are all left out, adds nothing: its mean loss is NaN.
+        A batch without weight, such as one whose labels are all ignored, adds nothing, because its mean loss is NaN.
 
         Args:
-            loss: The mean loss of the batch, a single number.
+            loss: Mean loss of the batch, a scalar.
 
         Returns:
-            Whether the optimizer stepped, such as for a scheduler that goes along. A group without any weight gives
-            no step, nor does one in which a backward pass failed.
+            Whether the optimizer stepped, for example to step a scheduler. A group without weight, or with a failed
+            backward pass, does not step.
 
         Raises:
-            ConfigurationError: Where no batch was taken since the last call.
+            ConfigurationError: If no batch was taken since the last call.
         """
-        micro = self._current
+        micro_batch = self._current
         self._current = None
-        if micro is None:
-            remedy = "Loop over accumulation.batches(loader), one call for each."
+        if micro_batch is None:
+            remedy = "Loop over accumulation.batches(loader), and call it once per batch."
             raise ConfigurationError("backward() was called without a batch.", remedy)
-        if self._broken:
+        if self._has_failed:
             return False
         try:
-            if micro.fraction:
-                scaled = loss * micro.fraction
+            if micro_batch.fraction:
+                scaled = loss * micro_batch.fraction
                 (self.scaler.scale(scaled) if self.scaler else scaled).backward()
-                self._weighed = True
-            stepped = micro.last and self._weighed
+                self._has_weight = True
+            stepped = micro_batch.last and self._has_weight
             if stepped:
                 self._step()
-        except BaseException:  # Perhaps a part of a gradient was added, or a part of a step done.
-            self._begin_group()
-            self._broken = True
+        except BaseException:  # A gradient or a step may be incomplete.
+            self._start_group()
+            self._has_failed = True
             raise
-        if micro.last:
-            self._begin_group()
+        if micro_batch.last:
+            self._start_group()
         return stepped
 
-    def _begin_group(self) -> None:
-        """Begin a group without gradients."""
-        self._weighed = False
-        self._broken = False
+    def _start_group(self) -> None:
+        """Start a group without gradients."""
+        self._has_weight = False
+        self._has_failed = False
         self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self) -> None:
-        """Let the optimizer step."""
+        """Run the optimizer step."""
         if self.scaler and (self.max_norm is not None or self.before_step):
             self.scaler.unscale_(self.optimizer)
         if self.before_step:

@@ -101,7 +101,9 @@ NUMBERS = st.lists(st.integers(-200, 200), min_size=1, max_size=30)
 def test_count_and_extremes(refusal, numbers, count, ignored):
     """Values are refused exactly where one is out of range and not left out; the count and the extremes are right."""
     bad = [number for number in numbers if not 0 <= number < count and number != ignored]
-    refused = refusal(partial(nb.Guards(num_labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)}))
+    refused = refusal(
+        partial(nb.Guards(num_labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)})
+    )
     assert bool(refused) == bool(bad)
     if bad:
         assert refused.message.startswith(f"Step 1: {len(bad)} of {len(numbers)} labels ")

@@ -16,7 +16,7 @@ from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import OpenMedError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import (
-    SMALLEST_BASELINE,
+    MIN_BASELINE_BYTES,
     classify_trend,
     parse_pressure,
     resident_bytes,
@@ -370,14 +370,14 @@ def test_any_series_has_a_verdict(sizes, gate):
         assert sizes[-1] > sizes[-2]
 
 
-@given(st.lists(st.integers(SMALLEST_BASELINE, 1 << 40), min_size=1, max_size=20), st.sampled_from([2, 4, 1024]))
+@given(st.lists(st.integers(MIN_BASELINE_BYTES, 1 << 40), min_size=1, max_size=20), st.sampled_from([2, 4, 1024]))
 def test_the_unit_does_not_matter(sizes, factor):
     """A series has the same verdict in other units, above the smallest baseline."""
     assert classify_trend([size * factor for size in sizes]).kind == classify_trend(sizes).kind
     assert classify_trend([size * factor for size in sizes]).growth == pytest.approx(classify_trend(sizes).growth)
 
 
-@given(st.integers(SMALLEST_BASELINE, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
+@given(st.integers(MIN_BASELINE_BYTES, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
 def test_bounded_noise_is_flat(size, noise):
     """A level with noise of up to 2 % is flat, in whatever order the noise comes."""
     assert classify_trend([round(size * (1 + one)) for one in noise]).kind == "flat"

@@ -99,7 +99,14 @@ class TestNames:
 
     def test_smallest_limits(self):
         """The smallest numbers, a negative ignored label and numbers of NumPy can be told."""
-        nb.Guards(num_labels=np.int64(1), vocab_size=1, max_position_embeddings=None, position_offset=0, pad_token_id=0, ignore_index=-1)
+        nb.Guards(
+            num_labels=np.int64(1),
+            vocab_size=1,
+            max_position_embeddings=None,
+            position_offset=0,
+            pad_token_id=0,
+            ignore_index=-1,
+        )
 
 
 class TestBatches:

@@ -22,7 +22,7 @@ from openmed_nb.training.loader import (
     WorkerTiming,
     default_start_method,
     find_main_definitions,
-    settings_for,
+    make_settings,
 )
 
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=8)
@@ -63,7 +63,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("device", "machine", "kind", "how", "arguments"), SETTINGS)
 def test_arguments(device, machine, kind, how, arguments):
     """Memory is pinned for CUDA alone, and workers read what they can import."""
-    settings = settings_for(device, kind([1, 2]), machine, in_notebook=how[0], start_method=how[1])
+    settings = make_settings(device, kind([1, 2]), machine, in_notebook=how[0], start_method=how[1])
 
     assert settings.arguments == arguments
     assert all(setting.reason for setting in settings.settings)
@@ -73,26 +73,26 @@ def test_arguments(device, machine, kind, how, arguments):
 def test_a_loader_takes_them(items, device, start):
     """The DataLoader of torch takes the arguments, for every device and with workers or without."""
     for machine in (MAC, LINUX, replace(LINUX, cores=1)):
-        settings = settings_for(device, items.Items(), machine, start_method=start)
+        settings = make_settings(device, items.Items(), machine, start_method=start)
         torch.utils.data.DataLoader(items.Items(), batch_size=2, **settings.arguments)
 
 
 def test_reasons():
     """The reason names the class of the cell and the way out, and the report for MPS warns of copies that do not wait."""
-    settings = settings_for("mps", CELL_CLASS(), MAC, in_notebook=True)
+    settings = make_settings("mps", CELL_CLASS(), MAC, in_notebook=True)
 
     assert (
         "cannot import Notes from a cell; write the class into a .py file"
         in settings.to_dict()["reasons"]["num_workers"]
     )
     assert "non_blocking=True corrupts them (pytorch#189690)" in str(settings)
-    assert "non_blocking" not in str(settings_for("cpu", [1], LINUX, in_notebook=False))
+    assert "non_blocking" not in str(make_settings("cpu", [1], LINUX, in_notebook=False))
 
 
 def test_datasets_without_workers(items):
     """Items in memory would only be copied by workers, and a stream would come once from each: both have none."""
     for dataset in ([1, 2], (1, 2), torch.utils.data.TensorDataset(torch.zeros(2)), items.Stream()):
-        settings = settings_for("cpu", dataset, LINUX, in_notebook=False, start_method="fork")
+        settings = make_settings("cpu", dataset, LINUX, in_notebook=False, start_method="fork")
         assert settings.arguments["num_workers"] == 0, type(dataset)
 
 

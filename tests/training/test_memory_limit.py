@@ -7,7 +7,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.training.release import MemoryLimit, check_fraction
+from openmed_nb.training.release import MemoryLimit, validate_fraction
 
 GIB = 1 << 30
 
@@ -22,9 +22,9 @@ REFUSED = [
 def test_fractions_that_torch_takes(refusal):
     """MPS takes 0 to 2, CUDA more than 0 up to 1; anything else is a clear error that says what to do."""
     for device, fraction in TAKEN:
-        assert check_fraction(device, fraction) == fraction, device
+        assert validate_fraction(device, fraction) == fraction, device
     for device, fraction in REFUSED:
-        refused = refusal(partial(check_fraction, device, fraction))
+        refused = refusal(partial(validate_fraction, device, fraction))
         remedy = "Choose batches" if device in {"cpu", "xpu"} else "Pass a number"
         assert isinstance(refused, ConfigurationError), (device, fraction)
         assert refused.remedy.startswith(remedy), (device, fraction)

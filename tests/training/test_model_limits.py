@@ -21,7 +21,7 @@ from transformers import (
 
 import openmed_nb as nb
 from openmed_nb.errors import InvalidBatchError
-from openmed_nb.training.batch_checks import ModelLimits, infer_limits, inner_model
+from openmed_nb.training.batch_checks import ModelLimits, find_inner_model, infer_limits
 
 FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
 # These have no table of positions: tokens are told apart by their distances alone.
@@ -92,17 +92,24 @@ def test_model_inside_of_another(tagger, tiny):
     for inside in (tagger, torch.compile(tagger), torch.nn.DataParallel(tagger)):
         around = Around(loss=torch.nn.CrossEntropyLoss(), model=inside)
         assert infer_limits(around) == infer_limits(inside) == infer_limits(tagger)
-    assert inner_model(Around(deep=Around(model=tagger))) == ("deep.model",)
-    assert inner_model(tagger) == inner_model(torch.compile(tagger)) == inner_model(torch.nn.DataParallel(tagger)) == ()
+    assert find_inner_model(Around(deep=Around(model=tagger))) == ("deep.model",)
+    assert (
+        find_inner_model(tagger)
+        == find_inner_model(torch.compile(tagger))
+        == find_inner_model(torch.nn.DataParallel(tagger))
+        == ()
+    )
     two = Around(teacher=tagger, student=tiny.random_bert())
-    assert inner_model(two) == ()
+    assert find_inner_model(two) == ()
     assert infer_limits(two).num_labels is None
 
 
 def test_plain_module():
     """A plain module tells nothing; what it takes is told."""
     assert infer_limits(torch.nn.Linear(2, 3)) == ModelLimits()
-    assert infer_limits(torch.nn.Linear(2, 3), num_labels=3, ignore_index=-1) == ModelLimits(num_labels=3, ignore_index=-1)
+    assert infer_limits(torch.nn.Linear(2, 3), num_labels=3, ignore_index=-1) == ModelLimits(
+        num_labels=3, ignore_index=-1
+    )
 
 
 def test_told_limits_come_first(tagger):

@@ -15,12 +15,12 @@ from openmed_nb.training.nonfinite import (
     Kind,
     Origin,
     all_finite,
-    gradients_of,
+    find_backward_origin,
+    get_gradients,
     is_finite,
     iter_float_tensors,
     locate_from_gradients,
     loss_of,
-    origin_of,
     replay_pass,
 )
 
@@ -189,7 +189,7 @@ def test_origin(arrivals, found):
     parts = [one.split() for one in arrivals.split(", ") if one]
     came = [(Origin(f"{kind} gradient", "" if name == "." else name), sign == "+") for sign, kind, name in parts]
 
-    assert origin_of(came) == (found and Origin(f"{found.split()[0]} gradient", found.split()[1]))
+    assert find_backward_origin(came) == (found and Origin(f"{found.split()[0]} gradient", found.split()[1]))
 
 
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
@@ -217,7 +217,7 @@ def test_sparse_gradients():
     """The gradient of a sparse embedding is looked at where it has values."""
     layer = nn.Embedding(10, 3, sparse=True)
     (layer(torch.tensor([1, 1, 4])).sum() * NAN).backward()
-    (gradient,) = gradients_of(layer.parameters())
+    (gradient,) = get_gradients(layer.parameters())
     assert gradient.shape == (3, 3)
     assert not all_finite([gradient])
 
