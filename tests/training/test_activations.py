@@ -158,10 +158,10 @@ def test_cell_that_is_run_again(kind):
 def test_a_module_inside_of_another(names):
     """A module inside of one that is named, or is on, is refused, and nothing is changed."""
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    with pytest.raises(ConfigurationError, match=r"'0\.0' is a part of '0'"):
+    with pytest.raises(ConfigurationError, match=r"'0\.0' is inside '0'"):
         checkpoint_activations(model, *names)
     assert not any("forward" in vars(module) for module in model.modules())
-    with checkpoint_activations(model, names[0]), pytest.raises(ConfigurationError, match=r"'0\.0' is a part of '0'"):
+    with checkpoint_activations(model, names[0]), pytest.raises(ConfigurationError, match=r"'0\.0' is inside '0'"):
         checkpoint_activations(model, names[1])
 
 
@@ -245,7 +245,7 @@ def test_model_that_cannot(bert):
     """A model of transformers that cannot do it says so."""
     type(bert).supports_gradient_checkpointing, former = False, type(bert).supports_gradient_checkpointing
     try:
-        with pytest.raises(ConfigurationError, match="Name modules"):
+        with pytest.raises(ConfigurationError, match="Name its modules"):
             checkpoint_activations(bert)
     finally:
         type(bert).supports_gradient_checkpointing = former

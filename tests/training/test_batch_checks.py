@@ -32,7 +32,7 @@ def ids(*numbers, dtype=torch.long):
 
 JAGGED = torch.nested.nested_tensor([ids(0, 3)[0], ids(1)[0]], layout=torch.jagged)
 WRONG = {
-    "label": ({"labels": ids(0, 3)}, LIMITS, "1 of 2 labels is not between 0 and 2 (3; -100 is left out)."),
+    "label": ({"labels": ids(0, 3)}, LIMITS, "1 of 2 labels is not between 0 and 2 (3; -100 is ignored)."),
     "one label a row": ({"label": torch.tensor([2, 3])}, LIMITS, "1 of 2 labels"),
     "array": ({"labels": np.array([[0, 3]])}, LIMITS, "1 of 2 labels"),
     "pair": ((torch.zeros(2, 3), torch.tensor([0, 3])), LIMITS, "1 of 2 labels"),
@@ -45,7 +45,7 @@ WRONG = {
     "nested": ({"labels": JAGGED}, LIMITS, "1 of 4 labels"),
     "one token": ({"input_ids": torch.tensor(24)}, LIMITS, "1 of 1 token ids"),
     "small integers": ({"labels": ids(0, 255, dtype=torch.uint8)}, LIMITS, "255"),
-    "other ignored label": ({"labels": ids(0, -100)}, {"num_labels": 3, "ignore_index": -1}, "-100; -1 is left"),
+    "other ignored label": ({"labels": ids(0, -100)}, {"num_labels": 3, "ignore_index": -1}, "-100; -1 is ignored"),
     "token": ({"input_ids": ids(1, 24)}, LIMITS, "1 of 2 token ids is not between 0 and 23 (24)."),
     "encoding": (BatchEncoding({"input_ids": ids(1, 24)}), LIMITS, "1 of 2 token ids"),
     "token type": ({"token_type_ids": ids(0, 2)}, LIMITS, "1 of 2 token types"),
@@ -108,7 +108,7 @@ def test_count_and_extremes(refusal, numbers, count, ignored):
     if bad:
         assert refused.message.startswith(f"Step 1: {len(bad)} of {len(numbers)} labels ")
         extremes = f"from {min(bad)} to {max(bad)}" if min(bad) < max(bad) else f"{bad[0]}"
-        assert f"({extremes}; {ignored} is left out)." in refused.message
+        assert f"({extremes}; {ignored} is ignored)." in refused.message
 
 
 @pytest.mark.parametrize("labels", [np.array(["B-DISEASE", "O"]), np.array([None, 1])], ids=["names", "objects"])
@@ -135,7 +135,7 @@ class TestLargeBatch:
         [
             (64, 512, "64 x 512 = 32,768 tokens", "at most 63 rows at this length (63 x 512 = 32,256)"),
             (7, 4681, "7 x 4,681 = 32,767 tokens", "at most 6 rows at this length (6 x 4,681 = 28,086)"),
-            (1, 32_767, "1 x 32,767 = 32,767 tokens", "Cut the rows to less than 32,767 tokens."),
+            (1, 32_767, "1 x 32,767 = 32,767 tokens", "Shorten the rows to less than 32,767 tokens."),
         ],
     )
     def test_too_many(self, check, rows, length, arithmetic, remedy):
@@ -160,7 +160,7 @@ class TestLargeBatch:
         refused = refusal(partial(check, tokens(rows, length)))
         assert bool(refused) == (rows * length >= 32_767)
         if length >= 32_767:
-            assert "Cut the rows" in refused.remedy
+            assert "Shorten the rows" in refused.remedy
         elif refused:
             fitting = int(refused.remedy.split("at most ")[1].split()[0].replace(",", ""))
             assert fitting * length < 32_767 <= (fitting + 1) * length

@@ -44,7 +44,7 @@ def test_batches(guards, workers, refusal):
     refused = refusal(lambda: seen.extend(batch["labels"].tolist() for batch in loader))
     assert seen == [[0, -100]]
     assert type(refused) is InvalidBatchError
-    assert refused.message == "1 of 2 labels is not between 0 and 2 (9; -100 is left out)."
+    assert refused.message == "1 of 2 labels is not between 0 and 2 (9; -100 is ignored)."
     assert refused.remedy.startswith("Give the model as many labels")
 
 

@@ -16,7 +16,10 @@ from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import OpenMedError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import (
+    DETACH_REMEDY,
+    GROWTH_CAUSES,
     MIN_BASELINE_BYTES,
+    PAD_REMEDY,
     classify_trend,
     parse_pressure,
     resident_bytes,
@@ -47,7 +50,7 @@ JUDGED = {
     "growing counts before a sawtooth": ((SAWTOOTH, LEAK, FLAT), "reserved", "growing"),
     "a sawtooth counts before flat": ((FLAT, SAWTOOTH, FLAT), "reserved", "sawtooth"),
     "no figures of the device": ((UNKNOWN, UNKNOWN, FLAT), "resident", "flat"),
-    "no figures at all": ((UNKNOWN, UNKNOWN, UNKNOWN), "resident", "too short to tell"),
+    "no figures at all": ((UNKNOWN, UNKNOWN, UNKNOWN), "resident", "insufficient data"),
 }
 
 
@@ -72,10 +75,10 @@ def test_a_short_training_says_nothing(epochs):
     """Until three epochs after the warm-up nothing is judged, and the curve says how many there are."""
     curve = curve_of(allocated=LEAK[:epochs], resident=LEAK[:epochs])
 
-    assert curve.verdict == ("growing" if epochs == 4 else "too short to tell")
+    assert curve.verdict == ("growing" if epochs == 4 else "insufficient data")
     if epochs < 4:
         assert curve.reason == f"{max(0, epochs - 1)} {'epoch' if epochs == 2 else 'epochs'} after the warm-up."
-        assert curve.advice.startswith("Train on: ")
+        assert curve.advice.startswith("Keep training: ")
 
 
 def test_steps_inside_an_epoch_are_not_judged():
@@ -92,49 +95,47 @@ def test_the_reason_has_the_figures():
     """The reason says from where to where, over ten epochs, and the gate."""
     assert curve_of(allocated=LEAK).reason == (
         "Memory of tensors went from 150.0 MiB after epoch 2 to 350.0 MiB after epoch 6; "
-        "that is +333 % in 10 epochs at this pace, and more than 26 % is suspect."
+        "+333 % in 10 epochs is projected; the threshold is 26 %."
     )
     assert curve_of(allocated=FLAT, resident=LEAK).reason.startswith("Memory of the process went from 150.0 MiB")
-    assert curve_of(allocated=FLAT).reason.endswith("it does not keep growing by more than 26 % in 10 epochs.")
+    assert curve_of(allocated=FLAT).reason.endswith("no sustained growth above 26 % in 10 epochs.")
 
 
 LOSSES, KEPT = TensorReferrer("losses", "list", 40, 12 * MIB, 40), TensorReferrer("Trainer.kept", "deque", 1, 512)
-DETACH = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what holds tensors."
-PAD = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
-GRAPHS = "Autograd graphs are retained, which take memory of the process also after their backward pass"
-BLOCKS = "No tensor is retained; most likely the device keeps blocks for every new shape of a batch"
-COMPILED = "No tensor is retained; most likely graphs, which MPS compiles for every new shape of a batch"
+GRAPHS = GROWTH_CAUSES["graphs"][0]
+BLOCKS = GROWTH_CAUSES["reserved"][0]
+COMPILED = GROWTH_CAUSES["resident on mps"][0]
 ADVICE = {
     "retained, with a name": (
         {"allocated": LEAK, "holders": [LOSSES]},
-        f"Tensors are retained: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH}",
+        f"Tensors are retained: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH_REMEDY}",
     ),
-    "retained, without a name": ({"allocated": LEAK}, f"Tensors are retained. {DETACH}"),
+    "retained, without a name": ({"allocated": LEAK}, f"Tensors are retained. {DETACH_REMEDY}"),
     "graphs, with a name": (
         {"allocated": FLAT, "reserved": LEAK, "holders": [KEPT, LOSSES]},
-        f"{GRAPHS}: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH}",
+        f"{GRAPHS}: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH_REMEDY}",
     ),
-    "blocks": ({"allocated": FLAT, "reserved": LEAK, "holders": [KEPT]}, f"{BLOCKS}. {PAD}"),
+    "blocks": ({"allocated": FLAT, "reserved": LEAK, "holders": [KEPT]}, f"{BLOCKS}. {PAD_REMEDY}"),
     "the process": (
         {"allocated": FLAT, "resident": LEAK, "holders": [KEPT]},
-        f"{COMPILED}. {PAD} Then look at lists that collect texts or results.",
+        f"{COMPILED}. {PAD_REMEDY} Then check lists that collect texts or results.",
     ),
     "the process on the CPU": (
         {"allocated": FLAT, "resident": LEAK, "holders": [KEPT], "device": "cpu"},
-        "No tensor is retained; something else in this process grows. Look at lists that collect texts or results.",
+        "No tensor is retained; something else in this process grows. Check lists that collect texts or results.",
     ),
     "graphs that a backward pass has emptied": (
         {"allocated": FLAT, "holders": [TensorReferrer("losses", "list", 30, 120, 30)]},
-        f"It takes little memory so far, but losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH}",
+        f"Memory use is low so far, but losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH_REMEDY}",
     ),
     "a sawtooth": (
         {"allocated": SAWTOOTH},
-        "Something takes memory in some epochs and gives it back: look at evaluation, logging and checkpoints.",
+        "Memory rises in some epochs and is released later; check evaluation, logging and checkpointing.",
     ),
-    "flat": ({"allocated": FLAT}, "Nothing to do."),
+    "flat": ({"allocated": FLAT}, "No action needed."),
     "slow": (
         {"allocated": [1000 + 20 * epoch for epoch in range(40)]},
-        "It is +75 % all the same: watch it where you train for longer.",
+        "The total change is +75 %; monitor it in longer trainings.",
     ),
 }
 
@@ -244,7 +245,7 @@ def test_a_sample_shows_what_it_has():
         "  allocated  5.0 MiB",
         "  resident   512 bytes",
     ]
-    assert "in training, epochs done: 3" in str(MemorySample(3, 30, 1.25, is_boundary=False))
+    assert "during training, finished epochs: 3" in str(MemorySample(3, 30, 1.25, is_boundary=False))
 
 
 @pytest.mark.parametrize(
@@ -282,8 +283,8 @@ SERIES = {
     "a leak under a sawtooth": ([100, 150, 120, 170, 140, 190], "growing"),
     "a leak that doubles": ([100, 200, 400, 800], "growing"),
     "a leak after a slow start": ([100, 100, 100, 130, 160, 190, 220], "growing"),
-    "one jump at the end, of three": ([100, 100, 180], "too short to tell"),
-    "one jump at the end, of nine": ([100] * 8 + [180], "too short to tell"),
+    "one jump at the end, of three": ([100, 100, 180], "insufficient data"),
+    "one jump at the end, of nine": ([100] * 8 + [180], "insufficient data"),
     "a leak that begins late": ([100] * 6 + [130, 160, 190], "growing"),
     "a late rise that has ended": ([100] * 9 + [120, 140, 140, 140], "flat"),
     "a leak under an evaluation every second epoch": ([1000 + 50 * n + 900 * (n % 2) for n in range(12)], "growing"),
@@ -310,16 +311,16 @@ SERIES = {
     "a rise that is nearly one jump": ([100, 104, 106], "flat"),
     "two rises alike": ([100, 103, 106], "growing"),
     "a last rise below half the gate": ([100, 102, 109], "flat"),
-    "a last rise above half the gate": ([100, 102, 114], "too short to tell"),
+    "a last rise above half the gate": ([100, 102, 114], "insufficient data"),
     "three last rises": ([100, 102, 114, 116], "growing"),
     "a fall by a quarter of the spread": ([100, 140, 130], "flat"),
     "a fall by more than a quarter of the spread": ([100, 130, 122], "sawtooth"),
     "zeros": ([0] * 5, "flat"),
     "a rise from zero": ([0, 10, 20, 30], "growing"),
     "less than nothing to speak of": ([0.001 * 2**epoch for epoch in range(6)], "flat"),
-    "one epoch": ([100], "too short to tell"),
-    "two epochs that leak": ([100, 200], "too short to tell"),
-    "no epoch": ([], "too short to tell"),
+    "one epoch": ([100], "insufficient data"),
+    "two epochs that leak": ([100, 200], "insufficient data"),
+    "no epoch": ([], "insufficient data"),
 }
 
 
@@ -362,11 +363,11 @@ def test_any_series_has_a_verdict(sizes, gate):
     """Every series of sizes has one of four verdicts; fewer than three say nothing, and more only where the last rose."""
     trend = classify_trend(sizes, gate)
 
-    assert trend.kind in {"flat", "growing", "sawtooth", "too short to tell"}
+    assert trend.kind in {"flat", "growing", "sawtooth", "insufficient data"}
     assert trend.steepest >= max(0, trend.growth)
     if len(sizes) < 3:
-        assert trend.kind == "too short to tell"
-    elif trend.kind == "too short to tell":
+        assert trend.kind == "insufficient data"
+    elif trend.kind == "insufficient data":
         assert sizes[-1] > sizes[-2]
 
 

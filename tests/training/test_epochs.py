@@ -116,7 +116,7 @@ def test_a_hook_that_raises_loses_nothing(where):
     assert hooks.curve.samples == (sample,)
     assert vars(hooks.failures[0]) == {"hook": "failing", "epoch": 1, "error": "ValueError"}
     assert [str(one.message) for one in warned] == [
-        f"The hook {name} raised ValueError after epoch 1. The training went on; correct the hook."
+        f"The hook {name} raised ValueError after epoch 1. Training continued; fix the hook."
         for name in ("failing", "Reporter")
     ]
     assert warned[0].filename == __file__
@@ -401,10 +401,10 @@ def test_a_bounded_history_that_fills_up_is_no_leak():
     """While LBFGS fills its history, memory grows to a bound that is known: nobody can tell yet whether more does."""
     filling, full = history_of(8, 100), history_of(12, 3)
 
-    assert (filling.verdict, filling.deciding_metric) == ("too short to tell", "allocated")
+    assert (filling.verdict, filling.deciding_metric) == ("insufficient data", "allocated")
     assert "history" in filling.reason
     assert filling.likely_cause is None
-    assert (full.verdict, full.advice) == ("flat", "Nothing to do.")
+    assert (full.verdict, full.advice) == ("flat", "No action needed.")
     assert not full.referrers
 
 
@@ -431,7 +431,7 @@ def test_a_history_of_another_optimizer_is_no_leak():
         model(torch.ones(2, 400)).sum().backward()
         optimizer.step()
 
-    assert loop.curve.verdict == "too short to tell"
+    assert loop.curve.verdict == "insufficient data"
     assert loop.curve.likely_cause is None
     assert "history_size" in loop.curve.advice
 

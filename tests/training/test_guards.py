@@ -84,16 +84,16 @@ class TestNames:
     def test_wrong_arguments(self, refusal):
         """A name that no guard has, and what cannot be a limit, are errors with the nearest name, or that show the value."""
         for told, said in (
-            ({"disable": "label"}, "There is no guard 'label'. Did you mean 'labels'?"),
+            ({"disable": "label"}, "'label' is not the name of a guard. Did you mean 'labels'?"),
             ({"disable": ("nonfinit",)}, "Did you mean 'nonfinite'?"),
-            ({"disable": ("xyz",)}, "There is no guard 'xyz'. Known are labels, token_ids,"),
-            ({"disable": True}, "There is no guard 'True'. Known are labels,"),
+            ({"disable": ("xyz",)}, "'xyz' is not the name of a guard. Known are labels, token_ids,"),
+            ({"disable": True}, "'True' is not the name of a guard. Known are labels,"),
             ({"num_labels": "3"}, "The limit num_labels cannot be '3'. Pass a whole number from 1."),
             ({"num_labels": -1}, "The limit num_labels cannot be -1. Pass a whole number from 1."),
             ({"num_labels": True}, "The limit num_labels cannot be True."),
             ({"pad_token_id": -1}, "The limit pad_token_id cannot be -1. Pass a whole number from 0."),
-            ({"ignore_index": "x"}, "The limit ignore_index cannot be 'x'. Pass a whole number, such as -100."),
-            ({"num_label": 3}, "Guards take no limit 'num_label'. Did you mean 'num_labels'?"),
+            ({"ignore_index": "x"}, "The limit ignore_index cannot be 'x'. Pass an integer, such as -100."),
+            ({"num_label": 3}, "'num_label' is not a limit of Guards. Did you mean 'num_labels'?"),
         ):
             assert said in str(refusal(partial(nb.Guards, **told))), told
 
@@ -142,12 +142,15 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError) as stopped:
             train(tagger, [batch], guards)
         file = tmp_path / "kept" / "step_1.safetensors"
-        what = stopped.value.message
-        assert "Step 1: the loss is NaN or infinite; it first appears in what bert.encoder.layer.0.output.dense" in what
-        assert f"The batch is in {str(file)!r}; its token ids are clinical content." in what
+        message = stopped.value.message
+        assert (
+            "Step 1: the loss is NaN or infinite; it first appears in the output of bert.encoder.layer.0.output.dense"
+            in message
+        )
+        assert f"The batch is in {str(file)!r}; its token ids are clinical content." in message
         assert torch.equal(load_file(file)["input_ids"], batch["input_ids"])
-        assert "tensor(" not in what
-        assert str(batch["input_ids"].tolist()[0][:2])[1:-1] not in what
+        assert "tensor(" not in message
+        assert str(batch["input_ids"].tolist()[0][:2])[1:-1] not in message
         torch.testing.assert_close(tagger.state_dict(), before)
 
     def test_loss_outside_of_the_model(self, guards):
@@ -155,7 +158,7 @@ class TestNonFinite:
         model = torch.nn.Linear(4, 2)
         guards.watch(model, "cpu")
         loss = model(torch.ones(1, 4)).sum() * float("nan")
-        with pytest.raises(NonFiniteError, match=r"the loss is nan; .* look at what comes after it"):
+        with pytest.raises(NonFiniteError, match=r"the loss is nan; .* check the code after the model"):
             guards.check_loss(loss, 3, {"inputs": torch.ones(1, 4)})
         loss = model(torch.ones(1, 4)).sum() * float("inf")
         loss.backward()
@@ -166,10 +169,10 @@ class TestNonFinite:
         """Without a watched model, a loss still stops the step, and the batch that is given is kept; a finite one passes."""
         for loss in (1.0, torch.tensor(0.0), torch.tensor([2.5])):
             assert guards.check_loss(loss, 1) is None
-        with pytest.raises(NonFiniteError, match="no pass of a watched model is held"):
+        with pytest.raises(NonFiniteError, match="no pass of a watched model was recorded"):
             guards.check_loss(float("inf"), 5, {"labels": torch.ones(2)})
         assert (tmp_path / "kept" / "step_5.safetensors").is_file()
-        with pytest.raises(NonFiniteError, match="No batch is held"):
+        with pytest.raises(NonFiniteError, match="No batch is available"):
             guards.check_loss(float("-inf"), 6)
 
     def test_accumulated_step(self, guards, tagger, batch_of, tmp_path):
@@ -198,7 +201,7 @@ class TestNonFinite:
             guards.check(batch_of(labels=torch.tensor([[7]])))
         poison(tagger)
         (around if called == "whole" else tagger)(**batch_of()).loss.backward()
-        with pytest.raises(NonFiniteError, match=r"what model\.bert\.encoder\.layer\.0"):
+        with pytest.raises(NonFiniteError, match=r"the output of model\.bert\.encoder\.layer\.0"):
             guards.after_backward(step=1)
         assert load_file(tmp_path / "kept" / "step_1.safetensors").keys() == batch_of().keys()
         with torch.no_grad(), pytest.warns(OpenMedWarning, match="its results are random") as caught:
@@ -434,7 +437,7 @@ def test_right_and_wrong_step(on_mps, batch_of, tmp_path):
     assert torch.equal(torch.get_rng_state(), numbers)
     model.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _l, _a, output: output * float("nan"))
     model(**moved(batch_of())).loss.backward()
-    with pytest.raises(NonFiniteError, match=r"what bert\.encoder\.layer\.0\.output\.dense computes"):
+    with pytest.raises(NonFiniteError, match=r"the output of bert\.encoder\.layer\.0\.output\.dense"):
         guards.after_backward(model, 2)
     saved = load_file(tmp_path / "kept" / "step_2.safetensors")
     assert torch.equal(saved["input_ids"], batch_of()["input_ids"])

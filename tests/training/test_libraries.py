@@ -45,8 +45,8 @@ DEVICES = [
     # used, chosen -> a word of the warning
     *((devices, "") for devices in ALIKE),
     *((devices, "Do so.") for devices in (("cpu", "mps"), ("mps", "cpu"), ("cuda:0", "cpu"))),
-    (("cuda:0", "cuda:1"), "Set CUDA_VISIBLE_DEVICES=1 before torch is loaded"),
-    (("cuda", "cuda:2"), "Set CUDA_VISIBLE_DEVICES=2 before torch is loaded"),
+    (("cuda:0", "cuda:1"), "Set CUDA_VISIBLE_DEVICES=1 before torch is imported"),
+    (("cuda", "cuda:2"), "Set CUDA_VISIBLE_DEVICES=2 before torch is imported"),
 ]
 
 
@@ -61,7 +61,7 @@ def test_another_device(devices, remedy):
         warn_device_mismatch("Trainer", *devices, "Do so.")
 
     assert [one.category for one in warned] == [OpenMedWarning] * bool(remedy)
-    words = "Trainer computes on {}, but {} was chosen. ".format(*devices)
+    words = "Trainer uses {}, but {} was selected. ".format(*devices)
     assert all(str(one.message).startswith(words + remedy) for one in warned)
 
 
@@ -127,7 +127,7 @@ def test_loss_of_nan(guards, trained, tagger, tmp_path, settings):
         trained(guards, **settings)
     step = 2 if "gradient_accumulation_steps" in settings else 3
     assert f"Step {step}: the loss is NaN or infinite" in stopped.value.message
-    assert "what bert.encoder.layer.0.output.dense computes" in stopped.value.message
+    assert "the output of bert.encoder.layer.0.output.dense" in stopped.value.message
     assert (tmp_path / "kept" / f"step_{step}.safetensors").is_file()
     assert all(weight.isfinite().all() for weight in tagger.parameters())
 
@@ -157,6 +157,6 @@ def test_wrong_batch_in_lightning(trained_by_lightning, batch_of, field, said):
 def test_nan_in_lightning(trained_by_lightning, tagger, batch_of, tmp_path):
     """NaN is found in its layer, by its name in the module, and the batch of the model is kept."""
     tagger.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _layer, _args, output: output * float("nan"))
-    with pytest.raises(NonFiniteError, match=r"what model\.bert\.encoder\.layer\.0\.output\.dense computes"):
+    with pytest.raises(NonFiniteError, match=r"the output of model\.bert\.encoder\.layer\.0\.output\.dense"):
         trained_by_lightning(batch_of())
     assert (tmp_path / "kept" / "step_1.safetensors").is_file()

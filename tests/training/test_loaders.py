@@ -189,7 +189,7 @@ def test_random_numbers_go_on(items):
 
 
 @pytest.mark.parametrize(
-    ("count", "what"), [(0, "has 0 batches, and 2 are left out"), (2, "has 1 batches"), (4, "has 2 batches")]
+    ("count", "what"), [(0, "has 0 batches, and 2 are used"), (2, "has 1 batches"), (4, "has 2 batches")]
 )
 def test_too_few_batches(items, count, what):
     """A loader that has nothing beyond the warm-up cannot be measured."""
@@ -200,7 +200,7 @@ def test_too_few_batches(items, count, what):
 def test_iterators_are_not_used_up():
     """A generator is refused before anything is taken from it."""
     batches = iter([torch.ones(2)] * 5)
-    with pytest.raises(ConfigurationError, match="would be used up"):
+    with pytest.raises(ConfigurationError, match="would be exhausted"):
         nb.training.loader.check(batches, print, "cpu")
     assert len(list(batches)) == 5
 
@@ -296,14 +296,14 @@ def test_classes_of_cells_are_refused(monkeypatch):
 
 CHECKS = [
     # (data, step, workers) -> bottleneck, waiting, a word of the advice
-    ((0.030, 0.010, 0), "loader", 0.75, "let workers read ahead"),
+    ((0.030, 0.010, 0), "loader", 0.75, "use workers"),
     ((0.030, 0.010, 2), "loader", 2 / 3, "more workers"),
-    ((0.010, 0.030, 0), "model", 0.25, "Loading and computing take turns: let workers read ahead"),
-    ((0.010, 0.030, 2), "model", 0.0, "Nothing to gain"),
-    ((0.001, 0.030, 0), "model", 1 / 31, "Nothing to gain"),
-    ((0.010, 0.0105, 0), "neither", 10 / 20.5, "take turns"),
-    ((0.0105, 0.010, 1), "neither", 0.5 / 10.5, "Nothing to gain"),
-    ((0.0, 0.0, 0), "neither", 0.0, "Nothing to gain"),
+    ((0.010, 0.030, 0), "model", 0.25, "Loading and computing alternate. Use workers"),
+    ((0.010, 0.030, 2), "model", 0.0, "would not help"),
+    ((0.001, 0.030, 0), "model", 1 / 31, "would not help"),
+    ((0.010, 0.0105, 0), "neither", 10 / 20.5, "alternate"),
+    ((0.0105, 0.010, 1), "neither", 0.5 / 10.5, "would not help"),
+    ((0.0, 0.0, 0), "neither", 0.0, "would not help"),
 ]
 
 
@@ -319,7 +319,7 @@ def test_check(figures, bottleneck, waiting, advice):
     assert check.wait_fraction == pytest.approx(waiting)
     assert advice in str(check)
     assert f"waits {100 * waiting:.0f} % of its time" in str(check)
-    assert bottleneck == "loader" or "Do the work on the texts" not in str(check)
+    assert bottleneck == "loader" or "Preprocess the texts" not in str(check)
 
 
 LADDERS = [

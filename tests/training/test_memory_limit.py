@@ -34,15 +34,12 @@ LIMITS = {
     "below the low watermark": (
         MemoryLimit("mps", 0.9, 10 * GIB, 1.4),
         "Memory limit on mps: 9.0 GiB",
-        (
-            "The high watermark is 0.9 now, below the low one (1.4), so unused blocks are collected only when the limit is "
-            "reached."
-        ),
+        "The high watermark is now 0.9, below the low watermark (1.4), so unused blocks are collected only at the limit.",
     ),
     "no low watermark": (
         MemoryLimit("mps", 1.0, 10 * GIB, 0.0),
         "Memory limit on mps: 10.0 GiB",
-        "The high watermark is 1 now; the low one is 0, so unused blocks are collected only when memory is short.",
+        "The high watermark is now 1; the low watermark is 0, so unused blocks are collected only when memory is short.",
     ),
     "CUDA": (MemoryLimit("cuda:1", 0.5, 16 * GIB), "Memory limit on cuda:1: 8.0 GiB", "0.5 of 16.0 GiB."),
 }

@@ -231,7 +231,7 @@ def test_gradients_tell_where_passes_do_not():
     for weight in model.parameters():
         weight.grad.fill_(NAN)
     assert locate_from_gradients(model).kind == "unknown"
-    assert "what comes after it" in str(locate_from_gradients(model))
+    assert "the code after the model" in str(locate_from_gradients(model))
 
 
 @pytest.mark.parametrize("number", [complex(0, NAN), complex(NAN, 0), complex(0, INFINITY)])
@@ -314,7 +314,7 @@ def test_sentences():
     """Every place is told in words, with one thing to do."""
     for kind in get_args(Kind):
         found = Origin(kind, "layers.3")
-        assert str(found).startswith(("it ", "the input ", "the weight ", "where "))
+        assert str(found).startswith(("it ", "its ", "the input ", "the weight "))
         assert found.remedy.endswith(".")
 
 

@@ -19,7 +19,7 @@ DECISIONS = [
     ({("mps", "complex64")}, (2, 13), {}, False, "parameters in complex64"),
     ({("cuda", "float64")}, (2, 6), {"scaled": True}, True, "float64 on cuda"),
     ({("cpu", "float32"), ("mps", "float32")}, (2, 6), {}, True, "float32 on cpu since 2.4, float32 on mps"),
-    ({("xla", "float32")}, (2, 13), {}, False, "not known to have it on xla"),
+    ({("xla", "float32")}, (2, 13), {}, False, "not known to support it on xla"),
     ({("mps", "float32")}, (2, 13), {"options": {"fused": False}}, False, "fused=False was set"),
     ({("mps", "float32")}, (2, 13), {"options": {"fused": True}, "scaled": True}, True, "fused=True was set"),
     ({("cpu", "float32")}, (2, 13), {"options": {"foreach": False}}, False, "foreach=False was set"),

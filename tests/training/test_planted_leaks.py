@@ -190,7 +190,7 @@ def test_a_trainer_on_another_device_is_warned_of(train):
     """Where Trainer computes elsewhere than was chosen a warning says so, and the curve is that of Trainer's device."""
     with nb.simulated_mps("8 GiB"):
         callback = nb.training.callback("trainer", "mps")
-    with pytest.warns(OpenMedWarning, match="Trainer computes on cpu, but mps was chosen"):
+    with pytest.warns(OpenMedWarning, match="Trainer uses cpu, but mps was selected"):
         curve = train(epochs=1, callback=callback)
 
     assert curve.device == "cpu"

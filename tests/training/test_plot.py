@@ -105,7 +105,7 @@ def test_nothing_draws(monkeypatch):
     for loaded in ("matplotlib.figure", "openmed_nb.training.plot"):
         monkeypatch.delitem(sys.modules, loaded)
 
-    with pytest.raises(ConfigurationError, match="The picture needs matplotlib, which is not installed") as caught:
+    with pytest.raises(ConfigurationError, match="The chart requires matplotlib, which is not installed") as caught:
         CURVE.plot()
 
     assert caught.value.remedy.endswith("pip install matplotlib.")

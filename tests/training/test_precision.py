@@ -73,7 +73,7 @@ def test_precision_that_cannot_be_had(asked, what, remedy):
 def test_unknown_precision(requested):
     """Another word is refused, and those that are taken are shown."""
     with pytest.raises(
-        ConfigurationError, match=r"cannot be ('.*'|a string of 5 characters)\. Use one of 'float32', 'fp32', 'no'"
+        ConfigurationError, match=r"precision: ('.*'|a string of 5 characters)\. Use one of 'float32', 'fp32', 'no'"
     ):
         nb.training.precision(requested, "cpu")
 
@@ -94,7 +94,7 @@ def test_shown():
     precision = select_precision("mps", T28, M1, "fp16")
 
     title = "Precision on mps: autocast to float16 with a GradScaler"
-    assert str(precision).startswith(f"{title}\n  float16 was asked for;")
+    assert str(precision).startswith(f"{title}\n  float16 was requested;")
     assert precision.to_dict()["notes"] == list(precision.notes)
     assert "pytorch#186360" in precision._repr_html_()
 

@@ -52,7 +52,7 @@ def told(request, tmp_path_factory):
 @pytest.mark.parametrize(("way", "epochs"), [("loop", 3), ("trainer", 2)])
 def test_boundary_in_each_process(told, way, epochs, rank):
     """Each process ends each epoch with a boundary and keeps a curve; only the first shows it while it grows."""
-    sentence = f"This is process {rank} of 2; each keeps the curve of its own device."
+    sentence = f"This is process {rank} of 2; each process records the curve of its device."
     known = {"processes": 2, "device": "cpu", "epochs": epochs}
 
     assert told[way, rank] == {**known, "shown": int(rank == 0), "sentence": sentence}
@@ -116,7 +116,7 @@ def test_growing_process_warns(rank, said, monkeypatch):
     words = [str(warning.message) for warning in warned if issubclass(warning.category, nb.OpenMedWarning)]
 
     assert (len(losses), len(words)) == (6, said)
-    assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*suspect", word) for word in words)
+    assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*threshold", word) for word in words)
 
 
 def test_cpu_of_accelerate():

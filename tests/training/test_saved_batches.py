@@ -82,15 +82,15 @@ def test_what_no_file_can_hold_is_named(kind, tmp_path):
     """A tensor that no safetensors file can hold is left out and named, and the others are kept."""
     tensor = UNUSUAL[kind]()
     said = keep({"labels": torch.ones(1), "weights": tensor}, tmp_path)
-    assert said.endswith("'. 1 of its 2 tensors could not be kept: weights.")
+    assert said.endswith("'. 1 of its 2 tensors could not be saved: weights.")
     assert set(load_file(tmp_path / "step_7.safetensors")) == {"labels"}
-    assert keep([tensor], tmp_path, 8).endswith("could not be kept: 1 of its 1 tensors could not be kept: 0.")
+    assert keep([tensor], tmp_path, 8).endswith("could not be saved: 1 of its 1 tensors could not be saved: 0.")
     assert not (tmp_path / "step_8.safetensors").exists()
 
 
 def test_a_batch_without_tensors(tmp_path):
     """Where there is nothing to keep no file is written, and the sentence says so."""
-    assert keep({"text": "secret"}, tmp_path).endswith(" The batch could not be kept: it has no tensors.")
+    assert keep({"text": "secret"}, tmp_path).endswith(" The batch could not be saved: it has no tensors.")
     assert not list(tmp_path.iterdir())
 
 

@@ -184,7 +184,7 @@ def test_a_group_in_which_a_backward_pass_fails_is_left_out(failing):
     model, found = linear(), []
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     accumulation.before_step = lambda: found.append(gradients(model))
-    with pytest.warns(OpenMedWarning, match="gradients of this group of batches are forgotten") as caught:
+    with pytest.warns(OpenMedWarning, match="gradients of this group of batches are discarded") as caught:
         train_on(accumulation, model, inputs, failing)
     assert [warning.filename for warning in caught] == [__file__]
     groups = [group for number, group in enumerate(in_groups(inputs, 2)) if number != failing // 2]
@@ -197,7 +197,7 @@ def test_a_step_that_fails_leaves_no_gradients():
     model, inputs = linear(), [torch.ones(2, FEATURES, dtype=torch.float64)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     accumulation = GradientAccumulation(optimizer, 1, len, before_step=run_out_of_memory)
-    with pytest.warns(OpenMedWarning, match="forgotten"):
+    with pytest.warns(OpenMedWarning, match="discarded"):
         train_on(accumulation, model, inputs)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -213,7 +213,7 @@ def test_each_batch_has_one_loss():
     loss = model(batch).square().mean()
     batches = accumulation.batches([batch, batch])
     next(batches)
-    with pytest.raises(ConfigurationError, match="not handed to backward"):
+    with pytest.raises(ConfigurationError, match="not passed to backward"):
         next(batches)
     with pytest.raises(ConfigurationError, match="without a batch"):
         accumulation.backward(loss)
@@ -255,7 +255,7 @@ UNCOUNTED = [
 def test_batch_that_cannot_be_counted(count, batch):
     """A batch without labels, or without a tensor that has rows, is refused, without a word of its content."""
     missing = "labels" if count is count_labels else "tensor with rows"
-    what = f"A batch of type {type(batch).__name__} has no {missing} to weigh it by"
+    what = f"A batch of type {type(batch).__name__} has no {missing} to compute its weight"
     with pytest.raises(ConfigurationError, match=rf"^{what}\. Pass weight="):
         count(batch)
 
@@ -265,7 +265,7 @@ REFUSED = [
     *(({"max_norm": norm}, f"max_norm cannot be {norm!r}") for norm in (-1, 0, 0.0, float("nan"), "1", True)),
     ({"optimizer": linear()}, r"The optimizer cannot be of type Linear\. Pass one of torch\.optim"),
     *(
-        ({"weight": lambda _, own=own: own}, f"A batch cannot weigh {own}")
+        ({"weight": lambda _, own=own: own}, f"Invalid value for the weight of a batch: {own}")
         for own in (-1.0, float("nan"), float("inf"))
     ),
 ]
