@@ -36,8 +36,8 @@ def check_learned(text, device):
 
 @pytest.mark.real_computer
 @pytest.mark.parametrize("launcher", [LAUNCH, pytest.param(TORCHRUN, marks=pytest.mark.slow)])
-def test_example_on_the_cpu(launcher, tmp_path):
-    """A launcher runs the script; with two processes, each has half of the sentences, the first one tells, and they part."""
+def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
+    """With two processes, each trains on half of the sentences, and only the first prints."""
     checked = tmp_path / "checked.py"
     checked.write_text(CHECKED)
     environ = {**os.environ, "HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"}
@@ -50,8 +50,7 @@ def test_example_on_the_cpu(launcher, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_example_on_mps(capsys):
-    """The same script finds an MPS device and learns there, with nothing that MPS refuses."""
+def test_example_trains_on_simulated_mps(capsys):
     AcceleratorState._reset_state(reset_partial_state=True)
     with nb.simulated_mps("8 GiB"):
         runpy.run_path(str(SCRIPT), run_name="__main__")

@@ -81,8 +81,7 @@ def kind(request, bert):
     return (plain(), ["layers"], INPUTS) if request.param == "plain" else (bert, [], BERT_INPUTS)
 
 
-def test_same_gradients(kind):
-    """A model gives the same loss and gradients, dropout included, while less is kept; switched off, as before."""
+def test_checkpointing_keeps_gradients_and_saves_memory(kind):
     model, names, inputs = kind
     expected, kept = gradients(model, inputs), kept_bytes(model, inputs)
     with checkpoint_activations(model, *names) as switch:
@@ -106,8 +105,8 @@ def assert_untouched(model, before):
         assert len(own["_forward_hooks"]) == len(former["_forward_hooks"]), name
 
 
-def test_off_leaves_nothing_on_a_transformers_model(bert):
-    """Switched off, no module has an attribute or a hook more: with frozen weights nothing asks for gradients."""
+def test_disable_restores_transformers_model(bert):
+    """With frozen weights, a leftover hook would require gradients of the embeddings."""
     before = attributes(bert)
     switch = checkpoint_activations(bert)
     assert bert.bert.embeddings.word_embeddings._forward_hooks
@@ -118,8 +117,7 @@ def test_off_leaves_nothing_on_a_transformers_model(bert):
     assert not bert(**BERT_INPUTS).logits.requires_grad
 
 
-def test_off_keeps_what_a_person_switched_on(bert):
-    """A model that was switched on by hand stays on, and one inside another is switched off one by one."""
+def test_disable_keeps_checkpointing_of_the_user(bert):
     getattr(bert, "activation_checkpointing_enable", bert.gradient_checkpointing_enable)()
     function = bert.bert.encoder.layer[0]._gradient_checkpointing_func
     with checkpoint_activations(bert):
@@ -139,8 +137,7 @@ def test_off_keeps_what_a_person_switched_on(bert):
     assert "forward" not in vars(model.head)
 
 
-def test_cell_that_is_run_again(kind):
-    """A second switch knows the first: activations are computed again once, and it puts back what was before both."""
+def test_repeated_call_wraps_once_and_restores_original(kind):
     model, names, inputs = kind
     before, calls = attributes(model), []
     inner = model.layers[0][0] if names else model.bert.encoder.layer[0].output.dense
@@ -155,8 +152,7 @@ def test_cell_that_is_run_again(kind):
 
 
 @pytest.mark.parametrize("names", [("0", "0.0"), ("0.0", "0")])
-def test_a_module_inside_of_another(names):
-    """A module inside of one that is named, or is on, is refused, and nothing is changed."""
+def test_nested_module_is_rejected(names):
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
     with pytest.raises(ConfigurationError, match=r"'0\.0' is inside '0'"):
         checkpoint_activations(model, *names)
@@ -165,8 +161,7 @@ def test_a_module_inside_of_another(names):
         checkpoint_activations(model, names[1])
 
 
-def test_a_copy_of_a_model_that_is_on_can_be_switched_off_itself(bert):
-    """What a model was before goes along with its copy, whose second switch puts that back."""
+def test_copy_of_enabled_model_can_be_disabled(bert):
     switch = checkpoint_activations(bert)
     other = copy.deepcopy(bert)
     checkpoint_activations(other).disable()
@@ -176,8 +171,7 @@ def test_a_copy_of_a_model_that_is_on_can_be_switched_off_itself(bert):
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("transformers", marks=pytest.mark.slow)], indirect=True)
-def test_compiled(kind):
-    """A model that torch compiles has the same gradients, drop-out included."""
+def test_compiled_model_has_same_gradients(kind):
     model, names, inputs = kind
     expected = gradients(model, inputs)
     with checkpoint_activations(model, *names):
@@ -187,8 +181,7 @@ def test_compiled(kind):
     assert_same(found, expected)
 
 
-def test_evaluation_is_left_alone():
-    """Without training nothing is computed twice, and outputs are the same."""
+def test_evaluation_mode_does_not_recompute():
     model = plain().eval()
     calls = []
     expected = model(INPUTS)
@@ -200,8 +193,7 @@ def test_evaluation_is_left_alone():
     assert len(calls) == 1
 
 
-def test_a_copy_runs_its_own_weights():
-    """A copy of a model that is switched on computes with its own weights."""
+def test_copy_computes_with_its_weights():
     model = plain()
     with checkpoint_activations(model, "head"):
         other = copy.deepcopy(model)
@@ -211,8 +203,7 @@ def test_a_copy_runs_its_own_weights():
         assert model(INPUTS).abs().sum() > 0
 
 
-def test_nothing_holds_the_model():
-    """The switch is the only thing that holds the model."""
+def test_disabled_handle_releases_model():
     model = plain()
     held = weakref.ref(model)
     checkpoint_activations(model, "layers").disable()
@@ -221,8 +212,7 @@ def test_nothing_holds_the_model():
     assert held() is None
 
 
-def test_names_that_are_wrong():
-    """A name that is not there, and no name at all, are errors that show some names."""
+def test_unknown_module_name_lists_examples():
     for names, said in (
         (["layer"], r"no module 'layer'\. Use some of 'layers', 'layers.0'"),
         ([], "No module was named"),
@@ -232,8 +222,7 @@ def test_names_that_are_wrong():
             checkpoint_activations(plain(), *names)
 
 
-def test_batch_normalisation_is_refused():
-    """A running mean would be updated twice in each step, so such modules are refused and nothing is changed."""
+def test_batch_normalization_is_rejected():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
     with pytest.raises(ConfigurationError, match="updated twice"):
         checkpoint_activations(model, "0", "1")
@@ -241,8 +230,7 @@ def test_batch_normalisation_is_refused():
     checkpoint_activations(torch.nn.Sequential(torch.nn.BatchNorm1d(8, track_running_stats=False)), "0").disable()
 
 
-def test_model_that_cannot(bert):
-    """A model of transformers that cannot do it says so."""
+def test_unsupported_transformers_model_is_rejected(bert):
     type(bert).supports_gradient_checkpointing, former = False, type(bert).supports_gradient_checkpointing
     try:
         with pytest.raises(ConfigurationError, match="Name its modules"):
@@ -251,8 +239,7 @@ def test_model_that_cannot(bert):
         type(bert).supports_gradient_checkpointing = former
 
 
-def test_shown():
-    """It shows how many modules compute again, by name."""
+def test_handle_reports_module_names():
     model = plain()
     with checkpoint_activations(model, "layers", "head") as switch:
         assert "layers.0, layers.1, layers.2 and 1 more" in str(switch)
@@ -261,11 +248,8 @@ def test_shown():
 
 @pytest.mark.parametrize("names", [["layers"], ["layers.1.1"], []], ids=["plain", "without weights", "transformers"])
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_random_numbers_of_mps_are_drawn_again(names, bert):
-    """On MPS, whose random numbers torch does not keep, dropout falls on the same places as often as it is repeated.
-
-    What is drawn after the step is what would have been drawn without the switch.
-    """
+def test_dropout_is_repeated_on_mps(names, bert):
+    """torch does not restore the random number state of MPS (pytorch#127676)."""
     with nb.simulated_mps():
         model = (plain() if names else bert).to("mps")
         inputs = INPUTS.to("mps") if names else {name: one.to("mps") for name, one in BERT_INPUTS.items()}

@@ -73,11 +73,8 @@ RIGHT = {
 }
 
 
-def test_wrong_batch(refusal):
-    """Numbers that the model does not have are refused, with their count, the range and the extremes.
-
-    A check that is switched off refuses nothing, and the other one still does.
-    """
+def test_check_rejects_values_out_of_range(refusal):
+    """A disabled check accepts the batch, and the other check still rejects it."""
     for case, (batch, limits, said) in WRONG.items():
         refused = refusal(partial(nb.Guards(**limits).check, batch, 7))
         assert isinstance(refused, InvalidBatchError), case
@@ -88,8 +85,7 @@ def test_wrong_batch(refusal):
         assert isinstance(refusal(partial(nb.Guards(disable=off, **limits).check, batch)), InvalidBatchError), case
 
 
-def test_right_batch(refusal):
-    """Numbers that the model has, and what cannot be judged, pass."""
+def test_check_accepts_valid_batches(refusal):
     for case, (batch, limits) in RIGHT.items():
         assert refusal(partial(nb.Guards(**limits).check, batch)) is None, case
 
@@ -98,8 +94,7 @@ NUMBERS = st.lists(st.integers(-200, 200), min_size=1, max_size=30)
 
 
 @given(numbers=NUMBERS, count=st.integers(1, 100), ignored=st.sampled_from([-100, -1]))
-def test_count_and_extremes(refusal, numbers, count, ignored):
-    """Values are refused exactly where one is out of range and not left out; the count and the extremes are right."""
+def test_error_reports_count_and_extremes(refusal, numbers, count, ignored):
     bad = [number for number in numbers if not 0 <= number < count and number != ignored]
     refused = refusal(
         partial(nb.Guards(num_labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)})
@@ -112,8 +107,7 @@ def test_count_and_extremes(refusal, numbers, count, ignored):
 
 
 @pytest.mark.parametrize("labels", [np.array(["B-DISEASE", "O"]), np.array([None, 1])], ids=["names", "objects"])
-def test_labels_that_are_no_numbers(labels):
-    """An array of something else than numbers is refused by its type, and its content is not shown."""
+def test_check_rejects_labels_without_showing_text(labels):
     with pytest.raises(InvalidBatchError) as refused:
         nb.Guards(**LIMITS).check({"labels": labels}, 7)
     assert refused.value.message == f"Step 7: labels is an array of {labels.dtype}, not of numbers."
@@ -138,16 +132,14 @@ class TestLargeBatch:
             (1, 32_767, "1 x 32,767 = 32,767 tokens", "Shorten the rows to less than 32,767 tokens."),
         ],
     )
-    def test_too_many(self, check, rows, length, arithmetic, remedy):
-        """The error shows the arithmetic, and the largest batch that fits at this length."""
+    def test_error_shows_largest_batch_size(self, check, rows, length, arithmetic, remedy):
         with pytest.raises(InvalidBatchError) as refused:
             check(tokens(rows, length), 3)
         assert refused.value.message.startswith(f"Step 3: {arithmetic}")
         assert "pytorch#177116, #193487" in refused.value.message
         assert remedy in refused.value.remedy
 
-    def test_embeddings(self, check):
-        """Embeddings that stand for tokens count as rows times length; pictures and labels do not count."""
+    def test_embeddings_count_as_tokens(self, check):
         with pytest.raises(InvalidBatchError, match="64 x 512 = 32,768 tokens"):
             check({"inputs_embeds": torch.zeros(64, 512, 2)})
         assert check({"inputs_embeds": torch.zeros(63, 512, 2)}) is None
@@ -155,8 +147,7 @@ class TestLargeBatch:
         assert check({"pixel_values": torch.zeros(8, 3, 64, 64), "labels": torch.zeros(40_000)}) is None
 
     @given(rows=st.integers(1, 400), length=st.integers(1, 40_000))
-    def test_remedy_is_the_largest_that_fits(self, check, refusal, rows, length):
-        """The number of rows in the remedy passes, and one row more does not."""
+    def test_suggested_rows_are_the_maximum(self, check, refusal, rows, length):
         refused = refusal(partial(check, tokens(rows, length)))
         assert bool(refused) == (rows * length >= 32_767)
         if length >= 32_767:
@@ -175,11 +166,8 @@ class TestLargeBatch:
             ("Apple M2", (2, 15, 0), (1, 32_767), "mps"),
         ],
     )
-    def test_where_it_is_suspected(self, chip, release, shape, device, refusal):
-        """So many are suspected on MPS of an M1 or M2 under torch before 2.14; the check can be switched off.
-
-        Since torch 2.14 steps of exactly 32,767 tokens are wrong there, and no others.
-        """
+    def test_check_rejects_unsafe_sizes_on_m1_and_m2(self, chip, release, shape, device, refusal):
+        """Since torch 2.14, only steps of exactly 32,767 tokens are wrong there."""
         model, machine = torch.nn.Linear(2, 2), MachineInfo("Darwin", "arm64", chip=chip)
         with nb.Guards(disable="large_batch_gradients").watch(model, device, machine, release) as guards:
             assert refusal(partial(guards.check, tokens(*shape))) is None
@@ -199,8 +187,7 @@ class TestLargeBatch:
             ("Apple M1", (2, 13, 0), (64, 512), "cpu"),
         ],
     )
-    def test_where_it_is_not_suspected(self, chip, release, shape, device):
-        """Elsewhere so many tokens pass."""
+    def test_check_accepts_large_steps_elsewhere(self, chip, release, shape, device):
         machine = MachineInfo("Darwin", "arm64", chip=chip)
         with nb.Guards().watch(torch.nn.Linear(2, 2), device, machine, release) as guards:
             guards.check(tokens(*shape))

@@ -36,8 +36,7 @@ def guards():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches(guards, workers, refusal):
-    """Right batches come as they are; a wrong one stops the loop with our own error, whichever process made it."""
+def test_invalid_batch_in_worker_raises_original_error(guards, workers, refusal):
     loader = DataLoader(Samples(0, -100, 2, 9), batch_size=2, num_workers=workers)
     assert guards.watch_loader(loader)
     seen = []
@@ -49,15 +48,13 @@ def test_batches(guards, workers, refusal):
 
 
 @pytest.mark.real_computer  # Workers are processes of their own.
-def test_spawned_workers(guards, refusal):
-    """The check goes to worker processes that are started afresh, as on macOS and Windows."""
+def test_spawned_workers_check_batches(guards, refusal):
     loader = DataLoader([{"labels": 9}], batch_size=1, num_workers=1, multiprocessing_context="spawn")
     guards.watch_loader(loader)
     assert "1 of 1 labels is not between 0 and 2" in str(refusal(lambda: list(loader)))
 
 
-def test_loader_is_given_back(guards):
-    """Afterwards the loader puts batches together with its own function, unless someone set another one since."""
+def test_unwatch_restores_collate_function(guards):
     loader = DataLoader(Samples(9), collate_fn=default_collate)
     guards.watch_loader(loader)
     assert loader.collate_fn is not default_collate
@@ -71,8 +68,7 @@ def test_loader_is_given_back(guards):
 
 
 @pytest.mark.parametrize("samples", [Samples(0, 5), Stream()], ids=["samples", "stream"])
-def test_loader_of_accelerate(guards, samples):
-    """What Accelerate puts around a loader is looked through."""
+def test_watch_loader_supports_accelerate(guards, samples):
     loader = Accelerator(cpu=True).prepare(DataLoader(samples, batch_size=1))
     own = loader.base_dataloader.collate_fn
     guards.watch_loader(loader)
@@ -83,8 +79,7 @@ def test_loader_of_accelerate(guards, samples):
     assert [batch["labels"].item() for batch in loader] == [0, 5]
 
 
-def test_loader_without_batches(guards):
-    """A loader that makes no batches checks what it gives one by one."""
+def test_loader_without_batch_size_checks_items(guards):
     loader = DataLoader([{"labels": torch.tensor(0)}, {"labels": torch.tensor(7)}], batch_size=None)
     guards.watch_loader(loader)
     with pytest.raises(InvalidBatchError):
@@ -92,6 +87,5 @@ def test_loader_without_batches(guards):
 
 
 @pytest.mark.parametrize("loader", [[1, 2], iter(()), "text", None, Samples(1)])
-def test_no_loader(guards, loader):
-    """What is no loader of torch is left as it is, and that is told."""
+def test_watch_loader_ignores_other_values(guards, loader):
     assert guards.watch_loader(loader) is False

@@ -55,24 +55,21 @@ JUDGED = {
 
 
 @pytest.mark.parametrize(("series", "measure", "verdict"), JUDGED.values(), ids=JUDGED)
-def test_the_worst_figure_decides(series, measure, verdict):
-    """The verdict is that of the figure that grows, and among those that grow, of the one nearest to the tensors."""
+def test_verdict_is_that_of_the_worst_metric(series, measure, verdict):
     curve = curve_of(**dict(zip(("allocated", "reserved", "resident"), series, strict=True)))
 
     assert (curve.deciding_metric, curve.verdict) == (measure, verdict)
     assert curve.trend.kind == verdict
 
 
-def test_the_first_epoch_is_warm_up():
-    """What the first epoch adds is no growth."""
+def test_first_epoch_is_warm_up():
     curve = curve_of(allocated=[10, 100, 100, 100, 100, 100])
 
     assert (curve.verdict, curve.trend.baseline) == ("flat", 100 * MIB)
 
 
 @pytest.mark.parametrize("epochs", range(5))
-def test_a_short_training_says_nothing(epochs):
-    """Until three epochs after the warm-up nothing is judged, and the curve says how many there are."""
+def test_short_training_has_insufficient_data(epochs):
     curve = curve_of(allocated=LEAK[:epochs], resident=LEAK[:epochs])
 
     assert curve.verdict == ("growing" if epochs == 4 else "insufficient data")
@@ -81,8 +78,7 @@ def test_a_short_training_says_nothing(epochs):
         assert curve.advice.startswith("Keep training: ")
 
 
-def test_steps_inside_an_epoch_are_not_judged():
-    """Samples inside an epoch stay in the curve, and count neither for the verdict nor in the table."""
+def test_samples_within_an_epoch_do_not_affect_verdict():
     flat, leaking = curve_of(allocated=FLAT), curve_of(allocated=LEAK)
     inside = [replace(sample, is_boundary=False) for sample in leaking.samples]
     mixed = replace(flat, samples=tuple(itertools.chain(*zip(inside, flat.samples, strict=True))))
@@ -91,8 +87,7 @@ def test_steps_inside_an_epoch_are_not_judged():
     assert [row[-1] for row in mixed.to_report().tables[0].rows] == ["warm-up", "", "", "", "", ""]
 
 
-def test_the_reason_has_the_figures():
-    """The reason says from where to where, over ten epochs, and the gate."""
+def test_reason_contains_measured_values():
     assert curve_of(allocated=LEAK).reason == (
         "Memory of tensors went from 150.0 MiB after epoch 2 to 350.0 MiB after epoch 6; "
         "+333 % in 10 epochs is projected; the threshold is 26 %."
@@ -141,16 +136,14 @@ ADVICE = {
 
 
 @pytest.mark.parametrize(("figures", "advice"), ADVICE.values(), ids=ADVICE)
-def test_each_verdict_has_its_advice(figures, advice):
-    """Each verdict says what to do; retained tensors are named by what holds them."""
+def test_advice_matches_verdict(figures, advice):
     curve = curve_of(**figures)
 
     assert curve.advice == advice
     assert advice in str(curve)
 
 
-def test_a_simulated_curve_says_so_everywhere():
-    """Text, HTML and the mapping of a curve with one simulated figure say that it is simulated, and of a real one not."""
+def test_simulated_curve_is_labeled():
     real = curve_of(allocated=FLAT)
     sample = replace(real.samples[-1], simulated=True)
     curve = real.append(sample)
@@ -165,8 +158,7 @@ SIZE = st.none() | st.integers(0, 1 << 44)
 
 
 @given(st.lists(st.tuples(SIZE, SIZE, SIZE, SIZE, st.booleans()), max_size=15), st.floats(0, 5))
-def test_any_curve_can_be_judged_and_shown(figures, gate):
-    """Whatever figures there are or are missing, a curve has a verdict, a text, HTML and a mapping."""
+def test_any_curve_has_verdict_and_report(figures, gate):
     samples = tuple(
         MemorySample(epoch, epoch, 0.0, boundary, allocated, reserved, recommended, resident=resident)
         for epoch, (allocated, reserved, recommended, resident, boundary) in enumerate(figures)
@@ -181,8 +173,7 @@ def test_any_curve_can_be_judged_and_shown(figures, gate):
         pytest.fail(str(error))
 
 
-def test_figures_stand_below_their_names():
-    """In the tables of a curve each figure stands below its name."""
+def test_table_columns_match_metrics():
     sizes = {name: size * MIB for size, name in enumerate(("allocated", "reserved", "peak", "resident", "swap"), 1)}
     sample = MemorySample(1, 10, 2.5, recommended=9 * MIB, pressure="warning", **sizes)
     epochs, held = MemoryCurve("mps", (sample,), referrers=(LOSSES, KEPT)).to_report().tables
@@ -194,8 +185,7 @@ def test_figures_stand_below_their_names():
 
 
 @pytest.mark.real_computer  # It is about the CPU.
-def test_a_look_on_the_cpu():
-    """On the CPU the sample has the tensors, the process and the computer; what torch does not count is left out."""
+def test_take_sample_on_cpu():
     before = take_sample("cpu", 1, 10, 2.5)
     kept = torch.zeros(MIB)
     after = take_sample("cpu", 1, 10, 2.5, boundary=False)
@@ -208,8 +198,8 @@ def test_a_look_on_the_cpu():
     assert json.loads(json.dumps(after.to_dict()))["allocated"] == after.allocated
 
 
-def test_memory_that_was_compressed():
-    """Where macOS tells the footprint of the process, that is its memory: pages that were compressed are in no resident set."""
+def test_resident_bytes_prefers_footprint():
+    """On macOS, a compressed leak is only in the footprint."""
     resident = psutil.Process().memory_info().rss
 
     assert resident_bytes(lambda: Footprint(1 << 50, 1 << 51)) == 1 << 50
@@ -217,8 +207,7 @@ def test_memory_that_was_compressed():
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_a_look_at_simulated_mps():
-    """On the simulated MPS the figures are those of the device, marked as simulated, and the peak begins again."""
+def test_take_sample_on_simulated_mps():
     with nb.simulated_mps("8 GiB") as mps:
         kept = torch.zeros(MIB, device="mps")
         gone = torch.zeros(4 * MIB, device="mps")
@@ -233,8 +222,7 @@ def test_a_look_at_simulated_mps():
     assert (first.peak >= 20 * MIB, second.peak) == (True, second.allocated)
 
 
-def test_a_sample_shows_what_it_has():
-    """A sample is a table of the figures that there are."""
+def test_sample_report_omits_missing_metrics():
     sample = MemorySample(3, 30, 1.25, allocated=5 * MIB, resident=512, pressure="warning")
 
     assert str(sample).splitlines() == [
@@ -252,8 +240,7 @@ def test_a_sample_shows_what_it_has():
     ("output", "pressure"),
     [("1\n", "normal"), (" 2", "warning"), ("4\n", "critical"), ("3\n", None), ("", None), (None, None), ("1 2", None)],
 )
-def test_pressure(output, pressure):
-    """The levels of macOS have names; anything else says nothing."""
+def test_parse_pressure(output, pressure):
     assert parse_pressure(output) == pressure
 
 
@@ -264,8 +251,7 @@ def test_pressure(output, pressure):
         *((1 << 40, "1.0 TiB"), (1 << 60, "1048576.0 TiB"), ((1 << 30) - 1, "1024.0 MiB")),
     ],
 )
-def test_sizes(size, text):
-    """Sizes are told in the units that torch uses."""
+def test_format_bytes_uses_units_of_torch(size, text):
     assert format_bytes(size) == text
 
 
@@ -324,8 +310,8 @@ SERIES = {
 }
 
 
-def test_kinds_of_series():
-    """Each kind of series has its verdict; whatever it is, fifty epochs without a change after it are no growth."""
+def test_classify_trend():
+    """After fifty constant epochs, no series is growing."""
     for name, (sizes, kind) in SERIES.items():
         series = [round(size * MIB) for size in sizes]
         assert classify_trend(series).kind == kind, name
@@ -333,8 +319,7 @@ def test_kinds_of_series():
 
 
 @pytest.mark.parametrize("epochs", [3, 9, 900])
-def test_the_growth_is_told_over_ten_epochs(epochs):
-    """Five MiB for each epoch on a baseline of 100 MiB are 50 % over ten epochs, however many there were."""
+def test_growth_is_scaled_to_ten_epochs(epochs):
     sizes = [(100 + 5 * epoch) * MIB for epoch in range(epochs)]
     trend = classify_trend(sizes)
 
@@ -342,15 +327,13 @@ def test_the_growth_is_told_over_ten_epochs(epochs):
     assert (trend.kind, trend.baseline, trend.last) == ("growing", sizes[0], sizes[-1])
 
 
-def test_the_gate_can_be_moved():
-    """A higher gate lets more growth pass, a lower one less."""
+def test_threshold_changes_classification():
     sizes = [(100 + 3 * epoch) * MIB for epoch in range(9)]
 
     assert [classify_trend(sizes, gate).kind for gate in (0, 0.26, 0.5)] == ["growing", "growing", "flat"]
 
 
-def test_growth_of_little_memory_alarms_nobody():
-    """Growth is told as a share of at least one MiB."""
+def test_growth_of_small_memory_is_flat():
     assert classify_trend([1024 * 3**epoch for epoch in range(4)]).kind == "flat"
     assert classify_trend([1024 * 3**epoch for epoch in range(9)]).kind == "growing"
 
@@ -359,8 +342,7 @@ SIZES = st.lists(st.integers(0, 1 << 45), max_size=40)
 
 
 @given(SIZES, st.floats(0, 10))
-def test_any_series_has_a_verdict(sizes, gate):
-    """Every series of sizes has one of four verdicts; fewer than three say nothing, and more only where the last rose."""
+def test_any_series_has_one_of_four_verdicts(sizes, gate):
     trend = classify_trend(sizes, gate)
 
     assert trend.kind in {"flat", "growing", "sawtooth", "insufficient data"}
@@ -372,13 +354,11 @@ def test_any_series_has_a_verdict(sizes, gate):
 
 
 @given(st.lists(st.integers(MIN_BASELINE_BYTES, 1 << 40), min_size=1, max_size=20), st.sampled_from([2, 4, 1024]))
-def test_the_unit_does_not_matter(sizes, factor):
-    """A series has the same verdict in other units, above the smallest baseline."""
+def test_classification_is_scale_invariant(sizes, factor):
     assert classify_trend([size * factor for size in sizes]).kind == classify_trend(sizes).kind
     assert classify_trend([size * factor for size in sizes]).growth == pytest.approx(classify_trend(sizes).growth)
 
 
 @given(st.integers(MIN_BASELINE_BYTES, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
 def test_bounded_noise_is_flat(size, noise):
-    """A level with noise of up to 2 % is flat, in whatever order the noise comes."""
     assert classify_trend([round(size * (1 + one)) for one in noise]).kind == "flat"

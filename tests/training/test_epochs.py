@@ -54,8 +54,7 @@ def hooks():
     return nb.training.EpochHooks("cpu")
 
 
-def test_the_order_of_a_boundary():
-    """Hooks before, forget, collect, look, hooks after: the sample does not count what the collection freed."""
+def test_end_epoch_runs_steps_in_order():
     seen = []
     gone = weakref.ref(Cycle())
 
@@ -77,8 +76,7 @@ def test_the_order_of_a_boundary():
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_the_cache_is_emptied_between_the_collection_and_the_look():
-    """On a device with a cache, what the collection freed is handed back before the sample is taken."""
+def test_end_epoch_empties_cache_before_sample():
     with nb.simulated_mps("8 GiB") as mps:
         emptied = []
         look = [lambda _curve: emptied.append(mps.cache_clears)]
@@ -95,11 +93,8 @@ def test_the_cache_is_emptied_between_the_collection_and_the_look():
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_hook_that_raises_loses_nothing(where):
-    """A failing hook costs neither the sample nor the hooks after it, and is named, or its class, without its message.
-
-    Its variables are not kept.
-    """
+def test_failing_hook_is_reported_without_its_message(where):
+    """Its variables are released."""
     seen, gone = [], []
 
     def failing(_curve):
@@ -123,8 +118,7 @@ def test_a_hook_that_raises_loses_nothing(where):
     assert gone[0]() is None
 
 
-def test_a_warning_that_is_an_error_comes_last():
-    """Where warnings are errors, the sample is taken and every hook has run before the error."""
+def test_end_epoch_finishes_if_warnings_are_errors():
     seen = []
     hooks = nb.training.EpochHooks("cpu", before=[failing], after=[failing, seen.append])
     with warnings.catch_warnings():
@@ -137,9 +131,7 @@ def test_a_warning_that_is_an_error_comes_last():
     assert CLINICAL not in str(raised.value)
 
 
-def test_an_interrupt_in_a_hook_is_not_swallowed():
-    """A person who stops the kernel in a hook stops the training."""
-
+def test_interrupt_in_hook_propagates():
     def interrupted(_curve):
         raise KeyboardInterrupt
 
@@ -147,11 +139,7 @@ def test_an_interrupt_in_a_hook_is_not_swallowed():
         nb.training.EpochHooks("cpu", after=[interrupted]).end_epoch()
 
 
-def test_a_loop_ends_each_epoch(hooks):
-    """The loop counts from 0, its boundaries from 1; a second loop of the same hooks goes on with their curve.
-
-    The curve to which the last sample went can be had from the session.
-    """
+def test_loop_ends_each_epoch_and_continues_curve(hooks):
     loop = hooks.epochs(3)
 
     assert (list(loop), len(loop), list(hooks.epochs(0)), list(hooks.epochs(1))) == ([0, 1, 2], 3, [], [0])
@@ -161,8 +149,7 @@ def test_a_loop_ends_each_epoch(hooks):
     assert seconds == sorted(seconds)
 
 
-def test_a_loop_over_anything(hooks):
-    """An iterable is looped over as it is, also one without a length."""
+def test_loop_accepts_iterable_without_length(hooks):
     loop = hooks.epochs(name for name in ("first", "second"))
 
     assert list(loop) == ["first", "second"]
@@ -172,9 +159,7 @@ def test_a_loop_over_anything(hooks):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_loop_left_early_has_its_boundary(hooks, epochs):
-    """The epoch in which a loop was left by an error has its sample, and the error is the person's own."""
-
+def test_loop_left_by_error_ends_epoch(hooks, epochs):
     def train():
         for epoch in hooks.epochs(5):
             if epoch + 1 == epochs:
@@ -186,9 +171,7 @@ def test_a_loop_left_early_has_its_boundary(hooks, epochs):
     assert [sample.epoch for sample in hooks.curve.epoch_samples] == list(range(1, epochs + 1))
 
 
-def test_a_decorated_function_ends_an_epoch(hooks):
-    """A decorated function is what it was, and each call ends an epoch, but for one that fails."""
-
+def test_decorated_function_ends_epoch_unless_it_fails(hooks):
     @hooks
     def train_epoch(rate, *, fails=False):
         """Train."""
@@ -203,8 +186,7 @@ def test_a_decorated_function_ends_an_epoch(hooks):
     assert len(hooks.curve.epoch_samples) == 1
 
 
-def test_a_with_block_hands_memory_back():
-    """Leaving the block collects and lets go of what the guards hold, without a sample; errors pass through."""
+def test_with_block_releases_memory_without_sample():
     let_go = []
 
     hooks = nb.training.EpochHooks("cpu", guards=Told(lambda: let_go.append(1)))
@@ -222,8 +204,7 @@ def test_a_with_block_hands_memory_back():
     assert len(hooks.curve.samples) == 1
 
 
-def test_every_so_many_steps():
-    """Samples inside an epoch come every so many steps, marked as such, and run no hooks."""
+def test_every_n_steps_samples_within_epoch():
     seen = []
     loop = nb.epochs(2, "cpu", every_n_steps=2, after=[seen.append])
     for _ in loop:
@@ -235,8 +216,7 @@ def test_every_so_many_steps():
     assert [len(curve.epoch_samples) for curve in seen] == [1, 2]
 
 
-def test_steps_are_counted_alone(hooks):
-    """Without every=, steps give no sample."""
+def test_step_takes_no_sample_by_default(hooks):
     hooks.step()
     hooks.step()
 
@@ -244,8 +224,7 @@ def test_steps_are_counted_alone(hooks):
     assert hooks.end_epoch().step == 2
 
 
-def test_a_training_that_goes_on_counts_on():
-    """A training that goes on from a checkpoint counts on from there, in a curve of its own, without older failures."""
+def test_begin_continues_from_checkpoint():
     hooks = nb.training.EpochHooks("cpu", after=[failing])
     with pytest.warns(OpenMedWarning):
         hooks.end_epoch()
@@ -259,8 +238,7 @@ def test_a_training_that_goes_on_counts_on():
     assert hooks.failures == ()
 
 
-def test_holders_of_a_growth_that_is_over_are_forgotten(hooks):
-    """Where memory does not grow any more, nothing is said to hold more tensors."""
+def test_referrers_are_cleared_when_growth_ends(hooks):
     kept = []
     for epoch in hooks.epochs(12):
         if epoch < 5:
@@ -278,8 +256,7 @@ BAD = [
 ]
 
 
-def test_bad_arguments_are_refused(refusal):
-    """An argument that cannot be used is refused when the hooks are made, with what to pass."""
+def test_invalid_arguments_are_rejected(refusal):
     for name, argument in BAD:
         refused = refusal(partial(nb.training.EpochHooks, "cpu", **{name: argument}))
         assert isinstance(refused, ConfigurationError), f"{name}={argument!r}"
@@ -287,16 +264,13 @@ def test_bad_arguments_are_refused(refusal):
 
 
 @pytest.mark.parametrize("epochs", [-1, 1.5, True, None, "3", b"3"])
-def test_bad_epochs_are_refused(epochs):
-    """What is neither a number of epochs nor an iterable is refused before the loop."""
+def test_invalid_epochs_are_rejected(epochs):
     with pytest.raises(ConfigurationError, match="epochs cannot be"):
         nb.epochs(epochs, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "generator"])
-def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
-    """A coroutine or a generator function cannot be decorated, because its boundary would come before its training."""
-
+def test_coroutine_and_generator_functions_are_rejected(kind, hooks):
     async def coroutine():
         return None
 
@@ -307,11 +281,8 @@ def test_what_returns_before_it_has_trained_is_refused(kind, hooks):
         hooks({"coroutine": coroutine, "generator": generator}[kind])
 
 
-def test_a_list_of_losses_is_named_though_nothing_grows():
-    """Losses that keep their graphs after the backward pass are small; memory is flat, and the advice names the list.
-
-    The last loss is counted for the variable of the loop.
-    """
+def test_flat_curve_names_list_of_losses():
+    """The last loss is counted for the loop variable."""
     losses, weight = [], torch.ones(1 << 12, requires_grad=True)
     hooks = nb.training.EpochHooks("cpu")
     for _ in hooks.epochs(5):
@@ -334,8 +305,7 @@ UNFINISHED = {
 
 
 @pytest.mark.parametrize("iteration", UNFINISHED.values(), ids=UNFINISHED)
-def test_a_loop_that_the_program_leaves_at_its_end_prints_nothing(iteration):
-    """The interpreter that ends has nothing to look at any more."""
+def test_unfinished_loop_is_silent_at_exit(iteration):
     script = f"import openmed_nb as nb\nloop = nb.epochs(5, 'cpu')\n{iteration}\nprint(len(loop.curve.epoch_samples))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
@@ -362,14 +332,13 @@ class Stream(torch.utils.data.IterableDataset):
     ],
     ids=["a number", "a range", "the largest number", "a long range", "a longer range", "an endless count", "a stream"],
 )
-def test_epochs_without_an_end_are_not_planned(epochs, planned):
-    """A number that stands for "as long as it takes" is no axis; nor is that of an iterable that does not know its own."""
+def test_endless_epochs_have_no_total(epochs, planned):
     assert nb.epochs(epochs, "cpu").curve.total_epochs == planned
 
 
 @pytest.mark.parametrize("planned", [-1, 0, sys.maxsize, 10**30, float("inf")])
-def test_begin_takes_no_endless_number(planned, hooks):
-    """Trainer and Lightning have numbers for a training without an end."""
+def test_begin_ignores_endless_total(planned, hooks):
+    """Trainer and Lightning use such numbers for a training without an end."""
     hooks.begin("cpu", total_epochs=planned)
 
     assert hooks.curve.total_epochs is None
@@ -397,8 +366,7 @@ def history_of(steps, size, leak=None):
     return loop.curve
 
 
-def test_a_bounded_history_that_fills_up_is_no_leak():
-    """While LBFGS fills its history, memory grows to a bound that is known: nobody can tell yet whether more does."""
+def test_growing_lbfgs_history_is_insufficient_data():
     filling, full = history_of(8, 100), history_of(12, 3)
 
     assert (filling.verdict, filling.deciding_metric) == ("insufficient data", "allocated")
@@ -422,8 +390,7 @@ class Remembering(torch.optim.Optimizer):
                 kept.append(parameter.grad.clone())
 
 
-def test_a_history_of_another_optimizer_is_no_leak():
-    """Whatever has a history_size keeps no more than that."""
+def test_history_of_custom_optimizer_is_bounded():
     model = torch.nn.Linear(400, 400)
     optimizer = Remembering(model.parameters(), 20)
     loop = nb.epochs(8, "cpu")
@@ -436,8 +403,7 @@ def test_a_history_of_another_optimizer_is_no_leak():
     assert "history_size" in loop.curve.advice
 
 
-def test_a_leak_beside_a_bounded_history_is_found():
-    """What grows by more than the history does is a leak, and is named."""
+def test_leak_next_to_bounded_history_is_found():
     kept = []
     curve = history_of(8, 100, kept)
 

@@ -65,24 +65,22 @@ class TestNames:
     """Each guard has a name."""
 
     @pytest.mark.parametrize("model", ["model", None, torch.nn.Linear])
-    def test_what_is_no_model(self, model):
-        """What is no module is refused by its type, and a model that is watched goes on being watched."""
+    def test_watch_rejects_other_values(self, model):
+        """The current model stays watched."""
         watched = torch.nn.Linear(2, 2)
         with nb.Guards().watch(watched, "cpu") as guards:
             with pytest.raises(ConfigurationError, match=f"a value of type {type(model).__name__}"):
                 guards.watch(model)
             assert watched._forward_hooks
 
-    def test_switched_off(self):
-        """Guards that are named are off, the others on."""
+    def test_disabled_guards_are_not_listed(self):
         assert nb.Guards(disable="labels").on == NAMES[1:]
         assert nb.Guards(disable=NAMES).on == ()
         shown = str(nb.Guards(disable=("lstm_dropout", "labels")))
         assert "Off: labels, lstm_dropout." in shown
         assert "pytorch#190056" not in shown
 
-    def test_wrong_arguments(self, refusal):
-        """A name that no guard has, and what cannot be a limit, are errors with the nearest name, or that show the value."""
+    def test_invalid_arguments_are_rejected(self, refusal):
         for told, said in (
             ({"disable": "label"}, "'label' is not the name of a guard. Did you mean 'labels'?"),
             ({"disable": ("nonfinit",)}, "Did you mean 'nonfinite'?"),
@@ -97,8 +95,7 @@ class TestNames:
         ):
             assert said in str(refusal(partial(nb.Guards, **told))), told
 
-    def test_smallest_limits(self):
-        """The smallest numbers, a negative ignored label and numbers of NumPy can be told."""
+    def test_minimum_limits_are_accepted(self):
         nb.Guards(
             num_labels=np.int64(1),
             vocab_size=1,
@@ -112,8 +109,7 @@ class TestNames:
 class TestBatches:
     """Batches are checked before they are moved."""
 
-    def test_right_batches(self, guards, tagger, batch_of):
-        """Right batches train, and every weight changes as it does without guards."""
+    def test_guards_do_not_change_training(self, guards, tagger, batch_of):
         unguarded, batches = copy.deepcopy(tagger), [batch_of(seed=seed) for seed in range(3)]
         torch.manual_seed(1)
         train(unguarded, batches, nb.Guards(disable=NAMES))
@@ -121,8 +117,7 @@ class TestBatches:
         train(tagger, batches, guards.watch(tagger, "cpu"))
         assert all(map(torch.equal, tagger.parameters(), unguarded.parameters()))
 
-    def test_checked_loader(self, guards, tagger, batch_of):
-        """A loader's batches are checked on the way, and numbered on through the loops."""
+    def test_checked_numbers_batches_across_loops(self, guards, tagger, batch_of):
         guards.watch(tagger, "cpu")
         assert len(list(guards.checked([batch_of(), batch_of()]))) == 2
         with pytest.raises(InvalidBatchError, match=r"^Step 4: "):
@@ -132,8 +127,8 @@ class TestBatches:
 class TestNonFinite:
     """NaN and infinity stop the step."""
 
-    def test_forward(self, guards, tagger, batch_of, tmp_path):
-        """The error names step and layer, and nothing of the batch, which is in a file that it calls clinical content."""
+    def test_error_names_layer_and_saves_batch(self, guards, tagger, batch_of, tmp_path):
+        """The error does not contain values of the batch."""
         guards.watch(tagger, "cpu")
         train(tagger, [batch_of()], guards)
         poison(tagger)
@@ -153,8 +148,7 @@ class TestNonFinite:
         assert str(batch["input_ids"].tolist()[0][:2])[1:-1] not in message
         torch.testing.assert_close(tagger.state_dict(), before)
 
-    def test_loss_outside_of_the_model(self, guards):
-        """Where the loss is computed outside, it is told that the model itself is fine."""
+    def test_error_reports_finite_model_if_loss_is_outside(self, guards):
         model = torch.nn.Linear(4, 2)
         guards.watch(model, "cpu")
         loss = model(torch.ones(1, 4)).sum() * float("nan")
@@ -165,8 +159,7 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError, match="a gradient is NaN or infinite"):
             guards.after_backward(model, 3)
 
-    def test_loss_without_a_model(self, guards, tmp_path):
-        """Without a watched model, a loss still stops the step, and the batch that is given is kept; a finite one passes."""
+    def test_check_loss_works_without_watched_model(self, guards, tmp_path):
         for loss in (1.0, torch.tensor(0.0), torch.tensor([2.5])):
             assert guards.check_loss(loss, 1) is None
         with pytest.raises(NonFiniteError, match="no pass of a watched model was recorded"):
@@ -175,8 +168,7 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError, match="No batch is available"):
             guards.check_loss(float("-inf"), 6)
 
-    def test_accumulated_step(self, guards, tagger, batch_of, tmp_path):
-        """Of the batches of an accumulated step, the one that went wrong is kept."""
+    def test_accumulated_step_saves_failing_batch(self, guards, tagger, batch_of, tmp_path):
         guards.watch(tagger, "cpu")
         batches = [batch_of(seed=seed) for seed in range(4)]
 
@@ -193,8 +185,7 @@ class TestNonFinite:
         assert torch.equal(load_file(tmp_path / "kept" / "step_9.safetensors")["input_ids"], batches[2]["input_ids"])
 
     @pytest.mark.parametrize("called", ["whole", "inside"])
-    def test_model_inside_of_another(self, guards, tagger, batch_of, called, tmp_path):
-        """A model inside of another is watched, whichever is called, and a layer has its name in the whole."""
+    def test_model_inside_another_module_is_watched(self, guards, tagger, batch_of, called, tmp_path):
         around = Around(tagger)
         guards.watch(around, "cpu")
         with pytest.raises(InvalidBatchError, match="labels is not between 0 and 2"):
@@ -209,8 +200,7 @@ class TestNonFinite:
         assert [one.filename for one in caught] == [__file__]
 
     @pytest.mark.parametrize("checked", [True, False])
-    def test_own_count(self, guards, tagger, batch_of, checked):
-        """Without a number an error names the last batch that was checked, or where none is checked, the call."""
+    def test_step_number_defaults_to_last_batch(self, guards, tagger, batch_of, checked):
         batches = [batch_of(seed=seed) for seed in range(3)]
 
         def train():
@@ -224,8 +214,7 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError, match=r"^Step 3: the loss is NaN or infinite"):
             train()
 
-    def test_count_that_was_given(self, guards, batch_of):
-        """A number that was given to a check is the one that later errors name, and the count goes on from there."""
+    def test_explicit_step_number_continues(self, guards, batch_of):
         guards.check(batch_of(), 7)
         with pytest.raises(NonFiniteError, match=r"^Step 7: "):
             guards.check_loss(float("nan"))
@@ -233,8 +222,7 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError, match=r"^Step 8: "):
             guards.check_loss(float("nan"))
 
-    def test_scaler(self, guards, tagger, batch_of):
-        """Under a scaler a few steps with infinite gradients are its business; many in a row, or a bad loss, are not."""
+    def test_scaler_may_skip_limited_steps(self, guards, tagger, batch_of):
         guards.watch(tagger, "cpu", scaled=True)
         hook = tagger.classifier.weight.register_hook(lambda gradient: gradient * float("inf"))
         for step in range(20):  # The scaler skips the optimizer's step.
@@ -249,8 +237,7 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError, match="the loss is NaN"):
             train(tagger, [batch_of()], guards)
 
-    def test_switched_off(self, tagger, batch_of):
-        """With the guard off nothing is held, and NaN goes on."""
+    def test_disabled_guard_ignores_nan(self, tagger, batch_of):
         poison(tagger)
         with nb.Guards(disable=("nonfinite",)).watch(tagger, "cpu") as guards:
             train(tagger, [batch_of()], guards)
@@ -261,8 +248,7 @@ class TestNonFinite:
 class TestDropout:
     """What is warned of."""
 
-    def test_train_mode_without_gradients(self, guards, tagger, batch_of):
-        """A pass in train mode without gradients is warned of once; in evaluation mode, or with gradients, not."""
+    def test_pass_without_gradients_warns_once(self, guards, tagger, batch_of):
         guards.watch(tagger, "cpu")
         tagger(**batch_of())
         with torch.no_grad():
@@ -275,8 +261,7 @@ class TestDropout:
 
     @pytest.mark.parametrize("device", ["mps:0", "cpu"])
     @pytest.mark.parametrize(("attention", "dropout"), [("sdpa", 0.1), ("sdpa", 0.0), ("eager", 0.1)])
-    def test_attention_that_raises(self, tagger, batch_of, device, attention, dropout):
-        """On MPS with torch's attention the warning says that it raises, and how to load the model instead."""
+    def test_warning_mentions_attention_error_on_mps(self, tagger, batch_of, device, attention, dropout):
         raises = device.startswith("mps") and (attention, dropout) == ("sdpa", 0.1)
         tagger.config._attn_implementation, tagger.config.attention_probs_dropout_prob = attention, dropout
         with nb.Guards().watch(tagger, device, M3), torch.no_grad(), pytest.warns(OpenMedWarning) as warned:
@@ -289,8 +274,7 @@ class TestDropout:
 
     @pytest.mark.parametrize(("in_layers", "in_attention"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.1)])
     @pytest.mark.parametrize("on", [True, False])
-    def test_places_of_dropout(self, tagger, batch_of, in_layers, in_attention, on):
-        """Dropout counts in a layer, and in attention, where the configuration alone tells of it, while the guard is on."""
+    def test_dropout_in_layers_or_attention_warns(self, tagger, batch_of, in_layers, in_attention, on):
         for layer in tagger.modules():
             if isinstance(layer, torch.nn.Dropout):
                 layer.p = in_layers
@@ -302,8 +286,7 @@ class TestDropout:
         assert bool(warned) == (on and in_layers + in_attention > 0)
 
     @pytest.mark.parametrize("layer", [torch.nn.Dropout1d(0.1), torch.nn.Dropout(0.0)])
-    def test_dropout_of_a_plain_module(self, layer):
-        """Every kind of dropout layer counts, unless its share is 0."""
+    def test_plain_module_with_dropout_warns(self, layer):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
         expected = pytest.warns(OpenMedWarning, match="are random") if layer.p else contextlib.nullcontext()
         with nb.Guards().watch(model, "cpu"), torch.no_grad(), expected:
@@ -321,11 +304,7 @@ class TestDropout:
             (torch.nn.GRU(4, 4, num_layers=2, dropout=0.2), "mps", (2, 13, 0), None),
         ],
     )
-    def test_lstm(self, model, device, release, found):
-        """An LSTM of several layers with dropout is warned of at the start on MPS before torch 2.14, and only there.
-
-        The warning names the layer, the issue and a way out; the guard can be switched off.
-        """
+    def test_lstm_with_dropout_warns_on_mps(self, model, device, release, found):
         nb.Guards(disable=("lstm_dropout",)).watch(model, device, M3, release).unwatch()
         with pytest.warns(OpenMedWarning) if found else contextlib.nullcontext() as warned:
             nb.Guards().watch(model, device, M3, release).unwatch()
@@ -338,8 +317,7 @@ class TestDropout:
 class TestUnwatch:
     """Nothing stays behind."""
 
-    def test_hooks(self, tagger, batch_of):
-        """After unwatching every layer has the hooks that it had before, and a loader its own function."""
+    def test_unwatch_restores_hooks_and_loader(self, tagger, batch_of):
         tagger.register_forward_hook(lambda *_: None)
         before = hooks_of(tagger)
         loader = DataLoader([batch_of()], batch_size=None)
@@ -358,9 +336,7 @@ class TestUnwatch:
         assert hooks_of(tagger) == before
         assert loader.collate_fn is own
 
-    def test_batches_are_let_go(self, guards, tagger, batch_of):
-        """A batch is held until its step was looked at, or until it is let go."""
-
+    def test_batch_is_released_after_step(self, guards, tagger, batch_of):
         def trained():
             """Train on a batch, and return a reference to its memory that does not hold it."""
             ids = np.arange(5, 13)
@@ -377,8 +353,7 @@ class TestUnwatch:
         assert held() is None
 
     @pytest.mark.parametrize("failed", [True, False])
-    def test_model_is_let_go(self, tiny, batch_of, failed):
-        """Guards do not keep a model alive, also where they still watch one whose training failed, with its last batch."""
+    def test_guards_do_not_keep_model_alive(self, tiny, batch_of, failed):
         guards, model = nb.Guards(), tiny.random_bert().train()
         gone = weakref.ref(model)
         guards.watch(model, "cpu")
@@ -391,8 +366,7 @@ class TestUnwatch:
         guards.after_backward()
         guards.unwatch()
 
-    def test_a_copy_is_not_watched(self, guards, tagger, batch_of, tmp_path):
-        """A copy of a watched model, and one that was saved whole, hold no batches and warn of nothing."""
+    def test_copies_of_model_are_not_watched(self, guards, tagger, batch_of, tmp_path):
         guards.watch(tagger, "cpu")
         tagger(**batch_of())
         torch.save(tagger, tmp_path / "model.pt")
@@ -424,11 +398,7 @@ def moved(batch):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_right_and_wrong_step(on_mps, batch_of, tmp_path):
-    """A step without fault passes, and random numbers go on as they would.
-
-    NaN on the device is found in its layer, and the batch comes back from the device into a file.
-    """
+def test_after_backward_finds_nan_on_mps(on_mps, batch_of, tmp_path):
     model, guards = on_mps
     guards.check(batch_of(), 1)
     model(**moved(batch_of())).loss.backward()
@@ -445,8 +415,7 @@ def test_right_and_wrong_step(on_mps, batch_of, tmp_path):
 
 @pytest.mark.real_computer  # It begins its own simulation.
 @pytest.mark.parametrize("where", ["cpu", "mps"])
-def test_wrong_batch(on_mps, batch_of, where):
-    """Labels are checked before a batch is moved, and after it too; a step of 512 x 64 tokens is too large for an M2."""
+def test_check_rejects_invalid_batch_on_any_device(on_mps, batch_of, where):
     _, guards = on_mps
     with pytest.raises(InvalidBatchError, match="32 of 32 labels are not between 0 and 2"):
         guards.check({"labels": batch_of(labels=torch.full((4, 8), 5))["labels"].to(where)}, 1)

@@ -95,13 +95,11 @@ NAMED = {
 
 
 @pytest.mark.parametrize(("variables", "names"), NAMED.values(), ids=NAMED)
-def test_names(variables, names):
-    """A holder is named by the way from a variable to its tensors."""
+def test_referrer_is_named_by_path(variables, names):
     assert found(**variables) == names
 
 
-def test_graphs_are_counted_for_what_holds_the_loss():
-    """Losses with their graphs are as large as what the graphs keep."""
+def test_size_includes_autograd_graphs():
     numbers = torch.ones(1000, requires_grad=True)
     (holder,) = find_tensor_referrers({"losses": [numbers.exp().sum() for _ in range(3)]})
 
@@ -109,24 +107,21 @@ def test_graphs_are_counted_for_what_holds_the_loss():
     assert str(holder) == "losses (list) holds 3 tensors with their autograd graphs, 11.7 KiB"
 
 
-def test_a_model_is_one_holder():
-    """The parameters and buffers of a model are its own; its gradients stand beside it."""
+def test_model_is_one_referrer():
     model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10))
     model(torch.ones(4, 10)).sum().backward()
 
     assert set(found(model=model)) == {("model", "Sequential", 7), ("model.grad", "gradients", 4)}
 
 
-def test_hidden_states_that_a_model_keeps_are_named():
-    """A list inside a model is named by its attribute, also in a model in a model."""
+def test_list_inside_model_is_named():
     model = torch.nn.Sequential(Kept())
     model(torch.ones(1, 2))
 
     assert ("model.0.states", "list", 1) in found(model=model)
 
 
-def test_an_optimizer_is_named():
-    """The state of an optimizer is found; the parameters count for the model, which comes first."""
+def test_optimizer_state_is_named():
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(4, 10)).sum().backward()
@@ -137,17 +132,14 @@ def test_an_optimizer_is_named():
     assert any(name.startswith("optimizer.state") for name, _kind, _count in names)
 
 
-def test_what_a_bound_method_keeps_is_named():
-    """A method that is handed on leads to its object."""
+def test_bound_method_leads_to_object():
     model = Kept()
     model.states.append(thousand())
 
     assert found(callback=model.forward)[0][0] == "callback.__self__.states"
 
 
-def test_a_variable_without_a_value_is_no_error():
-    """A function that refers to a variable that is not there yet is passed over."""
-
+def test_unset_closure_variable_is_skipped():
     def outer():
         def inner():
             return later
@@ -159,15 +151,13 @@ def test_a_variable_without_a_value_is_no_error():
     assert outer()[0] == []
 
 
-def test_a_tensor_counts_once():
-    """A tensor that several hold is counted for the first of them."""
+def test_tensor_is_counted_once():
     tensor = thousand()
 
     assert found(first=[tensor], second=[tensor], third=tensor) == [("third", "variable", 1)]
 
 
-def test_cycles_end():
-    """Containers that hold each other are looked at once."""
+def test_cycles_are_visited_once():
     first, second = [], {"tensor": thousand()}
     first.append(second)
     second["back"] = first
@@ -175,8 +165,8 @@ def test_cycles_end():
     assert found(first=first) == [("first[...]", "dict", 1)]
 
 
-def test_keys_are_never_shown():
-    """Keys of mappings may be patients; neither text nor HTML nor the mapping shows them."""
+def test_keys_of_mappings_are_not_displayed():
+    """Keys may identify patients."""
     held = find_tensor_referrers({"by_patient": {"Jane Doe": [thousand()], "John Roe": {"MRN 1234": thousand()}}})
     shown = str(held) + repr(held) + held._repr_html_() + json.dumps(held.to_dict()) + " ".join(map(str, held))
 
@@ -189,28 +179,24 @@ def test_keys_are_never_shown():
     [Untouchable(), Impostor(), LoadedOnDemand(a=1), Endless(), torch.nn.LazyLinear(3)],
     ids=lambda thing: type(thing).__name__,
 )
-def test_nothing_is_woken(thing):
-    """Proxies, mappings that load on demand and lazy modules are not asked for anything."""
+def test_search_does_not_trigger_proxies(thing):
     assert found(thing=thing, losses=[thousand()])[0] == ("losses", "list", 1)
 
 
-def test_large_tables_do_not_hide_what_comes_after_them():
-    """Of a long list only so many parts are looked at, and a list after it is found; texts and numbers count nothing."""
+def test_large_list_does_not_hide_later_values():
     rows = [[number] for number in range(holders.MAX_OBJECTS + 1)]
     texts = ["text"] * holders.MAX_OBJECTS
 
     assert found(rows=rows, texts=texts, losses=[thousand()]) == [("losses", "list", 1)]
 
 
-def test_a_search_ends():
-    """After so many containers the search ends, and what comes after them is not looked at."""
+def test_search_stops_after_max_objects():
     many = {f"rows{number}": [[part] for part in range(holders.MAX_CHILDREN)] for number in range(6)}
 
     assert found(**many, losses=[thousand()]) == []
 
 
-def test_what_lies_too_deep_is_left_out():
-    """Six containers lie between a name and a tensor at most."""
+def test_search_stops_at_max_depth():
     deep = thousand()
     for _ in range(holders.MAX_DEPTH):
         deep = [deep]
@@ -219,9 +205,7 @@ def test_what_lies_too_deep_is_left_out():
     assert found(deep=[deep]) == []
 
 
-def test_a_look_keeps_nothing_alive():
-    """What a running function held when it was looked at dies when the function lets go of it."""
-
+def test_search_keeps_no_variable_alive():
     class Batch:
         """Something that can be watched."""
 
@@ -235,9 +219,7 @@ def test_a_look_keeps_nothing_alive():
     assert train()
 
 
-def test_a_look_leaves_a_kept_copy_of_the_variables_alone():
-    """A function that keeps its locals() still has them after a look."""
-
+def test_search_does_not_clear_locals_of_the_user():
     def train(rate):
         settings = locals()
         find_tensor_referrers()
@@ -265,12 +247,8 @@ train()
 """
 
 
-def test_a_script(tmp_path):
-    """In a script, variables of __main__, of running functions, of the person's modules and of their classes are found.
-
-    Each has the name that the person gave. Installed packages are not looked through, also outside of the
-    environment, and torch is not loaded.
-    """
+def test_script_variables_are_found(tmp_path):
+    """Installed packages are not searched, and torch is not imported."""
     (tmp_path / "train_notes.py").write_text("losses = []\n\n\nclass Recorder:\n    states = {}\n", "utf-8")
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "package_of_the_user.py").touch()
@@ -286,8 +264,7 @@ def test_a_script(tmp_path):
     ]
 
 
-def test_a_namespace_is_a_mapping():
-    """What is no mapping of names is refused with its type."""
+def test_namespace_must_be_a_mapping():
     with pytest.raises(ConfigurationError, match="must be a mapping, got int"):
         find_tensor_referrers(5)
 
@@ -314,8 +291,7 @@ class Watched(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_each_storage_counts_once():
-    """A view, its base and a view of the view are one storage; storages of their own are added."""
+def test_views_share_a_storage():
     whole = torch.zeros(1000)
 
     assert size_of(whole, whole[10:], whole.view(10, 100).t(), whole.detach()) == 4000
@@ -323,8 +299,7 @@ def test_each_storage_counts_once():
     assert size_of(whole, whole.clone()) == 8000
 
 
-def test_parameters_are_no_part_of_a_graph():
-    """Leaves that a graph refers to are not counted for it."""
+def test_parameters_do_not_count_for_graph():
     layer = torch.nn.Linear(1000, 2)
     loss = layer(torch.ones(3, 1000)).sum()
 
@@ -332,8 +307,7 @@ def test_parameters_are_no_part_of_a_graph():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_is_not_computed_again(reentrant):
-    """Looking at a graph with a checkpoint in it computes nothing, before and after the backward pass."""
+def test_search_does_not_recompute_checkpoint(reentrant):
     runs = []
 
     def part(numbers):
@@ -348,8 +322,7 @@ def test_a_checkpoint_is_not_computed_again(reentrant):
     assert len(runs) == 2
 
 
-def test_views_whose_graph_became_invalid_are_counted():
-    """One of several views whose base was changed in place has no graph that torch tells; it is counted all the same."""
+def test_view_with_invalid_graph_is_counted():
     base = torch.ones(4, 250, requires_grad=True) * 1
     views = base.unbind()
     base.mul_(2)
@@ -359,8 +332,7 @@ def test_views_whose_graph_became_invalid_are_counted():
     assert size_of(views[0]) >= 4000
 
 
-def test_lazy_parameters_are_not_woken():
-    """A parameter without a shape stays so, and counts nothing."""
+def test_lazy_parameters_stay_uninitialized():
     layer = torch.nn.LazyLinear(3)
 
     assert size_of(*layer.parameters()) == 0
@@ -368,8 +340,7 @@ def test_lazy_parameters_are_not_woken():
     assert layer.has_uninitialized_params()
 
 
-def test_tensor_classes_of_others_are_not_asked():
-    """The methods of a tensor class of a person's own do not run."""
+def test_methods_of_tensor_subclass_do_not_run():
     tensor = torch.zeros(1000).as_subclass(Watched)
     Watched.asked = 0
 
@@ -378,8 +349,7 @@ def test_tensor_classes_of_others_are_not_asked():
     assert Watched.asked == 0
 
 
-def test_what_has_no_memory_counts_nothing():
-    """Meta, fake, sparse and functorch tensors have no storage of their own that uses memory."""
+def test_tensors_without_storage_have_size_zero():
     with FakeTensorMode():
         fake = torch.empty(1 << 30)
     inside = []
@@ -389,8 +359,7 @@ def test_what_has_no_memory_counts_nothing():
     assert inside == [0]
 
 
-def test_a_look_inside_of_a_transformation_works():
-    """Living tensors can be counted while functorch transforms a function, and in inference mode."""
+def test_live_tensors_are_counted_inside_functorch():
     kept, sizes = torch.ones(3), []
     torch.func.grad(lambda numbers: (sizes.append(live_tensor_bytes()), numbers.sum())[1])(kept)
     with torch.inference_mode():
@@ -399,8 +368,7 @@ def test_a_look_inside_of_a_transformation_works():
     assert all(size >= kept.nbytes for size in sizes)
 
 
-def test_gradients_are_those_of_leaves():
-    """A leaf has its gradient, what was computed has none, and torch does not warn."""
+def test_only_leaves_have_gradients():
     numbers = leaf()
     result = numbers * 2
     result.sum().backward()

@@ -16,7 +16,6 @@ from openmed_nb.training.epochs import warn_device_mismatch
 @pytest.mark.real_computer  # It begins its own simulation.
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_arguments_set_the_device(device, tmp_path):
-    """TrainingArguments and an Accelerator made with our arguments compute on the chosen device and pin no memory."""
     with nb.simulated_mps("8 GiB"):
         given = [device] if device == "cpu" else []  # The session's device is MPS.
         arguments = TrainingArguments(str(tmp_path), report_to=[], **nb.training.arguments("trainer", *given))
@@ -27,8 +26,7 @@ def test_arguments_set_the_device(device, tmp_path):
 
 
 @pytest.mark.parametrize("guards", [False, True, "labels", ()])
-def test_guards_are_guards(guards):
-    """A callback takes guards and nothing else; the error says how to switch some off."""
+def test_callback_rejects_other_guards(guards):
     with pytest.raises(ConfigurationError, match=r"Pass nb.Guards\(disable="):
         nb.training.callback("trainer", "cpu", guards=guards)
 
@@ -51,11 +49,7 @@ DEVICES = [
 
 
 @pytest.mark.parametrize(("devices", "remedy"), DEVICES)
-def test_another_device(devices, remedy):
-    """Another device than was chosen is warned of, with what to do; two names of one device agree.
-
-    All GPUs agree where no other than the first was asked for.
-    """
+def test_device_mismatch_warns(devices, remedy):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         warn_device_mismatch("Trainer", *devices, "Do so.")
@@ -82,8 +76,7 @@ def trained(trainer_of):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_right_batches(guards, trained, tagger, workers):
-    """A training without fault runs to its end, and leaves no hook."""
+def test_valid_training_leaves_no_hooks(guards, trained, tagger, workers):
     assert trained(guards, workers).state.global_step == 4
     assert not tagger._forward_hooks
     assert not tagger._forward_pre_hooks
@@ -96,9 +89,7 @@ OTHERS = ("labels", 2), ("input_ids", 0)
     ("field", "workers"),
     [("labels", 0), ("input_ids", 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS)],
 )
-def test_wrong_batch(guards, trained, refusal, workers, field):
-    """A number in the data that the model does not have stops the training, with worker processes and without."""
-
+def test_invalid_batch_stops_trainer(guards, trained, refusal, workers, field):
     def change(sample):
         sample[field][2] = 1000
 
@@ -110,8 +101,7 @@ def test_wrong_batch(guards, trained, refusal, workers, field):
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.0}, {"gradient_accumulation_steps": 2}])
-def test_loss_of_nan(guards, trained, tagger, tmp_path, settings):
-    """A loss of NaN, which a Trainer's log leaves out, stops the training before the weights are spoilt."""
+def test_nan_loss_stops_trainer_before_weights_change(guards, trained, tagger, tmp_path, settings):
     passes = []
 
     def remember(_model, _args, given):
@@ -145,8 +135,7 @@ def trained_by_lightning(tagger, guards, fit):
 
 
 @pytest.mark.parametrize(("field", "said"), [("labels", "labels is not"), ("input_ids", "token ids is not")])
-def test_wrong_batch_in_lightning(trained_by_lightning, batch_of, field, said):
-    """Right batches are trained on; what the model inside of the module does not have is refused."""
+def test_invalid_batch_stops_lightning(trained_by_lightning, batch_of, field, said):
     trained_by_lightning(batch_of(), batch_of(seed=1))
     batch = batch_of()
     batch[field][0, 2] = 1000
@@ -154,8 +143,7 @@ def test_wrong_batch_in_lightning(trained_by_lightning, batch_of, field, said):
         trained_by_lightning(batch_of(), batch)
 
 
-def test_nan_in_lightning(trained_by_lightning, tagger, batch_of, tmp_path):
-    """NaN is found in its layer, by its name in the module, and the batch of the model is kept."""
+def test_nan_in_lightning_names_layer(trained_by_lightning, tagger, batch_of, tmp_path):
     tagger.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _layer, _args, output: output * float("nan"))
     with pytest.raises(NonFiniteError, match=r"the output of model\.bert\.encoder\.layer\.0\.output\.dense"):
         trained_by_lightning(batch_of())

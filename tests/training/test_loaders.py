@@ -61,8 +61,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("device", "machine", "kind", "how", "arguments"), SETTINGS)
-def test_arguments(device, machine, kind, how, arguments):
-    """Memory is pinned for CUDA alone, and workers read what they can import."""
+def test_settings_depend_on_device_and_dataset(device, machine, kind, how, arguments):
     settings = make_settings(device, kind([1, 2]), machine, in_notebook=how[0], start_method=how[1])
 
     assert settings.arguments == arguments
@@ -70,15 +69,13 @@ def test_arguments(device, machine, kind, how, arguments):
 
 
 @pytest.mark.parametrize(("device", "start"), [("cpu", "fork"), ("mps", "spawn"), ("cuda", "fork")])
-def test_a_loader_takes_them(items, device, start):
-    """The DataLoader of torch takes the arguments, for every device and with workers or without."""
+def test_dataloader_accepts_settings(items, device, start):
     for machine in (MAC, LINUX, replace(LINUX, cores=1)):
         settings = make_settings(device, items.Items(), machine, start_method=start)
         torch.utils.data.DataLoader(items.Items(), batch_size=2, **settings.arguments)
 
 
-def test_reasons():
-    """The reason names the class of the cell and the way out, and the report for MPS warns of copies that do not wait."""
+def test_reason_names_class_of_cell():
     settings = make_settings("mps", CELL_CLASS(), MAC, in_notebook=True)
 
     assert (
@@ -89,15 +86,13 @@ def test_reasons():
     assert "non_blocking" not in str(make_settings("cpu", [1], LINUX, in_notebook=False))
 
 
-def test_datasets_without_workers(items):
-    """Items in memory would only be copied by workers, and a stream would come once from each: both have none."""
+def test_datasets_in_memory_and_streams_have_no_workers(items):
     for dataset in ([1, 2], (1, 2), torch.utils.data.TensorDataset(torch.zeros(2)), items.Stream()):
         settings = make_settings("cpu", dataset, LINUX, in_notebook=False, start_method="fork")
         assert settings.arguments["num_workers"] == 0, type(dataset)
 
 
-def test_what_a_cell_defines_is_found(items):
-    """A class, a function or a wrapped dataset from a cell is found, and nothing where there is none."""
+def test_find_main_definitions(items):
     wrapped = torch.utils.data.Subset(CELL_CLASS([1, 2]), [0])
     both = torch.utils.data.ConcatDataset([items.Items(), CELL_CLASS([1])])
     transformed = items.Items()
@@ -111,16 +106,15 @@ def test_what_a_cell_defines_is_found(items):
     assert list(find_main_definitions(items.Items())) == []
 
 
-def test_start_methods():
-    """A Mac spawns; elsewhere it is Python's own way, which the question does not fix."""
+def test_default_start_method():
+    """The call does not set the start method of Python."""
     before = multiprocessing.get_start_method(allow_none=True)
     assert default_start_method("Darwin") == "spawn"
     assert default_start_method("Linux") in multiprocessing.get_all_start_methods()
     assert multiprocessing.get_start_method(allow_none=True) == before
 
 
-def test_a_program_in_a_file_is_no_notebook(tmp_path):
-    """A program that was started from a file is no notebook."""
+def test_script_is_not_interactive(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("from openmed_nb.training.loader import is_interactive_main; print(is_interactive_main())")
 
@@ -148,8 +142,7 @@ class Counting(torch.nn.Module):
         return self.norm(self.layer(inputs))
 
 
-def test_model_is_left_as_it_was(items):
-    """A model runs forward in evaluation mode without gradients, and then every part is in its former mode."""
+def test_check_restores_model(items):
     model = Counting()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     check = nb.training.loader.check(loader(items.Items()), model, "cpu", batches=5)
@@ -161,8 +154,7 @@ def test_model_is_left_as_it_was(items):
     assert min(check.data_seconds, check.step_seconds) > 0
 
 
-def test_model_is_left_as_it_was_after_an_error(items):
-    """A model that fails is in its former mode too, and the error is its own."""
+def test_check_restores_model_after_error(items):
     model = Counting()
     model.layer = torch.nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -170,8 +162,7 @@ def test_model_is_left_as_it_was_after_an_error(items):
     assert model.layer.training
 
 
-def test_steps_and_mappings(tiny):
-    """A function gets the batch on the device; a model of transformers gets a mapping by name."""
+def test_check_passes_mappings_by_name(tiny):
     rows = [{"input_ids": torch.arange(5, 9), "labels": torch.zeros(4, dtype=torch.long)}] * 12
     seen = []
     for step in (seen.append, tiny.random_bert()):
@@ -179,8 +170,7 @@ def test_steps_and_mappings(tiny):
     assert set(seen[0]) == set(rows[0])
 
 
-def test_random_numbers_go_on(items):
-    """A shuffled loader is measured without moving the random numbers of the program."""
+def test_check_preserves_random_number_state(items):
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -191,35 +181,30 @@ def test_random_numbers_go_on(items):
 @pytest.mark.parametrize(
     ("count", "what"), [(0, "has 0 batches, and 2 are used"), (2, "has 1 batches"), (4, "has 2 batches")]
 )
-def test_too_few_batches(items, count, what):
-    """A loader that has nothing beyond the warm-up cannot be measured."""
+def test_check_rejects_too_few_batches(items, count, what):
     with pytest.raises(ConfigurationError, match=what):
         nb.training.loader.check(loader(items.Items(count)), print, "cpu")
 
 
-def test_iterators_are_not_used_up():
-    """A generator is refused before anything is taken from it."""
+def test_check_rejects_iterators():
     batches = iter([torch.ones(2)] * 5)
     with pytest.raises(ConfigurationError, match="would be exhausted"):
         nb.training.loader.check(batches, print, "cpu")
     assert len(list(batches)) == 5
 
 
-def test_numbers_of_batches_that_are_none():
-    """What is no number of batches from 1 up is refused, with the value."""
+def test_check_rejects_invalid_number_of_batches():
     for batches in (0, -1, "x", 2.5, True, None):
         with pytest.raises(ConfigurationError, match=f"^batches cannot be {batches!r}"):
             nb.training.loader.check([torch.ones(2)] * 5, print, "cpu", batches=batches)
 
 
-def test_short_loader_is_measured_as_far_as_it_goes(items):
-    """Fewer batches than asked for are measured and counted."""
+def test_check_measures_short_loader(items):
     assert nb.training.loader.check(loader(items.Items(8)), lambda _batch: None, "cpu", batches=100).batches == 2
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_under_simulated_mps(items):
-    """Under the simulated device the batches are on it, and the answer says SIMULATED."""
+def test_check_on_simulated_mps(items):
     with nb.simulated_mps() as mps:
         model = Counting().to("mps")
         check = nb.training.loader.check(loader(items.Items()), model, "mps", batches=2)
@@ -228,8 +213,7 @@ def test_under_simulated_mps(items):
     assert not any(copy.non_blocking for copy in mps.copies)
 
 
-def test_ladder_with_forked_workers(items):
-    """Workers are measured with their memory, and none is left."""
+def test_benchmark_measures_forked_workers(items):
     before = set(multiprocessing.active_children())
     ladder = nb.training.loader.benchmark_workers(items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork")
 
@@ -239,8 +223,7 @@ def test_ladder_with_forked_workers(items):
     assert set(multiprocessing.active_children()) == before
 
 
-def test_no_worker_is_left_after_an_error(items):
-    """An error in a worker is raised here, and the workers are gone."""
+def test_benchmark_stops_workers_after_error(items):
     before = set(multiprocessing.active_children())
     with pytest.raises(ValueError, match="a broken item") as caught:
         nb.training.loader.benchmark_workers(items.Items(40, broken=1), 2, workers=(1,), batches=3, start_method="fork")
@@ -250,8 +233,7 @@ def test_no_worker_is_left_after_an_error(items):
 
 @pytest.mark.slow
 @pytest.mark.real_computer  # Workers are processes of their own.
-def test_ladder_with_spawned_workers():
-    """Workers that begin empty are measured too."""
+def test_benchmark_measures_spawned_workers():
     dataset = torch.utils.data.TensorDataset(torch.ones(24, 2))
     ladder = nb.training.loader.benchmark_workers(dataset, 2, workers=(1,), batches=3, start_method="spawn")
 
@@ -259,8 +241,8 @@ def test_ladder_with_spawned_workers():
     assert multiprocessing.active_children() == []
 
 
-def test_what_cannot_be_sent_is_refused(items):
-    """What pickle cannot send is refused before a worker starts, by the name of the argument; forked workers need none."""
+def test_benchmark_rejects_unpicklable_arguments(items):
+    """Forked workers do not need pickling."""
     before = set(multiprocessing.active_children())
     dataset = items.Items()
     dataset.file = (number for number in range(3))
@@ -273,22 +255,19 @@ def test_what_cannot_be_sent_is_refused(items):
     nb.training.loader.benchmark_workers(items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unsendable)
 
 
-def test_numbers_of_workers_that_are_none(items, refusal):
-    """What is no series of numbers from zero up is refused, before anything is read."""
+def test_benchmark_rejects_invalid_numbers_of_workers(items, refusal):
     for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,)):
         refused = refusal(partial(nb.training.loader.benchmark_workers, items.Items(), 2, workers=workers))
         assert isinstance(refused, ConfigurationError), workers
 
 
 @pytest.mark.parametrize(("name", "other"), [("num_workers", "workers"), ("multiprocessing_context", "start_method")])
-def test_arguments_that_the_ladder_sets(items, name, other):
-    """An argument that the ladder sets itself is refused, with the one to pass instead."""
+def test_benchmark_rejects_arguments_that_it_sets(items, name, other):
     with pytest.raises(ConfigurationError, match=f"sets {name} itself. Pass {other}= instead"):
         nb.training.loader.benchmark_workers(items.Items(), 2, **{name: 1})
 
 
-def test_classes_of_cells_are_refused(monkeypatch):
-    """Where there is no main file, as in a notebook, a class of a cell is refused by name before a worker starts."""
+def test_benchmark_rejects_classes_of_cells(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     with pytest.raises(ConfigurationError, match=f"dataset {UNSENDABLE}"):
         nb.training.loader.benchmark_workers(CELL_CLASS(range(40)), 2, start_method="spawn")
@@ -308,11 +287,8 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(("figures", "bottleneck", "waiting", "advice"), CHECKS)
-def test_check(figures, bottleneck, waiting, advice):
-    """The longer of the two limits; without workers loading and computing take turns, with them they go side by side.
-
-    Where the model takes longer, no work on the loader is asked for.
-    """
+def test_check_reports_bottleneck_and_advice(figures, bottleneck, waiting, advice):
+    """If the model is slower, the advice does not mention preprocessing."""
     check = LoaderCheck("cpu", *figures, 20)
 
     assert check.bottleneck == bottleneck
@@ -334,15 +310,13 @@ LADDERS = [
 
 
 @pytest.mark.parametrize(("seconds", "workers"), LADDERS)
-def test_ladder(seconds, workers):
-    """The smallest number is taken that no larger one beats by more than a tenth."""
+def test_benchmark_recommends_fewest_workers(seconds, workers):
     assert (
         WorkerBenchmark(tuple(WorkerTiming(count, one, one) for count, one in enumerate(seconds)), 8).workers == workers
     )
 
 
-def test_ladder_shown():
-    """It shows the mean memory of a worker in each row, and says where some could not be read."""
+def test_benchmark_reports_worker_memory():
     ladder = WorkerBenchmark((WorkerTiming(0, 0.04, 0.05), WorkerTiming(2, 0.01, 3.0, (2**28, 2**28))), 8)
 
     assert "256.0 MiB" in str(ladder)

@@ -19,8 +19,7 @@ REFUSED = [
 ]
 
 
-def test_fractions_that_torch_takes(refusal):
-    """MPS takes 0 to 2, CUDA more than 0 up to 1; anything else is a clear error that says what to do."""
+def test_validate_fraction(refusal):
     for device, fraction in TAKEN:
         assert validate_fraction(device, fraction) == fraction, device
     for device, fraction in REFUSED:
@@ -46,8 +45,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("limit", "title", "sentence"), LIMITS.values(), ids=LIMITS)
-def test_what_a_limit_says(limit, title, sentence):
-    """A limit says what it is in bytes and what becomes of the watermarks."""
+def test_limit_reports_bytes_and_watermarks(limit, title, sentence):
     assert str(limit).splitlines()[0] == title
     assert sentence in str(limit)
     assert "watermark" not in str(LIMITS["CUDA"][0])
@@ -55,8 +53,8 @@ def test_what_a_limit_says(limit, title, sentence):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_a_limit_on_simulated_mps():
-    """On the simulated MPS the limit is in force, in GiB, and said to be simulated; a bad one leaves it as it was."""
+def test_limit_memory_on_simulated_mps():
+    """An invalid limit keeps the previous one."""
     with nb.simulated_mps("8 GiB") as mps:
         limit = nb.training.limit_memory(0.5, "mps")
         allowed = mps.allocator.limit

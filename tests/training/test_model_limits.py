@@ -34,11 +34,8 @@ def bert(kind, **settings):
     return kind(BertConfig(**SMALL, **{"max_position_embeddings": 20, **settings}))
 
 
-def test_families(tagger, tiny):
-    """A BERT tells its labels, tokens, types and positions, and other families what they have of these.
-
-    A RoBERTa counts positions from behind its padding token, and one token of a row less fits for each.
-    """
+def test_infer_limits_of_model_families(tagger, tiny):
+    """RoBERTa counts positions after its padding token."""
     tokens, filter_ = len(tiny.VOCABULARY), tiny.random_privacy_filter()
     size = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "max_position_embeddings": 12}
     distilled = DistilBertForTokenClassification(DistilBertConfig(vocab_size=30, **size))
@@ -66,13 +63,11 @@ def test_families(tagger, tiny):
     ],
     ids=["classes", "a number", "tokens", "choices", "places"],
 )
-def test_labels_of_a_head(kind, settings, labels):
-    """Labels are classes or tokens; a model whose labels are numbers, choices or places has no limit for them."""
+def test_infer_limits_of_heads(kind, settings, labels):
     assert infer_limits(bert(kind, **settings)).num_labels == labels
 
 
-def test_head_that_was_replaced(tagger):
-    """Where the last layer and the configuration tell different numbers of labels, neither is believed."""
+def test_replaced_head_has_unknown_labels(tagger):
     tagger.classifier = torch.nn.Linear(tagger.config.hidden_size, 5)
     assert infer_limits(tagger).num_labels is None
     assert infer_limits(tagger, num_labels=5).num_labels == 5
@@ -87,8 +82,7 @@ class Around(torch.nn.Module):
             setattr(self, name, module)
 
 
-def test_model_inside_of_another(tagger, tiny):
-    """Of a module around one model of transformers, compiled or not, the model is asked; around two, none is."""
+def test_infer_limits_of_inner_model(tagger, tiny):
     for inside in (tagger, torch.compile(tagger), torch.nn.DataParallel(tagger)):
         around = Around(loss=torch.nn.CrossEntropyLoss(), model=inside)
         assert infer_limits(around) == infer_limits(inside) == infer_limits(tagger)
@@ -104,16 +98,14 @@ def test_model_inside_of_another(tagger, tiny):
     assert infer_limits(two).num_labels is None
 
 
-def test_plain_module():
-    """A plain module tells nothing; what it takes is told."""
+def test_plain_module_has_no_limits():
     assert infer_limits(torch.nn.Linear(2, 3)) == ModelLimits()
     assert infer_limits(torch.nn.Linear(2, 3), num_labels=3, ignore_index=-1) == ModelLimits(
         num_labels=3, ignore_index=-1
     )
 
 
-def test_told_limits_come_first(tagger):
-    """What the caller tells replaces what is learnt, and what is not told is learnt."""
+def test_explicit_limits_take_precedence(tagger):
     assert infer_limits(tagger, num_labels=9, vocab_size=None).num_labels == 9
     assert infer_limits(tagger, num_labels=9, vocab_size=None).vocab_size == infer_limits(tagger).vocab_size
 
@@ -181,24 +173,21 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES["ALL
 
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
-def test_limits_of_knows_the_positions_of_every_family(family, tiny):
-    """What the pipeline takes of a family, the guards let pass."""
+def test_infer_limits_matches_pipeline_positions(family, tiny):
     expected = None if family in WITHOUT_A_TABLE else FAMILIES["ALL"][family][0]
 
     assert allowed(FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)) == expected
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
-def test_limits_of_takes_the_table_beside_the_embeddings_of_tokens(family):
-    """Tables for pictures, for what a model writes, and tables that grow are no limit; distances alone are none either."""
+def test_infer_limits_uses_position_table_of_tokens(family):
     expected, settings = OTHER_FAMILIES[family]
 
     assert allowed(AutoModel.from_config(AutoConfig.for_model(family, **settings))) == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "biogpt", "opt"])
-def test_guards_refuse_rows_with_more_tokens_than_positions(family, tiny):
-    """Rows that are as long as the table pass, and longer ones are refused."""
+def test_guards_reject_rows_longer_than_positions(family, tiny):
     if family == "opt":
         model = AutoModel.from_config(AutoConfig.for_model(family, **OTHER_FAMILIES[family][1]))
     else:

@@ -85,13 +85,11 @@ def inputs():
     ],
     ids=["fine", "forward", "forward, later", "loss", "backward", "backward, inside", "loss, backward"],
 )
-def test_first_layer(model, found):
-    """The layer is named in whose forward or backward pass the first number appears that is not finite."""
+def test_replay_names_first_layer(model, found):
     assert replay_pass(model.train(), held_pass(model, inputs())) == found
 
 
-def test_data_and_weights():
-    """Data and weights that are not finite already are named before any layer."""
+def test_replay_checks_inputs_and_weights_first():
     model = Network().train()
     assert replay_pass(model, held_pass(model, inputs() * NAN)) == Origin("input", "argument 0")
     assert replay_pass(model, held_pass(model, numbers=inputs() * NAN)) == Origin("input", "numbers")
@@ -100,8 +98,7 @@ def test_data_and_weights():
     assert replay_pass(model, held_pass(model, inputs())) == Origin("weight", "layers.3.weight")
 
 
-def test_layer_of_a_bert(tagger, batch_of):
-    """In a BERT, the layer inside of all others is named, also where the gradient of a weight came first."""
+def test_replay_names_innermost_layer_of_bert(tagger, batch_of):
     held = held_pass(tagger, **batch_of())
     assert replay_pass(tagger, held) is None
     dense = tagger.bert.encoder.layer[0].output.dense
@@ -114,8 +111,7 @@ def test_layer_of_a_bert(tagger, batch_of):
     assert replay_pass(tagger, held) is None
 
 
-def test_nothing_is_changed():
-    """Weights, gradients, buffers, random numbers, the mode and the hooks are as before, whatever was found."""
+def test_replay_changes_nothing():
     for model in (Network().train(), Network(Overflow()).train(), Network(RootOfZero()).train()):
         held = held_pass(model, inputs())
         model(inputs())["loss"].backward()
@@ -138,8 +134,7 @@ def test_nothing_is_changed():
             torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
 
 
-def test_drop_out_is_repeated():
-    """A pass that went wrong only with the dropout that it had goes wrong again."""
+def test_replay_repeats_dropout():
     model = Network(loss=lambda numbers: numbers.sum() / (model.layers[2].last[0, 0] != 0))
     model.layers[2].register_forward_hook(lambda layer, _args, output: setattr(layer, "last", output.detach()))
     model.train()
@@ -149,8 +144,7 @@ def test_drop_out_is_repeated():
         assert (replay_pass(model, held) is not None) == went_wrong
 
 
-def test_pass_under_autocast():
-    """A pass that overflowed because autocast made it use float16 overflows again when it is repeated outside."""
+def test_replay_uses_autocast_of_pass():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).train()
     with torch.no_grad():
         model[0].weight.fill_(300.0)
@@ -161,8 +155,7 @@ def test_pass_under_autocast():
     assert replay_pass(model, held_pass(model, numbers)) is None
 
 
-def test_pass_that_cannot_be_repeated():
-    """Where the model fails the second time, the reason is told instead of a layer."""
+def test_replay_reports_error_of_model():
     model = Network().train()
     held = held_pass(model, inputs())
     model.layers[4 - 1] = nn.Linear(9, 2)
@@ -184,8 +177,7 @@ ORIGINS = {
 
 
 @pytest.mark.parametrize(("arrivals", "found"), ORIGINS.items())
-def test_origin(arrivals, found):
-    """The layer whose output's gradient was fine, and whose input's or weight's is not, is where it began."""
+def test_find_backward_origin(arrivals, found):
     parts = [one.split() for one in arrivals.split(", ") if one]
     came = [(Origin(f"{kind} gradient", "" if name == "." else name), sign == "+") for sign, kind, name in parts]
 
@@ -194,8 +186,7 @@ def test_origin(arrivals, found):
 
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_one_number_tells(bad, dtype):
-    """One number that is not finite is seen in any gradient, and in the loss."""
+def test_all_finite_detects_single_value(bad, dtype):
     gradients = [torch.ones(300, dtype=dtype), torch.full((30, 9), 1000.0, dtype=dtype)]
     assert all_finite(gradients, [torch.tensor(1.0)])
     assert not all_finite(gradients, [torch.tensor(bad)])
@@ -204,8 +195,7 @@ def test_one_number_tells(bad, dtype):
     assert not is_finite(gradients)
 
 
-def test_large_and_missing_gradients():
-    """Sums of large float16 gradients are no infinity; without gradients there is nothing to see."""
+def test_all_finite_handles_large_and_missing_gradients():
     assert all_finite([torch.full((100,), 60_000.0, dtype=torch.float16)])
     assert all_finite([])
     huge = [torch.full((10,), 3e38)]
@@ -213,8 +203,7 @@ def test_large_and_missing_gradients():
     assert is_finite(huge)
 
 
-def test_sparse_gradients():
-    """The gradient of a sparse embedding is looked at where it has values."""
+def test_all_finite_handles_sparse_gradients():
     layer = nn.Embedding(10, 3, sparse=True)
     (layer(torch.tensor([1, 1, 4])).sum() * NAN).backward()
     (gradient,) = get_gradients(layer.parameters())
@@ -222,8 +211,7 @@ def test_sparse_gradients():
     assert not all_finite([gradient])
 
 
-def test_gradients_tell_where_passes_do_not():
-    """Where the loss is outside of the model, the last weight with such a gradient is named, if others are fine."""
+def test_locate_from_gradients():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     model[0].weight.grad[0, 0] = NAN
@@ -235,8 +223,7 @@ def test_gradients_tell_where_passes_do_not():
 
 
 @pytest.mark.parametrize("number", [complex(0, NAN), complex(NAN, 0), complex(0, INFINITY)])
-def test_complex_numbers(number):
-    """NaN and infinity are seen in both parts of a complex number, of gradients and of inputs."""
+def test_all_finite_handles_complex_numbers(number):
     gradient = torch.tensor([1 + 1j, number])
     assert not all_finite([gradient.conj(), torch.ones(2)])
     assert all_finite([gradient[:1], torch.ones(2)])
@@ -244,8 +231,7 @@ def test_complex_numbers(number):
 
 
 @pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, and it says so.
-def test_unusual_inputs():
-    """Sparse, nested, meta and quantised inputs are looked at where they hold numbers, and are no error."""
+def test_iter_float_tensors_handles_tensor_kinds():
     bad = torch.tensor([[1.0, NAN]])
     given = {
         "sparse": bad.to_sparse(),
@@ -260,8 +246,7 @@ def test_unusual_inputs():
 class TestRecorder:
     """What a recorder holds."""
 
-    def test_only_training(self):
-        """A pass in evaluation mode, or without gradients, is not held."""
+    def test_recorder_ignores_evaluation(self):
         model, recorder = Network(), ForwardRecorder("cpu")
         recorder.watch(model)
         model.eval()(inputs())
@@ -271,8 +256,7 @@ class TestRecorder:
         model(inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
 
-    def test_pass_that_fails(self):
-        """A pass that ends with an error is held, and the next one is no part of it."""
+    def test_recorder_records_failed_pass(self):
         model, recorder = Network().train(), ForwardRecorder("cpu")
         recorder.watch(model, ("", "layers"))
         for numbers in (torch.ones(2, 3), inputs()):
@@ -282,8 +266,7 @@ class TestRecorder:
         assert [held.module for held in recorder.passes] == ["", "", "layers"]
         assert len(recorder.losses) == 1
 
-    def test_pass_that_a_hook_stops(self):
-        """A pass that another hook stops before it begins is not counted as its end."""
+    def test_recorder_ignores_pass_stopped_by_hook(self):
         model, recorder = Network().train(), ForwardRecorder("cpu")
         stopping = model.register_forward_pre_hook(lambda *_given: 1 / 0)
         recorder.watch(model)
@@ -293,16 +276,14 @@ class TestRecorder:
         model(inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
 
-    def test_bounded(self):
-        """However often a model runs, only so many passes are held."""
+    def test_recorder_is_bounded(self):
         model, recorder = Network().train(), ForwardRecorder("cpu")
         recorder.watch(model)
         for _ in range(MAX_RECORDED_PASSES + 5):
             model(inputs())
         assert len(recorder.passes) == MAX_RECORDED_PASSES
 
-    def test_loss_of(self):
-        """The loss is found in what models return, and nothing else is taken for it."""
+    def test_loss_of_model_outputs(self):
         loss, logits = torch.tensor(2.0), torch.zeros(2, 3)
         for output in ({"loss": loss}, (loss, logits), loss):
             assert loss_of(output) is loss
@@ -310,8 +291,7 @@ class TestRecorder:
             assert loss_of(output) is None
 
 
-def test_sentences():
-    """Every place is told in words, with one thing to do."""
+def test_origins_have_description_and_remedy():
     for kind in get_args(Kind):
         found = Origin(kind, "layers.3")
         assert str(found).startswith(("it ", "its ", "the input ", "the weight "))
@@ -339,8 +319,8 @@ class Returns(nn.Module):
         return BatchEncoding({"numbers": batch["numbers"].sqrt()})
 
 
-def test_batch_of_transformers():
-    """NaN is found in a BatchEncoding, which is a mapping and no dictionary, as an argument and as an output."""
+def test_replay_supports_batch_encoding():
+    """A BatchEncoding is a mapping, but not a dict."""
     model = TakesAnEncoding()
     for number, origin in ((NAN, Origin("input", "argument 0")), (-1.0, Origin("output", "layer"))):
         assert replay_pass(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin

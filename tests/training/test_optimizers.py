@@ -28,8 +28,7 @@ DECISIONS = [
 ]
 
 
-def test_decision():
-    """Devices, types, the release of torch, a scaler and what was set decide."""
+def test_fused_support():
     for tensors, release, more, fused, reason in DECISIONS:
         support = fused_support(tensors, release, **{"options": {}, **more})
 
@@ -59,8 +58,7 @@ def groups(tensors):
 
 
 @pytest.mark.parametrize("form", range(6))
-def test_every_form_of_parameters(form):
-    """Lists, groups, pairs with names and generators are taken, and each runs fused on the CPU."""
+def test_adamw_accepts_all_parameter_forms(form):
     tensors = parameters()
     before = tensors[0].detach().clone()
     optimizer = adamw(groups(tensors)[form], lr=0.1)
@@ -71,8 +69,7 @@ def test_every_form_of_parameters(form):
     assert not torch.equal(before, tensors[0])
 
 
-def test_groups_that_are_explained_can_still_be_trained():
-    """A question about groups reads their generators into lists, so that the optimizer gets the same parameters."""
+def test_explain_preserves_parameter_groups():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     groups = [{"params": part.parameters()} for part in model]
 
@@ -81,16 +78,14 @@ def test_groups_that_are_explained_can_still_be_trained():
 
 
 @pytest.mark.parametrize("parameters", [5, None, "weights", torch.ones(3), [3], [{"lr": 1}], [{"params": 7}], [("a",)]])
-def test_what_are_no_parameters(parameters):
-    """Anything but tensors, pairs and groups is refused with what to pass."""
+def test_adamw_rejects_other_parameters(parameters):
     for function in (nb.training.adamw, nb.training.adamw.explain):
         with pytest.raises(ConfigurationError, match=r"model\.parameters\(\)"):
             function(parameters)
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": False}, {"differentiable": True}])
-def test_what_was_set_stays(options):
-    """An implementation that a person chose is used."""
+def test_adamw_keeps_selected_implementation(options):
     optimizer = adamw(parameters(), lr=0.1, amsgrad=True, **options)
 
     assert not optimizer.defaults["fused"]
@@ -99,8 +94,7 @@ def test_what_was_set_stays(options):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_under_simulated_mps():
-    """On MPS it runs fused, and with a scaler where this torch obeys one."""
+def test_adamw_is_fused_on_simulated_mps():
     with nb.simulated_mps():
         model = torch.nn.Linear(5, 3).to("mps")
         before = model.weight.detach().clone()

@@ -310,8 +310,7 @@ PLACES = {
 
 @pytest.mark.real_computer  # It is about Python's containers; the simulation keeps modes in contexts of its own.
 @pytest.mark.parametrize(("make", "name"), PLACES.values(), ids=PLACES)
-def test_who_holds_names_every_place(make, name):
-    """A tensor is found wherever it is, by a name that begins with the variable's, and counted once."""
+def test_planted_tensor_is_found_once_by_name(make, name):
     held = make()
     found = [one for one in find_tensor_referrers({"held": held}) if one.size == SIZE and one.name.startswith(name)]
     if asyncio.iscoroutine(held):
@@ -326,8 +325,7 @@ def sizes(name):
     return [one.size for one in find_tensor_referrers() if name in one.name and one.size == SIZE]
 
 
-def test_a_variable_of_another_thread_is_named():
-    """What a function that runs in another thread holds has the name that it has there."""
+def test_variable_of_another_thread_is_named():
     begun, over = threading.Event(), threading.Event()
 
     def train():
@@ -346,16 +344,14 @@ def test_a_variable_of_another_thread_is_named():
     assert found == [SIZE]
 
 
-def test_a_variable_of_this_thread_counts_for_this_thread():
-    """The functions that run here are not those of another thread."""
+def test_variable_of_this_thread_is_named():
     hidden_here = planted()
 
     assert [one.name for one in find_tensor_referrers() if one.size == SIZE] == ["hidden_here"]
     assert hidden_here.ndim == 1
 
 
-def test_a_generator_and_an_error_go_on_after_a_look():
-    """A look changes nothing of what waits, and keeps nothing of it alive."""
+def test_search_does_not_change_generator_or_error():
     running, error = waiting(), kept_error()
     find_tensor_referrers({"running": running, "error": error})
     gone = weakref.ref(next(running))
@@ -366,8 +362,7 @@ def test_a_generator_and_an_error_go_on_after_a_look():
     assert gone() is None
 
 
-def test_no_cache_is_filled_and_no_thread_local_is_made():
-    """What computes its values when asked is not asked."""
+def test_search_fills_no_cache_or_thread_local():
     made = []
 
     class Local(threading.local):
@@ -425,8 +420,7 @@ GRAPHS = {
 @pytest.mark.real_computer  # The graphs of the simulated device have nodes of their own.
 @pytest.mark.usefixtures("saved_tensors_tell")
 @pytest.mark.parametrize(("function", "least"), GRAPHS.values(), ids=GRAPHS)
-def test_losses_are_named_with_what_their_graphs_keep(function, least):
-    """A list of losses has the size of its graphs on every torch; after the backward pass that is gone."""
+def test_size_includes_graph_until_backward_pass(function, least):
     loss = function(torch.ones(1000, requires_grad=True)).sum()
 
     assert held_by(loss) >= least
@@ -435,8 +429,7 @@ def test_losses_are_named_with_what_their_graphs_keep(function, least):
 
 
 @pytest.mark.usefixtures("saved_tensors_tell")
-def test_no_hook_of_a_graph_is_called():
-    """What hooks have packed is not unpacked: that may compute, copy or read."""
+def test_search_does_not_call_unpack_hooks():
     called = []
 
     def unpack(packed):
@@ -455,8 +448,7 @@ def test_no_hook_of_a_graph_is_called():
 
 
 @pytest.mark.usefixtures("saved_tensors_tell")
-def test_a_graph_works_after_a_look():
-    """Gradients and second gradients are as without a look, and a profiler goes on."""
+def test_graph_and_profiler_work_after_search():
     numbers = torch.ones(1000, requires_grad=True)
     loss = (numbers.exp() * numbers).sum()
     profiled = []

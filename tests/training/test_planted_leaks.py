@@ -64,8 +64,7 @@ def pictures():
 
 @FLAT_AND_LEAKING
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_a_plain_loop(device, leaking, tagger, batch_of):
-    """A plain loop over a model of transformers is flat, and with a list of losses it is growing and the list is named."""
+def test_plain_loop(device, leaking, tagger, batch_of):
     losses = []
     with on(device):
         model = tagger.to(device)
@@ -87,8 +86,7 @@ def test_a_plain_loop(device, leaking, tagger, batch_of):
 
 
 @FLAT_AND_LEAKING
-def test_the_network_of_the_tutorials(leaking, pictures):
-    """The small network of the tutorials is flat through Accelerate, and a leak in it is named."""
+def test_convolutional_network_with_accelerate(leaking, pictures):
     from accelerate import Accelerator
 
     torch.manual_seed(0)
@@ -109,8 +107,7 @@ def test_the_network_of_the_tutorials(leaking, pictures):
 
 
 @FIRST_ON_THE_CPU
-def test_a_loop_that_keeps_answers_without_graphs(device, tagger, batch_of):
-    """Answers that are kept on the device are a leak too, without graphs, and are named."""
+def test_retained_outputs_without_graphs_are_named(device, tagger, batch_of):
     answers = []
     with on(device), torch.inference_mode():
         model = tagger.to(device).eval()
@@ -160,7 +157,6 @@ def leaking_trainer():
 @FLAT_AND_LEAKING
 @FIRST_ON_THE_CPU
 def test_trainer(device, leaking, train):
-    """Ten epochs of Trainer with the callback are flat; one whose class keeps losses grows, and its list is named."""
     with on(device):
         curve = train(device, **({"kind": leaking_trainer()} if leaking else {}))
 
@@ -169,8 +165,7 @@ def test_trainer(device, leaking, train):
     assert curve.epoch_samples[-1].step == 2 * EPOCHS
 
 
-def test_the_same_callback_for_two_trainings(train):
-    """A callback that is used for a second training begins a new curve."""
+def test_reused_callback_starts_new_curve(train):
     callback = nb.training.callback("trainer", "cpu")
     first, second = train(epochs=2, callback=callback), train(epochs=3, callback=callback)
 
@@ -178,16 +173,14 @@ def test_the_same_callback_for_two_trainings(train):
     assert second.samples[0].epoch == 1
 
 
-def test_a_trainer_that_goes_on_from_a_checkpoint(train, tmp_path):
-    """A training that goes on from a checkpoint counts its epochs and steps on."""
+def test_trainer_resumes_counts_from_checkpoint(train, tmp_path):
     train(epochs=2, save_strategy="epoch")
     curve = train(epochs=4, resume=str(tmp_path / "out" / "checkpoint-4"))
 
     assert [(sample.epoch, sample.step) for sample in curve.epoch_samples] == [(3, 6), (4, 8)]
 
 
-def test_a_trainer_on_another_device_is_warned_of(train):
-    """Where Trainer computes elsewhere than was chosen a warning says so, and the curve is that of Trainer's device."""
+def test_trainer_on_another_device_warns(train):
     with nb.simulated_mps("8 GiB"):
         callback = nb.training.callback("trainer", "mps")
     with pytest.warns(OpenMedWarning, match="Trainer uses cpu, but mps was selected"):
@@ -206,8 +199,8 @@ class Stream(torch.utils.data.IterableDataset):
         return ({name: values[row] for name, values in self.batch.items()} for row in range(8))
 
 
-def test_trainer_on_a_dataset_without_a_length(batch_of, trainer_of):
-    """Trainer calls as many epochs as there are integers (transformers#12499); the axis ends at those that ran."""
+def test_trainer_with_dataset_without_length(batch_of, trainer_of):
+    """Trainer then reports ``sys.maxsize`` epochs (transformers#12499)."""
     callback = nb.training.callback("trainer", "cpu")
     settings = {"max_steps": 6, "per_device_train_batch_size": 4, **nb.training.arguments("trainer", "cpu")}
     trainer = trainer_of(callback, **settings)
@@ -226,8 +219,7 @@ def loss_of(network, batch):
 
 
 @pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
-def test_lightning_without_a_number_of_epochs(settings, pictures, fit):
-    """A training of Lightning that ends by steps has no number of epochs."""
+def test_lightning_limited_by_steps_has_no_total(settings, pictures, fit):
     callback = nb.training.callback("lightning", "cpu")
     fit(Network(), loss_of, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
 
@@ -237,7 +229,6 @@ def test_lightning_without_a_number_of_epochs(settings, pictures, fit):
 
 @FLAT_AND_LEAKING
 def test_lightning(leaking, pictures, fit):
-    """Ten epochs of Lightning with the callback are flat, and a list that keeps losses grows and is named."""
     losses = []
 
     def keeping(network, batch):

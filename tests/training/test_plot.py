@@ -26,8 +26,7 @@ def curve_of(sizes, device="mps", unit=MIB, recommended=None, **options):
 CURVE = curve_of([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
 
 
-def test_the_limits_are_lines():
-    """The recommended memory and the high watermark are lines where they are near enough to be seen."""
+def test_limits_are_reference_lines():
     device, process = CURVE.plot().axes
     limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
     far = curve_of([50, 80], recommended=64 * GIB)
@@ -38,8 +37,7 @@ def test_the_limits_are_lines():
     assert far.pictures[0].axes.reference_lines == ()
 
 
-def test_large_memory_is_counted_in_gib():
-    """From ten GiB on the axis counts in GiB, and the limits are drawn in the same unit."""
+def test_large_memory_uses_gib():
     device = curve_of([11, 12, 13], unit=GIB, recommended=20 * GIB).plot().axes[0]
 
     assert device.get_ylabel() == "GiB"
@@ -47,7 +45,6 @@ def test_large_memory_is_counted_in_gib():
 
 
 def test_only_ends_of_epochs_have_markers():
-    """Samples inside an epoch are part of the line, without a marker."""
     inside = replace(CURVE.samples[2], is_boundary=False)
     line = replace(CURVE, samples=(*CURVE.samples[:2], inside, *CURVE.samples[3:])).plot().axes[0].lines[0]
 
@@ -57,15 +54,13 @@ def test_only_ends_of_epochs_have_markers():
 
 @pytest.mark.parametrize("count", range(3))
 def test_short_curves_can_be_drawn(count):
-    """A curve without samples, or with one, is a figure, and in HTML a picture where there is something to draw."""
     curve = replace(CURVE, samples=CURVE.samples[:count])
 
     assert len(curve.plot().axes) == 2
     assert curve._repr_html_().count("<img") == (2 if count else 0)
 
 
-def test_a_simulated_curve_says_so_in_its_pictures():
-    """The figure of a simulated curve, the captions of its pictures and the live curve say that it is simulated."""
+def test_charts_of_simulated_curve_are_labeled():
     live = LiveMemoryCurve()
     simulated = replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples))
     live(simulated)
@@ -75,8 +70,8 @@ def test_a_simulated_curve_says_so_in_its_pictures():
     assert escape(SIMULATION_NOTICE) in live.value
 
 
-def test_figure_has_no_ground_and_words_for_any_page():
-    """A notebook's theme shows through, and no word or line of the figure is black or white."""
+def test_figure_is_transparent_with_visible_text():
+    """It must be readable on a light and on a dark page."""
     from matplotlib import image
 
     pixels = image.imread(io.BytesIO(CURVE.plot()._repr_png_()), format="png")
@@ -87,8 +82,7 @@ def test_figure_has_no_ground_and_words_for_any_page():
     assert drawn.min(axis=1).max() < 0.75  # and nothing nearly white.
 
 
-def test_drawing_leaves_matplotlib_as_it_was():
-    """No figure stays open, and no setting of matplotlib is changed."""
+def test_drawing_does_not_change_matplotlib_state():
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
@@ -99,8 +93,7 @@ def test_drawing_leaves_matplotlib_as_it_was():
     assert plt.get_fignums() == figures
 
 
-def test_nothing_draws(monkeypatch):
-    """Where what draws is not installed, the error names it."""
+def test_missing_matplotlib_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for loaded in ("matplotlib.figure", "openmed_nb.training.plot"):
         monkeypatch.delitem(sys.modules, loaded)

@@ -39,8 +39,7 @@ CHOICES = [
 ]
 
 
-def test_choice():
-    """float32 is the default, bfloat16 is preferred to float16, and what is emulated is said to be."""
+def test_select_precision():
     for asked, dtype, scaler, note in CHOICES:
         precision = select_precision(*asked)
         found = (precision.dtype, precision.needs_scaler, precision.enabled, precision.device)
@@ -60,8 +59,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("asked", "what", "remedy"), REFUSED)
-def test_precision_that_cannot_be_had(asked, what, remedy):
-    """A precision that cannot be had is an error with a way out, never another type."""
+def test_select_precision_rejects_unsupported(asked, what, remedy):
     with pytest.raises(ConfigurationError) as caught:
         select_precision(*asked)
 
@@ -70,16 +68,14 @@ def test_precision_that_cannot_be_had(asked, what, remedy):
 
 
 @pytest.mark.parametrize("requested", ["int8", "", "float64", "bf 16"])
-def test_unknown_precision(requested):
-    """Another word is refused, and those that are taken are shown."""
+def test_precision_rejects_unknown_names(requested):
     with pytest.raises(
         ConfigurationError, match=r"precision: ('.*'|a string of 5 characters)\. Use one of 'float32', 'fp32', 'no'"
     ):
         nb.training.precision(requested, "cpu")
 
 
-def test_spellings():
-    """A type may be spelled as torch, Accelerate and the Trainer do, in any case."""
+def test_precision_accepts_names_of_libraries():
     for dtype, spellings in {
         "float32": ("float32", "fp32", "no", torch.float32),
         "bfloat16": ("bfloat16", "bf16", torch.bfloat16),
@@ -89,8 +85,7 @@ def test_spellings():
             assert nb.training.precision(spelling, "cpu").dtype == dtype, spelling
 
 
-def test_shown():
-    """It shows the type, why and what to know, and is a mapping of plain values."""
+def test_precision_report():
     precision = select_precision("mps", T28, M1, "fp16")
 
     title = "Precision on mps: autocast to float16 with a GradScaler"
@@ -102,8 +97,7 @@ def test_shown():
 @pytest.mark.parametrize(
     ("requested", "dtype"), [(None, torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-def test_a_step(requested, dtype):
-    """A step with its context and its scaler computes in the type, and the weights stay float32 and change."""
+def test_step_with_autocast_and_scaler(requested, dtype):
     precision = nb.training.precision(requested, "cpu")
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -129,8 +123,7 @@ AUTOCAST = [
 
 
 @pytest.mark.parametrize(("operators", "devices"), AUTOCAST)
-def test_kinds_of_layers_that_autocast_decides(operators, devices):
-    """Autocast is registered for these operators on these devices; elsewhere they compute in the type of their input."""
+def test_operators_with_autocast_kernels(operators, devices):
     for operator in operators:
         found = {
             device

@@ -50,8 +50,8 @@ def told(request, tmp_path_factory):
 @pytest.mark.real_computer
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("way", "epochs"), [("loop", 3), ("trainer", 2)])
-def test_boundary_in_each_process(told, way, epochs, rank):
-    """Each process ends each epoch with a boundary and keeps a curve; only the first shows it while it grows."""
+def test_each_process_records_its_curve(told, way, epochs, rank):
+    """Only the first process displays its curve."""
     sentence = f"This is process {rank} of 2; each process records the curve of its device."
     known = {"processes": 2, "device": "cpu", "epochs": epochs}
 
@@ -68,8 +68,7 @@ def test_boundary_in_each_process(told, way, epochs, rank):
         ({"WORLD_SIZE": "many", "RANK": "-1"}, ProcessInfo(0, 1, 0), True),
     ],
 )
-def test_what_a_launcher_says(variables, process, shows_its_curve, monkeypatch):
-    """The launcher's variables say which process this is; the first, and one that is alone, shows its curve."""
+def test_current_process_reads_launcher_variables(variables, process, shows_its_curve, monkeypatch):
     for name, value in {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **variables}.items():
         monkeypatch.setenv(name, value)
     found = nb.training.EpochHooks("cpu").curve.process
@@ -87,15 +86,13 @@ def test_what_a_launcher_says(variables, process, shows_its_curve, monkeypatch):
         ("cpu", ProcessInfo(1, 2, 1), "cpu"),
     ],
 )
-def test_each_process_has_its_gpu(device, process, own):
-    """Without a name, each process has the GPU of its number on its computer."""
+def test_process_device(device, process, own):
     assert process_device(device, process) == own
 
 
 @pytest.mark.real_computer
 @pytest.mark.usefixtures("second_of_two")
-def test_mps_is_refused():
-    """Several processes on MPS, also that of the session, are refused with the reason before anything is trained."""
+def test_mps_rejects_several_processes():
     with nb.simulated_mps():
         for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), partial(nb.training.callback, "trainer")):
             with pytest.raises(
@@ -107,8 +104,7 @@ def test_mps_is_refused():
 @pytest.mark.real_computer
 @pytest.mark.usefixtures("by_itself", "second_of_two")
 @pytest.mark.parametrize(("rank", "said"), [("1", 1), ("0", 0)])
-def test_growing_process_warns(rank, said, monkeypatch):
-    """A process that shows no curve warns once that its memory grows; the first, whose curve is shown, does not."""
+def test_growing_process_without_display_warns(rank, said, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", nb.OpenMedWarning)
@@ -119,6 +115,5 @@ def test_growing_process_warns(rank, said, monkeypatch):
     assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*threshold", word) for word in words)
 
 
-def test_cpu_of_accelerate():
-    """The CPU has one name, also where Accelerate counts it."""
+def test_cpu_with_index_is_cpu():
     assert nb.training.EpochHooks(torch.device("cpu", 0)).device == "cpu"

@@ -46,11 +46,7 @@ def last_error(monkeypatch):
 
 
 @pytest.mark.real_computer  # It counts tensors of the CPU.
-def test_causes_are_measured_in_their_order(last_error):
-    """Variables go first, each once, then the frames of the last error; the table has what came back for each.
-
-    A cycle that a variable holds is collected before the look.
-    """
+def test_release_measures_sources_in_order(last_error):
     inner, gone = failed(2 * KIB)
     last_error(inner)
     cycle = [torch.zeros(KIB)]
@@ -90,8 +86,7 @@ def collections(**arguments):
     return len(begun)
 
 
-def test_what_let_go_of_nothing_is_not_collected(last_error):
-    """Everything is collected at the beginning, and then after each cause that has let go of something."""
+def test_release_collects_only_after_effective_sources(last_error):
     assert collections(traceback=False) == 1
     last_error(failed()[0])
     assert collections() == 2
@@ -100,8 +95,7 @@ def test_what_let_go_of_nothing_is_not_collected(last_error):
 
 
 @pytest.mark.parametrize("chain", ["alone", "caused", "during", "grouped", "in a ring"])
-def test_frames_of_the_last_error_are_dropped(last_error, chain):
-    """The frames of the last error go at once, and those of the errors that led to it, while the errors stay."""
+def test_release_clears_frames_of_error_chain(last_error, chain):
     inner, gone = failed()
     error = inner
     if chain == "grouped":
@@ -121,14 +115,12 @@ def test_frames_of_the_last_error_are_dropped(last_error, chain):
 
 
 @pytest.mark.usefixtures("last_error")
-def test_without_a_last_error():
-    """Where there was no error there is nothing to drop, and nothing to say about the debugger."""
+def test_release_without_last_error_has_no_notes():
     assert nb.release(namespace={}, models=False).notes == ()
 
 
 @pytest.mark.parametrize("names", [("lossse",), ("losses", "lossse"), (7,), (["losses"],), ("",), ("losses.x",)])
-def test_unknown_names_release_nothing(names, last_error):
-    """A name that is no variable is a clear error, and nothing is let go of."""
+def test_undefined_variable_releases_nothing(names, last_error):
     inner, gone = failed()
     last_error(inner)
     variables = {"losses": [torch.zeros(KIB)]}
@@ -149,8 +141,7 @@ print("losses" in globals(), report.tensors, report.freed[-1].source, "torch" in
 
 
 @pytest.mark.real_computer  # The script is a process of its own.
-def test_a_script_without_torch():
-    """In a script the variables are those of __main__, and torch is not loaded for a release."""
+def test_release_in_script_does_not_import_torch():
     assert (
         subprocess.check_output([sys.executable, "-c", SCRIPT], text=True, timeout=120)
         == "False 0 loaded models False\n"
@@ -158,8 +149,7 @@ def test_a_script_without_torch():
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_a_simulated_release():
-    """Under the simulated MPS the memory of a variable leaves the device with it, and the report says SIMULATED."""
+def test_release_on_simulated_mps():
     with nb.simulated_mps("8 GiB"):
         variables = {"losses": [torch.zeros(1 << 22, device="mps")]}
         torch.zeros(1 << 24, device="mps")  # Its block is cached.
@@ -172,8 +162,7 @@ def test_a_simulated_release():
     assert "SIMULATED" in report._repr_html_()
 
 
-def test_what_the_notebook_needs_is_kept():
-    """Names of the interpreter are refused before anything is let go, and nothing else is offered to be deleted."""
+def test_release_rejects_variables_of_the_notebook():
     variables = {"losses": [1], "__name__": "__main__"}
     with pytest.raises(ConfigurationError, match="requires __name__"):
         nb.release("losses", "__name__", namespace=variables, models=False)
@@ -181,8 +170,8 @@ def test_what_the_notebook_needs_is_kept():
     assert variables == {"losses": [1], "__name__": "__main__"}
 
 
-def test_an_error_with_odd_parts_is_no_group(last_error):
-    """An error whose ``exceptions`` is no group's is released like any other."""
+def test_error_with_unrelated_exceptions_attribute(last_error):
+    """The attribute ``exceptions`` of this error is not that of an exception group."""
 
     class Odd(RuntimeError):
         exceptions = None
@@ -192,8 +181,7 @@ def test_an_error_with_odd_parts_is_no_group(last_error):
     assert nb.release(namespace={}, models=False).freed[1].source == "frames of the last error"
 
 
-def test_batches_that_guards_hold_are_released():
-    """The batch of a step that nobody has looked at goes with a release."""
+def test_release_clears_batches_of_guards():
     model = torch.nn.Linear(KIB, 1)
     with nb.Guards().watch(model, "cpu"):
         model(torch.zeros(1, KIB))

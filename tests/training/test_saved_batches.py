@@ -25,16 +25,14 @@ def kept(batch, folder):
     return load_file(file)
 
 
-def test_batch_comes_back(tmp_path, batch_of):
-    """What is saved can be read again, number by number."""
+def test_saved_batch_can_be_loaded(tmp_path, batch_of):
     batch = batch_of()
     saved = kept(batch, tmp_path / "new" / "folder")
     assert saved.keys() == batch.keys()
     assert all(torch.equal(saved[name], batch[name]) for name in batch)
 
 
-def test_nothing_is_overwritten(tmp_path):
-    """A second batch of the same step gets a file of its own, which is named."""
+def test_existing_file_is_not_overwritten(tmp_path):
     names = ["step_7.safetensors", "step_7_2.safetensors", "step_7_3.safetensors"]
     for number, name in enumerate(names):
         assert repr(str(tmp_path / name)) in keep({"labels": torch.tensor([number])}, tmp_path)
@@ -42,23 +40,20 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
-def test_only_the_owner_reads_it(tmp_path):
-    """The file and the folder that was made for it are closed to others."""
+def test_file_is_private(tmp_path):
     keep({"labels": torch.ones(1)}, tmp_path / "kept")
     file = tmp_path / "kept" / "step_7.safetensors"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) & 0o077 == 0
 
 
-def test_names_in_the_file(tmp_path):
-    """Tensors are named by their places, a tensor alone is called batch, and other values are left out."""
+def test_tensors_are_named_by_path(tmp_path):
     batch = {"labels": torch.ones(1), "pair": (torch.ones(1), {"deep": torch.ones(1)}), "text": "secret", "number": 5}
     assert set(kept(batch, tmp_path / "named")) == {"labels", "pair.0", "pair.1.deep"}
     assert set(kept(torch.ones(1), tmp_path / "alone")) == {"batch"}
 
 
-def test_shared_and_turned_tensors(tmp_path):
-    """Tensors that share memory, are turned, or belong to a graph, can be saved too."""
+def test_shared_and_transposed_tensors_are_saved(tmp_path):
     whole = torch.arange(6.0, requires_grad=True).reshape(2, 3)
     saved = kept([whole, whole.T, whole[0]], tmp_path)
     assert torch.equal(saved["1"], whole.T)
@@ -78,8 +73,7 @@ UNUSUAL = {
 
 @pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, or old, and it says so.
 @pytest.mark.parametrize("kind", UNUSUAL)
-def test_what_no_file_can_hold_is_named(kind, tmp_path):
-    """A tensor that no safetensors file can hold is left out and named, and the others are kept."""
+def test_unsupported_tensors_are_named(kind, tmp_path):
     tensor = UNUSUAL[kind]()
     said = keep({"labels": torch.ones(1), "weights": tensor}, tmp_path)
     assert said.endswith("'. 1 of its 2 tensors could not be saved: weights.")
@@ -88,14 +82,12 @@ def test_what_no_file_can_hold_is_named(kind, tmp_path):
     assert not (tmp_path / "step_8.safetensors").exists()
 
 
-def test_a_batch_without_tensors(tmp_path):
-    """Where there is nothing to keep no file is written, and the sentence says so."""
+def test_batch_without_tensors_writes_no_file(tmp_path):
     assert keep({"text": "secret"}, tmp_path).endswith(" The batch could not be saved: it has no tensors.")
     assert not list(tmp_path.iterdir())
 
 
-def test_names_that_are_the_same(tmp_path):
-    """Two tensors of one name are both kept."""
+def test_duplicate_names_are_numbered(tmp_path):
     batch = {"pair": {"a": torch.zeros(1)}, "pair.a": torch.ones(1), 1: torch.zeros(1), "1": torch.ones(1)}
     saved = kept(batch, tmp_path)
     assert {name: value.item() for name, value in saved.items()} == {"pair.a": 0, "pair.a (2)": 1, "1": 0, "1 (2)": 1}
@@ -109,12 +101,10 @@ def test_names_that_are_the_same(tmp_path):
         ({"pixel_values": torch.ones(2, 3, 4, 4), "labels": torch.ones(2, 3, dtype=torch.long)}, False),
     ],
 )
-def test_clinical_content_is_said_of_token_ids(batch, said, tmp_path):
-    """Only of a batch in which there are token ids, by name or by their looks, is it said that they are clinical."""
+def test_token_ids_are_reported_as_clinical(batch, said, tmp_path):
     assert ("its token ids are clinical content" in keep(batch, tmp_path)) == said
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
-    """A file in the place of the folder gives a sentence, and no error."""
+def test_invalid_directory_is_reported(tmp_path):
     (tmp_path / "kept").write_text("mine", encoding="utf-8")
     assert " The batch could not be saved: " in keep({"labels": torch.ones(1)}, tmp_path / "kept")

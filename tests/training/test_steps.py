@@ -91,8 +91,7 @@ SHAPES = st.lists(
 
 
 @given(SHAPES, st.integers(1, 5), st.integers(0, 1000))
-def test_token_losses_are_exact(shapes, steps, seed):
-    """A group gives the gradient of the mean over all its labels, also where batches have few labels or none."""
+def test_accumulated_token_losses_are_exact(shapes, steps, seed):
     batches = [token_batch(rows, length, seed + place, kept) for place, (rows, length, kept) in enumerate(shapes)]
 
     found = run((batch for batch in batches), steps, token_loss)
@@ -100,8 +99,7 @@ def test_token_losses_are_exact(shapes, steps, seed):
     assert_same(found, whole_gradients(in_groups(batches, steps), loss_of_tokens))
 
 
-def test_one_group_is_read_ahead():
-    """Not more than one group is taken from a generator before it is needed."""
+def test_batches_reads_one_group_ahead():
     taken = []
     batches = (taken.append(number) or torch.ones(1, FEATURES) for number in range(100))
     accumulation = GradientAccumulation(torch.optim.SGD(linear().parameters(), lr=0.1), 3, weight=len)
@@ -110,8 +108,7 @@ def test_one_group_is_read_ahead():
     assert taken == [0, 1, 2]
 
 
-def test_clipping_holds_the_group():
-    """It is the gradient of the group that is clipped, after the person's hook saw it whole."""
+def test_clipping_applies_to_group():
     model, seen = linear(), []
     before = model.weight.detach().clone()
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=1.0), 2, weight=len, max_norm=0.5)
@@ -122,11 +119,7 @@ def test_clipping_holds_the_group():
     assert (model.weight.detach() - before).norm() <= 0.5 + 1e-9
 
 
-def test_with_a_scaler():
-    """With a GradScaler the step is the same as without, and one with infinite gradients is left out.
-
-    A hook sees the gradients of the group as they are.
-    """
+def test_scaler_does_not_change_steps():
     weights, seen = [], []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
         model = linear(torch.float32)
@@ -146,8 +139,7 @@ def test_with_a_scaler():
     assert scaler.get_scale() == 512.0
 
 
-def test_gradients_from_before_do_not_count():
-    """What was left in the gradients, by a loop that was broken off or by hand, is no part of the first group."""
+def test_earlier_gradients_are_discarded():
     model, found = linear(), []
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     batch = torch.ones(2, FEATURES, dtype=torch.float64)
@@ -178,8 +170,7 @@ def train_on(accumulation, model, inputs, failing=None):
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
-def test_a_group_in_which_a_backward_pass_fails_is_left_out(failing):
-    """A loop that goes on after a failure takes the steps of the other groups, whole, and is told so once."""
+def test_failed_backward_pass_skips_group(failing):
     inputs = [torch.randn(2, FEATURES, dtype=torch.float64) for _ in range(6)]
     model, found = linear(), []
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
@@ -192,8 +183,7 @@ def test_a_group_in_which_a_backward_pass_fails_is_left_out(failing):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_step_that_fails_leaves_no_gradients():
-    """Where the optimizer or a hook fails, the gradients of that step are forgotten."""
+def test_failed_step_leaves_no_gradients():
     model, inputs = linear(), [torch.ones(2, FEATURES, dtype=torch.float64)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     accumulation = GradientAccumulation(optimizer, 1, len, before_step=run_out_of_memory)
@@ -202,11 +192,7 @@ def test_a_step_that_fails_leaves_no_gradients():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_each_batch_has_one_loss():
-    """A batch without its loss would make the shares wrong, and a loss needs a batch: both are refused.
-
-    A loop that is left before the loss was handed over leaves no batch behind for a later loss.
-    """
+def test_each_batch_needs_one_loss():
     model = linear()
     accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.0), 2, len)
     batch = torch.ones(2, FEATURES, dtype=torch.float64)
@@ -233,12 +219,10 @@ def test_each_batch_has_one_loss():
     ],
 )
 def test_count_labels(batch, count):
-    """Whole labels count unless they are left out, labels with fractions all do."""
     assert count_labels(batch) == count
 
 
 def test_count_shifted_labels():
-    """A causal model never asks for the first label of a row."""
     labels = {"labels": torch.tensor([[5, 6, -100], [7, -100, 8]])}
 
     assert (count_labels(labels), count_labels(labels, shifted=True)) == (4, 2)
@@ -252,8 +236,8 @@ UNCOUNTED = [
 
 
 @pytest.mark.parametrize(("count", "batch"), UNCOUNTED)
-def test_batch_that_cannot_be_counted(count, batch):
-    """A batch without labels, or without a tensor that has rows, is refused, without a word of its content."""
+def test_count_rejects_unsupported_batches(count, batch):
+    """The error does not contain values of the batch."""
     missing = "labels" if count is count_labels else "tensor with rows"
     what = f"A batch of type {type(batch).__name__} has no {missing} to compute its weight"
     with pytest.raises(ConfigurationError, match=rf"^{what}\. Pass weight="):
@@ -272,16 +256,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), REFUSED)
-def test_refused_arguments(wrong, message):
-    """A number of batches that makes no group, a norm, a weight or an optimizer that is none is refused, with the value."""
+def test_invalid_arguments_are_rejected(wrong, message):
     given = {"optimizer": torch.optim.SGD(linear().parameters(), lr=0.1), "steps": 2, **wrong}
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         next(GradientAccumulation(**given).batches([torch.ones(1, FEATURES)]))
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_scaler_that_would_be_ignored():
-    """A GradScaler with a fused optimizer on MPS is refused before torch 2.13; one that is off, or elsewhere, is not."""
+def test_check_fused_rejects_ignored_scaler():
     with nb.simulated_mps():
         on_mps = torch.optim.AdamW(linear(torch.float32).to("mps").parameters(), fused=True)
         scaler = torch.amp.GradScaler("mps")

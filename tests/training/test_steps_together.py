@@ -46,8 +46,7 @@ def model(tiny):
 
 
 @pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
-def test_under_simulated_mps(model, requested):
-    """Seven batches in groups of three are three steps, and the losses are those of the CPU in float32."""
+def test_training_on_simulated_mps_matches_cpu(model, requested):
     expected, _steps = trained(model(), "cpu")
     with nb.simulated_mps() as mps:
         found, steps = trained(model(), "mps", requested)
