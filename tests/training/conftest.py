@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""Shared fixtures of the tests of training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Call a test that is ``by_itself`` in a thread of its own; a simulated Mac belongs to one thread, so not there."""
+    """Run tests with ``by_itself`` in a separate thread, except on a simulated Mac, which belongs to one thread."""
     if "by_itself" not in pyfuncitem.fixturenames or pyfuncitem.config.getoption("simulated_mps"):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -27,11 +27,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def by_itself(
-    quick_collection: None,  # noqa: ARG001 - it ends the freeze
+    quick_collection: None,  # noqa: ARG001 - it undoes gc.freeze()
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """A test whose memory is looked at: pytest's functions above it, older objects and other tests are no part of it."""
+    """Isolation for memory tests: frames of pytest, older objects and other test modules are excluded."""
     for name in [name for name in sys.modules if name.startswith("tests.") and name != request.module.__name__]:
         monkeypatch.delitem(sys.modules, name)
     gc.freeze()
@@ -39,13 +39,13 @@ def by_itself(
 
 @pytest.fixture
 def tagger(tiny: ModuleType) -> Any:
-    """A small model in train mode, with dropout, that tells three labels apart."""
+    """Small model with three labels and dropout, in train mode."""
     return tiny.random_bert().train()
 
 
 @pytest.fixture
 def guards(tmp_path: Path) -> Iterator[Any]:
-    """Guards that keep batches in a folder of the test."""
+    """Guards that save batches in a directory of the test."""
     from openmed_nb import Guards
 
     with Guards(folder=tmp_path / "kept") as guards:
@@ -54,22 +54,21 @@ def guards(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., None]:
-    """A function that trains a model inside of a module of Lightning on the CPU, and shows and writes nothing."""
+    """Function that trains a model inside a LightningModule on the CPU, without output."""
     lightning = pytest.importorskip("pytorch_lightning")
 
     class Module(lightning.LightningModule):
-        """What most people write: forward is never called."""
+        """Typical LightningModule, whose forward method is never called."""
 
         def __init__(self, model: Any, loss: Callable[..., torch.Tensor]) -> None:
             super().__init__()
-            self.model, self.loss = model, loss
+            self.model = model
+            self.loss = loss
 
         def training_step(self, batch: Any, _index: int) -> torch.Tensor:
-            """Return the loss of a batch."""
             return self.loss(self.model, batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            """Adam, as in the tutorials."""
             return torch.optim.Adam(self.parameters())
 
     def fit(model: Any, loss: Callable[..., torch.Tensor], loader: Any, callback: Any, **settings: Any) -> None:
@@ -79,18 +78,18 @@ def fit(tmp_path: Path) -> Callable[..., None]:
         try:
             lightning.Trainer(callbacks=[callback], **options).fit(module, loader)
         finally:
-            assert not any(part._forward_hooks or part._forward_pre_hooks for part in (module, model))
+            assert not any(trained._forward_hooks or trained._forward_pre_hooks for trained in (module, model))
 
     return fit
 
 
 @pytest.fixture
-def trainer_of(tagger: Any, batch_of: Callable[..., dict[str, torch.Tensor]], tmp_path: Path) -> Callable[..., Any]:
-    """A function that returns a Trainer of the tagger over 16 samples, one of which may be changed; it shows nothing."""
+def make_trainer(tagger: Any, make_batch: Callable[..., dict[str, torch.Tensor]], tmp_path: Path) -> Callable[..., Any]:
+    """Function that returns a Trainer of the tagger over 16 samples, one of which may be changed, without output."""
     from transformers import Trainer, TrainingArguments
 
-    def trainer_of(*callbacks: Any, kind: Any = Trainer, change: Any = None, length: int = 8, **settings: Any) -> Any:
-        batch = batch_of(rows=16, length=length)
+    def make_trainer(*callbacks: Any, kind: Any = Trainer, change: Any = None, length: int = 8, **settings: Any) -> Any:
+        batch = make_batch(rows=16, length=length)
         samples = [{name: values[row] for name, values in batch.items()} for row in range(16)]
         if change:
             change(samples[6])
@@ -98,33 +97,33 @@ def trainer_of(tagger: Any, batch_of: Callable[..., dict[str, torch.Tensor]], tm
         arguments = TrainingArguments(output_dir=str(tmp_path / "out"), **{**quiet, **settings})
         return kind(model=tagger, args=arguments, train_dataset=samples, callbacks=[*callbacks])
 
-    return trainer_of
+    return make_trainer
 
 
 @pytest.fixture(scope="session")
-def batch_of() -> Callable[..., dict[str, torch.Tensor]]:
-    """A function that returns a batch that is right for the tagger, with other values for some fields."""
+def make_batch() -> Callable[..., dict[str, torch.Tensor]]:
+    """Function that returns a valid batch for the tagger, with other values for some fields."""
 
-    def batch_of(rows: int = 4, length: int = 8, seed: int = 0, **other: torch.Tensor) -> dict[str, torch.Tensor]:
+    def make_batch(rows: int = 4, length: int = 8, seed: int = 0, **other: torch.Tensor) -> dict[str, torch.Tensor]:
         numbers = torch.Generator().manual_seed(seed)
         tokens = torch.randint(5, 24, (rows, length), generator=numbers)
         labels = torch.randint(0, 3, (rows, length), generator=numbers)
         labels[:, 0] = -100
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels, **other}
 
-    return batch_of
+    return make_batch
 
 
 @pytest.fixture(scope="session")
-def refusal() -> Callable[..., Exception | None]:
-    """A function that calls another and returns our error, without the frames that would keep worker processes alive."""
+def catch_error() -> Callable[..., Exception | None]:
+    """Function that calls another and returns its ``OpenMedError`` without frames, which would keep workers alive."""
     from openmed_nb.errors import OpenMedError
 
-    def refusal(call: Callable[[], Any]) -> Exception | None:
+    def catch_error(call: Callable[[], Any]) -> Exception | None:
         try:
             call()
         except OpenMedError as error:
             return error.with_traceback(None)
         return None
 
-    return refusal
+    return catch_error

@@ -1,6 +1,6 @@
-"""A training in several processes; each writes a file for each way to train into a folder, which is the argument.
+"""Training with several processes: each process writes a JSON file per training loop into the directory argument.
 
-Started by a launcher, this is one of the processes. Started alone, it forks two, which have nothing to import any more.
+If a launcher starts this script, it is one of the processes. Otherwise it forks two processes, which need no imports.
 """
 
 from __future__ import annotations
@@ -19,34 +19,43 @@ from transformers import BertConfig, BertForTokenClassification, Trainer, Traini
 
 import openmed_nb as nb
 
-SHOWN: list[str] = []
+DISPLAYED: list[str] = []
 
 
-def tell(way: str, curve: Any) -> None:
-    """Write what a process knows of its training, and whether it showed something; printed lines of two would mix."""
-    known = {"way": way, "rank": curve.process.rank, "processes": curve.process.world_size, "device": curve.device}
+def write_result(loop_name: str, curve: Any) -> None:
+    """Write the state of a process and its displayed outputs into a file, because printed lines would mix."""
+    process = curve.process
     sentence = next((line for line in curve.to_report().sentences if line.startswith("This is process")), "")
-    told = {**known, "epochs": len(curve.epoch_samples), "shown": len(SHOWN), "sentence": sentence}
-    Path(sys.argv[1], f"{way}-{curve.process.rank}.json").write_text(json.dumps(told), "utf-8")
-    SHOWN.clear()
+    result = {
+        "loop": loop_name,
+        "rank": process.rank,
+        "processes": process.world_size,
+        "device": curve.device,
+        "epochs": len(curve.epoch_samples),
+        "displayed": len(DISPLAYED),
+        "sentence": sentence,
+    }
+    Path(sys.argv[1], f"{loop_name}-{process.rank}.json").write_text(json.dumps(result), "utf-8")
+    DISPLAYED.clear()
 
 
-def model() -> BertForTokenClassification:
+def make_model() -> BertForTokenClassification:
     """Return a small model, the same in every process."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     return BertForTokenClassification(BertConfig(vocab_size=50, num_labels=3, **sizes))
 
 
-def samples() -> list[dict[str, torch.Tensor]]:
+def make_samples() -> list[dict[str, torch.Tensor]]:
     """Return samples of random tokens."""
     return [{"input_ids": torch.randint(5, 50, (8,)), "labels": torch.randint(0, 3, (8,))} for _ in range(16)]
 
 
-def loop() -> None:
+def train_with_accelerate() -> None:
     """Train in a loop with Accelerate."""
     accelerator = Accelerator(cpu=True)
-    trained, loader = model(), torch.utils.data.DataLoader(samples(), batch_size=4)
+    trained = make_model()
+    loader = torch.utils.data.DataLoader(make_samples(), batch_size=4)
     trained, optimizer, loader = accelerator.prepare(trained, torch.optim.SGD(trained.parameters(), 0.1), loader)
     epochs = nb.epochs(3, accelerator, live=True)
     for _epoch in epochs:
@@ -55,33 +64,33 @@ def loop() -> None:
             optimizer.step()
             optimizer.zero_grad()
             epochs.step()
-    tell("loop", epochs.curve)
+    write_result("loop", epochs.curve)
 
 
-def trainer(folder: Path) -> None:
-    """Train with transformers' Trainer."""
+def train_with_trainer(folder: Path) -> None:
+    """Train with Trainer of transformers."""
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
     size = {"num_train_epochs": 2, "per_device_train_batch_size": 4}
     arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, **size, **quiet)
     callback = nb.training.callback("trainer", "cpu", live=True)
-    Trainer(model(), arguments, train_dataset=samples(), callbacks=[callback]).train()
-    tell("trainer", callback.curve)
+    Trainer(make_model(), arguments, train_dataset=make_samples(), callbacks=[callback]).train()
+    write_result("trainer", callback.curve)
 
 
-def show(value: Any) -> None:
-    """Stand for the front end of a notebook."""
-    SHOWN.append(type(value).__name__)
+def record_display(value: Any) -> None:
+    """Record a displayed value, in place of the front end of a notebook."""
+    DISPLAYED.append(type(value).__name__)
 
 
 def train(folder: str) -> None:
-    """Train in both ways."""
-    IPython.display.display = show
-    loop()
-    trainer(Path(folder))
+    """Train with both loops."""
+    IPython.display.display = record_display
+    train_with_accelerate()
+    train_with_trainer(Path(folder))
 
 
-def forked(folder: str) -> None:
-    """Train in a process that knows its rank from Accelerate, as one that a launcher has told."""
+def train_forked(folder: str) -> None:
+    """Train in a forked process, which has the variables of a launcher."""
     rank = str(torch.distributed.get_rank())
     os.environ.update(RANK=rank, LOCAL_RANK=rank)
     train(folder)
@@ -91,5 +100,5 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         train(sys.argv[1])
     else:
-        gc.freeze()  # What was imported need not be collected again and again.
-        debug_launcher(forked, (sys.argv[1],))
+        gc.freeze()  # Imported objects need not be collected repeatedly.
+        debug_launcher(train_forked, (sys.argv[1],))

@@ -1,4 +1,4 @@
-"""Datasets for tests of loaders; a module of its own, so that worker processes can import it."""
+"""Datasets for tests of loaders, in a module that worker processes can import."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 
 
 class Items(torch.utils.data.Dataset):
-    """Numbered items with a label each."""
+    """Dataset of indexed items with labels."""
 
     def __init__(self, count=24, broken=None):
-        self.count, self.broken = count, broken
+        self.count = count
+        self.broken = broken
 
     def __len__(self):
         return self.count
@@ -21,7 +22,7 @@ class Items(torch.utils.data.Dataset):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Items in a row, without numbers."""
+    """Dataset without indices."""
 
     def __iter__(self):
         return (torch.ones(4) for _ in range(24))

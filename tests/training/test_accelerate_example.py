@@ -1,4 +1,4 @@
-"""The example for Accelerate learns as it stands there, on every device, in one process and in several."""
+"""The Accelerate example of the documentation trains on every device, in one and in several processes."""
 
 import os
 import re
@@ -15,7 +15,7 @@ import openmed_nb as nb
 SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_with_accelerate.py"
 LAUNCH = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
-# Runs the script, and fails if its processes are still connected at the end, of which NCCL warns.
+# Run the script, and fail if its process group is not destroyed at the end, which NCCL warns about.
 CHECKED = f"""
 import runpy
 import torch.distributed
@@ -24,8 +24,8 @@ assert not torch.distributed.is_initialized()
 """
 
 
-def check_learned(text, device):
-    """Check that one process printed the loss of each of four epochs on a device, and that it fell to a fifth."""
+def assert_learned(text, device):
+    """Assert that one process printed the loss of four epochs on a device, and that it fell to a fifth."""
     losses = [float(loss) for loss in re.findall(rf"^epoch \d on {device}: loss ([\d.]+)$", text, flags=re.MULTILINE)]
 
     assert len(losses) == 4, text
@@ -41,19 +41,19 @@ def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
     checked = tmp_path / "checked.py"
     checked.write_text(CHECKED)
     environ = {**os.environ, "HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"}
-    how = {"env": environ, "capture_output": True, "text": True, "timeout": 240}
-    done = subprocess.run([sys.executable, *launcher, checked], check=False, **how)
+    options = {"env": environ, "capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run([sys.executable, *launcher, checked], check=False, **options)
 
     assert done.returncode == 0, done.stderr[-2000:]
-    check_learned(done.stdout, "cpu")
+    assert_learned(done.stdout, "cpu")
 
 
 @pytest.mark.slow
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_example_trains_on_simulated_mps(capsys):
     AcceleratorState._reset_state(reset_partial_state=True)
     with nb.simulated_mps("8 GiB"):
         runpy.run_path(str(SCRIPT), run_name="__main__")
     AcceleratorState._reset_state(reset_partial_state=True)
 
-    check_learned(capsys.readouterr().out, "mps")
+    assert_learned(capsys.readouterr().out, "mps")

@@ -1,4 +1,4 @@
-"""Activations that are computed again give the same gradients, and the switch leaves nothing behind."""
+"""Activation checkpointing keeps gradients unchanged, and can be disabled without traces."""
 
 import copy
 import gc
@@ -13,7 +13,7 @@ from openmed_nb.training import checkpoint_activations
 
 
 class Tagger(torch.nn.Module):
-    """A plain model with a list of layers and dropout."""
+    """Plain model with a list of layers and dropout."""
 
     def __init__(self):
         super().__init__()
@@ -23,20 +23,19 @@ class Tagger(torch.nn.Module):
         self.head = torch.nn.Linear(8, 2)
 
     def forward(self, inputs):
-        """Return two numbers for each row."""
         for layer in self.layers:
             inputs = layer(inputs)
         return self.head(inputs)
 
 
-def plain():
-    """Return the plain model with fixed weights, in training mode."""
+def make_model():
+    """Return the plain model with fixed weights, in train mode."""
     torch.manual_seed(0)
     return Tagger()
 
 
-def gradients(model, inputs):
-    """Return loss and gradients of a step whose dropout is fixed."""
+def compute_gradients(model, inputs):
+    """Return loss and gradients of a step with fixed dropout."""
     model.zero_grad()
     torch.manual_seed(7)
     output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
@@ -45,15 +44,15 @@ def gradients(model, inputs):
     return loss.item(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def assert_same(one, other):
+def assert_same(actual, expected):
     """Compare two steps."""
-    assert one[0] == pytest.approx(other[0])
-    for ours, theirs in zip(one[1], other[1], strict=True):
-        torch.testing.assert_close(ours, theirs)
+    assert actual[0] == pytest.approx(expected[0])
+    for gradient, expected_gradient in zip(actual[1], expected[1], strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
-def kept_bytes(model, inputs):
-    """Return how many bytes of activations a forward pass keeps for the backward pass."""
+def measure_saved_bytes(model, inputs):
+    """Return the size of the activations that a forward pass stores for the backward pass."""
     sizes = {}
 
     def pack(tensor):
@@ -67,7 +66,7 @@ def kept_bytes(model, inputs):
 
 @pytest.fixture
 def bert(tiny):
-    """A small BERT with two layers and dropout, in training mode."""
+    """Small BERT with two layers and dropout, in train mode."""
     return tiny.random_bert(size={"num_hidden_layers": 2}).train()
 
 
@@ -77,41 +76,45 @@ INPUTS = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 @pytest.fixture(params=["plain", "transformers"])
 def kind(request, bert):
-    """A plain model and one of transformers, with the names of what is switched on, and inputs."""
-    return (plain(), ["layers"], INPUTS) if request.param == "plain" else (bert, [], BERT_INPUTS)
+    """Plain model or model of transformers, with the names of the checkpointed modules, and inputs."""
+    return (make_model(), ["layers"], INPUTS) if request.param == "plain" else (bert, [], BERT_INPUTS)
 
 
 def test_checkpointing_keeps_gradients_and_saves_memory(kind):
     model, names, inputs = kind
-    expected, kept = gradients(model, inputs), kept_bytes(model, inputs)
-    with checkpoint_activations(model, *names) as switch:
-        assert switch.modules == ("layers.0", "layers.1", "layers.2") or not names
-        assert_same(gradients(model, inputs), expected)
-        assert kept_bytes(model, inputs) < kept / 2
-    assert_same(gradients(model, inputs), expected)
-    assert kept_bytes(model, inputs) == kept
+    expected = compute_gradients(model, inputs)
+    kept = measure_saved_bytes(model, inputs)
+    with checkpoint_activations(model, *names) as checkpointing:
+        assert checkpointing.modules == ("layers.0", "layers.1", "layers.2") or not names
+        assert_same(compute_gradients(model, inputs), expected)
+        assert measure_saved_bytes(model, inputs) < kept / 2
+    assert_same(compute_gradients(model, inputs), expected)
+    assert measure_saved_bytes(model, inputs) == kept
 
 
-def attributes(model):
-    """Return what every module has of its own, without parameters and sub-modules."""
-    return {name: {key: copy.copy(value) for key, value in vars(one).items()} for name, one in model.named_modules()}
+def get_attributes(model):
+    """Return the instance attributes of every module, except parameters and submodules."""
+    return {
+        name: {key: copy.copy(value) for key, value in vars(module).items()} for name, module in model.named_modules()
+    }
 
 
 def assert_untouched(model, before):
-    """Compare what modules have of their own with what they had."""
+    """Assert that modules have the same attributes as before."""
     for name, module in model.named_modules():
-        own, former = vars(module), before[name]
-        assert set(own) == set(former), name
-        assert len(own["_forward_hooks"]) == len(former["_forward_hooks"]), name
+        current = vars(module)
+        previous = before[name]
+        assert set(current) == set(previous), name
+        assert len(current["_forward_hooks"]) == len(previous["_forward_hooks"]), name
 
 
 def test_disable_restores_transformers_model(bert):
     """With frozen weights, a leftover hook would require gradients of the embeddings."""
-    before = attributes(bert)
-    switch = checkpoint_activations(bert)
+    before = get_attributes(bert)
+    checkpointing = checkpoint_activations(bert)
     assert bert.bert.embeddings.word_embeddings._forward_hooks
-    switch.disable()
-    switch.disable()
+    checkpointing.disable()
+    checkpointing.disable()
     assert_untouched(bert, before)
     bert.requires_grad_(requires_grad=False)
     assert not bert(**BERT_INPUTS).logits.requires_grad
@@ -125,13 +128,13 @@ def test_disable_keeps_checkpointing_of_the_user(bert):
     assert bert.bert.encoder.layer[0].gradient_checkpointing
     assert bert.bert.encoder.layer[0]._gradient_checkpointing_func is function
 
-    hooks = bert.bert.embeddings.word_embeddings._forward_hooks  # transformers leaves one there.
-    former = list(hooks)
+    hooks = bert.bert.embeddings.word_embeddings._forward_hooks  # transformers registers one there.
+    previous = list(hooks)
     with checkpoint_activations(bert):
         pass
-    assert list(hooks) == former
+    assert list(hooks) == previous
 
-    model = plain()
+    model = make_model()
     with checkpoint_activations(model, "head"), checkpoint_activations(model, "head"):
         pass
     assert "forward" not in vars(model.head)
@@ -139,15 +142,16 @@ def test_disable_keeps_checkpointing_of_the_user(bert):
 
 def test_repeated_call_wraps_once_and_restores_original(kind):
     model, names, inputs = kind
-    before, calls = attributes(model), []
+    before = get_attributes(model)
+    calls = []
     inner = model.layers[0][0] if names else model.bert.encoder.layer[0].output.dense
     for _ in range(3):
-        switch = checkpoint_activations(model, *names)
+        checkpointing = checkpoint_activations(model, *names)
     hook = inner.register_forward_hook(lambda *_: calls.append(1))
-    gradients(model, inputs)
+    compute_gradients(model, inputs)
     assert len(calls) == 2
     hook.remove()
-    switch.disable()
+    checkpointing.disable()
     assert_untouched(model, before)
 
 
@@ -162,27 +166,29 @@ def test_nested_module_is_rejected(names):
 
 
 def test_copy_of_enabled_model_can_be_disabled(bert):
-    switch = checkpoint_activations(bert)
+    checkpointing = checkpoint_activations(bert)
     other = copy.deepcopy(bert)
     checkpoint_activations(other).disable()
     assert not any(getattr(module, "gradient_checkpointing", False) for module in other.modules())
     assert bert.bert.encoder.layer[0].gradient_checkpointing
-    switch.disable()
+    checkpointing.disable()
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("transformers", marks=pytest.mark.slow)], indirect=True)
 def test_compiled_model_has_same_gradients(kind):
     model, names, inputs = kind
-    expected = gradients(model, inputs)
+    expected = compute_gradients(model, inputs)
     with checkpoint_activations(model, *names):
-        compiled = torch.compile(model, backend="aot_eager")  # "eager" repeats no dropout, in torch alone too.
-        found = gradients(compiled, inputs)
+        compiled = torch.compile(
+            model, backend="aot_eager"
+        )  # The backend "eager" does not repeat dropout, in torch itself.
+        found = compute_gradients(compiled, inputs)
     torch._dynamo.reset()
     assert_same(found, expected)
 
 
 def test_evaluation_mode_does_not_recompute():
-    model = plain().eval()
+    model = make_model().eval()
     calls = []
     expected = model(INPUTS)
     with checkpoint_activations(model, "layers"):
@@ -194,7 +200,7 @@ def test_evaluation_mode_does_not_recompute():
 
 
 def test_copy_computes_with_its_weights():
-    model = plain()
+    model = make_model()
     with checkpoint_activations(model, "head"):
         other = copy.deepcopy(model)
         other.head.weight.data.zero_()
@@ -204,7 +210,7 @@ def test_copy_computes_with_its_weights():
 
 
 def test_disabled_handle_releases_model():
-    model = plain()
+    model = make_model()
     held = weakref.ref(model)
     checkpoint_activations(model, "layers").disable()
     del model
@@ -213,13 +219,13 @@ def test_disabled_handle_releases_model():
 
 
 def test_unknown_module_name_lists_examples():
-    for names, said in (
+    for names, message in (
         (["layer"], r"no module 'layer'\. Use some of 'layers', 'layers.0'"),
         ([], "No module was named"),
         ([""], "no module ''"),
     ):
-        with pytest.raises(ConfigurationError, match=said):
-            checkpoint_activations(plain(), *names)
+        with pytest.raises(ConfigurationError, match=message):
+            checkpoint_activations(make_model(), *names)
 
 
 def test_batch_normalization_is_rejected():
@@ -231,31 +237,33 @@ def test_batch_normalization_is_rejected():
 
 
 def test_unsupported_transformers_model_is_rejected(bert):
-    type(bert).supports_gradient_checkpointing, former = False, type(bert).supports_gradient_checkpointing
+    supported = type(bert).supports_gradient_checkpointing
+    type(bert).supports_gradient_checkpointing = False
     try:
         with pytest.raises(ConfigurationError, match="Name its modules"):
             checkpoint_activations(bert)
     finally:
-        type(bert).supports_gradient_checkpointing = former
+        type(bert).supports_gradient_checkpointing = supported
 
 
 def test_handle_reports_module_names():
-    model = plain()
-    with checkpoint_activations(model, "layers", "head") as switch:
-        assert "layers.0, layers.1, layers.2 and 1 more" in str(switch)
-        assert switch.to_dict() == {"modules": ["layers.0", "layers.1", "layers.2", "head"]}
+    model = make_model()
+    with checkpoint_activations(model, "layers", "head") as checkpointing:
+        assert "layers.0, layers.1, layers.2 and 1 more" in str(checkpointing)
+        assert checkpointing.to_dict() == {"modules": ["layers.0", "layers.1", "layers.2", "head"]}
 
 
 @pytest.mark.parametrize("names", [["layers"], ["layers.1.1"], []], ids=["plain", "without weights", "transformers"])
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_dropout_is_repeated_on_mps(names, bert):
-    """torch does not restore the random number state of MPS (pytorch#127676)."""
+    """On MPS, torch does not restore the random number state (pytorch#127676)."""
     with nb.simulated_mps():
-        model = (plain() if names else bert).to("mps")
-        inputs = INPUTS.to("mps") if names else {name: one.to("mps") for name, one in BERT_INPUTS.items()}
-        expected, following = gradients(model, inputs), torch.mps.get_rng_state()
+        model = (make_model() if names else bert).to("mps")
+        inputs = INPUTS.to("mps") if names else {name: values.to("mps") for name, values in BERT_INPUTS.items()}
+        expected = compute_gradients(model, inputs)
+        following = torch.mps.get_rng_state()
         with checkpoint_activations(model, *names):
-            found = gradients(model, inputs)
+            found = compute_gradients(model, inputs)
             assert torch.equal(torch.mps.get_rng_state(), following)
             model.zero_grad()
             loss = (model(inputs) if names else model(**inputs).logits).square().mean()

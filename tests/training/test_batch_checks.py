@@ -1,4 +1,4 @@
-"""A batch is refused where a device would make wrong numbers of it; the error counts and shows no text."""
+"""Checks of batches reject values that a device would silently get wrong; errors contain counts, but no text."""
 
 from functools import partial
 
@@ -21,12 +21,12 @@ M1 = MachineInfo("Darwin", "arm64", chip="Apple M1")
 
 
 def tokens(*shape):
-    """Return a batch of tokens of a shape, which takes the memory of one."""
+    """Return a batch of tokens of a shape, with the memory of a single token."""
     return {"input_ids": torch.zeros((), dtype=torch.long).expand(shape)}
 
 
 def ids(*numbers, dtype=torch.long):
-    """Return one row of whole numbers."""
+    """Return one row of integers."""
     return torch.tensor([numbers], dtype=dtype)
 
 
@@ -58,12 +58,12 @@ RIGHT = {
         {"input_ids": ids(0, 23), "token_type_ids": ids(0, 1), "position_ids": ids(0, 15), "labels": ids(2, -100)},
         LIMITS,
     ),
-    "nothing known": ({"input_ids": ids(-5, 10**9), "labels": ids(-5, 10**9)}, {}),
-    "all left out": ({"labels": ids(-100, -100)}, LIMITS),
+    "no limits": ({"input_ids": ids(-5, 10**9), "labels": ids(-5, 10**9)}, {}),
+    "all ignored": ({"labels": ids(-100, -100)}, LIMITS),
     "fractions": ({"labels": torch.tensor([[9.5, -3.0]])}, LIMITS),
     "yes and no": ({"labels": torch.tensor([[True, False]])}, LIMITS),
     "nothing in it": ({"input_ids": torch.zeros(0, 4, dtype=torch.long), "labels": ids()}, LIMITS),
-    "filling": ({"input_ids": ids(*[3] * 14, *[1] * 9)}, ROBERTA),
+    "padding": ({"input_ids": ids(*[3] * 14, *[1] * 9)}, ROBERTA),
     "own positions": ({"input_ids": ids(*[2] * 17), "position_ids": ids(*[0] * 17)}, LIMITS),
     "lists": ({"input_ids": [[1, 99]], "labels": [{"boxes": []}]}, LIMITS),
     "three values": ((ids(99), ids(99), ids(99)), LIMITS),
@@ -73,56 +73,56 @@ RIGHT = {
 }
 
 
-def test_check_rejects_values_out_of_range(refusal):
+def test_check_rejects_values_out_of_range(catch_error):
     """A disabled check accepts the batch, and the other check still rejects it."""
-    for case, (batch, limits, said) in WRONG.items():
-        refused = refusal(partial(nb.Guards(**limits).check, batch, 7))
-        assert isinstance(refused, InvalidBatchError), case
-        assert refused.message.startswith("Step 7: "), case
-        assert said in refused.message, case
-        on, off = ("labels", "token_ids") if " labels " in refused.message else ("token_ids", "labels")
-        assert refusal(partial(nb.Guards(disable=on, **limits).check, batch)) is None, case
-        assert isinstance(refusal(partial(nb.Guards(disable=off, **limits).check, batch)), InvalidBatchError), case
+    for case, (batch, limits, message) in WRONG.items():
+        error = catch_error(partial(nb.Guards(**limits).check, batch, 7))
+        assert isinstance(error, InvalidBatchError), case
+        assert error.message.startswith("Step 7: "), case
+        assert message in error.message, case
+        on, off = ("labels", "token_ids") if " labels " in error.message else ("token_ids", "labels")
+        assert catch_error(partial(nb.Guards(disable=on, **limits).check, batch)) is None, case
+        assert isinstance(catch_error(partial(nb.Guards(disable=off, **limits).check, batch)), InvalidBatchError), case
 
 
-def test_check_accepts_valid_batches(refusal):
+def test_check_accepts_valid_batches(catch_error):
     for case, (batch, limits) in RIGHT.items():
-        assert refusal(partial(nb.Guards(**limits).check, batch)) is None, case
+        assert catch_error(partial(nb.Guards(**limits).check, batch)) is None, case
 
 
 NUMBERS = st.lists(st.integers(-200, 200), min_size=1, max_size=30)
 
 
 @given(numbers=NUMBERS, count=st.integers(1, 100), ignored=st.sampled_from([-100, -1]))
-def test_error_reports_count_and_extremes(refusal, numbers, count, ignored):
+def test_error_reports_count_and_extremes(catch_error, numbers, count, ignored):
     bad = [number for number in numbers if not 0 <= number < count and number != ignored]
-    refused = refusal(
+    error = catch_error(
         partial(nb.Guards(num_labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)})
     )
-    assert bool(refused) == bool(bad)
+    assert bool(error) == bool(bad)
     if bad:
-        assert refused.message.startswith(f"Step 1: {len(bad)} of {len(numbers)} labels ")
+        assert error.message.startswith(f"Step 1: {len(bad)} of {len(numbers)} labels ")
         extremes = f"from {min(bad)} to {max(bad)}" if min(bad) < max(bad) else f"{bad[0]}"
-        assert f"({extremes}; {ignored} is ignored)." in refused.message
+        assert f"({extremes}; {ignored} is ignored)." in error.message
 
 
 @pytest.mark.parametrize("labels", [np.array(["B-DISEASE", "O"]), np.array([None, 1])], ids=["names", "objects"])
 def test_check_rejects_labels_without_showing_text(labels):
-    with pytest.raises(InvalidBatchError) as refused:
+    with pytest.raises(InvalidBatchError) as error:
         nb.Guards(**LIMITS).check({"labels": labels}, 7)
-    assert refused.value.message == f"Step 7: labels is an array of {labels.dtype}, not of numbers."
-    assert "DISEASE" not in str(refused.value)
+    assert error.value.message == f"Step 7: labels is an array of {labels.dtype}, not of numbers."
+    assert "DISEASE" not in str(error.value)
 
 
 @pytest.fixture(scope="module")
 def check():
-    """The check of a batch in a training on an M1."""
+    """Check of a batch in a training on an M1."""
     with nb.Guards().watch(torch.nn.Linear(2, 2), "mps", M1, (2, 13, 0)) as guards:
         return guards.check
 
 
 class TestLargeBatch:
-    """Steps with 32,767 tokens or more, which an M1 or M2 gets wrong."""
+    """Steps with 32,767 tokens or more, which are unsafe on an M1 or M2."""
 
     @pytest.mark.parametrize(
         ("rows", "length", "arithmetic", "remedy"),
@@ -133,11 +133,11 @@ class TestLargeBatch:
         ],
     )
     def test_error_shows_largest_batch_size(self, check, rows, length, arithmetic, remedy):
-        with pytest.raises(InvalidBatchError) as refused:
+        with pytest.raises(InvalidBatchError) as error:
             check(tokens(rows, length), 3)
-        assert refused.value.message.startswith(f"Step 3: {arithmetic}")
-        assert "pytorch#177116, #193487" in refused.value.message
-        assert remedy in refused.value.remedy
+        assert error.value.message.startswith(f"Step 3: {arithmetic}")
+        assert "pytorch#177116, #193487" in error.value.message
+        assert remedy in error.value.remedy
 
     def test_embeddings_count_as_tokens(self, check):
         with pytest.raises(InvalidBatchError, match="64 x 512 = 32,768 tokens"):
@@ -147,13 +147,13 @@ class TestLargeBatch:
         assert check({"pixel_values": torch.zeros(8, 3, 64, 64), "labels": torch.zeros(40_000)}) is None
 
     @given(rows=st.integers(1, 400), length=st.integers(1, 40_000))
-    def test_suggested_rows_are_the_maximum(self, check, refusal, rows, length):
-        refused = refusal(partial(check, tokens(rows, length)))
-        assert bool(refused) == (rows * length >= 32_767)
+    def test_suggested_rows_are_the_maximum(self, check, catch_error, rows, length):
+        error = catch_error(partial(check, tokens(rows, length)))
+        assert bool(error) == (rows * length >= 32_767)
         if length >= 32_767:
-            assert "Shorten the rows" in refused.remedy
-        elif refused:
-            fitting = int(refused.remedy.split("at most ")[1].split()[0].replace(",", ""))
+            assert "Shorten the rows" in error.remedy
+        elif error:
+            fitting = int(error.remedy.split("at most ")[1].split()[0].replace(",", ""))
             assert fitting * length < 32_767 <= (fitting + 1) * length
 
     @pytest.mark.parametrize(
@@ -166,15 +166,16 @@ class TestLargeBatch:
             ("Apple M2", (2, 15, 0), (1, 32_767), "mps"),
         ],
     )
-    def test_check_rejects_unsafe_sizes_on_m1_and_m2(self, chip, release, shape, device, refusal):
+    def test_check_rejects_unsafe_sizes_on_m1_and_m2(self, chip, release, shape, device, catch_error):
         """Since torch 2.14, only steps of exactly 32,767 tokens are wrong there."""
-        model, machine = torch.nn.Linear(2, 2), MachineInfo("Darwin", "arm64", chip=chip)
+        model = torch.nn.Linear(2, 2)
+        machine = MachineInfo("Darwin", "arm64", chip=chip)
         with nb.Guards(disable="large_batch_gradients").watch(model, device, machine, release) as guards:
-            assert refusal(partial(guards.check, tokens(*shape))) is None
+            assert catch_error(partial(guards.check, tokens(*shape))) is None
         with nb.Guards().watch(model, device, machine, release) as guards:
-            refused = refusal(partial(guards.check, tokens(*shape)))
-        assert ("pytorch#195163" in refused.message) == (release >= (2, 14))
-        assert f"{shape[0]} x" in refused.message
+            error = catch_error(partial(guards.check, tokens(*shape)))
+        assert ("pytorch#195163" in error.message) == (release >= (2, 14))
+        assert f"{shape[0]} x" in error.message
 
     @pytest.mark.parametrize(
         ("chip", "release", "shape", "device"),

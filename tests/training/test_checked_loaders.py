@@ -1,4 +1,4 @@
-"""A loader checks its batches where it puts them together, in its worker processes too, and is given back as it was."""
+"""Loaders check their batches during collation, even in worker processes, and can be restored."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from openmed_nb.errors import InvalidBatchError
 
 
 class Samples(Dataset):
-    """Samples with a label each."""
+    """Samples with labels."""
 
     def __init__(self, *labels):
         self.labels = labels
@@ -18,12 +18,12 @@ class Samples(Dataset):
     def __len__(self):
         return len(self.labels)
 
-    def __getitem__(self, place):
-        return {"labels": self.labels[place]}
+    def __getitem__(self, index):
+        return {"labels": self.labels[index]}
 
 
 class Stream(IterableDataset):
-    """The same as a stream."""
+    """The same samples as a stream."""
 
     def __iter__(self):
         return iter([{"labels": 0}, {"labels": 5}])
@@ -31,27 +31,27 @@ class Stream(IterableDataset):
 
 @pytest.fixture
 def guards():
-    """The guards of a model with three labels."""
+    """Guards of a model with three labels."""
     return nb.Guards(num_labels=3)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_invalid_batch_in_worker_raises_original_error(guards, workers, refusal):
+def test_invalid_batch_in_worker_raises_original_error(guards, workers, catch_error):
     loader = DataLoader(Samples(0, -100, 2, 9), batch_size=2, num_workers=workers)
     assert guards.watch_loader(loader)
     seen = []
-    refused = refusal(lambda: seen.extend(batch["labels"].tolist() for batch in loader))
+    error = catch_error(lambda: seen.extend(batch["labels"].tolist() for batch in loader))
     assert seen == [[0, -100]]
-    assert type(refused) is InvalidBatchError
-    assert refused.message == "1 of 2 labels is not between 0 and 2 (9; -100 is ignored)."
-    assert refused.remedy.startswith("Give the model as many labels")
+    assert type(error) is InvalidBatchError
+    assert error.message == "1 of 2 labels is not between 0 and 2 (9; -100 is ignored)."
+    assert error.remedy.startswith("Give the model as many labels")
 
 
-@pytest.mark.real_computer  # Workers are processes of their own.
-def test_spawned_workers_check_batches(guards, refusal):
+@pytest.mark.real_computer  # Workers are separate processes.
+def test_spawned_workers_check_batches(guards, catch_error):
     loader = DataLoader([{"labels": 9}], batch_size=1, num_workers=1, multiprocessing_context="spawn")
     guards.watch_loader(loader)
-    assert "1 of 1 labels is not between 0 and 2" in str(refusal(lambda: list(loader)))
+    assert "1 of 1 labels is not between 0 and 2" in str(catch_error(lambda: list(loader)))
 
 
 def test_unwatch_restores_collate_function(guards):
@@ -70,12 +70,12 @@ def test_unwatch_restores_collate_function(guards):
 @pytest.mark.parametrize("samples", [Samples(0, 5), Stream()], ids=["samples", "stream"])
 def test_watch_loader_supports_accelerate(guards, samples):
     loader = Accelerator(cpu=True).prepare(DataLoader(samples, batch_size=1))
-    own = loader.base_dataloader.collate_fn
+    original = loader.base_dataloader.collate_fn
     guards.watch_loader(loader)
     with pytest.raises(InvalidBatchError):
         list(loader)
     guards.unwatch()
-    assert loader.base_dataloader.collate_fn is own
+    assert loader.base_dataloader.collate_fn is original
     assert [batch["labels"].item() for batch in loader] == [0, 5]
 
 

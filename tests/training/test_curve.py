@@ -1,4 +1,4 @@
-"""A look at the memory, and the curve of such looks: what a series of sizes means, which figure decides, and what to do."""
+"""Memory samples and curves: trend of a series of sizes, deciding metric, and advice."""
 
 import itertools
 import json
@@ -28,49 +28,51 @@ from openmed_nb.training.curve import (
 from openmed_nb.training.holders import TensorReferrer
 
 MIB = 1 << 20
-FLAT, LEAK, SAWTOOTH = [100] * 6, [100, 150, 200, 250, 300, 350], [100, 180, 100, 180, 100, 180]
+FLAT = [100] * 6
+LEAK = [100, 150, 200, 250, 300, 350]
+SAWTOOTH = [100, 180, 100, 180, 100, 180]
 UNKNOWN = [None] * 6
 
 
-def curve_of(device="mps", holders=(), simulated=False, **series):
-    """Return a curve from the figures, in MiB, at the ends of its epochs."""
+def make_curve(device="mps", referrers=(), simulated=False, **series):
+    """Return a curve from the metrics at the ends of its epochs, in MiB."""
     samples = []
     for epoch, sizes in enumerate(zip(*series.values(), strict=True), 1):
-        figures = {name: None if size is None else size * MIB for name, size in zip(series, sizes, strict=True)}
-        samples.append(MemorySample(epoch, 10 * epoch, 1.5 * epoch, simulated=simulated, **figures))
-    return MemoryCurve(device, tuple(samples), referrers=tuple(holders))
+        metrics = {name: None if size is None else size * MIB for name, size in zip(series, sizes, strict=True)}
+        samples.append(MemorySample(epoch, 10 * epoch, 1.5 * epoch, simulated=simulated, **metrics))
+    return MemoryCurve(device, tuple(samples), referrers=tuple(referrers))
 
 
-# What tensors, the device and the process use -> the figure that decides, and the verdict.
-JUDGED = {
+# Memory of tensors, device and process -> deciding metric and verdict.
+VERDICTS = {
     "tensors are retained": ((LEAK, LEAK, LEAK), "allocated", "growing"),
     "blocks are kept": ((FLAT, LEAK, LEAK), "reserved", "growing"),
     "something else grows": ((FLAT, FLAT, LEAK), "resident", "growing"),
     "nothing grows": ((FLAT, FLAT, FLAT), "allocated", "flat"),
     "growing counts before a sawtooth": ((SAWTOOTH, LEAK, FLAT), "reserved", "growing"),
     "a sawtooth counts before flat": ((FLAT, SAWTOOTH, FLAT), "reserved", "sawtooth"),
-    "no figures of the device": ((UNKNOWN, UNKNOWN, FLAT), "resident", "flat"),
-    "no figures at all": ((UNKNOWN, UNKNOWN, UNKNOWN), "resident", "insufficient data"),
+    "no device metrics": ((UNKNOWN, UNKNOWN, FLAT), "resident", "flat"),
+    "no metrics": ((UNKNOWN, UNKNOWN, UNKNOWN), "resident", "insufficient data"),
 }
 
 
-@pytest.mark.parametrize(("series", "measure", "verdict"), JUDGED.values(), ids=JUDGED)
-def test_verdict_is_that_of_the_worst_metric(series, measure, verdict):
-    curve = curve_of(**dict(zip(("allocated", "reserved", "resident"), series, strict=True)))
+@pytest.mark.parametrize(("series", "metric", "verdict"), VERDICTS.values(), ids=VERDICTS)
+def test_verdict_is_that_of_the_worst_metric(series, metric, verdict):
+    curve = make_curve(**dict(zip(("allocated", "reserved", "resident"), series, strict=True)))
 
-    assert (curve.deciding_metric, curve.verdict) == (measure, verdict)
+    assert (curve.deciding_metric, curve.verdict) == (metric, verdict)
     assert curve.trend.kind == verdict
 
 
 def test_first_epoch_is_warm_up():
-    curve = curve_of(allocated=[10, 100, 100, 100, 100, 100])
+    curve = make_curve(allocated=[10, 100, 100, 100, 100, 100])
 
     assert (curve.verdict, curve.trend.baseline) == ("flat", 100 * MIB)
 
 
 @pytest.mark.parametrize("epochs", range(5))
 def test_short_training_has_insufficient_data(epochs):
-    curve = curve_of(allocated=LEAK[:epochs], resident=LEAK[:epochs])
+    curve = make_curve(allocated=LEAK[:epochs], resident=LEAK[:epochs])
 
     assert curve.verdict == ("growing" if epochs == 4 else "insufficient data")
     if epochs < 4:
@@ -79,7 +81,8 @@ def test_short_training_has_insufficient_data(epochs):
 
 
 def test_samples_within_an_epoch_do_not_affect_verdict():
-    flat, leaking = curve_of(allocated=FLAT), curve_of(allocated=LEAK)
+    flat = make_curve(allocated=FLAT)
+    leaking = make_curve(allocated=LEAK)
     inside = [replace(sample, is_boundary=False) for sample in leaking.samples]
     mixed = replace(flat, samples=tuple(itertools.chain(*zip(inside, flat.samples, strict=True))))
 
@@ -88,39 +91,40 @@ def test_samples_within_an_epoch_do_not_affect_verdict():
 
 
 def test_reason_contains_measured_values():
-    assert curve_of(allocated=LEAK).reason == (
+    assert make_curve(allocated=LEAK).reason == (
         "Memory of tensors went from 150.0 MiB after epoch 2 to 350.0 MiB after epoch 6; "
         "+333 % in 10 epochs is projected; the threshold is 26 %."
     )
-    assert curve_of(allocated=FLAT, resident=LEAK).reason.startswith("Memory of the process went from 150.0 MiB")
-    assert curve_of(allocated=FLAT).reason.endswith("no sustained growth above 26 % in 10 epochs.")
+    assert make_curve(allocated=FLAT, resident=LEAK).reason.startswith("Memory of the process went from 150.0 MiB")
+    assert make_curve(allocated=FLAT).reason.endswith("no sustained growth above 26 % in 10 epochs.")
 
 
-LOSSES, KEPT = TensorReferrer("losses", "list", 40, 12 * MIB, 40), TensorReferrer("Trainer.kept", "deque", 1, 512)
+LOSSES = TensorReferrer("losses", "list", 40, 12 * MIB, 40)
+KEPT = TensorReferrer("Trainer.kept", "deque", 1, 512)
 GRAPHS = GROWTH_CAUSES["graphs"][0]
 BLOCKS = GROWTH_CAUSES["reserved"][0]
 COMPILED = GROWTH_CAUSES["resident on mps"][0]
 ADVICE = {
     "retained, with a name": (
-        {"allocated": LEAK, "holders": [LOSSES]},
+        {"allocated": LEAK, "referrers": [LOSSES]},
         f"Tensors are retained: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH_REMEDY}",
     ),
     "retained, without a name": ({"allocated": LEAK}, f"Tensors are retained. {DETACH_REMEDY}"),
     "graphs, with a name": (
-        {"allocated": FLAT, "reserved": LEAK, "holders": [KEPT, LOSSES]},
+        {"allocated": FLAT, "reserved": LEAK, "referrers": [KEPT, LOSSES]},
         f"{GRAPHS}: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH_REMEDY}",
     ),
-    "blocks": ({"allocated": FLAT, "reserved": LEAK, "holders": [KEPT]}, f"{BLOCKS}. {PAD_REMEDY}"),
+    "blocks": ({"allocated": FLAT, "reserved": LEAK, "referrers": [KEPT]}, f"{BLOCKS}. {PAD_REMEDY}"),
     "the process": (
-        {"allocated": FLAT, "resident": LEAK, "holders": [KEPT]},
+        {"allocated": FLAT, "resident": LEAK, "referrers": [KEPT]},
         f"{COMPILED}. {PAD_REMEDY} Then check lists that collect texts or results.",
     ),
     "the process on the CPU": (
-        {"allocated": FLAT, "resident": LEAK, "holders": [KEPT], "device": "cpu"},
+        {"allocated": FLAT, "resident": LEAK, "referrers": [KEPT], "device": "cpu"},
         "No tensor is retained; something else in this process grows. Check lists that collect texts or results.",
     ),
     "graphs that a backward pass has emptied": (
-        {"allocated": FLAT, "holders": [TensorReferrer("losses", "list", 30, 120, 30)]},
+        {"allocated": FLAT, "referrers": [TensorReferrer("losses", "list", 30, 120, 30)]},
         f"Memory use is low so far, but losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH_REMEDY}",
     ),
     "a sawtooth": (
@@ -135,16 +139,16 @@ ADVICE = {
 }
 
 
-@pytest.mark.parametrize(("figures", "advice"), ADVICE.values(), ids=ADVICE)
-def test_advice_matches_verdict(figures, advice):
-    curve = curve_of(**figures)
+@pytest.mark.parametrize(("metrics", "advice"), ADVICE.values(), ids=ADVICE)
+def test_advice_matches_verdict(metrics, advice):
+    curve = make_curve(**metrics)
 
     assert curve.advice == advice
     assert advice in str(curve)
 
 
 def test_simulated_curve_is_labeled():
-    real = curve_of(allocated=FLAT)
+    real = make_curve(allocated=FLAT)
     sample = replace(real.samples[-1], simulated=True)
     curve = real.append(sample)
 
@@ -158,12 +162,12 @@ SIZE = st.none() | st.integers(0, 1 << 44)
 
 
 @given(st.lists(st.tuples(SIZE, SIZE, SIZE, SIZE, st.booleans()), max_size=15), st.floats(0, 5))
-def test_any_curve_has_verdict_and_report(figures, gate):
+def test_any_curve_has_verdict_and_report(metrics, threshold):
     samples = tuple(
         MemorySample(epoch, epoch, 0.0, boundary, allocated, reserved, recommended, resident=resident)
-        for epoch, (allocated, reserved, recommended, resident, boundary) in enumerate(figures)
+        for epoch, (allocated, reserved, recommended, resident, boundary) in enumerate(metrics)
     )
-    curve = MemoryCurve("mps", samples, gate)
+    curve = MemoryCurve("mps", samples, threshold)
 
     try:
         assert curve.verdict in str(curve)
@@ -180,7 +184,8 @@ def test_table_columns_match_metrics():
 
     assert epochs.columns == ("epoch", "step", *sizes, "pressure", "")
     assert epochs.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "5.0 MiB", "warning", "warm-up"),)
-    losses, kept = ("losses", "list", "40, all with graphs", "12.0 MiB"), ("Trainer.kept", "deque", "1", "512 bytes")
+    losses = ("losses", "list", "40, all with graphs", "12.0 MiB")
+    kept = ("Trainer.kept", "deque", "1", "512 bytes")
     assert held.rows == (losses, kept)
 
 
@@ -206,7 +211,7 @@ def test_resident_bytes_prefers_footprint():
     assert resident // 2 < resident_bytes(lambda: None) < 2 * resident
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_take_sample_on_simulated_mps():
     with nb.simulated_mps("8 GiB") as mps:
         kept = torch.zeros(MIB, device="mps")
@@ -259,9 +264,9 @@ SERIES = {
     "flat": ([100] * 9, "flat"),
     "noise of 2 %": ([100, 102, 98, 101, 99, 102, 100, 98, 101], "flat"),
     "noise of 2 % that rises by chance": ([98, 100, 102], "flat"),
-    "a slow rise below the gate": ([100 + 2 * epoch for epoch in range(9)], "flat"),
-    "a rise just below the gate": ([100 + 2.55 * epoch for epoch in range(9)], "flat"),
-    "a rise just above the gate": ([100 + 2.65 * epoch for epoch in range(9)], "growing"),
+    "a slow rise below the threshold": ([100 + 2 * epoch for epoch in range(9)], "flat"),
+    "a rise just below the threshold": ([100 + 2.55 * epoch for epoch in range(9)], "flat"),
+    "a rise just above the threshold": ([100 + 2.65 * epoch for epoch in range(9)], "growing"),
     "a steady leak": ([100 + 10 * epoch for epoch in range(9)], "growing"),
     "a steady leak of three epochs": ([100, 105, 110], "growing"),
     "a leak with noise": ([100, 108, 112, 124, 127, 139, 141, 152, 160], "growing"),
@@ -296,8 +301,8 @@ SERIES = {
     "a rise of six epochs that ends above half the pace": ([100, 100, 102, 107, 111, 111], "growing"),
     "a rise that is nearly one jump": ([100, 104, 106], "flat"),
     "two rises alike": ([100, 103, 106], "growing"),
-    "a last rise below half the gate": ([100, 102, 109], "flat"),
-    "a last rise above half the gate": ([100, 102, 114], "insufficient data"),
+    "a last rise below half the threshold": ([100, 102, 109], "flat"),
+    "a last rise above half the threshold": ([100, 102, 114], "insufficient data"),
     "three last rises": ([100, 102, 114, 116], "growing"),
     "a fall by a quarter of the spread": ([100, 140, 130], "flat"),
     "a fall by more than a quarter of the spread": ([100, 130, 122], "sawtooth"),
@@ -330,7 +335,7 @@ def test_growth_is_scaled_to_ten_epochs(epochs):
 def test_threshold_changes_classification():
     sizes = [(100 + 3 * epoch) * MIB for epoch in range(9)]
 
-    assert [classify_trend(sizes, gate).kind for gate in (0, 0.26, 0.5)] == ["growing", "growing", "flat"]
+    assert [classify_trend(sizes, threshold).kind for threshold in (0, 0.26, 0.5)] == ["growing", "growing", "flat"]
 
 
 def test_growth_of_small_memory_is_flat():
@@ -342,8 +347,8 @@ SIZES = st.lists(st.integers(0, 1 << 45), max_size=40)
 
 
 @given(SIZES, st.floats(0, 10))
-def test_any_series_has_one_of_four_verdicts(sizes, gate):
-    trend = classify_trend(sizes, gate)
+def test_any_series_has_one_of_four_verdicts(sizes, threshold):
+    trend = classify_trend(sizes, threshold)
 
     assert trend.kind in {"flat", "growing", "sawtooth", "insufficient data"}
     assert trend.steepest >= max(0, trend.growth)
@@ -361,4 +366,4 @@ def test_classification_is_scale_invariant(sizes, factor):
 
 @given(st.integers(MIN_BASELINE_BYTES, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
 def test_bounded_noise_is_flat(size, noise):
-    assert classify_trend([round(size * (1 + one)) for one in noise]).kind == "flat"
+    assert classify_trend([round(size * (1 + deviation)) for deviation in noise]).kind == "flat"

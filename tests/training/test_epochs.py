@@ -1,4 +1,4 @@
-"""The end of an epoch: what happens, in which order, and what a failing hook or a loop that ends early does to it."""
+"""End-of-epoch hooks: order of operations, failing hooks, and loops that end early."""
 
 import gc
 import itertools
@@ -21,27 +21,28 @@ CLINICAL = "Jane Doe has asthma"
 
 
 class Cycle:
-    """Something that only the collector frees."""
+    """Object that only the garbage collector frees."""
 
     def __init__(self):
-        self.itself, self.tensor = self, torch.zeros(1 << 18)
+        self.itself = self
+        self.tensor = torch.zeros(1 << 18)
 
 
 def failing(_curve):
-    """Fail, with a text that must not be shown."""
+    """Raise an error whose text must not be displayed."""
     raise ValueError(CLINICAL)
 
 
 class Reporter:
-    """A callable object that fails."""
+    """Callable object that fails."""
 
     def __call__(self, _curve):
-        """Fail, as the function above."""
+        """Raise the same error as the function above."""
         raise ValueError(CLINICAL)
 
 
-class Told(nb.Guards):
-    """Guards that run a function when they are to forget."""
+class RecordingGuards(nb.Guards):
+    """Guards that call a function when they are cleared."""
 
     def __init__(self, function):
         super().__init__()
@@ -50,7 +51,7 @@ class Told(nb.Guards):
 
 @pytest.fixture
 def hooks():
-    """A boundary on the CPU."""
+    """End-of-epoch hooks on the CPU."""
     return nb.training.EpochHooks("cpu")
 
 
@@ -61,7 +62,7 @@ def test_end_epoch_runs_steps_in_order():
     hooks = nb.training.EpochHooks(
         "cpu",
         before=[lambda curve: seen.append(("before", gone() is None, len(curve.samples)))],
-        guards=Told(lambda: seen.append(("forget", gone() is None))),
+        guards=RecordingGuards(lambda: seen.append(("clear", gone() is None))),
         after=[lambda curve: seen.append(("after", gone() is None, len(curve.samples)))],
     )
     gc.disable()
@@ -71,11 +72,11 @@ def test_end_epoch_runs_steps_in_order():
     finally:
         gc.enable()
 
-    assert seen == [("before", False, 0), ("forget", False), ("after", True, 1)]
+    assert seen == [("before", False, 0), ("clear", False), ("after", True, 1)]
     assert before.allocated == hooks.end_epoch().allocated
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_end_epoch_empties_cache_before_sample():
     with nb.simulated_mps("8 GiB") as mps:
         emptied = []
@@ -95,22 +96,23 @@ def test_end_epoch_empties_cache_before_sample():
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_failing_hook_is_reported_without_its_message(where):
     """Its variables are released."""
-    seen, gone = [], []
+    seen = []
+    gone = []
 
     def failing(_curve):
         batch = torch.zeros(1)
         gone.append(weakref.ref(batch))
         raise ValueError(CLINICAL)
 
-    told = [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]
-    hooks = nb.training.EpochHooks("cpu", **{where: told})
+    functions = [failing, Reporter(), lambda curve: seen.append(len(curve.samples))]
+    hooks = nb.training.EpochHooks("cpu", **{where: functions})
     with pytest.warns(OpenMedWarning) as warned:
         sample = hooks.end_epoch()
 
     assert seen == [0 if where == "before" else 1]
     assert hooks.curve.samples == (sample,)
     assert vars(hooks.failures[0]) == {"hook": "failing", "epoch": 1, "error": "ValueError"}
-    assert [str(one.message) for one in warned] == [
+    assert [str(warning.message) for warning in warned] == [
         f"The hook {name} raised ValueError after epoch 1. Training continued; fix the hook."
         for name in ("failing", "Reporter")
     ]
@@ -187,9 +189,9 @@ def test_decorated_function_ends_epoch_unless_it_fails(hooks):
 
 
 def test_with_block_releases_memory_without_sample():
-    let_go = []
+    cleared = []
 
-    hooks = nb.training.EpochHooks("cpu", guards=Told(lambda: let_go.append(1)))
+    hooks = nb.training.EpochHooks("cpu", guards=RecordingGuards(lambda: cleared.append(1)))
 
     def train():
         with hooks as same:
@@ -200,7 +202,7 @@ def test_with_block_releases_memory_without_sample():
     with pytest.raises(ValueError, match=CLINICAL):
         train()
 
-    assert len(let_go) == 2
+    assert len(cleared) == 2
     assert len(hooks.curve.samples) == 1
 
 
@@ -256,11 +258,11 @@ BAD = [
 ]
 
 
-def test_invalid_arguments_are_rejected(refusal):
+def test_invalid_arguments_are_rejected(catch_error):
     for name, argument in BAD:
-        refused = refusal(partial(nb.training.EpochHooks, "cpu", **{name: argument}))
-        assert isinstance(refused, ConfigurationError), f"{name}={argument!r}"
-        assert refused.remedy.startswith("Pass "), f"{name}={argument!r}"
+        error = catch_error(partial(nb.training.EpochHooks, "cpu", **{name: argument}))
+        assert isinstance(error, ConfigurationError), f"{name}={argument!r}"
+        assert error.remedy.startswith("Pass "), f"{name}={argument!r}"
 
 
 @pytest.mark.parametrize("epochs", [-1, 1.5, True, None, "3", b"3"])
@@ -283,7 +285,8 @@ def test_coroutine_and_generator_functions_are_rejected(kind, hooks):
 
 def test_flat_curve_names_list_of_losses():
     """The last loss is counted for the loop variable."""
-    losses, weight = [], torch.ones(1 << 12, requires_grad=True)
+    losses = []
+    weight = torch.ones(1 << 12, requires_grad=True)
     hooks = nb.training.EpochHooks("cpu")
     for _ in hooks.epochs(5):
         loss = weight.square().sum()
@@ -295,12 +298,12 @@ def test_flat_curve_names_list_of_losses():
     assert "losses (list) holds 4 tensors with their autograd graphs" in hooks.curve.advice
 
 
-# By what an iteration over a loop of five epochs is that ends with the program, in the midst of an epoch.
+# Iterations over five epochs that are unfinished at the end of the program.
 UNFINISHED = {
     "an iterator": "kept = iter(loop); next(kept)",
     "a generator": "kept = (epoch for epoch in loop); next(kept)",
     "a cycle": "kept = [iter(loop)]; kept.append(kept); next(kept[0])",
-    "a boundary before": "kept = iter(loop); next(kept); next(kept)",
+    "one finished epoch": "kept = iter(loop); next(kept); next(kept)",
 }
 
 
@@ -309,18 +312,18 @@ def test_unfinished_loop_is_silent_at_exit(iteration):
     script = f"import openmed_nb as nb\nloop = nb.epochs(5, 'cpu')\n{iteration}\nprint(len(loop.curve.epoch_samples))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
-    assert (done.stdout, done.stderr) == ("1\n" if iteration == UNFINISHED["a boundary before"] else "0\n", "")
+    assert (done.stdout, done.stderr) == ("1\n" if iteration == UNFINISHED["one finished epoch"] else "0\n", "")
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Samples whose number nobody knows."""
+    """Dataset without a length."""
 
     def __iter__(self):
         return iter(())
 
 
 @pytest.mark.parametrize(
-    ("epochs", "planned"),
+    ("epochs", "total_epochs"),
     [
         (10, 10),
         (range(3), 3),
@@ -332,31 +335,31 @@ class Stream(torch.utils.data.IterableDataset):
     ],
     ids=["a number", "a range", "the largest number", "a long range", "a longer range", "an endless count", "a stream"],
 )
-def test_endless_epochs_have_no_total(epochs, planned):
-    assert nb.epochs(epochs, "cpu").curve.total_epochs == planned
+def test_endless_epochs_have_no_total(epochs, total_epochs):
+    assert nb.epochs(epochs, "cpu").curve.total_epochs == total_epochs
 
 
-@pytest.mark.parametrize("planned", [-1, 0, sys.maxsize, 10**30, float("inf")])
-def test_begin_ignores_endless_total(planned, hooks):
+@pytest.mark.parametrize("total_epochs", [-1, 0, sys.maxsize, 10**30, float("inf")])
+def test_begin_ignores_endless_total(total_epochs, hooks):
     """Trainer and Lightning use such numbers for a training without an end."""
-    hooks.begin("cpu", total_epochs=planned)
+    hooks.begin("cpu", total_epochs=total_epochs)
 
     assert hooks.curve.total_epochs is None
 
 
-def history_of(steps, size, leak=None):
-    """Return the curve of some epochs with LBFGS, which keeps the last directions; something may leak beside it."""
+def train_lbfgs(steps, size, leak=None):
+    """Return the curve of some epochs with LBFGS, whose history is bounded, with an optional leak."""
     torch.manual_seed(0)
     model = torch.nn.Linear(200, 200)
-    given, wanted = torch.randn(2, 64, 200)
+    inputs, targets = torch.randn(2, 64, 200)
     options = {"max_iter": 2, "history_size": size, "tolerance_grad": 0, "tolerance_change": 0}
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, **options)
 
     def loss():
         optimizer.zero_grad()
-        found = (model(given).tanh() - wanted).square().mean()
-        found.backward()
-        return found
+        value = (model(inputs).tanh() - targets).square().mean()
+        value.backward()
+        return value
 
     loop = nb.epochs(steps, "cpu")
     for _ in loop:
@@ -367,7 +370,8 @@ def history_of(steps, size, leak=None):
 
 
 def test_growing_lbfgs_history_is_insufficient_data():
-    filling, full = history_of(8, 100), history_of(12, 3)
+    filling = train_lbfgs(8, 100)
+    full = train_lbfgs(12, 3)
 
     assert (filling.verdict, filling.deciding_metric) == ("insufficient data", "allocated")
     assert "history" in filling.reason
@@ -377,13 +381,13 @@ def test_growing_lbfgs_history_is_insufficient_data():
 
 
 class Remembering(torch.optim.Optimizer):
-    """An optimizer of somebody else's that keeps its last gradients."""
+    """Custom optimizer that stores its last gradients."""
 
     def __init__(self, parameters, history_size):
         super().__init__(parameters, {"history_size": history_size})
 
     def step(self, _closure=None):
-        """Keep the gradients."""
+        """Store the gradients."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 kept = self.state[parameter].setdefault("kept", deque(maxlen=group["history_size"]))
@@ -405,7 +409,7 @@ def test_history_of_custom_optimizer_is_bounded():
 
 def test_leak_next_to_bounded_history_is_found():
     kept = []
-    curve = history_of(8, 100, kept)
+    curve = train_lbfgs(8, 100, kept)
 
     assert curve.verdict == "growing"
     assert curve.likely_cause.name == "kept"

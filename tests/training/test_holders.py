@@ -1,4 +1,4 @@
-"""Who holds tensors, by a name that can be found in the program; they are counted without waking or changing anything."""
+"""Referrers of tensors have names of the program; the search neither triggers nor changes objects."""
 
 import json
 import subprocess
@@ -20,18 +20,18 @@ from openmed_nb.training.holders import find_tensor_referrers, live_tensor_bytes
 pytestmark = pytest.mark.usefixtures("by_itself")
 
 
-def thousand():
+def make_tensor():
     """Return a tensor of 4,000 bytes."""
     return torch.zeros(1000)
 
 
-def found(**variables):
-    """Return the names, kinds and numbers of tensors that hold something, the most memory first."""
-    return [(one.name, one.kind, one.tensors) for one in find_tensor_referrers(variables)]
+def find_referrers(**variables):
+    """Return name, kind and number of tensors of each referrer, largest first."""
+    return [(referrer.name, referrer.kind, referrer.tensors) for referrer in find_tensor_referrers(variables)]
 
 
 class Kept(torch.nn.Module):
-    """A model that keeps its hidden states."""
+    """Model that stores its hidden states."""
 
     def __init__(self):
         super().__init__()
@@ -39,43 +39,41 @@ class Kept(torch.nn.Module):
         self.states = []
 
     def forward(self, numbers):
-        """Keep what the layer says."""
         self.states.append(self.layer(numbers))
         return self.states[-1]
 
 
 class Untouchable:
-    """A proxy: asking it for anything is an error."""
+    """Proxy that raises on any access."""
 
     __slots__ = ()
 
     def __getattr__(self, name):
-        message = f"{name} was asked for"
+        message = f"{name} was accessed"
         raise AssertionError(message)
 
 
 class Impostor:
-    """A proxy that says that it is something else, and whose attributes are not its own."""
+    """Proxy of another class, with a custom ``__dict__``."""
 
     __class__ = torch.Tensor
 
     @property
     def __dict__(self):
-        message = "__dict__ was asked for"
+        message = "__dict__ was accessed"
         raise AssertionError(message)
 
 
 class LoadedOnDemand(OrderedDict):
-    """A mapping that loads its values when they are asked for, such as the model tables of transformers."""
+    """Lazy mapping, such as the model tables of transformers."""
 
     def values(self):
-        """Refuse."""
-        message = "the values were asked for"
+        message = "the values were accessed"
         raise AssertionError(message)
 
 
 class Endless(list):
-    """A list that does not end when it is looped over."""
+    """List with an endless iterator."""
 
     def __iter__(self):
         while True:
@@ -83,42 +81,42 @@ class Endless(list):
 
 
 NAMED = {
-    "a variable": ({"loss": thousand()}, [("loss", "variable", 1)]),
-    "a dict": ({"logs": {"loss": thousand()}}, [("logs", "dict", 1)]),
-    "a list of records": ({"logs": [{"loss": thousand()}]}, [("logs[...]", "dict", 1)]),
-    "a list in an attribute": ({"run": SimpleNamespace(losses=[thousand()])}, [("run.losses", "list", 1)]),
-    "a class is no holder": ({"Kept": Kept, "torch": torch}, []),
-    "a mapping on demand": ({"table": LoadedOnDemand(a=thousand())}, [("table", "LoadedOnDemand", 1)]),
-    "the most first": ({"few": [thousand()], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
+    "a variable": ({"loss": make_tensor()}, [("loss", "variable", 1)]),
+    "a dict": ({"logs": {"loss": make_tensor()}}, [("logs", "dict", 1)]),
+    "a list of records": ({"logs": [{"loss": make_tensor()}]}, [("logs[...]", "dict", 1)]),
+    "a list in an attribute": ({"run": SimpleNamespace(losses=[make_tensor()])}, [("run.losses", "list", 1)]),
+    "a class": ({"Kept": Kept, "torch": torch}, []),
+    "a lazy mapping": ({"table": LoadedOnDemand(a=make_tensor())}, [("table", "LoadedOnDemand", 1)]),
+    "largest first": ({"few": [make_tensor()], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
     "nothing": ({"numbers": [1, 2.5, "text", None, b"", True]}, []),
 }
 
 
 @pytest.mark.parametrize(("variables", "names"), NAMED.values(), ids=NAMED)
 def test_referrer_is_named_by_path(variables, names):
-    assert found(**variables) == names
+    assert find_referrers(**variables) == names
 
 
 def test_size_includes_autograd_graphs():
     numbers = torch.ones(1000, requires_grad=True)
-    (holder,) = find_tensor_referrers({"losses": [numbers.exp().sum() for _ in range(3)]})
+    (referrer,) = find_tensor_referrers({"losses": [numbers.exp().sum() for _ in range(3)]})
 
-    assert (holder.tensors, holder.num_graphs, holder.size) == (3, 3, 3 * (4000 + 4))
-    assert str(holder) == "losses (list) holds 3 tensors with their autograd graphs, 11.7 KiB"
+    assert (referrer.tensors, referrer.num_graphs, referrer.size) == (3, 3, 3 * (4000 + 4))
+    assert str(referrer) == "losses (list) holds 3 tensors with their autograd graphs, 11.7 KiB"
 
 
 def test_model_is_one_referrer():
     model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10))
     model(torch.ones(4, 10)).sum().backward()
 
-    assert set(found(model=model)) == {("model", "Sequential", 7), ("model.grad", "gradients", 4)}
+    assert set(find_referrers(model=model)) == {("model", "Sequential", 7), ("model.grad", "gradients", 4)}
 
 
 def test_list_inside_model_is_named():
     model = torch.nn.Sequential(Kept())
     model(torch.ones(1, 2))
 
-    assert ("model.0.states", "list", 1) in found(model=model)
+    assert ("model.0.states", "list", 1) in find_referrers(model=model)
 
 
 def test_optimizer_state_is_named():
@@ -126,7 +124,7 @@ def test_optimizer_state_is_named():
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(4, 10)).sum().backward()
     optimizer.step()
-    names = found(model=model, optimizer=optimizer)
+    names = find_referrers(model=model, optimizer=optimizer)
 
     assert ("model", "Linear", 2) in names
     assert any(name.startswith("optimizer.state") for name, _kind, _count in names)
@@ -134,9 +132,9 @@ def test_optimizer_state_is_named():
 
 def test_bound_method_leads_to_object():
     model = Kept()
-    model.states.append(thousand())
+    model.states.append(make_tensor())
 
-    assert found(callback=model.forward)[0][0] == "callback.__self__.states"
+    assert find_referrers(callback=model.forward)[0][0] == "callback.__self__.states"
 
 
 def test_unset_closure_variable_is_skipped():
@@ -144,7 +142,7 @@ def test_unset_closure_variable_is_skipped():
         def inner():
             return later
 
-        names = found(inner=inner)
+        names = find_referrers(inner=inner)
         later = 1
         return names, later
 
@@ -152,22 +150,23 @@ def test_unset_closure_variable_is_skipped():
 
 
 def test_tensor_is_counted_once():
-    tensor = thousand()
+    tensor = make_tensor()
 
-    assert found(first=[tensor], second=[tensor], third=tensor) == [("third", "variable", 1)]
+    assert find_referrers(first=[tensor], second=[tensor], third=tensor) == [("third", "variable", 1)]
 
 
 def test_cycles_are_visited_once():
-    first, second = [], {"tensor": thousand()}
+    first = []
+    second = {"tensor": make_tensor()}
     first.append(second)
     second["back"] = first
 
-    assert found(first=first) == [("first[...]", "dict", 1)]
+    assert find_referrers(first=first) == [("first[...]", "dict", 1)]
 
 
 def test_keys_of_mappings_are_not_displayed():
     """Keys may identify patients."""
-    held = find_tensor_referrers({"by_patient": {"Jane Doe": [thousand()], "John Roe": {"MRN 1234": thousand()}}})
+    held = find_tensor_referrers({"by_patient": {"Jane Doe": [make_tensor()], "John Roe": {"MRN 1234": make_tensor()}}})
     shown = str(held) + repr(held) + held._repr_html_() + json.dumps(held.to_dict()) + " ".join(map(str, held))
 
     assert len(held) == 2
@@ -180,34 +179,34 @@ def test_keys_of_mappings_are_not_displayed():
     ids=lambda thing: type(thing).__name__,
 )
 def test_search_does_not_trigger_proxies(thing):
-    assert found(thing=thing, losses=[thousand()])[0] == ("losses", "list", 1)
+    assert find_referrers(thing=thing, losses=[make_tensor()])[0] == ("losses", "list", 1)
 
 
 def test_large_list_does_not_hide_later_values():
     rows = [[number] for number in range(holders.MAX_OBJECTS + 1)]
     texts = ["text"] * holders.MAX_OBJECTS
 
-    assert found(rows=rows, texts=texts, losses=[thousand()]) == [("losses", "list", 1)]
+    assert find_referrers(rows=rows, texts=texts, losses=[make_tensor()]) == [("losses", "list", 1)]
 
 
 def test_search_stops_after_max_objects():
     many = {f"rows{number}": [[part] for part in range(holders.MAX_CHILDREN)] for number in range(6)}
 
-    assert found(**many, losses=[thousand()]) == []
+    assert find_referrers(**many, losses=[make_tensor()]) == []
 
 
 def test_search_stops_at_max_depth():
-    deep = thousand()
+    deep = make_tensor()
     for _ in range(holders.MAX_DEPTH):
         deep = [deep]
 
-    assert len(found(deep=deep)) == 1
-    assert found(deep=[deep]) == []
+    assert len(find_referrers(deep=deep)) == 1
+    assert find_referrers(deep=[deep]) == []
 
 
 def test_search_keeps_no_variable_alive():
     class Batch:
-        """Something that can be watched."""
+        """Object that supports weak references."""
 
     def train():
         batch = Batch()
@@ -233,15 +232,15 @@ import sys
 import openmed_nb as nb
 print(nb.training.find_tensor_referrers(), "torch" in sys.modules)
 sys.path.append("site-packages")
-import torch, train_notes, package_of_the_user
+import torch, train_notes, installed_package
 train_notes.losses.append(torch.zeros(3000))
 train_notes.Recorder.states["first"] = torch.zeros(2000)
 torch.kept = torch.zeros(500)
-package_of_the_user.kept = torch.zeros(500)
+installed_package.kept = torch.zeros(500)
 losses = [torch.zeros(1000)]
 _hidden = losses
 def train():
-    own = [torch.zeros(2000), torch.zeros(2000)]
+    local = [torch.zeros(2000), torch.zeros(2000)]
     print(*nb.training.find_tensor_referrers(), sep="\\n")
 train()
 """
@@ -251,12 +250,12 @@ def test_script_variables_are_found(tmp_path):
     """Installed packages are not searched, and torch is not imported."""
     (tmp_path / "train_notes.py").write_text("losses = []\n\n\nclass Recorder:\n    states = {}\n", "utf-8")
     (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "package_of_the_user.py").touch()
+    (tmp_path / "site-packages" / "installed_package.py").touch()
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines() == [
         "0 names hold tensors False",
-        "own (list) holds 2 tensors, 15.6 KiB",
+        "local (list) holds 2 tensors, 15.6 KiB",
         "train_notes.losses (list) holds 1 tensor, 11.7 KiB",
         "train_notes.Recorder.states (dict) holds 1 tensor, 7.8 KiB",
         "losses (list) holds 1 tensor, 3.9 KiB",
@@ -269,41 +268,45 @@ def test_namespace_must_be_a_mapping():
         find_tensor_referrers(5)
 
 
-def size_of(*tensors):
-    """Return the bytes that tensors and their graphs use."""
-    return sum(one.size for one in nb.training.find_tensor_referrers({"held": list(tensors)}) if one.name == "held")
+def measure_size(*tensors):
+    """Return the size in bytes of tensors and their graphs."""
+    return sum(
+        referrer.size
+        for referrer in nb.training.find_tensor_referrers({"held": list(tensors)})
+        if referrer.name == "held"
+    )
 
 
-def leaf():
-    """Return a thousand numbers that want a gradient."""
+def make_leaf():
+    """Return a tensor of a thousand numbers that requires a gradient."""
     return torch.ones(1000, requires_grad=True)
 
 
 class Watched(torch.Tensor):
-    """A tensor class of a person's own that counts what is asked of it."""
+    """Custom tensor subclass that counts calls."""
 
-    asked = 0
+    num_calls = 0
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        """Count the question."""
-        Watched.asked += 1
+        """Count the call."""
+        Watched.num_calls += 1
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_views_share_a_storage():
+def test_views_count_storage_once():
     whole = torch.zeros(1000)
 
-    assert size_of(whole, whole[10:], whole.view(10, 100).t(), whole.detach()) == 4000
-    assert size_of(whole[:1]) == 4000
-    assert size_of(whole, whole.clone()) == 8000
+    assert measure_size(whole, whole[10:], whole.view(10, 100).t(), whole.detach()) == 4000
+    assert measure_size(whole[:1]) == 4000
+    assert measure_size(whole, whole.clone()) == 8000
 
 
 def test_parameters_do_not_count_for_graph():
     layer = torch.nn.Linear(1000, 2)
     loss = layer(torch.ones(3, 1000)).sum()
 
-    assert size_of(loss) < 16_000
+    assert measure_size(loss) < 16_000
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -314,11 +317,11 @@ def test_search_does_not_recompute_checkpoint(reentrant):
         runs.append(1)
         return (numbers * 2).exp().sin()
 
-    loss = checkpoint(part, leaf(), use_reentrant=reentrant).sum()
-    size_of(loss)
+    loss = checkpoint(part, make_leaf(), use_reentrant=reentrant).sum()
+    measure_size(loss)
     assert len(runs) == 1
     loss.backward()
-    assert size_of(loss) == 4
+    assert measure_size(loss) == 4
     assert len(runs) == 2
 
 
@@ -329,38 +332,39 @@ def test_view_with_invalid_graph_is_counted():
 
     with pytest.raises(RuntimeError, match="modified inplace"):
         _ = views[0].grad_fn
-    assert size_of(views[0]) >= 4000
+    assert measure_size(views[0]) >= 4000
 
 
 def test_lazy_parameters_stay_uninitialized():
     layer = torch.nn.LazyLinear(3)
 
-    assert size_of(*layer.parameters()) == 0
+    assert measure_size(*layer.parameters()) == 0
     assert live_tensor_bytes() >= 0
     assert layer.has_uninitialized_params()
 
 
 def test_methods_of_tensor_subclass_do_not_run():
     tensor = torch.zeros(1000).as_subclass(Watched)
-    Watched.asked = 0
+    Watched.num_calls = 0
 
     assert sum(storage_sizes([tensor]).values()) == 4000
     assert live_tensor_bytes() >= 4000
-    assert Watched.asked == 0
+    assert Watched.num_calls == 0
 
 
 def test_tensors_without_storage_have_size_zero():
     with FakeTensorMode():
         fake = torch.empty(1 << 30)
     inside = []
-    torch.func.vmap(lambda numbers: (inside.append(size_of(numbers)), numbers)[1])(torch.ones(3, 2))
+    torch.func.vmap(lambda numbers: (inside.append(measure_size(numbers)), numbers)[1])(torch.ones(3, 2))
 
-    assert size_of(fake, torch.empty(1 << 30, device="meta"), torch.eye(3).to_sparse()) == 0
+    assert measure_size(fake, torch.empty(1 << 30, device="meta"), torch.eye(3).to_sparse()) == 0
     assert inside == [0]
 
 
 def test_live_tensors_are_counted_inside_functorch():
-    kept, sizes = torch.ones(3), []
+    kept = torch.ones(3)
+    sizes = []
     torch.func.grad(lambda numbers: (sizes.append(live_tensor_bytes()), numbers.sum())[1])(kept)
     with torch.inference_mode():
         sizes.append(live_tensor_bytes())
@@ -369,11 +373,11 @@ def test_live_tensors_are_counted_inside_functorch():
 
 
 def test_only_leaves_have_gradients():
-    numbers = leaf()
+    numbers = make_leaf()
     result = numbers * 2
     result.sum().backward()
 
-    assert {name for name, _kind, _count in found(numbers=numbers, result=result)} == {
+    assert {name for name, _kind, _count in find_referrers(numbers=numbers, result=result)} == {
         "numbers",
         "numbers.grad",
         "result",

@@ -1,4 +1,4 @@
-"""Trainer, Accelerate and Lightning use the chosen device, and are guarded; a Trainer's log hides a loss of NaN."""
+"""Trainer, Accelerate and Lightning use the selected device and are guarded."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from openmed_nb.errors import ConfigurationError, InvalidBatchError, NonFiniteEr
 from openmed_nb.training.epochs import warn_device_mismatch
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_arguments_set_the_device(device, tmp_path):
     with nb.simulated_mps("8 GiB"):
@@ -40,7 +40,7 @@ ALIKE = (
     ("cuda:1", "cuda"),
 )
 DEVICES = [
-    # used, chosen -> a word of the warning
+    # used and selected device -> fragment of the warning
     *((devices, "") for devices in ALIKE),
     *((devices, "Do so.") for devices in (("cpu", "mps"), ("mps", "cpu"), ("cuda:0", "cpu"))),
     (("cuda:0", "cuda:1"), "Set CUDA_VISIBLE_DEVICES=1 before torch is imported"),
@@ -54,67 +54,67 @@ def test_device_mismatch_warns(devices, remedy):
         warnings.simplefilter("always")
         warn_device_mismatch("Trainer", *devices, "Do so.")
 
-    assert [one.category for one in warned] == [OpenMedWarning] * bool(remedy)
-    words = "Trainer uses {}, but {} was selected. ".format(*devices)
-    assert all(str(one.message).startswith(words + remedy) for one in warned)
+    assert [warning.category for warning in warned] == [OpenMedWarning] * bool(remedy)
+    start = "Trainer uses {}, but {} was selected. ".format(*devices)
+    assert all(str(warning.message).startswith(start + remedy) for warning in warned)
 
 
 @pytest.fixture
-def trained(trainer_of):
-    """A function that trains the tagger with Trainer for an epoch of four steps over samples; one may be changed."""
+def train_with_trainer(make_trainer):
+    """Function that trains the tagger with Trainer for one epoch of four steps; one sample may be changed."""
 
-    def trained(guards, workers=0, change=None, **settings):
+    def train_with_trainer(guards, workers=0, change=None, **settings):
         small = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "use_cpu": True}
         logged = {"logging_strategy": "steps", "logging_steps": 1, "train_sampling_strategy": "sequential"}
         callback = nb.training.callback("trainer", "cpu", guards=guards)
         options = {**small, **logged, "dataloader_num_workers": workers, **settings}
-        trainer = trainer_of(callback, change=change, **options)
+        trainer = make_trainer(callback, change=change, **options)
         trainer.train()
         return trainer
 
-    return trained
+    return train_with_trainer
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_valid_training_leaves_no_hooks(guards, trained, tagger, workers):
-    assert trained(guards, workers).state.global_step == 4
+def test_valid_training_leaves_no_hooks(guards, train_with_trainer, tagger, workers):
+    assert train_with_trainer(guards, workers).state.global_step == 4
     assert not tagger._forward_hooks
     assert not tagger._forward_pre_hooks
 
 
-OTHERS = ("labels", 2), ("input_ids", 0)
+SLOW_CASES = ("labels", 2), ("input_ids", 0)
 
 
 @pytest.mark.parametrize(
     ("field", "workers"),
-    [("labels", 0), ("input_ids", 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS)],
+    [("labels", 0), ("input_ids", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
 )
-def test_invalid_batch_stops_trainer(guards, trained, refusal, workers, field):
+def test_invalid_batch_stops_trainer(guards, train_with_trainer, catch_error, workers, field):
     def change(sample):
         sample[field][2] = 1000
 
-    refused = refusal(lambda: trained(guards, workers, change))
-    assert type(refused) is InvalidBatchError
-    assert f"1 of 32 {'labels' if field == 'labels' else 'token ids'} is" in refused.message
-    assert "(1,000" in refused.message
-    assert refused.remedy
+    error = catch_error(lambda: train_with_trainer(guards, workers, change))
+    assert type(error) is InvalidBatchError
+    assert f"1 of 32 {'labels' if field == 'labels' else 'token ids'} is" in error.message
+    assert "(1,000" in error.message
+    assert error.remedy
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.0}, {"gradient_accumulation_steps": 2}])
-def test_nan_loss_stops_trainer_before_weights_change(guards, trained, tagger, tmp_path, settings):
+def test_nan_loss_stops_trainer_before_weights_change(guards, train_with_trainer, tagger, tmp_path, settings):
     passes = []
 
-    def remember(_model, _args, given):
+    def record_inputs(_model, _args, given):
         passes.append(given["input_ids"])
 
     def spoil(_layer, _args, output):
         spoilt = len(passes) > 2 and passes[-1] is not None and torch.equal(passes[-1], passes[2])
         return output * float("nan") if spoilt else None
 
-    tagger.register_forward_pre_hook(remember, with_kwargs=True)
+    tagger.register_forward_pre_hook(record_inputs, with_kwargs=True)
     tagger.bert.encoder.layer[0].output.dense.register_forward_hook(spoil)
     with pytest.raises(NonFiniteError) as stopped:
-        trained(guards, **settings)
+        train_with_trainer(guards, **settings)
     step = 2 if "gradient_accumulation_steps" in settings else 3
     assert f"Step {step}: the loss is NaN or infinite" in stopped.value.message
     assert "the output of bert.encoder.layer.0.output.dense" in stopped.value.message
@@ -123,28 +123,28 @@ def test_nan_loss_stops_trainer_before_weights_change(guards, trained, tagger, t
 
 
 @pytest.fixture
-def trained_by_lightning(tagger, guards, fit):
-    """A function that trains the tagger inside of a LightningModule on some batches, which leaves no hook."""
+def train_with_lightning(tagger, guards, fit):
+    """Function that trains the tagger inside a LightningModule on some batches."""
 
-    def trained(*batches):
+    def train_with_trainer(*batches):
         loader = torch.utils.data.DataLoader(list(batches), batch_size=None)
         callback = nb.training.callback("lightning", "cpu", guards=guards)
         fit(tagger, lambda model, batch: model(**batch).loss, loader, callback, max_epochs=1)
 
-    return trained
+    return train_with_trainer
 
 
-@pytest.mark.parametrize(("field", "said"), [("labels", "labels is not"), ("input_ids", "token ids is not")])
-def test_invalid_batch_stops_lightning(trained_by_lightning, batch_of, field, said):
-    trained_by_lightning(batch_of(), batch_of(seed=1))
-    batch = batch_of()
+@pytest.mark.parametrize(("field", "message"), [("labels", "labels is not"), ("input_ids", "token ids is not")])
+def test_invalid_batch_stops_lightning(train_with_lightning, make_batch, field, message):
+    train_with_lightning(make_batch(), make_batch(seed=1))
+    batch = make_batch()
     batch[field][0, 2] = 1000
-    with pytest.raises(InvalidBatchError, match=f"Step 2: .*{said}"):
-        trained_by_lightning(batch_of(), batch)
+    with pytest.raises(InvalidBatchError, match=f"Step 2: .*{message}"):
+        train_with_lightning(make_batch(), batch)
 
 
-def test_nan_in_lightning_names_layer(trained_by_lightning, tagger, batch_of, tmp_path):
+def test_nan_in_lightning_names_layer(train_with_lightning, tagger, make_batch, tmp_path):
     tagger.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _layer, _args, output: output * float("nan"))
     with pytest.raises(NonFiniteError, match=r"the output of model\.bert\.encoder\.layer\.0\.output\.dense"):
-        trained_by_lightning(batch_of())
+        train_with_lightning(make_batch())
     assert (tmp_path / "kept" / "step_1.safetensors").is_file()

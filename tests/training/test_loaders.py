@@ -1,4 +1,4 @@
-"""A DataLoader for a device: its arguments with their reasons, and whether it keeps up with the model."""
+"""Settings of a DataLoader for a device, and measurements of its speed."""
 
 import functools
 import multiprocessing
@@ -27,32 +27,32 @@ from openmed_nb.training.loader import (
 
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=8)
 LINUX = MachineInfo("Linux", "x86_64", cores=4)
-UNSENDABLE = "cannot be imported by a worker process: Notes is defined in a cell. Write the class"
+UNPICKLABLE = "cannot be imported by a worker process: Notes is defined in a cell. Write the class"
 
 
 @pytest.fixture(scope="module")
 def items(helper):
-    """The module of datasets, which is imported like any other."""
+    """Module of datasets, which is imported normally."""
     return helper(Path(__file__).parent / "slow_items.py")
 
 
-def in_cell(source, name):
-    """Return what a cell of a notebook defines."""
+def define_in_cell(source, name):
+    """Return an object that a notebook cell defines."""
     names = {"__name__": "__main__"}
     exec(source, names)  # noqa: S102
     return names[name]
 
 
-CELL_CLASS = in_cell("class Notes(list):\n    pass", "Notes")
+CELL_CLASS = define_in_cell("class Notes(list):\n    pass", "Notes")
 
 
-MANY = {"num_workers": 4, "persistent_workers": True, "multiprocessing_context": "spawn"}
+SPAWNED = {"num_workers": 4, "persistent_workers": True, "multiprocessing_context": "spawn"}
 SETTINGS = [
     # device, machine, dataset, (notebook, start) -> arguments
     ("mps", MAC, CELL_CLASS, (True, None), {"pin_memory": False, "num_workers": 0}),
     ("cpu", MAC, CELL_CLASS, (True, "spawn"), {"pin_memory": False, "num_workers": 0}),
-    ("mps", MAC, deque, (True, None), {"pin_memory": False, **MANY}),
-    ("mps", MAC, CELL_CLASS, (False, None), {"pin_memory": False, **MANY}),
+    ("mps", MAC, deque, (True, None), {"pin_memory": False, **SPAWNED}),
+    ("mps", MAC, CELL_CLASS, (False, None), {"pin_memory": False, **SPAWNED}),
     ("cuda:1", LINUX, CELL_CLASS, (True, "fork"), {"pin_memory": True, "num_workers": 2, "persistent_workers": True}),
     ("cuda", LINUX, CELL_CLASS, (True, "forkserver"), {"pin_memory": True, "num_workers": 0}),
     ("cpu", LINUX, deque, (False, "fork"), {"pin_memory": False, "num_workers": 2, "persistent_workers": True}),
@@ -60,9 +60,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("device", "machine", "kind", "how", "arguments"), SETTINGS)
-def test_settings_depend_on_device_and_dataset(device, machine, kind, how, arguments):
-    settings = make_settings(device, kind([1, 2]), machine, in_notebook=how[0], start_method=how[1])
+@pytest.mark.parametrize(("device", "machine", "kind", "context", "arguments"), SETTINGS)
+def test_settings_depend_on_device_and_dataset(device, machine, kind, context, arguments):
+    settings = make_settings(device, kind([1, 2]), machine, in_notebook=context[0], start_method=context[1])
 
     assert settings.arguments == arguments
     assert all(setting.reason for setting in settings.settings)
@@ -96,7 +96,9 @@ def test_find_main_definitions(items):
     wrapped = torch.utils.data.Subset(CELL_CLASS([1, 2]), [0])
     both = torch.utils.data.ConcatDataset([items.Items(), CELL_CLASS([1])])
     transformed = items.Items()
-    transformed.transform = functools.partial(in_cell("def shorten(text):\n    return text[:9]", "shorten"), text="")
+    transformed.transform = functools.partial(
+        define_in_cell("def shorten(text):\n    return text[:9]", "shorten"), text=""
+    )
     endless = CELL_CLASS([1])
     endless.itself = endless
 
@@ -121,13 +123,13 @@ def test_script_is_not_interactive(tmp_path):
     assert subprocess.check_output([sys.executable, program], text=True) == "False\n"
 
 
-def loader(dataset, **arguments):
+def make_loader(dataset, **arguments):
     """Return a loader of small batches."""
     return torch.utils.data.DataLoader(dataset, batch_size=2, **arguments)
 
 
 class Counting(torch.nn.Module):
-    """A model that counts its calls, in which mode, and with gradients or not."""
+    """Model that records its calls, mode and gradient state."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +139,6 @@ class Counting(torch.nn.Module):
         self.calls = []
 
     def forward(self, inputs):
-        """Return two numbers for each row."""
         self.calls.append((self.layer.training, torch.is_grad_enabled(), inputs.device.type))
         return self.norm(self.layer(inputs))
 
@@ -145,7 +146,7 @@ class Counting(torch.nn.Module):
 def test_check_restores_model(items):
     model = Counting()
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    check = nb.training.loader.check(loader(items.Items()), model, "cpu", batches=5)
+    check = nb.training.loader.check(make_loader(items.Items()), model, "cpu", batches=5)
 
     assert (check.batches, check.workers, check.device, check.simulated) == (5, 0, "cpu", False)
     assert model.calls == [(False, False, "cpu")] * 7
@@ -158,7 +159,7 @@ def test_check_restores_model_after_error(items):
     model = Counting()
     model.layer = torch.nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        nb.training.loader.check(loader(items.Items()), model, "cpu")
+        nb.training.loader.check(make_loader(items.Items()), model, "cpu")
     assert model.layer.training
 
 
@@ -166,7 +167,7 @@ def test_check_passes_mappings_by_name(tiny):
     rows = [{"input_ids": torch.arange(5, 9), "labels": torch.zeros(4, dtype=torch.long)}] * 12
     seen = []
     for step in (seen.append, tiny.random_bert()):
-        assert nb.training.loader.check(loader(rows), step, "cpu", batches=2).batches == 2
+        assert nb.training.loader.check(make_loader(rows), step, "cpu", batches=2).batches == 2
     assert set(seen[0]) == set(rows[0])
 
 
@@ -174,7 +175,7 @@ def test_check_preserves_random_number_state(items):
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    nb.training.loader.check(loader(items.Items(), shuffle=True), lambda _batch: torch.rand(5), "cpu", batches=2)
+    nb.training.loader.check(make_loader(items.Items(), shuffle=True), lambda _batch: torch.rand(5), "cpu", batches=2)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -183,7 +184,7 @@ def test_check_preserves_random_number_state(items):
 )
 def test_check_rejects_too_few_batches(items, count, what):
     with pytest.raises(ConfigurationError, match=what):
-        nb.training.loader.check(loader(items.Items(count)), print, "cpu")
+        nb.training.loader.check(make_loader(items.Items(count)), print, "cpu")
 
 
 def test_check_rejects_iterators():
@@ -200,14 +201,14 @@ def test_check_rejects_invalid_number_of_batches():
 
 
 def test_check_measures_short_loader(items):
-    assert nb.training.loader.check(loader(items.Items(8)), lambda _batch: None, "cpu", batches=100).batches == 2
+    assert nb.training.loader.check(make_loader(items.Items(8)), lambda _batch: None, "cpu", batches=100).batches == 2
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_check_on_simulated_mps(items):
     with nb.simulated_mps() as mps:
         model = Counting().to("mps")
-        check = nb.training.loader.check(loader(items.Items()), model, "mps", batches=2)
+        check = nb.training.loader.check(make_loader(items.Items()), model, "mps", batches=2)
     assert {device for _training, _gradients, device in model.calls} == {"mps"}
     assert str(check).startswith("mps (SIMULATED): ")
     assert not any(copy.non_blocking for copy in mps.copies)
@@ -215,11 +216,13 @@ def test_check_on_simulated_mps(items):
 
 def test_benchmark_measures_forked_workers(items):
     before = set(multiprocessing.active_children())
-    ladder = nb.training.loader.benchmark_workers(items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork")
+    benchmark = nb.training.loader.benchmark_workers(
+        items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork"
+    )
 
-    assert [rung.workers for rung in ladder.timings] == [0, 1, 2]
-    assert [len(rung.worker_bytes) for rung in ladder.timings] == [0, 1, 2]
-    assert all(size > 2**20 for rung in ladder.timings for size in rung.worker_bytes)
+    assert [timing.workers for timing in benchmark.timings] == [0, 1, 2]
+    assert [len(timing.worker_bytes) for timing in benchmark.timings] == [0, 1, 2]
+    assert all(size > 2**20 for timing in benchmark.timings for size in timing.worker_bytes)
     assert set(multiprocessing.active_children()) == before
 
 
@@ -232,12 +235,12 @@ def test_benchmark_stops_workers_after_error(items):
 
 
 @pytest.mark.slow
-@pytest.mark.real_computer  # Workers are processes of their own.
+@pytest.mark.real_computer  # Workers are separate processes.
 def test_benchmark_measures_spawned_workers():
     dataset = torch.utils.data.TensorDataset(torch.ones(24, 2))
-    ladder = nb.training.loader.benchmark_workers(dataset, 2, workers=(1,), batches=3, start_method="spawn")
+    benchmark = nb.training.loader.benchmark_workers(dataset, 2, workers=(1,), batches=3, start_method="spawn")
 
-    assert len(ladder.timings[0].worker_bytes) == 1
+    assert len(benchmark.timings[0].worker_bytes) == 1
     assert multiprocessing.active_children() == []
 
 
@@ -246,35 +249,39 @@ def test_benchmark_rejects_unpicklable_arguments(items):
     before = set(multiprocessing.active_children())
     dataset = items.Items()
     dataset.file = (number for number in range(3))
-    unsendable = {"collate_fn": lambda batch: batch}
+    unpicklable = {"collate_fn": lambda batch: batch}
     with pytest.raises(ConfigurationError, match=r"collate_fn cannot be sent to a worker process"):
-        nb.training.loader.benchmark_workers(items.Items(), 2, start_method="spawn", **unsendable)
+        nb.training.loader.benchmark_workers(items.Items(), 2, start_method="spawn", **unpicklable)
     with pytest.raises(ConfigurationError, match=r"dataset cannot be sent .*generator"):
         nb.training.loader.benchmark_workers(dataset, 2, start_method="forkserver")
     assert set(multiprocessing.active_children()) == before
-    nb.training.loader.benchmark_workers(items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unsendable)
+    nb.training.loader.benchmark_workers(
+        items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unpicklable
+    )
 
 
-def test_benchmark_rejects_invalid_numbers_of_workers(items, refusal):
+def test_benchmark_rejects_invalid_numbers_of_workers(items, catch_error):
     for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,)):
-        refused = refusal(partial(nb.training.loader.benchmark_workers, items.Items(), 2, workers=workers))
-        assert isinstance(refused, ConfigurationError), workers
+        error = catch_error(partial(nb.training.loader.benchmark_workers, items.Items(), 2, workers=workers))
+        assert isinstance(error, ConfigurationError), workers
 
 
-@pytest.mark.parametrize(("name", "other"), [("num_workers", "workers"), ("multiprocessing_context", "start_method")])
-def test_benchmark_rejects_arguments_that_it_sets(items, name, other):
-    with pytest.raises(ConfigurationError, match=f"sets {name} itself. Pass {other}= instead"):
+@pytest.mark.parametrize(
+    ("name", "replacement"), [("num_workers", "workers"), ("multiprocessing_context", "start_method")]
+)
+def test_benchmark_rejects_arguments_that_it_sets(items, name, replacement):
+    with pytest.raises(ConfigurationError, match=f"sets {name} itself. Pass {replacement}= instead"):
         nb.training.loader.benchmark_workers(items.Items(), 2, **{name: 1})
 
 
 def test_benchmark_rejects_classes_of_cells(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    with pytest.raises(ConfigurationError, match=f"dataset {UNSENDABLE}"):
+    with pytest.raises(ConfigurationError, match=f"dataset {UNPICKLABLE}"):
         nb.training.loader.benchmark_workers(CELL_CLASS(range(40)), 2, start_method="spawn")
 
 
 CHECKS = [
-    # (data, step, workers) -> bottleneck, waiting, a word of the advice
+    # (data, step, workers) -> bottleneck, wait fraction, fragment of the advice
     ((0.030, 0.010, 0), "loader", 0.75, "use workers"),
     ((0.030, 0.010, 2), "loader", 2 / 3, "more workers"),
     ((0.010, 0.030, 0), "model", 0.25, "Loading and computing alternate. Use workers"),
@@ -286,20 +293,20 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize(("figures", "bottleneck", "waiting", "advice"), CHECKS)
-def test_check_reports_bottleneck_and_advice(figures, bottleneck, waiting, advice):
+@pytest.mark.parametrize(("times", "bottleneck", "wait_fraction", "advice"), CHECKS)
+def test_check_reports_bottleneck_and_advice(times, bottleneck, wait_fraction, advice):
     """If the model is slower, the advice does not mention preprocessing."""
-    check = LoaderCheck("cpu", *figures, 20)
+    check = LoaderCheck("cpu", *times, 20)
 
     assert check.bottleneck == bottleneck
-    assert check.wait_fraction == pytest.approx(waiting)
+    assert check.wait_fraction == pytest.approx(wait_fraction)
     assert advice in str(check)
-    assert f"waits {100 * waiting:.0f} % of its time" in str(check)
+    assert f"waits {100 * wait_fraction:.0f} % of its time" in str(check)
     assert bottleneck == "loader" or "Preprocess the texts" not in str(check)
 
 
-LADDERS = [
-    # seconds for 0, 1, 2 ... workers -> choice
+BENCHMARKS = [
+    # seconds for 0, 1, 2 ... workers -> recommended number
     ((0.040,), 0),
     ((0.040, 0.041, 0.050), 0),
     ((0.040, 0.038, 0.037), 0),
@@ -309,16 +316,17 @@ LADDERS = [
 ]
 
 
-@pytest.mark.parametrize(("seconds", "workers"), LADDERS)
+@pytest.mark.parametrize(("seconds", "workers"), BENCHMARKS)
 def test_benchmark_recommends_fewest_workers(seconds, workers):
     assert (
-        WorkerBenchmark(tuple(WorkerTiming(count, one, one) for count, one in enumerate(seconds)), 8).workers == workers
+        WorkerBenchmark(tuple(WorkerTiming(count, time, time) for count, time in enumerate(seconds)), 8).workers
+        == workers
     )
 
 
 def test_benchmark_reports_worker_memory():
-    ladder = WorkerBenchmark((WorkerTiming(0, 0.04, 0.05), WorkerTiming(2, 0.01, 3.0, (2**28, 2**28))), 8)
+    benchmark = WorkerBenchmark((WorkerTiming(0, 0.04, 0.05), WorkerTiming(2, 0.01, 3.0, (2**28, 2**28))), 8)
 
-    assert "256.0 MiB" in str(ladder)
-    assert "could not be read" not in str(ladder)
+    assert "256.0 MiB" in str(benchmark)
+    assert "could not be read" not in str(benchmark)
     assert "The memory of some workers could not be read." in str(WorkerBenchmark((WorkerTiming(1, 0.04, 0.05),), 8))

@@ -1,4 +1,4 @@
-"""A limit on the memory of a device: what torch takes, and what it means in bytes and for the watermarks."""
+"""Memory limits of a device: valid fractions, bytes, and effect on the watermarks."""
 
 from functools import partial
 
@@ -11,22 +11,22 @@ from openmed_nb.training.release import MemoryLimit, validate_fraction
 
 GIB = 1 << 30
 
-TAKEN = [("mps", 0), ("mps", 0.9), ("mps", 1), ("mps", 2.0), ("cuda", 0.5), ("cuda:1", 1.0)]
-REFUSED = [
+ACCEPTED = [("mps", 0), ("mps", 0.9), ("mps", 1), ("mps", 2.0), ("cuda", 0.5), ("cuda:1", 1.0)]
+REJECTED = [
     *(("mps", -0.1), ("mps", 2.1), ("mps", float("nan")), ("mps", float("inf")), ("mps", True), ("mps", "0.9")),
     *(("mps", None), ("cuda", 0), ("cuda:1", 1.1), ("cuda", -1)),
     *(("cpu", 0.9), ("cpu", 0), ("xpu", 0.5)),
 ]
 
 
-def test_validate_fraction(refusal):
-    for device, fraction in TAKEN:
+def test_validate_fraction(catch_error):
+    for device, fraction in ACCEPTED:
         assert validate_fraction(device, fraction) == fraction, device
-    for device, fraction in REFUSED:
-        refused = refusal(partial(validate_fraction, device, fraction))
+    for device, fraction in REJECTED:
+        error = catch_error(partial(validate_fraction, device, fraction))
         remedy = "Choose batches" if device in {"cpu", "xpu"} else "Pass a number"
-        assert isinstance(refused, ConfigurationError), (device, fraction)
-        assert refused.remedy.startswith(remedy), (device, fraction)
+        assert isinstance(error, ConfigurationError), (device, fraction)
+        assert error.remedy.startswith(remedy), (device, fraction)
 
 
 LIMITS = {
@@ -52,7 +52,7 @@ def test_limit_reports_bytes_and_watermarks(limit, title, sentence):
     assert "SIMULATED" not in str(limit)
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_limit_memory_on_simulated_mps():
     """An invalid limit keeps the previous one."""
     with nb.simulated_mps("8 GiB") as mps:

@@ -1,4 +1,4 @@
-"""What a model takes is learnt from its layers and its configuration, and only where they say it."""
+"""Limits of a model are inferred from its layers and configuration, only if they define them."""
 
 import runpy
 from pathlib import Path
@@ -24,19 +24,20 @@ from openmed_nb.errors import InvalidBatchError
 from openmed_nb.training.batch_checks import ModelLimits, find_inner_model, infer_limits
 
 FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
-# These have no table of positions: tokens are told apart by their distances alone.
+# These models have no table of positions; they use relative distances only.
 WITHOUT_A_TABLE = {"modernbert", "mpt"}
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
-def bert(kind, **settings):
+def make_bert(kind, **settings):
     """Return a tiny BERT with a head."""
     return kind(BertConfig(**SMALL, **{"max_position_embeddings": 20, **settings}))
 
 
 def test_infer_limits_of_model_families(tagger, tiny):
     """RoBERTa counts positions after its padding token."""
-    tokens, filter_ = len(tiny.VOCABULARY), tiny.random_privacy_filter()
+    tokens = len(tiny.VOCABULARY)
+    filter_ = tiny.random_privacy_filter()
     size = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "max_position_embeddings": 12}
     distilled = DistilBertForTokenClassification(DistilBertConfig(vocab_size=30, **size))
     picture = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=10)
@@ -61,10 +62,10 @@ def test_infer_limits_of_model_families(tagger, tiny):
         (BertForMultipleChoice, {}, None),
         (BertForQuestionAnswering, {}, None),
     ],
-    ids=["classes", "a number", "tokens", "choices", "places"],
+    ids=["classes", "regression", "tokens", "choices", "positions"],
 )
 def test_infer_limits_of_heads(kind, settings, labels):
-    assert infer_limits(bert(kind, **settings)).num_labels == labels
+    assert infer_limits(make_bert(kind, **settings)).num_labels == labels
 
 
 def test_replaced_head_has_unknown_labels(tagger):
@@ -74,7 +75,7 @@ def test_replaced_head_has_unknown_labels(tagger):
 
 
 class Around(torch.nn.Module):
-    """A module around others."""
+    """Module that wraps others."""
 
     def __init__(self, **inner):
         super().__init__()
@@ -118,10 +119,10 @@ SMALL_PAIR = {
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
     "pad_token_id": 1,
 }
-# By family: how many tokens of a row fit, and the settings.
+# Maximum number of tokens per row and settings, by family.
 OTHER_FAMILIES = {
     "bart": (32, {**SMALL_PAIR, "max_position_embeddings": 32}),
-    "clip": (  # It has a table for pictures too, and does not tell which embeddings are those of tokens.
+    "clip": (  # It also has a table for images, and does not expose its token embeddings.
         None,
         {
             "text_config": {**SMALL, "max_position_embeddings": 24},
@@ -161,13 +162,13 @@ OTHER_FAMILIES = {
 }
 
 
-def allowed(model):
-    """Return how many tokens of a row fit, ``None`` where nothing limits them."""
+def count_allowed_tokens(model):
+    """Return the maximum number of tokens per row, or ``None`` if there is no limit."""
     limits = infer_limits(model)
     return None if limits.max_position_embeddings is None else limits.max_position_embeddings - limits.position_offset
 
 
-# A family for each way to count positions.
+# One family for each method of counting positions.
 QUICK = ("bert", "roberta", "nystromformer", "roformer", "biogpt", "gpt2", "gpt_neo", "layoutlm", "luke")
 SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES["ALL"] if family not in QUICK]
 
@@ -176,14 +177,14 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES["ALL
 def test_infer_limits_matches_pipeline_positions(family, tiny):
     expected = None if family in WITHOUT_A_TABLE else FAMILIES["ALL"][family][0]
 
-    assert allowed(FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)) == expected
+    assert count_allowed_tokens(FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)) == expected
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
 def test_infer_limits_uses_position_table_of_tokens(family):
     expected, settings = OTHER_FAMILIES[family]
 
-    assert allowed(AutoModel.from_config(AutoConfig.for_model(family, **settings))) == expected
+    assert count_allowed_tokens(AutoModel.from_config(AutoConfig.for_model(family, **settings))) == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "biogpt", "opt"])
@@ -191,8 +192,8 @@ def test_guards_reject_rows_longer_than_positions(family, tiny):
     if family == "opt":
         model = AutoModel.from_config(AutoConfig.for_model(family, **OTHER_FAMILIES[family][1]))
     else:
-        own = {"n_positions": 32} if family == "gpt2" else {}
-        model = FAMILIES["model_of"](family, 30, tiny.LABELS, **{"max_position_embeddings": 32, **own})
+        sizes = {"n_positions": 32} if family == "gpt2" else {}
+        model = FAMILIES["model_of"](family, 30, tiny.LABELS, **{"max_position_embeddings": 32, **sizes})
     with nb.Guards().watch(model, "cpu") as guards:
         guards.check({"input_ids": torch.full((2, 32), 5)})
         with pytest.raises(InvalidBatchError, match="40 tokens, and the model has 32 positions"):

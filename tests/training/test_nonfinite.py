@@ -1,4 +1,4 @@
-"""The first NaN or infinity is found by repeating a pass, and a repeated pass changes nothing."""
+"""The origin of the first NaN or infinity is found by repeating a pass, which has no side effects."""
 
 import contextlib
 import copy
@@ -24,27 +24,26 @@ from openmed_nb.training.nonfinite import (
     replay_pass,
 )
 
-NAN, INFINITY = float("nan"), float("inf")
+NAN = float("nan")
+INFINITY = float("inf")
 
 
 class RootOfZero(nn.Module):
-    """Gives zero, and on the way back infinity: the slope of a root at zero."""
+    """Layer with an infinite gradient: the slope of a root at zero."""
 
     def forward(self, numbers):
-        """Return numbers as they were, with an infinite slope."""
         return numbers + (numbers * 0).sqrt()
 
 
 class Overflow(nn.Module):
-    """Gives what float32 cannot hold."""
+    """Layer that overflows float32."""
 
     def forward(self, numbers):
-        """Return infinity."""
         return numbers * 1e38 * 1e38
 
 
 class Network(nn.Module):
-    """Layers in a row with a loss at the end, and dropout and buffers between them."""
+    """Sequence of layers with dropout, buffers and a loss."""
 
     def __init__(self, *layers, loss=lambda numbers: (numbers**2).mean()):
         super().__init__()
@@ -52,23 +51,22 @@ class Network(nn.Module):
         self.loss = loss
 
     def forward(self, numbers):
-        """Return the loss and what it was computed from."""
         computed = self.layers(numbers)
         return {"loss": self.loss(computed), "logits": computed}
 
 
-def held_pass(model, *args, **kwargs):
-    """Return a pass of a model as it is held, after it ran."""
+def record_pass(model, *args, **kwargs):
+    """Run a model, and return the recorded pass."""
     recorder = ForwardRecorder("cpu")
-    ends = recorder.watch(model)
+    removers = recorder.watch(model)
     model(*args, **kwargs)
-    for end in ends:
-        end()
+    for remove in removers:
+        remove()
     return recorder.passes[0]
 
 
-def inputs():
-    """Return some rows of numbers."""
+def make_inputs():
+    """Return rows of random numbers."""
     return torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -86,20 +84,20 @@ def inputs():
     ids=["fine", "forward", "forward, later", "loss", "backward", "backward, inside", "loss, backward"],
 )
 def test_replay_names_first_layer(model, found):
-    assert replay_pass(model.train(), held_pass(model, inputs())) == found
+    assert replay_pass(model.train(), record_pass(model, make_inputs())) == found
 
 
 def test_replay_checks_inputs_and_weights_first():
     model = Network().train()
-    assert replay_pass(model, held_pass(model, inputs() * NAN)) == Origin("input", "argument 0")
-    assert replay_pass(model, held_pass(model, numbers=inputs() * NAN)) == Origin("input", "numbers")
+    assert replay_pass(model, record_pass(model, make_inputs() * NAN)) == Origin("input", "argument 0")
+    assert replay_pass(model, record_pass(model, numbers=make_inputs() * NAN)) == Origin("input", "numbers")
     with torch.no_grad():
         model.layers[4 - 1].weight[0, 0] = INFINITY
-    assert replay_pass(model, held_pass(model, inputs())) == Origin("weight", "layers.3.weight")
+    assert replay_pass(model, record_pass(model, make_inputs())) == Origin("weight", "layers.3.weight")
 
 
-def test_replay_names_innermost_layer_of_bert(tagger, batch_of):
-    held = held_pass(tagger, **batch_of())
+def test_replay_names_innermost_layer_of_bert(tagger, make_batch):
+    held = record_pass(tagger, **make_batch())
     assert replay_pass(tagger, held) is None
     dense = tagger.bert.encoder.layer[0].output.dense
     hook = dense.register_forward_hook(lambda _layer, _args, output: output * INFINITY)
@@ -113,8 +111,8 @@ def test_replay_names_innermost_layer_of_bert(tagger, batch_of):
 
 def test_replay_changes_nothing():
     for model in (Network().train(), Network(Overflow()).train(), Network(RootOfZero()).train()):
-        held = held_pass(model, inputs())
-        model(inputs())["loss"].backward()
+        held = record_pass(model, make_inputs())
+        model(make_inputs())["loss"].backward()
 
         def hooks(model=model):
             layers = [(len(layer._forward_hooks), len(layer._forward_pre_hooks)) for layer in model.modules()]
@@ -139,7 +137,7 @@ def test_replay_repeats_dropout():
     model.layers[2].register_forward_hook(lambda layer, _args, output: setattr(layer, "last", output.detach()))
     model.train()
     for _ in range(8):
-        held = held_pass(model, inputs())
+        held = record_pass(model, make_inputs())
         went_wrong = bool(model.layers[2].last[0, 0] == 0)
         assert (replay_pass(model, held) is not None) == went_wrong
 
@@ -150,14 +148,14 @@ def test_replay_uses_autocast_of_pass():
         model[0].weight.fill_(300.0)
     numbers = torch.full((2, 4), 300.0)
     with torch.autocast("cpu", torch.float16):
-        held = held_pass(model, numbers)
+        held = record_pass(model, numbers)
     assert replay_pass(model, held) == Origin("output", "0")
-    assert replay_pass(model, held_pass(model, numbers)) is None
+    assert replay_pass(model, record_pass(model, numbers)) is None
 
 
 def test_replay_reports_error_of_model():
     model = Network().train()
-    held = held_pass(model, inputs())
+    held = record_pass(model, make_inputs())
     model.layers[4 - 1] = nn.Linear(9, 2)
     found = replay_pass(model, held)
     assert found.kind == "unknown"
@@ -165,7 +163,7 @@ def test_replay_reports_error_of_model():
 
 
 ORIGINS = {
-    # gradients in order of arrival, finite or not -> where it began
+    # gradients in order of arrival, finite (+) or not (-) -> origin
     "": None,
     "+ output a, + weight a.weight": None,
     "- output a": "output a",
@@ -178,10 +176,10 @@ ORIGINS = {
 
 @pytest.mark.parametrize(("arrivals", "found"), ORIGINS.items())
 def test_find_backward_origin(arrivals, found):
-    parts = [one.split() for one in arrivals.split(", ") if one]
-    came = [(Origin(f"{kind} gradient", "" if name == "." else name), sign == "+") for sign, kind, name in parts]
+    parts = [arrival.split() for arrival in arrivals.split(", ") if arrival]
+    arrived = [(Origin(f"{kind} gradient", "" if name == "." else name), sign == "+") for sign, kind, name in parts]
 
-    assert find_backward_origin(came) == (found and Origin(f"{found.split()[0]} gradient", found.split()[1]))
+    assert find_backward_origin(arrived) == (found and Origin(f"{found.split()[0]} gradient", found.split()[1]))
 
 
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
@@ -230,7 +228,7 @@ def test_all_finite_handles_complex_numbers(number):
     assert not is_finite(iter_float_tensors({"numbers": gradient}))
 
 
-@pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, and it says so.
+@pytest.mark.filterwarnings("ignore")  # torch warns that several kinds of tensors are prototypes.
 def test_iter_float_tensors_handles_tensor_kinds():
     bad = torch.tensor([[1.0, NAN]])
     given = {
@@ -238,53 +236,58 @@ def test_iter_float_tensors_handles_tensor_kinds():
         "compressed": bad.to_sparse_csr(),
         "nested": torch.nested.nested_tensor([bad[0], bad[0, :1]]),
         "meta": torch.ones(2, device="meta"),
-        "quantised": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
     }
     assert [bool(tensor.isfinite().all()) for tensor in iter_float_tensors(given)] == [False] * 3
 
 
 class TestRecorder:
-    """What a recorder holds."""
+    """Recorded passes."""
 
     def test_recorder_ignores_evaluation(self):
-        model, recorder = Network(), ForwardRecorder("cpu")
+        model = Network()
+        recorder = ForwardRecorder("cpu")
         recorder.watch(model)
-        model.eval()(inputs())
+        model.eval()(make_inputs())
         with torch.no_grad():
-            model.train()(inputs())
+            model.train()(make_inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (0, 0)
-        model(inputs())
+        model(make_inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
 
     def test_recorder_records_failed_pass(self):
-        model, recorder = Network().train(), ForwardRecorder("cpu")
+        model = Network().train()
+        recorder = ForwardRecorder("cpu")
         recorder.watch(model, ("", "layers"))
-        for numbers in (torch.ones(2, 3), inputs()):
+        for numbers in (torch.ones(2, 3), make_inputs()):
             with contextlib.suppress(RuntimeError):
                 model(numbers)
-        model.layers(inputs())
+        model.layers(make_inputs())
         assert [held.module for held in recorder.passes] == ["", "", "layers"]
         assert len(recorder.losses) == 1
 
     def test_recorder_ignores_pass_stopped_by_hook(self):
-        model, recorder = Network().train(), ForwardRecorder("cpu")
+        model = Network().train()
+        recorder = ForwardRecorder("cpu")
         stopping = model.register_forward_pre_hook(lambda *_given: 1 / 0)
         recorder.watch(model)
         with contextlib.suppress(ZeroDivisionError):
-            model(inputs())
+            model(make_inputs())
         stopping.remove()
-        model(inputs())
+        model(make_inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
 
     def test_recorder_is_bounded(self):
-        model, recorder = Network().train(), ForwardRecorder("cpu")
+        model = Network().train()
+        recorder = ForwardRecorder("cpu")
         recorder.watch(model)
         for _ in range(MAX_RECORDED_PASSES + 5):
-            model(inputs())
+            model(make_inputs())
         assert len(recorder.passes) == MAX_RECORDED_PASSES
 
     def test_loss_of_model_outputs(self):
-        loss, logits = torch.tensor(2.0), torch.zeros(2, 3)
+        loss = torch.tensor(2.0)
+        logits = torch.zeros(2, 3)
         for output in ({"loss": loss}, (loss, logits), loss):
             assert loss_of(output) is loss
         for output in ({"logits": logits}, (logits,), (), logits, None, {"loss": None}):
@@ -299,7 +302,7 @@ def test_origins_have_description_and_remedy():
 
 
 class TakesAnEncoding(nn.Module):
-    """Computes from the numbers of a batch of transformers, and returns such a batch."""
+    """Model that takes a BatchEncoding."""
 
     def __init__(self):
         super().__init__()
@@ -307,15 +310,13 @@ class TakesAnEncoding(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, batch):
-        """Return the loss."""
         return (self.layer(batch)["numbers"] * self.weight).sum()
 
 
 class Returns(nn.Module):
-    """Returns a batch of transformers, with the root of its numbers."""
+    """Layer that returns a BatchEncoding."""
 
     def forward(self, batch):
-        """Return the roots."""
         return BatchEncoding({"numbers": batch["numbers"].sqrt()})
 
 
@@ -323,4 +324,4 @@ def test_replay_supports_batch_encoding():
     """A BatchEncoding is a mapping, but not a dict."""
     model = TakesAnEncoding()
     for number, origin in ((NAN, Origin("input", "argument 0")), (-1.0, Origin("output", "layer"))):
-        assert replay_pass(model, held_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin
+        assert replay_pass(model, record_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin

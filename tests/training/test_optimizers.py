@@ -1,4 +1,4 @@
-"""AdamW runs fused where torch has that, and what a person set stays as it is."""
+"""AdamW runs fused if torch supports it, and explicit options are not changed."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from openmed_nb.training import adamw
 from openmed_nb.training.steps import fused_support
 
 DECISIONS = [
-    # tensors, torch, more -> fused, a word of the reason
+    # tensors, torch, options -> fused, fragment of the reason
     ({("mps", "float32")}, (2, 13), {}, True, "float32 on mps since 2.5"),
     ({("mps", "bfloat16"), ("mps", "float32")}, (2, 6), {}, True, "bfloat16 on mps"),
     ({("mps", "float32")}, (2, 12, 1), {"scaled": True}, False, "pytorch#186360"),
@@ -36,16 +36,16 @@ def test_fused_support():
         assert support.to_dict() == {"fused": fused, "reason": support.reason}, (tensors, release, more)
 
 
-def parameters():
-    """Return the parameters of a small model with gradients."""
+def make_parameters():
+    """Return the parameters of a small model, with gradients."""
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
     model(torch.ones(2, 5)).square().sum().backward()
     return list(model.parameters())
 
 
-def groups(tensors):
-    """Return parameters in all forms that torch takes."""
+def make_forms(tensors):
+    """Return parameters in all forms that torch accepts."""
     weight, bias = tensors
     return [
         [weight, bias],
@@ -59,9 +59,9 @@ def groups(tensors):
 
 @pytest.mark.parametrize("form", range(6))
 def test_adamw_accepts_all_parameter_forms(form):
-    tensors = parameters()
+    tensors = make_parameters()
     before = tensors[0].detach().clone()
-    optimizer = adamw(groups(tensors)[form], lr=0.1)
+    optimizer = adamw(make_forms(tensors)[form], lr=0.1)
     optimizer.step()
 
     assert all(group["fused"] for group in optimizer.param_groups)
@@ -86,14 +86,14 @@ def test_adamw_rejects_other_parameters(parameters):
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": False}, {"differentiable": True}])
 def test_adamw_keeps_selected_implementation(options):
-    optimizer = adamw(parameters(), lr=0.1, amsgrad=True, **options)
+    optimizer = adamw(make_parameters(), lr=0.1, amsgrad=True, **options)
 
     assert not optimizer.defaults["fused"]
     assert optimizer.defaults["amsgrad"]
     assert {name: optimizer.defaults[name] for name in options} == options
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_adamw_is_fused_on_simulated_mps():
     with nb.simulated_mps():
         model = torch.nn.Linear(5, 3).to("mps")

@@ -1,4 +1,4 @@
-"""Wherever a tensor is planted, the search says by which name it is held, and counts it once."""
+"""A planted tensor is found by name and counted once, in every kind of object."""
 
 import asyncio
 import contextvars
@@ -20,17 +20,17 @@ from openmed_nb.training.holders import find_tensor_referrers
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 
+# Size in bytes of a planted tensor, which is unique.
 SIZE = 123_456
-"""Bytes of a planted tensor, which nothing else has."""
 
 
-def planted():
-    """Return a tensor to be found."""
+def make_tensor():
+    """Return the planted tensor."""
     return torch.zeros(SIZE // 4)
 
 
 class Slots:
-    """What has slots and no __dict__."""
+    """Class with slots and no ``__dict__``."""
 
     __slots__ = ("empty", "loss")
 
@@ -39,59 +39,57 @@ class Slots:
 
 
 class MoreSlots(Slots):
-    """A class whose slots are those of another, with a __dict__ beside them."""
+    """Subclass of a class with slots, with a ``__dict__``."""
 
 
 class Pair(NamedTuple):
-    """What is kept of an epoch."""
+    """Record of an epoch."""
 
     epoch: int
     loss: torch.Tensor
 
 
 class Model:
-    """What computes something once."""
+    """Class with cached computations."""
 
     @functools.cached_property
     def states(self):
-        """A tensor."""
-        return planted()
+        return make_tensor()
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 - the leak that is planted
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - the planted leak
     def computed(self, number):
-        """Return a tensor for a number."""
         return torch.zeros(SIZE // 4) + number
 
     def method(self):
         """Do nothing."""
 
 
-def computing(maxsize):
-    """Return a function that keeps its results."""
-    function = functools.lru_cache(maxsize=maxsize)(lambda number: planted() + number)
+def make_cached_function(maxsize):
+    """Return a function that caches its results."""
+    function = functools.lru_cache(maxsize=maxsize)(lambda number: make_tensor() + number)
     function(1)
     return function
 
 
-def keyed():
-    """Return a function that keeps what it was called with."""
+def make_function_with_cached_arguments():
+    """Return a function that caches its arguments."""
     function = functools.lru_cache(maxsize=4)(len)
-    function(planted())
+    function(make_tensor())
     return function
 
 
-def object_array():
+def make_object_array():
     """Return an array of objects."""
     found = np.empty((2, 3), dtype=object)
-    found.flat[0] = planted()
+    found.flat[0] = make_tensor()
     return found
 
 
-def kept_error(cause=False):
-    """Return an error that was raised with a tensor in a variable of a function."""
+def make_error(cause=False):
+    """Return an error whose traceback has a tensor in a local variable."""
 
     def fail():
-        hidden = planted()
+        hidden = make_tensor()
         raise ValueError(hidden.ndim)
 
     def fail_again():
@@ -109,11 +107,11 @@ def kept_error(cause=False):
         return error
 
 
-def waiting():
-    """Return a generator that waits with a tensor in a variable."""
+def make_generator():
+    """Return a suspended generator with a tensor in a local variable."""
 
     def values():
-        hidden = planted()
+        hidden = make_tensor()
         yield 0
         yield hidden
 
@@ -122,13 +120,13 @@ def waiting():
     return found
 
 
-def waiting_inside():
-    """Return a generator that waits for another one with a tensor in a variable."""
+def make_nested_generator():
+    """Return a generator that waits for another generator."""
 
     def outer():
         yield from inner
 
-    inner = waiting()
+    inner = make_generator()
     found = outer()
     next(found)
     return found
@@ -140,64 +138,64 @@ async def suspended(loss):
     return loss
 
 
-def waiting_coroutine():
-    """Return a coroutine that waits."""
-    found = suspended(planted())
+def make_coroutine():
+    """Return a suspended coroutine."""
+    found = suspended(make_tensor())
     found.send(None)
     return found
 
 
-def waiting_outside():
-    """Return a coroutine that waits for another one."""
+def make_nested_coroutine():
+    """Return a coroutine that waits for another coroutine."""
 
     async def outer():
-        return await suspended(planted())
+        return await suspended(make_tensor())
 
     found = outer()
     found.send(None)
     return found
 
 
-def done_task():
-    """Return a task that has a tensor as its result."""
+def make_done_task():
+    """Return a task with a tensor as its result."""
 
     async def run():
-        task = asyncio.ensure_future(suspended(planted()))
+        task = asyncio.ensure_future(suspended(make_tensor()))
         await task
         return task
 
     return asyncio.run(run())
 
 
-def thread_local():
+def make_thread_local():
     """Return variables of this thread."""
     found = threading.local()
-    found.loss = planted()
+    found.loss = make_tensor()
     return found
 
 
-def context_variable():
-    """Return a context variable that has a value."""
+def make_context_variable():
+    """Return a context variable with a value."""
     found = contextvars.ContextVar("found")
-    found.set(planted())
+    found.set(make_tensor())
     return found
 
 
-def context():
-    """Return a context in which a variable has a value."""
+def make_context():
+    """Return a context with a variable."""
     found = contextvars.copy_context()
-    found.run(contextvars.ContextVar("inside").set, planted())
+    found.run(contextvars.ContextVar("inside").set, make_tensor())
     return found
 
 
-def closure():
-    """Return a function that knows a tensor from around it."""
-    loss = planted()
+def make_closure():
+    """Return a function with a tensor in its closure."""
+    loss = make_tensor()
     return lambda: loss
 
 
-def default(loss=None):
-    """Return a function with a tensor as the default of an argument."""
+def make_function_with_default(loss=None):
+    """Return a function with a tensor as a default argument."""
 
     def function(loss=loss):
         return loss
@@ -205,114 +203,118 @@ def default(loss=None):
     return function
 
 
-def watched():
-    """Return a weak reference that has a tensor in what it calls at the end, and what it refers to."""
-    model, loss = Model(), planted()
+def make_weak_reference():
+    """Return a weak reference whose callback has a tensor, and its target."""
+    model = Model()
+    loss = make_tensor()
     return [model, weakref.ref(model, lambda _reference: loss)]
 
 
-def cycled():
-    """Return a cycle that has gone round once."""
-    found = itertools.cycle([planted()])
+def make_cycle():
+    """Return a cycle iterator after one iteration."""
+    found = itertools.cycle([make_tensor()])
     next(found)
     return found
 
 
-def frame():
-    """Return the frame of a function that is over."""
+def make_frame():
+    """Return the frame of a finished function."""
 
     def function():
-        hidden = planted()
+        hidden = make_tensor()
         return sys._getframe(), hidden.ndim
 
     return function()[0]
 
 
-def made_class():
-    """Return an object of a class that keeps a tensor, made in a function."""
-    loss = planted()
+def make_method():
+    """Return a method of a local class with a tensor in its closure."""
+    loss = make_tensor()
 
     class Made:
-        """Knows a tensor."""
+        """Local class."""
 
         def method(self):
-            """Return it."""
             return loss
 
     return Made().method
 
 
-def hooked(loss):
-    """Return a layer with a hook that knows a tensor."""
+def make_hooked_layer(loss):
+    """Return a layer with a hook that references a tensor."""
     layer = torch.nn.Linear(1, 1)
     layer.register_forward_hook(lambda *_given: loss and None)
     return layer
 
 
-def graded():
-    """Return a parameter with a gradient of another size in memory."""
+def make_parameter():
+    """Return a parameter with a gradient in separate memory."""
     found = torch.zeros(SIZE // 4, requires_grad=True)
     found.sum().backward()
     found.grad = torch.zeros(SIZE // 4)
     return found
 
 
-# Of each place: how it is made, and the beginning of the name that it has as the variable ``held``.
+# For each location: a function that creates it, and the start of its name as the variable ``held``.
 PLACES = {
-    "a variable": (planted, "held"),
-    "a list": (lambda: [planted()], "held"),
-    "a tuple": (lambda: (1, planted()), "held"),
-    "a set": (lambda: {planted()}, "held"),
-    "a dict": (lambda: {"a": planted()}, "held"),
-    "a default dict": (lambda: defaultdict(list, a=[planted()]), "held[...]"),
-    "an ordered dict": (lambda: OrderedDict(a=planted()), "held"),
-    "a mapping that cannot be changed": (lambda: types.MappingProxyType({"a": planted()}), "held[...]"),
-    "a deque": (lambda: deque([planted()], 3), "held"),
-    "a named tuple": (lambda: Pair(1, planted()), "held"),
-    "an attribute": (lambda: types.SimpleNamespace(loss=planted()), "held.loss"),
-    "a slot": (lambda: Slots(planted()), "held.loss"),
-    "a slot of the class before": (lambda: MoreSlots(planted()), "held.loss"),
+    "a variable": (make_tensor, "held"),
+    "a list": (lambda: [make_tensor()], "held"),
+    "a tuple": (lambda: (1, make_tensor()), "held"),
+    "a set": (lambda: {make_tensor()}, "held"),
+    "a dict": (lambda: {"a": make_tensor()}, "held"),
+    "a default dict": (lambda: defaultdict(list, a=[make_tensor()]), "held[...]"),
+    "an ordered dict": (lambda: OrderedDict(a=make_tensor()), "held"),
+    "a mapping that cannot be changed": (lambda: types.MappingProxyType({"a": make_tensor()}), "held[...]"),
+    "a deque": (lambda: deque([make_tensor()], 3), "held"),
+    "a named tuple": (lambda: Pair(1, make_tensor()), "held"),
+    "an attribute": (lambda: types.SimpleNamespace(loss=make_tensor()), "held.loss"),
+    "a slot": (lambda: Slots(make_tensor()), "held.loss"),
+    "a slot of the class before": (lambda: MoreSlots(make_tensor()), "held.loss"),
     "a cached property": (lambda: (found := Model(), found.states)[0], "held.states"),
-    "a cache": (lambda: computing(8), "held"),
-    "a cache without a bound": (lambda: computing(None), "held[...]"),
-    "the arguments of a cache": (keyed, "held"),
-    "an array of objects": (object_array, "held"),
-    "the memory of an array": (lambda: planted().numpy(), "held"),
-    "the memory of a view": (lambda: planted().numpy()[5:], "held"),
-    "a column of objects": (lambda: pd.Series([planted(), None], dtype=object), "held."),
-    "a partial": (lambda: functools.partial(print, planted()), "held.args"),
-    "a partial method": (lambda: functools.partialmethod(print, planted()), "held.args"),
-    "variables of a thread": (thread_local, "held[...]"),
-    "an error": (kept_error, "held: hidden"),
-    "the cause of an error": (lambda: kept_error(cause=True), "held"),
-    "a traceback": (lambda: kept_error().__traceback__, "held: hidden"),
-    "the arguments of an error": (lambda: ValueError(planted()), "held"),
-    "a frame": (frame, "held: hidden"),
-    "a generator": (waiting, "held: hidden"),
-    "a generator inside of another": (waiting_inside, "held: inner: hidden"),
-    "a generator expression": (lambda: (one for one in [planted()]), "held"),
-    "a coroutine": (waiting_coroutine, "held: loss"),
-    "a coroutine inside of another": (waiting_outside, "held: (awaited): loss"),
-    "a task": (done_task, "held"),
-    "a context variable": (context_variable, "held"),
-    "a context": (context, "held[...]"),
-    "a closure": (closure, "held.loss"),
-    "a default": (lambda: default(planted()), "held.__defaults__"),
-    "a method of a class in a function": (made_class, "held"),
-    "what a weak reference calls": (watched, "held[...]"),
-    "a method of a container": (lambda: [planted()].append, "held.__self__"),
-    "a cycle": (cycled, "held"),
-    "an iterator": (lambda: iter([planted()]), "held[...]"),
-    "a hook of a layer": (lambda: hooked(planted()), "held._forward_hooks[...].loss"),
-    "a gradient": (graded, "held.grad"),
+    "a cache": (lambda: make_cached_function(8), "held"),
+    "a cache without a bound": (lambda: make_cached_function(None), "held[...]"),
+    "the arguments of a cache": (make_function_with_cached_arguments, "held"),
+    "an array of objects": (make_object_array, "held"),
+    "the memory of an array": (lambda: make_tensor().numpy(), "held"),
+    "the memory of a view": (lambda: make_tensor().numpy()[5:], "held"),
+    "a column of objects": (lambda: pd.Series([make_tensor(), None], dtype=object), "held."),
+    "a partial": (lambda: functools.partial(print, make_tensor()), "held.args"),
+    "a partial method": (lambda: functools.partialmethod(print, make_tensor()), "held.args"),
+    "variables of a thread": (make_thread_local, "held[...]"),
+    "an error": (make_error, "held: hidden"),
+    "the cause of an error": (lambda: make_error(cause=True), "held"),
+    "a traceback": (lambda: make_error().__traceback__, "held: hidden"),
+    "the arguments of an error": (lambda: ValueError(make_tensor()), "held"),
+    "a frame": (make_frame, "held: hidden"),
+    "a generator": (make_generator, "held: hidden"),
+    "a generator inside another": (make_nested_generator, "held: inner: hidden"),
+    "a generator expression": (lambda: (tensor for tensor in [make_tensor()]), "held"),
+    "a coroutine": (make_coroutine, "held: loss"),
+    "a coroutine inside another": (make_nested_coroutine, "held: (awaited): loss"),
+    "a task": (make_done_task, "held"),
+    "a context variable": (make_context_variable, "held"),
+    "a context": (make_context, "held[...]"),
+    "a closure": (make_closure, "held.loss"),
+    "a default": (lambda: make_function_with_default(make_tensor()), "held.__defaults__"),
+    "a method of a class in a function": (make_method, "held"),
+    "what a weak reference calls": (make_weak_reference, "held[...]"),
+    "a method of a container": (lambda: [make_tensor()].append, "held.__self__"),
+    "a cycle": (make_cycle, "held"),
+    "an iterator": (lambda: iter([make_tensor()]), "held[...]"),
+    "a hook of a layer": (lambda: make_hooked_layer(make_tensor()), "held._forward_hooks[...].loss"),
+    "a gradient": (make_parameter, "held.grad"),
 }
 
 
-@pytest.mark.real_computer  # It is about Python's containers; the simulation keeps modes in contexts of its own.
+@pytest.mark.real_computer  # The simulation stores modes in its contexts.
 @pytest.mark.parametrize(("make", "name"), PLACES.values(), ids=PLACES)
 def test_planted_tensor_is_found_once_by_name(make, name):
     held = make()
-    found = [one for one in find_tensor_referrers({"held": held}) if one.size == SIZE and one.name.startswith(name)]
+    found = [
+        referrer
+        for referrer in find_tensor_referrers({"held": held})
+        if referrer.size == SIZE and referrer.name.startswith(name)
+    ]
     if asyncio.iscoroutine(held):
         held.close()
 
@@ -320,39 +322,41 @@ def test_planted_tensor_is_found_once_by_name(make, name):
     assert found[0].tensors == 1
 
 
-def sizes(name):
-    """Return the bytes that names with a word in them hold, of all that can be seen from here."""
-    return [one.size for one in find_tensor_referrers() if name in one.name and one.size == SIZE]
+def find_sizes(name):
+    """Return the sizes of referrers with a given name fragment."""
+    return [referrer.size for referrer in find_tensor_referrers() if name in referrer.name and referrer.size == SIZE]
 
 
 def test_variable_of_another_thread_is_named():
-    begun, over = threading.Event(), threading.Event()
+    started = threading.Event()
+    finished = threading.Event()
 
     def train():
-        hidden_in_a_thread = planted()
-        begun.set()
-        over.wait(60)
+        hidden_in_a_thread = make_tensor()
+        started.set()
+        finished.wait(60)
         return hidden_in_a_thread
 
     thread = threading.Thread(target=train)
     thread.start()
-    begun.wait(60)
-    found = sizes("(another thread) hidden_in_a_thread")
-    over.set()
+    started.wait(60)
+    found = find_sizes("(another thread) hidden_in_a_thread")
+    finished.set()
     thread.join()
 
     assert found == [SIZE]
 
 
 def test_variable_of_this_thread_is_named():
-    hidden_here = planted()
+    hidden_here = make_tensor()
 
-    assert [one.name for one in find_tensor_referrers() if one.size == SIZE] == ["hidden_here"]
+    assert [referrer.name for referrer in find_tensor_referrers() if referrer.size == SIZE] == ["hidden_here"]
     assert hidden_here.ndim == 1
 
 
 def test_search_does_not_change_generator_or_error():
-    running, error = waiting(), kept_error()
+    running = make_generator()
+    error = make_error()
     find_tensor_referrers({"running": running, "error": error})
     gone = weakref.ref(next(running))
 
@@ -366,12 +370,13 @@ def test_search_fills_no_cache_or_thread_local():
     made = []
 
     class Local(threading.local):
-        """Variables that each thread makes."""
+        """Variables that each thread creates."""
 
         def __init__(self):
             made.append(1)
 
-    model, local = Model(), Local()
+    model = Model()
+    local = Local()
     thread = threading.Thread(target=find_tensor_referrers, args=({"model": model, "local": local},))
     thread.start()
     thread.join()
@@ -382,33 +387,33 @@ def test_search_fills_no_cache_or_thread_local():
 
 
 @pytest.fixture(params=[True, False], ids=["with data", "as torch 2.6"])
-def saved_tensors_tell(request, monkeypatch):
-    """Let what a graph keeps be read as since torch 2.7 or, as in 2.6, by unpacking it alone."""
+def saved_tensor_api(request, monkeypatch):
+    """Saved tensors with the attribute ``data`` of torch 2.7, or without it as in 2.6."""
     if not request.param:
         monkeypatch.delattr(torch._C._autograd.SavedTensor, "data", raising=False)
 
 
-def held_by(loss):
-    """Return the bytes that a loss holds with its graph."""
-    return sum(one.size for one in find_tensor_referrers({"loss": loss}))
+def measure_loss(loss):
+    """Return the size in bytes of a loss with its graph."""
+    return sum(referrer.size for referrer in find_tensor_referrers({"loss": loss}))
 
 
 class Double(torch.autograd.Function):
-    """A function written in Python that keeps a tensor of its own."""
+    """Custom Function that saves a tensor."""
 
     @staticmethod
     def forward(context, numbers):
-        """Keep twice the numbers."""
+        """Save twice the numbers."""
         context.save_for_backward(numbers * 2)
         return numbers * numbers
 
     @staticmethod
     def backward(context, gradient):
-        """Use what was kept."""
+        """Use the saved tensor."""
         return gradient * context.saved_tensors[0]
 
 
-# Functions of a thousand numbers whose graph keeps so many bytes.
+# Functions of a thousand numbers, with the minimum size of their graphs in bytes.
 GRAPHS = {
     "an output": (torch.exp, 4000),
     "inputs": (lambda numbers: (numbers * 2) * (numbers * 3), 8000),
@@ -418,17 +423,17 @@ GRAPHS = {
 
 
 @pytest.mark.real_computer  # The graphs of the simulated device have nodes of their own.
-@pytest.mark.usefixtures("saved_tensors_tell")
-@pytest.mark.parametrize(("function", "least"), GRAPHS.values(), ids=GRAPHS)
-def test_size_includes_graph_until_backward_pass(function, least):
+@pytest.mark.usefixtures("saved_tensor_api")
+@pytest.mark.parametrize(("function", "minimum_bytes"), GRAPHS.values(), ids=GRAPHS)
+def test_size_includes_graph_until_backward_pass(function, minimum_bytes):
     loss = function(torch.ones(1000, requires_grad=True)).sum()
 
-    assert held_by(loss) >= least
+    assert measure_loss(loss) >= minimum_bytes
     loss.backward()
-    assert held_by(loss) == 4
+    assert measure_loss(loss) == 4
 
 
-@pytest.mark.usefixtures("saved_tensors_tell")
+@pytest.mark.usefixtures("saved_tensor_api")
 def test_search_does_not_call_unpack_hooks():
     called = []
 
@@ -439,7 +444,7 @@ def test_search_does_not_call_unpack_hooks():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor,), unpack):
         loss = torch.ones(1000, requires_grad=True).exp().sum()
     sys.setprofile(None)
-    held_by(loss)
+    measure_loss(loss)
 
     assert not called
     assert sys.getprofile() is None
@@ -447,16 +452,16 @@ def test_search_does_not_call_unpack_hooks():
     assert called
 
 
-@pytest.mark.usefixtures("saved_tensors_tell")
+@pytest.mark.usefixtures("saved_tensor_api")
 def test_graph_and_profiler_work_after_search():
     numbers = torch.ones(1000, requires_grad=True)
     loss = (numbers.exp() * numbers).sum()
     profiled = []
     sys.setprofile(lambda *_event: profiled.append(1))
-    held_by(loss)
+    measure_loss(loss)
     sys.setprofile(None)
     (first,) = torch.autograd.grad(loss, numbers, create_graph=True)
-    held_by(first)
+    measure_loss(first)
     (second,) = torch.autograd.grad(first.sum(), numbers)
 
     torch.testing.assert_close(first.detach(), torch.full((1000,), 2 * torch.e))

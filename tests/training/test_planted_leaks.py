@@ -1,4 +1,4 @@
-"""Ten epochs of small trainings are flat; with losses that are kept with their graphs they grow, and the list is named."""
+"""Small trainings of ten epochs are flat; with retained losses they grow, and the list is named."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from openmed_nb.errors import OpenMedWarning
 
 pytestmark = [
     pytest.mark.usefixtures("by_itself", "one_thread"),
-    pytest.mark.real_computer,  # Each test says its device, and begins its own simulation for mps.
+    pytest.mark.real_computer,  # Each test selects its device, and starts its simulation for MPS.
 ]
 
 EPOCHS = 10
@@ -19,14 +19,14 @@ FIRST_ON_THE_CPU = pytest.mark.parametrize("device", ["cpu", pytest.param("mps",
 
 
 @contextlib.contextmanager
-def on(device):
-    """Let a device be there: the CPU, or a simulated MPS."""
+def use_device(device):
+    """Make a device available: the CPU, or a simulated MPS."""
     with nb.simulated_mps("8 GiB") if device == "mps" else contextlib.nullcontext():
         yield
 
 
-def check(curve, leaking, simulated=False, name="losses"):
-    """Check the verdict on tensors and, where they are kept, that the advice names the list."""
+def assert_verdict(curve, leaking, simulated=False, name="losses"):
+    """Assert the verdict on tensors and, for a leak, that the advice names the list."""
     assert len(curve.epoch_samples) == EPOCHS
     assert curve.simulated is simulated
     assert ("SIMULATED" in str(curve)) is simulated
@@ -40,7 +40,7 @@ def check(curve, leaking, simulated=False, name="losses"):
 
 
 class Network(torch.nn.Module):
-    """The small network of the tutorials, for pictures of 3 x 32 x 32."""
+    """Small convolutional network for images of 3 x 32 x 32."""
 
     def __init__(self):
         super().__init__()
@@ -49,14 +49,13 @@ class Network(torch.nn.Module):
         )
         self.classifier = torch.nn.Linear(16 * 10 * 10, 10)
 
-    def forward(self, pictures):
-        """Return the scores of ten classes."""
-        return self.classifier(self.features(pictures).flatten(1))
+    def forward(self, images):
+        return self.classifier(self.features(images).flatten(1))
 
 
 @pytest.fixture
 def pictures():
-    """Synthetic pictures with their classes."""
+    """Synthetic images with their classes."""
     numbers = torch.Generator().manual_seed(0)
     data = torch.randn(16, 3, 32, 32, generator=numbers), torch.randint(0, 10, (16,), generator=numbers)
     return torch.utils.data.TensorDataset(*data)
@@ -64,15 +63,15 @@ def pictures():
 
 @FLAT_AND_LEAKING
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_plain_loop(device, leaking, tagger, batch_of):
+def test_plain_loop(device, leaking, tagger, make_batch):
     losses = []
-    with on(device):
+    with use_device(device):
         model = tagger.to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         loop = nb.epochs(EPOCHS, device)
         for epoch in loop:
             for step in range(2):
-                batch = {name: field.to(device) for name, field in batch_of(rows=8, length=16, seed=step).items()}
+                batch = {name: field.to(device) for name, field in make_batch(rows=8, length=16, seed=step).items()}
                 loss = model(**batch).loss + 0 * epoch
                 loss.backward(retain_graph=leaking)
                 optimizer.step()
@@ -80,7 +79,7 @@ def test_plain_loop(device, leaking, tagger, batch_of):
                 loop.step()
                 losses.append(loss if leaking else loss.item())
 
-    check(loop.curve, leaking, simulated=device == "mps")
+    assert_verdict(loop.curve, leaking, simulated=device == "mps")
     assert loop.curve.epoch_samples[-1].step == 2 * EPOCHS
     assert len(losses) == 2 * EPOCHS
 
@@ -92,43 +91,44 @@ def test_convolutional_network_with_accelerate(leaking, pictures):
     torch.manual_seed(0)
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
-    network, loader = Network(), torch.utils.data.DataLoader(pictures, batch_size=8)
+    network = Network()
+    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
     model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), loader)
     loop = nb.epochs(EPOCHS, accelerator)
     for _ in loop:
-        for given, classes in loader:
+        for images, classes in loader:
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(given), classes)
+            loss = torch.nn.functional.cross_entropy(model(images), classes)
             accelerator.backward(loss, retain_graph=leaking)
             optimizer.step()
             losses.append(loss if leaking else loss.item())
 
-    check(loop.curve, leaking)
+    assert_verdict(loop.curve, leaking)
 
 
 @FIRST_ON_THE_CPU
-def test_retained_outputs_without_graphs_are_named(device, tagger, batch_of):
-    answers = []
-    with on(device), torch.inference_mode():
+def test_retained_outputs_without_graphs_are_named(device, tagger, make_batch):
+    outputs = []
+    with use_device(device), torch.inference_mode():
         model = tagger.to(device).eval()
         loop = nb.epochs(EPOCHS, device)
         for _ in loop:
-            batch = {name: field.to(device) for name, field in batch_of(rows=16, length=32).items()}
-            answers.append(model(**batch).logits.expand(512, -1, -1, -1).contiguous())
+            batch = {name: field.to(device) for name, field in make_batch(rows=16, length=32).items()}
+            outputs.append(model(**batch).logits.expand(512, -1, -1, -1).contiguous())
 
     assert (loop.hooks.verdict, loop.curve.deciding_metric) == ("growing", "allocated")
-    assert loop.curve.referrers[0].name == "answers"
+    assert loop.curve.referrers[0].name == "outputs"
     assert loop.curve.referrers[0].num_graphs == 0
 
 
 @pytest.fixture
-def train(trainer_of):
-    """A function that trains the tagger with Trainer and returns the curve."""
+def train(make_trainer):
+    """Function that trains the tagger with Trainer and returns the curve."""
 
     def train(device="cpu", *, epochs=EPOCHS, callback=None, resume=None, **options):
         callback = callback or nb.training.callback("trainer", device)
         options |= {"num_train_epochs": epochs, "per_device_train_batch_size": 8, "length": 16}
-        started = trainer_of(callback, **options, **nb.training.arguments("trainer", device))
+        started = make_trainer(callback, **options, **nb.training.arguments("trainer", device))
         started.train(resume_from_checkpoint=resume)
         return callback.curve
 
@@ -136,18 +136,18 @@ def train(trainer_of):
 
 
 def leaking_trainer():
-    """Return a Trainer that keeps its losses with their graphs."""
+    """Return a Trainer that retains its losses with their graphs."""
     from transformers import Trainer
 
     class LeakingTrainer(Trainer):
-        """Keeps what it should let go of."""
+        """Trainer with a leak."""
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self.losses = []
 
         def compute_loss(self, model, inputs, *args, **kwargs):
-            """Keep the loss; a copy of its graph is not freed by the backward pass."""
+            """Retain a second loss, whose graph is not freed by the backward pass."""
             self.losses.append(super().compute_loss(model, inputs, *args, **kwargs))
             return super().compute_loss(model, inputs, *args, **kwargs)
 
@@ -157,17 +157,18 @@ def leaking_trainer():
 @FLAT_AND_LEAKING
 @FIRST_ON_THE_CPU
 def test_trainer(device, leaking, train):
-    with on(device):
+    with use_device(device):
         curve = train(device, **({"kind": leaking_trainer()} if leaking else {}))
 
-    check(curve, leaking, simulated=device == "mps")
+    assert_verdict(curve, leaking, simulated=device == "mps")
     assert [sample.epoch for sample in curve.epoch_samples] == list(range(1, EPOCHS + 1))
     assert curve.epoch_samples[-1].step == 2 * EPOCHS
 
 
 def test_reused_callback_starts_new_curve(train):
     callback = nb.training.callback("trainer", "cpu")
-    first, second = train(epochs=2, callback=callback), train(epochs=3, callback=callback)
+    first = train(epochs=2, callback=callback)
+    second = train(epochs=3, callback=callback)
 
     assert [len(curve.epoch_samples) for curve in (first, second)] == [2, 3]
     assert second.samples[0].epoch == 1
@@ -190,7 +191,7 @@ def test_trainer_on_another_device_warns(train):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """A dataset whose length nobody knows: two batches of four."""
+    """Dataset without a length, of two batches of four."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -199,12 +200,12 @@ class Stream(torch.utils.data.IterableDataset):
         return ({name: values[row] for name, values in self.batch.items()} for row in range(8))
 
 
-def test_trainer_with_dataset_without_length(batch_of, trainer_of):
+def test_trainer_with_dataset_without_length(make_batch, make_trainer):
     """Trainer then reports ``sys.maxsize`` epochs (transformers#12499)."""
     callback = nb.training.callback("trainer", "cpu")
     settings = {"max_steps": 6, "per_device_train_batch_size": 4, **nb.training.arguments("trainer", "cpu")}
-    trainer = trainer_of(callback, **settings)
-    trainer.train_dataset = Stream(batch_of(rows=8))
+    trainer = make_trainer(callback, **settings)
+    trainer.train_dataset = Stream(make_batch(rows=8))
     trainer.train()
     axes = callback.curve.pictures[0].axes
 
@@ -213,15 +214,15 @@ def test_trainer_with_dataset_without_length(batch_of, trainer_of):
     assert max(mark.position for mark in axes.ticks) == 3
 
 
-def loss_of(network, batch):
-    """Return the loss of a batch of pictures."""
+def compute_loss(network, batch):
+    """Return the loss of a batch of images."""
     return torch.nn.functional.cross_entropy(network(batch[0]), batch[1])
 
 
 @pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
 def test_lightning_limited_by_steps_has_no_total(settings, pictures, fit):
     callback = nb.training.callback("lightning", "cpu")
-    fit(Network(), loss_of, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
+    fit(Network(), compute_loss, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
 
     assert callback.curve.total_epochs == (None if "max_steps" in settings else 3)
     assert len(callback.curve.epoch_samples) == 3
@@ -231,14 +232,14 @@ def test_lightning_limited_by_steps_has_no_total(settings, pictures, fit):
 def test_lightning(leaking, pictures, fit):
     losses = []
 
-    def keeping(network, batch):
+    def retain_loss(network, batch):
         """Return the loss, and keep a second one with its graph."""
-        losses.append(loss_of(network, batch))
-        return loss_of(network, batch)
+        losses.append(compute_loss(network, batch))
+        return compute_loss(network, batch)
 
     callback = nb.training.callback("lightning", "cpu")
     loader = torch.utils.data.DataLoader(pictures, batch_size=8)
-    fit(Network(), keeping if leaking else loss_of, loader, callback, max_epochs=EPOCHS)
+    fit(Network(), retain_loss if leaking else compute_loss, loader, callback, max_epochs=EPOCHS)
 
-    check(callback.curve, leaking)
+    assert_verdict(callback.curve, leaking)
     assert callback.curve.epoch_samples[-1].step == 2 * EPOCHS

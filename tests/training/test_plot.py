@@ -1,4 +1,4 @@
-"""The pictures of a curve, with its limits: a figure of matplotlib, and what its HTML form draws."""
+"""Charts of a memory curve with its limits, in matplotlib and in HTML."""
 
 import io
 import sys
@@ -11,11 +11,12 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.live import LiveMemoryCurve
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 
 
-def curve_of(sizes, device="mps", unit=MIB, recommended=None, **options):
-    """Return a curve from what tensors use at the ends of its epochs."""
+def make_curve(sizes, device="mps", unit=MIB, recommended=None, **options):
+    """Return a curve from the memory of tensors at the ends of its epochs."""
     samples = [
         MemorySample(epoch, 10 * epoch, 1.0, allocated=size * unit, resident=2 * size * unit, recommended=recommended)
         for epoch, size in enumerate(sizes, 1)
@@ -23,13 +24,13 @@ def curve_of(sizes, device="mps", unit=MIB, recommended=None, **options):
     return MemoryCurve(device, tuple(samples), **options)
 
 
-CURVE = curve_of([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
+CURVE = make_curve([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
 
 
 def test_limits_are_reference_lines():
     device, process = CURVE.plot().axes
     limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
-    far = curve_of([50, 80], recommended=64 * GIB)
+    far = make_curve([50, 80], recommended=64 * GIB)
 
     assert [(limit.name, limit.position) for limit in CURVE.pictures[0].axes.reference_lines] == limits
     assert device.get_legend_handles_labels()[1] == ["tensors", limits[0][0], limits[1][0], "warm-up ends"]
@@ -38,7 +39,7 @@ def test_limits_are_reference_lines():
 
 
 def test_large_memory_uses_gib():
-    device = curve_of([11, 12, 13], unit=GIB, recommended=20 * GIB).plot().axes[0]
+    device = make_curve([11, 12, 13], unit=GIB, recommended=20 * GIB).plot().axes[0]
 
     assert device.get_ylabel() == "GiB"
     assert [list(line.get_ydata()) for line in device.lines[:2]] == [[11, 12, 13], [20, 20]]
@@ -75,22 +76,23 @@ def test_figure_is_transparent_with_visible_text():
     from matplotlib import image
 
     pixels = image.imread(io.BytesIO(CURVE.plot()._repr_png_()), format="png")
-    drawn = pixels[pixels[..., 3] > 0.9][:, :3]  # Where something is drawn that is not seen through.
+    drawn = pixels[pixels[..., 3] > 0.9][:, :3]  # Opaque pixels.
 
     assert pixels[0][0][3] == pixels[-1][-1][3] == 0
-    assert drawn.max(axis=1).min() > 0.4  # Nothing is nearly black,
-    assert drawn.min(axis=1).max() < 0.75  # and nothing nearly white.
+    assert drawn.max(axis=1).min() > 0.4  # No pixel is nearly black.
+    assert drawn.min(axis=1).max() < 0.75  # No pixel is nearly white.
 
 
 def test_drawing_does_not_change_matplotlib_state():
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
-    before, figures = dict(mpl.rcParams), plt.get_fignums()
+    settings = dict(mpl.rcParams)
+    figure_numbers = plt.get_fignums()
     CURVE.plot()
 
-    assert dict(mpl.rcParams) == before
-    assert plt.get_fignums() == figures
+    assert dict(mpl.rcParams) == settings
+    assert plt.get_fignums() == figure_numbers
 
 
 def test_missing_matplotlib_is_named(monkeypatch):

@@ -1,4 +1,4 @@
-"""Which numbers a model is trained in: a table of requests, devices, releases of torch and chips."""
+"""Precision of a training for requests, devices, releases of torch and chips."""
 
 from dataclasses import replace
 
@@ -14,10 +14,13 @@ M1 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Max", mac
 M3 = replace(M1, chip="Apple M3 Pro")
 UNKNOWN = MachineInfo("Darwin", "arm64", apple_silicon=True)
 LINUX = MachineInfo("Linux", "x86_64")
-T26, T27, T28, T213 = (2, 6), (2, 7, 1), (2, 8), (2, 13, 0)
+T26 = (2, 6)
+T27 = (2, 7, 1)
+T28 = (2, 8)
+T213 = (2, 13, 0)
 
 CHOICES = [
-    # (device, torch, machine, requested, capability) -> type, scaler, a word of a note
+    # (device, torch, machine, requested, capability) -> type, scaler, fragment of a note
     (("mps", T213, M3, None, None), "float32", False, ""),
     (("mps", T213, M3, "bf16", None), "bfloat16", False, ""),
     (("mps", T213, M1, "bf16", None), "bfloat16", False, "no speed gained"),
@@ -40,17 +43,17 @@ CHOICES = [
 
 
 def test_select_precision():
-    for asked, dtype, scaler, note in CHOICES:
-        precision = select_precision(*asked)
+    for arguments, dtype, scaler, note in CHOICES:
+        precision = select_precision(*arguments)
         found = (precision.dtype, precision.needs_scaler, precision.enabled, precision.device)
 
-        assert found == (dtype, scaler, dtype != "float32", asked[0]), asked
-        assert precision.reason.startswith(dtype) or "auto" in asked, asked
-        assert note in " ".join(precision.notes), asked
-        assert bool(note) == bool(precision.notes), asked
+        assert found == (dtype, scaler, dtype != "float32", arguments[0]), arguments
+        assert precision.reason.startswith(dtype) or "auto" in arguments, arguments
+        assert note in " ".join(precision.notes), arguments
+        assert bool(note) == bool(precision.notes), arguments
 
 
-REFUSED = [
+REJECTED = [
     (("mps", T26, M3, "fp16", None), "needs a GradScaler, which does not work on MPS with torch 2.6", "Use 'bfloat16'"),
     (("mps", T27, M1, "fp16", None), "pytorch#142397", "torch 2.8 or later"),
     (("cuda", T213, LINUX, "bf16", (7, 5)), "a GPU of compute capability 7.5 has no bfloat16", "Use 'float16'"),
@@ -58,12 +61,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "what", "remedy"), REFUSED)
-def test_select_precision_rejects_unsupported(asked, what, remedy):
+@pytest.mark.parametrize(("arguments", "message", "remedy"), REJECTED)
+def test_select_precision_rejects_unsupported(arguments, message, remedy):
     with pytest.raises(ConfigurationError) as caught:
-        select_precision(*asked)
+        select_precision(*arguments)
 
-    assert what in caught.value.message
+    assert message in caught.value.message
     assert remedy in caught.value.remedy
 
 
@@ -101,7 +104,8 @@ def test_step_with_autocast_and_scaler(requested, dtype):
     precision = nb.training.precision(requested, "cpu")
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before, scaler = model.weight.detach().clone(), precision.scaler()
+    before = model.weight.detach().clone()
+    scaler = precision.scaler()
     with precision.autocast():
         output = model(torch.ones(2, 4))
         loss = output.float().square().mean()
@@ -113,7 +117,7 @@ def test_step_with_autocast_and_scaler(requested, dtype):
     assert not torch.equal(model.weight, before)
 
 
-# Kinds of layer, and where autocast chooses the type itself: docs/training.md has the same table.
+# Operators, and the devices whose autocast selects their type. docs/training.md has the same table.
 AUTOCAST = [
     (("conv2d", "linear", "matmul", "bmm"), ("MPS", "CUDA", "CPU")),
     (("layer_norm", "group_norm", "softmax.int", "sum"), ("MPS", "CUDA")),

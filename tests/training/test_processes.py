@@ -1,4 +1,4 @@
-"""A training in several processes: each has its boundary, the first shows its curve, and MPS is refused."""
+"""Training in several processes: each process has a curve, the first displays it, and MPS is rejected."""
 
 import json
 import os
@@ -23,14 +23,14 @@ PROGRAM = Path(__file__).parent / "several_processes.py"
 
 @pytest.fixture
 def second_of_two(monkeypatch):
-    """The variables of the second of two processes."""
+    """Environment variables of the second of two processes."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="module", params=["forked", pytest.param("launched", marks=pytest.mark.slow)])
-def told(request, tmp_path_factory):
-    """What two processes told of a loop with Accelerate and of a Trainer, by the way to train and the process."""
+def results(request, tmp_path_factory):
+    """Results of two processes for a loop with Accelerate and for Trainer, by loop and rank."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     folder = tmp_path_factory.mktemp("out")
     command = [sys.executable, *(launcher if request.param == "launched" else ()), PROGRAM, folder]
@@ -38,28 +38,28 @@ def told(request, tmp_path_factory):
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, start_new_session=True, **output) as process:
         try:
-            _, complained = process.communicate(timeout=200)
+            _, errors = process.communicate(timeout=200)
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, complained[-3000:]
+    assert process.returncode == 0, errors[-3000:]
     lines = [json.loads(file.read_text("utf-8")) for file in folder.glob("*.json")]
-    return {(line.pop("way"), line.pop("rank")): line for line in lines}
+    return {(line.pop("loop"), line.pop("rank")): line for line in lines}
 
 
 @pytest.mark.real_computer
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("way", "epochs"), [("loop", 3), ("trainer", 2)])
-def test_each_process_records_its_curve(told, way, epochs, rank):
+@pytest.mark.parametrize(("loop", "epochs"), [("loop", 3), ("trainer", 2)])
+def test_each_process_records_its_curve(results, loop, epochs, rank):
     """Only the first process displays its curve."""
     sentence = f"This is process {rank} of 2; each process records the curve of its device."
-    known = {"processes": 2, "device": "cpu", "epochs": epochs}
+    expected = {"processes": 2, "device": "cpu", "epochs": epochs}
 
-    assert told[way, rank] == {**known, "shown": int(rank == 0), "sentence": sentence}
+    assert results[loop, rank] == {**expected, "displayed": int(rank == 0), "sentence": sentence}
 
 
 @pytest.mark.parametrize(
-    ("variables", "process", "shows_its_curve"),
+    ("variables", "process", "displays_curve"),
     [
         ({}, ProcessInfo(0, 1, 0), True),
         ({"RANK": "0", "WORLD_SIZE": "2"}, ProcessInfo(0, 2, 0), True),
@@ -68,16 +68,16 @@ def test_each_process_records_its_curve(told, way, epochs, rank):
         ({"WORLD_SIZE": "many", "RANK": "-1"}, ProcessInfo(0, 1, 0), True),
     ],
 )
-def test_current_process_reads_launcher_variables(variables, process, shows_its_curve, monkeypatch):
+def test_current_process_reads_launcher_variables(variables, process, displays_curve, monkeypatch):
     for name, value in {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **variables}.items():
         monkeypatch.setenv(name, value)
     found = nb.training.EpochHooks("cpu").curve.process
 
-    assert (found, found.is_main_process) == (process, shows_its_curve)
+    assert (found, found.is_main_process) == (process, displays_curve)
 
 
 @pytest.mark.parametrize(
-    ("device", "process", "own"),
+    ("device", "process", "expected"),
     [
         ("cuda", ProcessInfo(1, 2, 1), "cuda:1"),
         ("cuda", ProcessInfo(3, 4, 1), "cuda:1"),
@@ -86,8 +86,8 @@ def test_current_process_reads_launcher_variables(variables, process, shows_its_
         ("cpu", ProcessInfo(1, 2, 1), "cpu"),
     ],
 )
-def test_process_device(device, process, own):
-    assert process_device(device, process) == own
+def test_process_device(device, process, expected):
+    assert process_device(device, process) == expected
 
 
 @pytest.mark.real_computer
@@ -103,15 +103,15 @@ def test_mps_rejects_several_processes():
 
 @pytest.mark.real_computer
 @pytest.mark.usefixtures("by_itself", "second_of_two")
-@pytest.mark.parametrize(("rank", "said"), [("1", 1), ("0", 0)])
-def test_growing_process_without_display_warns(rank, said, monkeypatch):
+@pytest.mark.parametrize(("rank", "num_warnings"), [("1", 1), ("0", 0)])
+def test_growing_process_without_display_warns(rank, num_warnings, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", nb.OpenMedWarning)
         losses = [torch.ones(1 << 18) for _epoch in nb.epochs(6, "cpu")]
     words = [str(warning.message) for warning in warned if issubclass(warning.category, nb.OpenMedWarning)]
 
-    assert (len(losses), len(words)) == (6, said)
+    assert (len(losses), len(words)) == (6, num_warnings)
     assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*threshold", word) for word in words)
 
 

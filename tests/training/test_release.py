@@ -1,4 +1,4 @@
-"""Releasing memory in plain Python: what lets go is run in order, and what came back is measured."""
+"""Release of memory in plain Python: sources are released in order, and each is measured."""
 
 import gc
 import json
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("by_itself")
 KIB = 1 << 10
 
 
-def failed(size=KIB):
-    """Return an error that holds a tensor in its frames, and a reference to the tensor."""
+def make_error(size=KIB):
+    """Return an error with a tensor in its frames, and a weak reference to the tensor."""
     watched = []
 
     def step():
@@ -34,7 +34,7 @@ def failed(size=KIB):
 
 @pytest.fixture
 def last_error(monkeypatch):
-    """A function that makes an error the last one; what was the last error before is put back."""
+    """Function that makes an error the last one; the previous last error is restored."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         monkeypatch.delattr(sys, name, raising=False)
 
@@ -47,7 +47,7 @@ def last_error(monkeypatch):
 
 @pytest.mark.real_computer  # It counts tensors of the CPU.
 def test_release_measures_sources_in_order(last_error):
-    inner, gone = failed(2 * KIB)
+    inner, gone = make_error(2 * KIB)
     last_error(inner)
     cycle = [torch.zeros(KIB)]
     cycle.append(cycle)
@@ -55,7 +55,7 @@ def test_release_measures_sources_in_order(last_error):
     del cycle, inner
     report = nb.release("losses", "losses", namespace=variables, models=False)
 
-    assert [(one.source, one.tensors) for one in report.freed] == [
+    assert [(freed.source, freed.tensors) for freed in report.freed] == [
         *(("unused blocks of the device", 0), ("variables", 4 * KIB)),
         *(("frames of the last error", 8 * KIB), ("batches of guards", 0)),
     ]
@@ -71,32 +71,32 @@ def test_release_measures_sources_in_order(last_error):
     assert json.loads(json.dumps(report.to_dict()))["freed"][1]["tensors"] == 4 * KIB
 
 
-def collections(**arguments):
-    """Return how often a release collects everything."""
-    begun = []
+def count_collections(**arguments):
+    """Return the number of full garbage collections of a release."""
+    started = []
 
     def count(phase, about):
-        begun.extend([phase] if (phase, about["generation"]) == ("start", 2) else [])
+        started.extend([phase] if (phase, about["generation"]) == ("start", 2) else [])
 
     gc.callbacks.append(count)
     try:
         nb.release(**{"namespace": {}, "models": False, **arguments})
     finally:
         gc.callbacks.remove(count)
-    return len(begun)
+    return len(started)
 
 
 def test_release_collects_only_after_effective_sources(last_error):
-    assert collections(traceback=False) == 1
-    last_error(failed()[0])
-    assert collections() == 2
+    assert count_collections(traceback=False) == 1
+    last_error(make_error()[0])
+    assert count_collections() == 2
     nb.load_pipeline("bundled_small", device="cpu")
-    assert [collections(traceback=False, models=True) for _ in range(2)] == [2, 1]
+    assert [count_collections(traceback=False, models=True) for _ in range(2)] == [2, 1]
 
 
 @pytest.mark.parametrize("chain", ["alone", "caused", "during", "grouped", "in a ring"])
 def test_release_clears_frames_of_error_chain(last_error, chain):
-    inner, gone = failed()
+    inner, gone = make_error()
     error = inner
     if chain == "grouped":
         if sys.version_info < (3, 11):
@@ -121,7 +121,7 @@ def test_release_without_last_error_has_no_notes():
 
 @pytest.mark.parametrize("names", [("lossse",), ("losses", "lossse"), (7,), (["losses"],), ("",), ("losses.x",)])
 def test_undefined_variable_releases_nothing(names, last_error):
-    inner, gone = failed()
+    inner, gone = make_error()
     last_error(inner)
     variables = {"losses": [torch.zeros(KIB)]}
     with pytest.raises(ConfigurationError, match="Undefined variable: "):
@@ -140,7 +140,7 @@ print("losses" in globals(), report.tensors, report.freed[-1].source, "torch" in
 """
 
 
-@pytest.mark.real_computer  # The script is a process of its own.
+@pytest.mark.real_computer  # The script is a separate process.
 def test_release_in_script_does_not_import_torch():
     assert (
         subprocess.check_output([sys.executable, "-c", SCRIPT], text=True, timeout=120)
@@ -148,7 +148,7 @@ def test_release_in_script_does_not_import_torch():
     )
 
 
-@pytest.mark.real_computer  # It begins its own simulation.
+@pytest.mark.real_computer  # It starts its own simulation.
 def test_release_on_simulated_mps():
     with nb.simulated_mps("8 GiB"):
         variables = {"losses": [torch.zeros(1 << 22, device="mps")]}

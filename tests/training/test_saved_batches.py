@@ -1,4 +1,4 @@
-"""A batch that went wrong is kept in a file of its own, and no file is overwritten."""
+"""Failing batches are saved in separate files, and no file is overwritten."""
 
 import stat
 import sys
@@ -11,23 +11,23 @@ import openmed_nb as nb
 from openmed_nb.errors import NonFiniteError
 
 
-def keep(batch, folder, step=7):
-    """Let the guards stop at a loss of NaN, and return what they say of the batch."""
+def save(batch, folder, step=7):
+    """Trigger the guards with a loss of NaN, and return their message."""
     with pytest.raises(NonFiniteError) as stopped:
         nb.Guards(folder=folder).check_loss(float("nan"), step, batch)
     return stopped.value.message
 
 
-def kept(batch, folder):
-    """Return the tensors in the file that the guards keep of a batch."""
-    keep(batch, folder)
+def save_and_load(batch, folder):
+    """Return the tensors in the file that the guards save for a batch."""
+    save(batch, folder)
     (file,) = folder.iterdir()
     return load_file(file)
 
 
-def test_saved_batch_can_be_loaded(tmp_path, batch_of):
-    batch = batch_of()
-    saved = kept(batch, tmp_path / "new" / "folder")
+def test_saved_batch_can_be_loaded(tmp_path, make_batch):
+    batch = make_batch()
+    saved = save_and_load(batch, tmp_path / "new" / "folder")
     assert saved.keys() == batch.keys()
     assert all(torch.equal(saved[name], batch[name]) for name in batch)
 
@@ -35,13 +35,13 @@ def test_saved_batch_can_be_loaded(tmp_path, batch_of):
 def test_existing_file_is_not_overwritten(tmp_path):
     names = ["step_7.safetensors", "step_7_2.safetensors", "step_7_3.safetensors"]
     for number, name in enumerate(names):
-        assert repr(str(tmp_path / name)) in keep({"labels": torch.tensor([number])}, tmp_path)
+        assert repr(str(tmp_path / name)) in save({"labels": torch.tensor([number])}, tmp_path)
     assert [load_file(tmp_path / name)["labels"].item() for name in names] == [0, 1, 2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
 def test_file_is_private(tmp_path):
-    keep({"labels": torch.ones(1)}, tmp_path / "kept")
+    save({"labels": torch.ones(1)}, tmp_path / "kept")
     file = tmp_path / "kept" / "step_7.safetensors"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) & 0o077 == 0
@@ -49,13 +49,13 @@ def test_file_is_private(tmp_path):
 
 def test_tensors_are_named_by_path(tmp_path):
     batch = {"labels": torch.ones(1), "pair": (torch.ones(1), {"deep": torch.ones(1)}), "text": "secret", "number": 5}
-    assert set(kept(batch, tmp_path / "named")) == {"labels", "pair.0", "pair.1.deep"}
-    assert set(kept(torch.ones(1), tmp_path / "alone")) == {"batch"}
+    assert set(save_and_load(batch, tmp_path / "named")) == {"labels", "pair.0", "pair.1.deep"}
+    assert set(save_and_load(torch.ones(1), tmp_path / "alone")) == {"batch"}
 
 
 def test_shared_and_transposed_tensors_are_saved(tmp_path):
     whole = torch.arange(6.0, requires_grad=True).reshape(2, 3)
-    saved = kept([whole, whole.T, whole[0]], tmp_path)
+    saved = save_and_load([whole, whole.T, whole[0]], tmp_path)
     assert torch.equal(saved["1"], whole.T)
     assert saved["2"].tolist() == [0, 1, 2]
 
@@ -67,44 +67,44 @@ UNUSUAL = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
     "meta": lambda: torch.ones(2, device="meta"),
-    "quantised": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # Several kinds of tensors are new in torch, or old, and it says so.
+@pytest.mark.filterwarnings("ignore")  # torch warns that several kinds of tensors are prototypes or deprecated.
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_unsupported_tensors_are_named(kind, tmp_path):
     tensor = UNUSUAL[kind]()
-    said = keep({"labels": torch.ones(1), "weights": tensor}, tmp_path)
-    assert said.endswith("'. 1 of its 2 tensors could not be saved: weights.")
+    message = save({"labels": torch.ones(1), "weights": tensor}, tmp_path)
+    assert message.endswith("'. 1 of its 2 tensors could not be saved: weights.")
     assert set(load_file(tmp_path / "step_7.safetensors")) == {"labels"}
-    assert keep([tensor], tmp_path, 8).endswith("could not be saved: 1 of its 1 tensors could not be saved: 0.")
+    assert save([tensor], tmp_path, 8).endswith("could not be saved: 1 of its 1 tensors could not be saved: 0.")
     assert not (tmp_path / "step_8.safetensors").exists()
 
 
 def test_batch_without_tensors_writes_no_file(tmp_path):
-    assert keep({"text": "secret"}, tmp_path).endswith(" The batch could not be saved: it has no tensors.")
+    assert save({"text": "secret"}, tmp_path).endswith(" The batch could not be saved: it has no tensors.")
     assert not list(tmp_path.iterdir())
 
 
 def test_duplicate_names_are_numbered(tmp_path):
     batch = {"pair": {"a": torch.zeros(1)}, "pair.a": torch.ones(1), 1: torch.zeros(1), "1": torch.ones(1)}
-    saved = kept(batch, tmp_path)
+    saved = save_and_load(batch, tmp_path)
     assert {name: value.item() for name, value in saved.items()} == {"pair.a": 0, "pair.a (2)": 1, "1": 0, "1 (2)": 1}
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "is_clinical"),
     [
         ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, True),
         ({"argument 0": torch.ones(2, 3, dtype=torch.long)}, True),
         ({"pixel_values": torch.ones(2, 3, 4, 4), "labels": torch.ones(2, 3, dtype=torch.long)}, False),
     ],
 )
-def test_token_ids_are_reported_as_clinical(batch, said, tmp_path):
-    assert ("its token ids are clinical content" in keep(batch, tmp_path)) == said
+def test_token_ids_are_reported_as_clinical(batch, is_clinical, tmp_path):
+    assert ("its token ids are clinical content" in save(batch, tmp_path)) == is_clinical
 
 
 def test_invalid_directory_is_reported(tmp_path):
     (tmp_path / "kept").write_text("mine", encoding="utf-8")
-    assert " The batch could not be saved: " in keep({"labels": torch.ones(1)}, tmp_path / "kept")
+    assert " The batch could not be saved: " in save({"labels": torch.ones(1)}, tmp_path / "kept")
