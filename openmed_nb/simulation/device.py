@@ -101,7 +101,7 @@ class SimulatedMps(Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state of the device as a mapping, ready for JSON; memory in bytes."""
-        memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver", "peak", "allowed")}
+        memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver_allocated", "peak", "limit")}
         installed = {"installed": self.allocator.memory.installed, "recommended": self.allocator.memory.recommended}
         seen = {"fallbacks": dict(self.fallbacks), "emptied": self.cache_clears}
         return {"simulated": True, **installed, **memory, **seen, "defects": [one.issue for one in self.defects]}
@@ -109,7 +109,7 @@ class SimulatedMps(Displayable):
     def to_report(self) -> Report:
         """Return what there is to show: the memory, and the operators that fell back."""
         figures = self.to_dict()
-        names = ("installed", "recommended", "allowed", "allocated", "driver", "peak")
+        names = ("installed", "recommended", "limit", "allocated", "driver_allocated", "peak")
         rows = tuple((name, "no limit" if figures[name] is None else format_size(figures[name])) for name in names)
         counts = tuple((name, str(count)) for name, count in self.fallbacks.most_common())
         errors = tuple((defect.issue, defect.description) for defect in self.defects)

@@ -306,7 +306,7 @@ class DifferentiableCopy(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Return the gradient, where the tensor was."""
-        return context.device.carry(gradient, not context.towards), None, None
+        return context.device.copy_differentiable(gradient, not context.towards), None, None
 
 
 MPS, CPU = torch.device("mps", 0), torch.device("cpu")

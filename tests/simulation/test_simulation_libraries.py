@@ -81,7 +81,7 @@ def test_accelerate():
         assert accelerator.device.type == "mps"
         layer = torch.nn.Linear(2, 1)
         loader = torch.utils.data.DataLoader([torch.ones(2)] * 4, batch_size=2)
-        layer, optimizer, loader = accelerator.tokenize(layer, torch.optim.SGD(layer.parameters(), lr=0.1), loader)
+        layer, optimizer, loader = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1), loader)
         for batch in loader:
             assert batch.is_mps
             accelerator.backward(layer(batch).sum())

@@ -130,7 +130,7 @@ def test_freed_block_is_kept_and_used_again(mps):
     del second
     torch.mps.empty_cache()
     assert torch.mps.driver_allocated_memory() == 0
-    assert mps.emptied == 2
+    assert mps.cache_clears == 2
 
 
 @pytest.mark.usefixtures("mps")
@@ -288,7 +288,7 @@ def test_fraction_rules_at_once(mps):
         torch.zeros(MIB, device="mps")
     torch.mps.set_per_process_memory_fraction(0.0)
     assert torch.zeros(MIB, device="mps").numel() + keep.numel() == 26 * MIB
-    assert mps.allocator.allowed is None
+    assert mps.allocator.limit is None
     with pytest.raises(TypeError, match="must be `float`"):
         torch.mps.set_per_process_memory_fraction(1)
     with pytest.raises(ValueError, match="Allowed range: 0~2"):

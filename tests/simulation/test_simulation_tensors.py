@@ -88,7 +88,7 @@ def test_made_on_the_device(mps, make):
     """However a tensor comes to the device, it says so, counts there, and is a plain CPU tensor afterwards."""
     tensor = make()
     assert (tensor.device, tensor.is_mps, tensor.is_cpu, tensor.get_device()) == (MPS, True, False, 0)
-    assert mps.holds(tensor)
+    assert mps.contains(tensor)
     assert mps.allocator.allocated > 0
 
 
@@ -115,7 +115,7 @@ def test_made_elsewhere(mps, make):
     tensor = make()
     assert not tensor.is_mps
     assert tensor.device.type in {"cpu", "meta"}
-    assert not mps.holds(tensor)
+    assert not mps.contains(tensor)
     assert mps.allocator.allocated == 0
 
 
@@ -174,7 +174,7 @@ def test_calls_are_counted(mps):
     """Functions that were called with a tensor of the device are counted by name."""
     torch.nn.functional.linear(ones(2, 2), ones(2, 2))
     torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2))
-    assert mps.called["linear"] == 1
+    assert mps.call_counts["linear"] == 1
 
 
 class TestGradients:

@@ -311,12 +311,12 @@ def test_to_device_moves_sparse_tensors(mps, convert):
     there = to_device({"adjacency": here}, "mps")["adjacency"]
     assert (there.device, there.layout, there.is_mps) == (torch.device("mps", 0), here.layout, True)
     assert there.values().is_mps if here.layout is not torch.sparse_coo else there.coalesce().values().is_mps
-    assert mps.holds(there)
-    assert not mps.holds(here)
+    assert mps.contains(there)
+    assert not mps.contains(here)
     assert there.to("mps").device == there.device
     back = to_device(there, "cpu")
     assert back.device.type == "cpu"
-    assert not mps.holds(back)
+    assert not mps.contains(back)
 
 
 def test_sparse_gradient():
@@ -358,7 +358,7 @@ class TestNothingAborts:
             fake = torch.ones(1000, device="mps", requires_grad=True)
             (fake * 2).sum().backward()
         assert mps.allocator.allocated == 0
-        assert not mps.holds(fake)
+        assert not mps.contains(fake)
 
     def test_compiled_model(self):
         """A model that is compiled without a compiler computes forward and backward."""
