@@ -1,1 +1,1 @@
-"""A simulated MPS device for computers without one: it computes on the CPU, and says, counts and refuses what MPS does."""
+"""Simulated MPS device for other computers: it computes on the CPU, and reproduces the errors of MPS."""

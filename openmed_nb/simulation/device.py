@@ -1,7 +1,7 @@
-"""Begin and end a simulated MPS device; everything of torch that asks for a real one is put back at the end.
+"""Start and stop a simulated MPS device; all replaced functions of torch are restored at the end.
 
-torch's Python functions (``torch.mps``, ``torch.backends.mps``, ``torch.accelerator``) stay as they are: the functions
-of the C++ library below them are replaced, so that their checks and their errors are the real ones.
+The Python functions of torch (``torch.mps``, ``torch.backends.mps``, ``torch.accelerator``) are unchanged. Only the
+functions of the C++ library below them are replaced, so that their checks and errors are the real ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
-from torch import Generator as CpuGenerator  # A simulation replaces the name in torch.
+from torch import Generator as CpuGenerator  # A simulation replaces this name in torch.
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device as default_device
 
@@ -37,19 +37,19 @@ from .operators import Defect, FallbackPolicy, OperatorCall, validate_defects
 CHIP = "Apple Silicon (SIMULATED)"
 MACOS = (15, 5)
 
-CAPTURE_ERROR = 'Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."'  # Metal's own words.
+CAPTURE_ERROR = 'Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."'  # Original text of Metal.
 
-# Functions that remember whether there is an MPS device.
+# Functions that cache whether an MPS device is available.
 CACHED_AVAILABILITY = (
     ("torch.backends.mps", "is_available"),
     ("transformers.utils.import_utils", "is_torch_mps_available"),
     ("accelerate.utils.imports", "is_mps_available"),
 )
 
-# Accelerate's classes that keep one state for the process, with its device.
+# Classes of Accelerate that share one state per process, including its device.
 SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
 
-# Functions of torch._C that have nothing to do where there is one device, which computes at once, or that give its number.
+# Functions of torch._C that have no effect with a single synchronous device, or that return its index.
 NOOP_FUNCTIONS = (
     *("_mps_deviceSynchronize", "_accelerator_synchronizeDevice"),
     *("_accelerator_setDeviceIndex", "_accelerator_emptyHostCache"),
@@ -59,68 +59,71 @@ FIRST_DEVICE = ("_accelerator_getDeviceIndex", "_accelerator_exchangeDevice", "_
 
 @dataclass(frozen=True, repr=False)
 class SimulatedMps(Displayable):
-    """A simulated MPS device that computes on the CPU; nothing that is measured under it is a figure of MPS.
+    """Simulated MPS device that computes on the CPU; its measurements do not represent real MPS hardware.
 
-    It does not reproduce the numbers of MPS, its speed, its random numbers (they are the CPU's), the 16-bit types of
-    ``torch.autocast("mps")``, what it caches for the shapes of graphs, or ``torch.mps.event``; ``torch.mps.profiler`` records nothing.
+    It does not reproduce the numerical results of MPS, its speed, its random numbers (they are those of the CPU), the
+    16-bit types of ``torch.autocast("mps")``, its caches for graph shapes, or ``torch.mps.event``.
+    ``torch.mps.profiler`` records nothing.
 
     Attributes:
-        allocator: Its memory: ``allocated``, ``driver``, ``peak``, ``emptied``, ``memory.recommended`` ... in bytes.
-        defects: The silent errors that it was given.
+        allocator: Its memory in bytes, such as ``allocated``, ``driver_allocated``, ``peak`` and
+            ``memory.recommended``.
+        defects: Its simulated silent errors.
     """
 
     allocator: SimulatedAllocator
     _device: SimulatedDevice
     defects: tuple[Defect, ...] = ()
 
-    simulated: ClassVar[bool] = True  # What is shown of this device says so.
+    simulated: ClassVar[bool] = True  # Reports of this device are labeled.
 
     @property
     def copies(self) -> list[DeviceCopy]:
-        """The copies between the devices, with the two devices and whether the program was to go on meanwhile."""
+        """Copies between the devices, with both devices and whether they were non-blocking."""
         return self._device.copies
 
     @property
     def call_counts(self) -> Counter[str]:
-        """How often each function of torch was called with a tensor of the device."""
+        """Number of calls of each torch function with a tensor of the device."""
         return self._device.call_counts
 
     @property
     def fallbacks(self) -> Counter[str]:
-        """How often each operator that MPS does not have fell back to the CPU."""
+        """Number of times that each unsupported operator fell back to the CPU."""
         return self._device.fallbacks.counts
 
     @property
     def cache_clears(self) -> int:
-        """How often the cache was emptied by request."""
+        """Number of times that the cache was emptied by request."""
         return self.allocator.emptied
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor is on the device."""
+        """Return whether a tensor is on the device."""
         return self._device.storages.contains(tensor)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state of the device as a mapping, ready for JSON; memory in bytes."""
+        """Return the state of the device as JSON-compatible values; memory in bytes."""
         memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver_allocated", "peak", "limit")}
         installed = {"installed": self.allocator.memory.installed, "recommended": self.allocator.memory.recommended}
-        seen = {"fallbacks": dict(self.fallbacks), "emptied": self.cache_clears}
-        return {"simulated": True, **installed, **memory, **seen, "defects": [one.issue for one in self.defects]}
+        counters = {"fallbacks": dict(self.fallbacks), "cache_clears": self.cache_clears}
+        defects = [defect.issue for defect in self.defects]
+        return {"simulated": True, **installed, **memory, **counters, "defects": defects}
 
     def to_report(self) -> Report:
-        """Return what there is to show: the memory, and the operators that fell back."""
-        figures = self.to_dict()
+        """Return the memory, and the operators that fell back to the CPU."""
+        metrics = self.to_dict()
         names = ("installed", "recommended", "limit", "allocated", "driver_allocated", "peak")
-        rows = tuple((name, "no limit" if figures[name] is None else format_size(figures[name])) for name in names)
+        rows = tuple((name, "no limit" if metrics[name] is None else format_size(metrics[name])) for name in names)
         counts = tuple((name, str(count)) for name, count in self.fallbacks.most_common())
         errors = tuple((defect.issue, defect.description) for defect in self.defects)
         tables = (
-            Table("Memory", ("what", "size"), rows),
-            Table("Fell back to the CPU", ("operator", "times"), counts),
-            Table("Silent errors that it was given", ("issue", "what goes wrong"), errors),
+            Table("Memory", ("memory", "size"), rows),
+            Table("Fell back to the CPU", ("operator", "count"), counts),
+            Table("Simulated silent errors", ("issue", "description"), errors),
         )
-        fell = pluralize(sum(self.fallbacks.values()), "call")
-        held = f"{format_size(figures['allocated'])} of {format_size(figures['recommended'])} in use, {fell} fell back to the CPU"
-        return Report("MPS device (SIMULATED)", tables=tables, html_sentences=(f"MPS device (SIMULATED): {held}",))
+        calls = pluralize(sum(self.fallbacks.values()), "call")
+        summary = f"{format_size(metrics['allocated'])} of {format_size(metrics['recommended'])} in use, {calls} fell back to the CPU"
+        return Report("MPS device (SIMULATED)", tables=tables, html_sentences=(f"MPS device (SIMULATED): {summary}",))
 
 
 @contextlib.contextmanager
@@ -130,49 +133,54 @@ def simulated_device(
     environ: MutableMapping[str, str] | None = None,
     defects: str | Iterable[str] = (),
 ) -> Iterator[SimulatedMps]:
-    """Let torch have a simulated MPS device in this thread.
+    """Provide torch with a simulated MPS device in this thread.
 
-    Tensors on it are CPU tensors that say ``mps:0``, and afterwards plain CPU tensors. What ``torch.mps`` answers is
-    replaced for the whole process; tensors of other threads stay on the CPU.
+    Tensors on it are CPU tensors that report ``mps:0``; afterwards they are ordinary CPU tensors. The functions below
+    ``torch.mps`` are replaced for the whole process, but tensors of other threads stay on the CPU.
     """
     environ = os.environ if environ is None else environ
-    mac, planted = MacMemory(parse_memory(memory)), validate_defects(defects)
+    mac = MacMemory(parse_memory(memory))
+    active = validate_defects(defects)
     if ACTIVE_SIMULATIONS:
-        what = "A simulated MPS device is on already, and there can be only one."
-        raise DeviceUnavailableError(what, "End it first: %openmed_device --simulate off, or leave its with block.")
+        message = "A simulated MPS device is already active; only one is supported."
+        raise DeviceUnavailableError(
+            message, "Stop it first: run %openmed_device --simulate off, or leave its with block."
+        )
     allocator = SimulatedAllocator(mac, environ)
-    # torch 2.13 reads anything but exactly 0 as on.
+    # torch 2.13 treats any value except exactly 0 as enabled.
     fallbacks = FallbackPolicy(environ.get(FALLBACK_VARIABLE, "0") != "0" if fallback is None else fallback)
-    wrong: dict[str, list[Callable[[OperatorCall], Any]]] = {}
-    for defect in planted:
+    active_defects: dict[str, list[Callable[[OperatorCall], Any]]] = {}
+    for defect in active:
         for operator in defect.operators:
-            wrong.setdefault(operator, []).append(defect.compute)
-    device = SimulatedDevice(allocator, fallbacks, DeviceStorages(allocator), active_defects=wrong)
+            active_defects.setdefault(operator, []).append(defect.compute)
+    device = SimulatedDevice(allocator, fallbacks, DeviceStorages(allocator), active_defects=active_defects)
     functions = FunctionMode(device)
-    shown = SimulatedMps(allocator, device, planted)
-    ACTIVE_SIMULATIONS.append(shown)
+    simulated = SimulatedMps(allocator, device, active)
+    ACTIVE_SIMULATIONS.append(simulated)
     try:
         with (
-            preserve_variables([FALLBACK_VARIABLE], os.environ),  # Accelerate switches it on wherever it finds MPS.
-            restore_default_device(),
-            patch_libraries(allocator, device.storages, functions.seeing),
+            preserve_variables([FALLBACK_VARIABLE], os.environ),  # Accelerate sets it whenever it finds MPS.
+            _restore_default_device(),
+            _patch_libraries(allocator, device.storages, functions.wrap_backward),
             push_modes(OperatorMode(device), functions),
         ):
-            yield shown
+            yield simulated
     finally:
         ACTIVE_SIMULATIONS.clear()
 
 
 @contextlib.contextmanager
-def restore_default_device() -> Iterator[None]:
-    """Take a default device of torch back at the end where it is one of MPS, which is gone then."""
+def _restore_default_device() -> Iterator[None]:
+    """Reset the default device of torch at the end if it is the simulated MPS device."""
     yield
-    if getattr(default_device.CURRENT_DEVICE, "type", "") == "mps":  # torch's own question makes a tensor on it.
+    if (
+        getattr(default_device.CURRENT_DEVICE, "type", "") == "mps"
+    ):  # torch.get_default_device() would create a tensor on it.
         torch.set_default_device(None)
 
 
 class SimulatedTorch:
-    """Answers for torch on the simulated Mac; it counts as loaded from the moment in which its device begins."""
+    """Torch adapter of the simulated Mac; torch counts as imported from the start of its device."""
 
     device: SimulatedMps | None = None
     inspect_installed_torch = staticmethod(backend.inspect_installed_torch)
@@ -190,14 +198,15 @@ class SimulatedTorch:
 def simulated_computer(
     memory: str | int, fallback: bool | None, environ: MutableMapping[str, str], defects: str | Iterable[str] = ()
 ) -> Iterator[tuple[DeviceManager, SimulatedMps]]:
-    """Begin a simulated Mac with its device, and end it.
+    """Start a simulated Mac with its device, and stop it.
 
-    The MPS variables are applied before the device begins, as in a kernel whose first line is ``%load_ext openmed_nb``,
-    and are taken back at the end.
+    The MPS variables are applied before the device starts, as in a kernel whose first line is ``%load_ext openmed_nb``.
+    They are restored at the end.
     """
     if fallback is not None:
         check_bool("fallback", fallback)
-    torch, installed = SimulatedTorch(), parse_memory(memory)
+    torch = SimulatedTorch()
+    installed = parse_memory(memory)
     machine = MachineInfo(
         "Darwin",
         "arm64",
@@ -222,9 +231,10 @@ def simulated_computer(
             computer.restore_mps_variables()
 
 
-def mps_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
-    """Return what answers for the functions of ``torch._C``."""
-    mps, profiler = torch.device("mps"), MpsProfiler()
+def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
+    """Return the replacements for the functions of ``torch._C``."""
+    mps = torch.device("mps")
+    profiler = MpsProfiler()
     memory = allocator.memory
     return {
         "_has_mps": True,
@@ -235,10 +245,10 @@ def mps_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_mps_get_default_generator": lambda: torch.default_generator,
         "_mps_emptyCache": allocator.empty_cache,
         "_mps_setMemoryFraction": allocator.set_fraction,
-        "_mps_currentAllocatedMemory": initializing(allocator, lambda: allocator.allocated),
-        "_mps_driverAllocatedMemory": initializing(allocator, lambda: allocator.driver_allocated),
-        "_mps_recommendedMaxMemory": initializing(allocator, lambda: memory.recommended),
-        "_mps_maxBufferLength": initializing(allocator, lambda: memory.largest_buffer),
+        "_mps_currentAllocatedMemory": _initialize_before(allocator, lambda: allocator.allocated),
+        "_mps_driverAllocatedMemory": _initialize_before(allocator, lambda: allocator.driver_allocated),
+        "_mps_recommendedMaxMemory": _initialize_before(allocator, lambda: memory.recommended),
+        "_mps_maxBufferLength": _initialize_before(allocator, lambda: memory.largest_buffer),
         "_mps_profilerStartTrace": profiler.start_trace,
         "_mps_profilerStopTrace": profiler.stop_trace,
         "_mps_isCaptureEnabled": lambda: False,
@@ -252,17 +262,17 @@ def mps_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
         "_accelerator_getStream": lambda _index=None: torch.Stream(device="cpu"),
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": allocator.empty_cache,
-        "_accelerator_getDeviceStats": initializing(allocator, lambda _index=None: statistics(allocator)),
-        "_accelerator_resetPeakStats": initializing(allocator, lambda _index=None: allocator.reset_peak()),
-        "_accelerator_resetAccumulatedStats": initializing(allocator, lambda _index=None: None),
-        "_accelerator_getMemoryInfo": initializing(
+        "_accelerator_getDeviceStats": _initialize_before(allocator, lambda _index=None: _make_memory_stats(allocator)),
+        "_accelerator_resetPeakStats": _initialize_before(allocator, lambda _index=None: allocator.reset_peak()),
+        "_accelerator_resetAccumulatedStats": _initialize_before(allocator, lambda _index=None: None),
+        "_accelerator_getMemoryInfo": _initialize_before(
             allocator, lambda _index=None: (max(0, memory.recommended - allocator.driver_allocated), memory.recommended)
         ),
     }
 
 
 class SimulatedGenerator(CpuGenerator):
-    """A generator that says that it is one of MPS; its random numbers are those of the CPU."""
+    """Generator that reports the device MPS; its random numbers are those of the CPU."""
 
     @property
     def device(self) -> torch.device:
@@ -270,24 +280,25 @@ class SimulatedGenerator(CpuGenerator):
 
 
 class _GeneratorType(type):
-    """The type of ``torch.Generator`` in a simulation: it makes generators of the real types, and knows them as its own."""
+    """Metaclass in place of the type of ``torch.Generator``: it creates and recognizes generators of both devices."""
 
     def __call__(cls, device: Any = "cpu") -> torch.Generator:
         return SimulatedGenerator() if torch.device(device).type == "mps" else CpuGenerator(device)
 
-    def __instancecheck__(cls, thing: Any) -> bool:
-        return isinstance(thing, CpuGenerator)
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, CpuGenerator)
 
 
-class GeneratorOfAnyDevice(metaclass=_GeneratorType):
-    """What answers for ``torch.Generator`` in a simulation."""
+class SimulatedGeneratorFactory(metaclass=_GeneratorType):
+    """Replacement for ``torch.Generator`` in a simulation."""
 
 
 class MpsProfiler:
-    """Takes and refuses what ``torch.mps.profiler`` asks for, as a Mac without ``MTL_CAPTURE_ENABLED`` does (MPSProfiler.mm)."""
+    """Replacement for ``torch.mps.profiler`` of a Mac without ``MTL_CAPTURE_ENABLED`` (MPSProfiler.mm)."""
 
     def __init__(self) -> None:
-        self._tracing, self._captures = False, itertools.count()
+        self._tracing = False
+        self._captures = itertools.count()
 
     def start_trace(self, mode: str, _wait: bool) -> None:
         if self._tracing:
@@ -305,121 +316,130 @@ class MpsProfiler:
         raise RuntimeError(f"Failed to start capture of {file} error {CAPTURE_ERROR}")
 
 
-def initializing(allocator: SimulatedAllocator, answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that reads the watermarks before it answers: asking for memory is a first touch."""
+def _initialize_before(allocator: SimulatedAllocator, replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that reads the watermarks first, because a query of the memory initializes the allocator."""
 
-    def touched(*args: Any) -> Any:
+    def initialize_and_call(*args: Any) -> Any:
         allocator.initialize()
-        return answer(*args)
+        return replacement(*args)
 
-    return touched
+    return initialize_and_call
 
 
-def statistics(allocator: SimulatedAllocator) -> dict[str, Any]:
-    """Return the figures of ``torch.accelerator.memory_stats``, which MPS has since torch 2.13."""
+def _make_memory_stats(allocator: SimulatedAllocator) -> dict[str, Any]:
+    """Return the values of ``torch.accelerator.memory_stats``, which MPS supports since torch 2.13."""
     allocated = {"current": allocator.allocated, "peak": allocator.peak}
     reserved = {"current": allocator.driver_allocated, "peak": allocator.driver_peak}
     return {"allocated_bytes": {"all": allocated}, "reserved_bytes": {"all": reserved}}
 
 
-def tensor_properties(storages: DeviceStorages) -> dict[str, Any]:
-    """Return what answers for the properties of a tensor, in this thread."""
-    mps, home = torch.device("mps", 0), threading.get_ident()
+def _make_tensor_properties(storages: DeviceStorages) -> dict[str, Any]:
+    """Return the replacements for the device properties of a tensor, which apply to this thread."""
+    mps = torch.device("mps", 0)
+    thread = threading.get_ident()
 
-    def answering(name: str, here: Any) -> property:
-        real = getattr(torch.Tensor, name)
+    def make_property(name: str, value_on_mps: Any) -> property:
+        original = getattr(torch.Tensor, name)
 
-        def answer(tensor: torch.Tensor) -> Any:
-            if threading.get_ident() == home and storages.contains(tensor):
-                return here
-            with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would ask this very function
-                return real.__get__(tensor)
+        def get(tensor: torch.Tensor) -> Any:
+            if threading.get_ident() == thread and storages.contains(tensor):
+                return value_on_mps
+            with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would call this function again
+                return original.__get__(tensor)
 
-        return property(answer)
+        return property(get)
 
-    return {name: answering(name, here) for name, here in (("device", mps), ("is_mps", True), ("is_cpu", False))}
+    return {name: make_property(name, value) for name, value in (("device", mps), ("is_mps", True), ("is_cpu", False))}
 
 
-def storage_methods(storages: DeviceStorages) -> dict[str, Any]:
-    """Return what answers for the methods of a storage, which saving and loading ask for the device."""
-    mps, real = torch.device("mps", 0), torch.UntypedStorage.device
+def _make_storage_methods(storages: DeviceStorages) -> dict[str, Any]:
+    """Return the replacements for the storage methods that saving and loading use to find the device."""
+    mps = torch.device("mps", 0)
+    original_device = torch.UntypedStorage.device
 
-    def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         return torch.UntypedStorage(storage.nbytes()).copy_(storage, False)
 
     def to_mps(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         if storage_key(storage) in storages:
             return storage
-        copy = copied(storage)
+        copy = copy_storage(storage)
         storages.add(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
         return copy
 
     return {
-        "device": property(lambda storage: mps if storage_key(storage) in storages else real.__get__(storage)),
-        "clone": lambda storage: to_mps(copied(storage)) if storage_key(storage) in storages else copied(storage),
+        "device": property(
+            lambda storage: mps if storage_key(storage) in storages else original_device.__get__(storage)
+        ),
+        "clone": lambda storage: (
+            to_mps(copy_storage(storage)) if storage_key(storage) in storages else copy_storage(storage)
+        ),
         "mps": to_mps,
     }
 
 
-normalized = FakeTensor._normalize_fake_device  # noqa: SLF001 - torch has no public name for it
+original_normalize_fake_device = FakeTensor._normalize_fake_device  # noqa: SLF001 - torch has no public name for it
 
 
-def device_of_fake(device: torch.device) -> torch.device:
-    """Return the device of a FakeTensor, which is the CPU for one of MPS.
+def _normalize_fake_device(device: torch.device) -> torch.device:
+    """Return the device of a FakeTensor, with the CPU in place of MPS.
 
-    The engine of autograd looks for the streams of a tensor's device, and ends the process where torch was built without it.
+    The autograd engine looks up the streams of the device of a tensor, and aborts the process if torch was built
+    without it.
     """
-    return torch.device("cpu") if device.type == "mps" else normalized(device)
+    return torch.device("cpu") if device.type == "mps" else original_normalize_fake_device(device)
 
 
 @contextlib.contextmanager
-def patch_libraries(
-    allocator: SimulatedAllocator, storages: DeviceStorages, seeing: Callable[[Callable[..., Any]], Callable[..., Any]]
+def _patch_libraries(
+    allocator: SimulatedAllocator,
+    storages: DeviceStorages,
+    wrap_backward: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Iterator[None]:
-    """Let torch, transformers and Accelerate find an MPS device."""
+    """Make an MPS device available to torch, transformers and Accelerate."""
     rows = [
-        *((torch._C, name, answer) for name, answer in mps_library_functions(allocator).items()),  # noqa: SLF001
-        *((torch.Tensor, name, answer) for name, answer in tensor_properties(storages).items()),
-        *((torch.UntypedStorage, name, method) for name, method in storage_methods(storages).items()),
-        (torch, "Generator", GeneratorOfAnyDevice),
+        *((torch._C, name, replacement) for name, replacement in _make_library_functions(allocator).items()),  # noqa: SLF001
+        *((torch.Tensor, name, replacement) for name, replacement in _make_tensor_properties(storages).items()),
+        *((torch.UntypedStorage, name, method) for name, method in _make_storage_methods(storages).items()),
+        (torch, "Generator", SimulatedGeneratorFactory),
         (torch.mps, "_default_mps_generator", torch.default_generator),
-        (torch.autograd, "_engine_run_backward", seeing(torch.autograd._engine_run_backward)),  # noqa: SLF001
-        (FakeTensor, "_normalize_fake_device", staticmethod(device_of_fake)),
+        (torch.autograd, "_engine_run_backward", wrap_backward(torch.autograd._engine_run_backward)),  # noqa: SLF001
+        (FakeTensor, "_normalize_fake_device", staticmethod(_normalize_fake_device)),
         (torch.cuda, "is_available", lambda: False),
         (torch.cuda, "device_count", lambda: 0),
     ]
     with contextlib.ExitStack() as undo:
-        undo.callback(clear_cached_availability)
-        for owner, name, answer in rows:
-            undo.enter_context(mock.patch.object(owner, name, answer, create=True))
-        clear_cached_availability()
-        undo.enter_context(preserve_accelerate_state())
+        undo.callback(_clear_cached_availability)
+        for owner, name, replacement in rows:
+            undo.enter_context(mock.patch.object(owner, name, replacement, create=True))
+        _clear_cached_availability()
+        undo.enter_context(_preserve_accelerate_state())
         yield
 
 
-def clear_cached_availability() -> None:
-    """Let the functions that remember whether there is an MPS device look again."""
+def _clear_cached_availability() -> None:
+    """Clear the caches of the functions that check for an MPS device."""
     for module, name in CACHED_AVAILABILITY:
-        forget = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
-        if forget is not None:
-            forget()
+        clear = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 @contextlib.contextmanager
-def preserve_accelerate_state() -> Iterator[None]:
-    """Put Accelerate's states of the process aside, and give them back, so that an Accelerator of before works on."""
-    before = [(state, dict(state)) for state in _shared_states()]
+def _preserve_accelerate_state() -> Iterator[None]:
+    """Clear the shared states of Accelerate and restore them, so that existing Accelerators continue to work."""
+    before = [(state, dict(state)) for state in _get_shared_states()]
     for state, _content in before:
         state.clear()
     try:
         yield
     finally:
-        kept = {id(state): content for state, content in before}
-        for state in _shared_states():
+        saved = {id(state): content for state, content in before}
+        for state in _get_shared_states():
             state.clear()
-            state.update(kept.get(id(state), {}))
+            state.update(saved.get(id(state), {}))
 
 
-def _shared_states() -> list[dict[str, Any]]:
+def _get_shared_states() -> list[dict[str, Any]]:
     module = sys.modules.get("accelerate.state")
     return [getattr(module, name)._shared_state for name in SHARED_STATES] if module else []  # noqa: SLF001

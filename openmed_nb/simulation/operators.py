@@ -1,7 +1,8 @@
-"""Operators as MPS has them: those that it lacks, with the words of torch for it, and those that it can compute wrongly.
+"""Operators of MPS: unsupported operators with the error texts of torch, and simulated silent errors.
 
-The table of operators that it lacks was read out of ``native_functions.yaml`` of torch 2.13: an operator is native where its own ``dispatch``, or
-that of the operator it delegates to, names MPS. MPS names the operator that it delegates to in its messages.
+The table of unsupported operators is based on ``native_functions.yaml`` of torch 2.13. An operator is supported if its
+``dispatch``, or that of the operator it delegates to, names MPS. In its messages, MPS names the operator that it
+delegates to.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .._utils.text import describe_value
 from .._utils.warning import stacklevel_outside
 from ..errors import ConfigurationError
 
-# The commit that torch 2.13.0 was built from, which its own message names.
+# Commit of torch 2.13.0, which its message contains.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
 
 NO_FLOAT64 = (
@@ -66,7 +67,7 @@ NOT_IMPLEMENTED = (
     "variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this will be slower "
     "than running natively on MPS."
 )
-# Operators that are named as they are called.
+# Operators whose name in messages is the called name.
 UNSUPPORTED_NAMES = """
     _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _ctc_loss _ctc_loss.Tensor _ctc_loss_backward
     _ctc_loss_backward.Tensor _fake_quantize_learnable_per_channel_affine
@@ -79,7 +80,7 @@ UNSUPPORTED_NAMES = """
     multilabel_margin_loss_forward ormqr poisson put_ rrelu_with_noise rrelu_with_noise_ segment_reduce take
 """
 
-# Operators that are named with the overload that they delegate to.
+# Operators whose name in messages is the overload that they delegate to.
 DELEGATING_NAMES = """
     _linalg_eigh:eigenvalues _linalg_svd:U _upsample_bicubic2d_aa_backward:grad_input _upsample_bilinear2d_aa_backward:grad_input
     _upsample_lanczos2d_aa:out _upsample_lanczos2d_aa_backward:grad_input adaptive_max_pool3d:out
@@ -88,7 +89,7 @@ DELEGATING_NAMES = """
     special_laguerre_polynomial_l:out special_legendre_polynomial_p:out special_log_ndtr:out special_ndtri:out
 """
 
-# What is called, and how MPS names it: the last ones are made of another operator, which MPS does not have.
+# Called operators, and their names in messages of MPS. The last ones consist of another unsupported operator.
 UNSUPPORTED: Mapping[str, str] = {
     **{f"aten::{name}": f"aten::{name}" for name in UNSUPPORTED_NAMES.split()},
     **{f"aten::{pair.partition(':')[0]}": f"aten::{pair.replace(':', '.')}" for pair in DELEGATING_NAMES.split()},
@@ -101,26 +102,26 @@ UNSUPPORTED: Mapping[str, str] = {
     "aten::logspace.Scalar_Tensor": "aten::logspace.out",
 }
 
-# Operators that MPS sends to the CPU even where falling back is off (``MPSFallback.mm:110``).
+# Operators that MPS always runs on the CPU, even if the fallback is disabled (``MPSFallback.mm:110``).
 ALWAYS_ON_CPU = frozenset({"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U"})
 
-# What autograd makes of those on the CPU, so that only this is seen below it, and what they are on MPS.
+# Names of these operators below autograd on the CPU, and their names on MPS.
 BELOW_AUTOGRAD: Mapping[str, str] = {
     "aten::_linalg_svd": "aten::linalg_svd",
     "aten::_linalg_svd.U": "aten::linalg_svd.U",
 }
 
 
-# Operators that take tensors of two devices, because they copy or because they read only a shape or a type.
+# Operators that accept tensors of two devices, because they copy or read only a shape or a dtype.
 COPY_OPERATORS = frozenset({"_to_copy", "copy_", "copy", "_copy_from", "_foreach_copy_", "_local_scalar_dense", "set_"})
-# These copy into a copy of their first argument, wherever that is (TensorShape.cpp).
+# Operators that copy into a copy of their first argument, on any device (TensorShape.cpp).
 SCATTER_OPERATORS = frozenset({"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"})
 SHAPE_OPERATORS = frozenset({"resize_as_", "is_same_size", "result_type", "_has_compatible_shallow_copy_type"})
 
-# Operators whose lengths or sizes of batches must be on the CPU.
+# Operators whose lengths or batch sizes must be on the CPU.
 LENGTH_OPERATORS = frozenset({"_pack_padded_sequence", "_pad_packed_sequence"})
 
-# Operators whose indices may be on the CPU where the indexed tensor is on MPS; the reverse is refused.
+# Operators whose indices may be on the CPU if the indexed tensor is on MPS; the reverse is an error.
 INDEX_OPERATORS = frozenset(
     {
         *("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"),
@@ -128,58 +129,58 @@ INDEX_OPERATORS = frozenset(
     }
 )
 
-# Pointwise operators that move numbers of the CPU to the device by themselves, so that they take several.
+# Pointwise operators that move CPU scalars to the device, so that they accept several.
 NUMBER_OPERATORS = frozenset({"where", "masked_fill", "masked_fill_"})
 
-# Operators that check their matrices by checkAllSameGPU (LinearAlgebra.mm), each with the names of its arguments.
+# Operators that check their matrices with checkAllSameGPU (LinearAlgebra.mm), with their argument names.
 MATRIX_OPERATORS: Mapping[str, tuple[str, ...]] = {"mm": ("mat1", "mat2"), "bmm": ("batch1", "batch2")}
 
-# Operators of Metal kernels whose source was read; where nothing is known, the text of a TensorIterator is used.
+# Operators with Metal kernels whose source was read. For other operators, the text of a TensorIterator is used.
 METAL_OPERATORS = frozenset({"embedding", "index_select"})
 
 # Operators that check their index and source before anything else (TensorAdvancedIndexing.cpp).
 SOURCE_OPERATORS = frozenset({"index_add", "index_add_", "index_copy", "index_copy_", "index_reduce", "index_reduce_"})
 
 
-def check_operator(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strangers: Sequence[Any]) -> None:
-    """Refuse tensors of the CPU beside tensors of MPS where the operator does, with its text.
+def check_operator(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cpu_tensors: Sequence[Any]) -> None:
+    """Raise the error of torch for CPU tensors together with MPS tensors, if the operator does not accept them.
 
     Args:
-        operator: Operator overload, called with tensors of MPS.
+        operator: Operator overload, called with MPS tensors.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        strangers: Those tensors among the arguments that are on the CPU.
+        cpu_tensors: Those tensors among the arguments that are on the CPU.
     """
     name = operator.name().removeprefix("aten::").partition(".")[0]
     if name in COPY_OPERATORS | SCATTER_OPERATORS | SHAPE_OPERATORS | LENGTH_OPERATORS:
         return
-    on_cpu = {id(tensor) for tensor in strangers}
+    on_cpu = {id(tensor) for tensor in cpu_tensors}
     if name in INDEX_OPERATORS:
         _check_index(args, on_cpu)
         return
     if name in SOURCE_OPERATORS:
-        places = ["cpu" if id(args[place]) in on_cpu else "mps:0" for place in (0, 2, 3)]
-        raise RuntimeError(OTHER_SOURCE.format(name.rstrip("_"), *places))
+        devices = ["cpu" if id(args[index]) in on_cpu else "mps:0" for index in (0, 2, 3)]
+        raise RuntimeError(OTHER_SOURCE.format(name.rstrip("_"), *devices))
     if name in {"convolution", "convolution_overrideable"}:
         _check_convolution(args, on_cpu)
     if name in {"masked_fill", "masked_fill_"} and (id(args[0]) in on_cpu) != (id(args[1]) in on_cpu):
         mask, filled = ("cpu", "mps:0") if id(args[1]) in on_cpu else ("mps:0", "cpu")
         raise RuntimeError(OTHER_MASK.format(mask, filled))
-    written = _written(operator, args, kwargs)
-    if any(tensor.dim() or id(tensor) in written for tensor in strangers):
-        raise RuntimeError(_refusal(name, args, on_cpu))
+    written = _get_written_tensors(operator, args, kwargs)
+    if any(tensor.dim() or id(tensor) in written for tensor in cpu_tensors):
+        raise RuntimeError(_select_error(name, args, on_cpu))
     numbers = len(on_cpu)
-    if numbers > 1 and operator_is_pointwise(operator) and name not in NUMBER_OPERATORS:
+    if numbers > 1 and _is_pointwise(operator) and name not in NUMBER_OPERATORS:
         raise RuntimeError(TOO_MANY_NUMBERS)
 
 
-def made_where_first_is(operator: Any, args: Sequence[Any]) -> bool:
-    """Return whether the result of an operator is on the device of its first argument, wherever the others are."""
+def follows_first_argument(operator: Any, args: Sequence[Any]) -> bool:
+    """Return whether the result of an operator is always on the device of its first argument."""
     return bool(args) and operator.name().removeprefix("aten::").partition(".")[0] in SCATTER_OPERATORS
 
 
-def operator_is_pointwise(operator: Any) -> bool:
-    """Return whether an operator is a TensorIterator over its arguments, which takes one number of the CPU."""
+def _is_pointwise(operator: Any) -> bool:
+    """Return whether an operator is a TensorIterator over its arguments, which accepts one CPU scalar."""
     import torch
 
     return torch.Tag.pointwise in operator.tags
@@ -188,9 +189,10 @@ def operator_is_pointwise(operator: Any) -> bool:
 def _check_index(args: Sequence[Any], on_cpu: set[int]) -> None:
     indexed, indices, *others = args
     if id(indexed) in on_cpu:
-        given = indices if isinstance(indices, (list, tuple)) else [indices]
-        given = [*given, *(others[0] if others and isinstance(others[0], (list, tuple)) else ())]
-        if any(index is not None and id(index) not in on_cpu for index in given):
+        all_indices = list(indices) if isinstance(indices, (list, tuple)) else [indices]
+        if others and isinstance(others[0], (list, tuple)):
+            all_indices.extend(others[0])
+        if any(index is not None and id(index) not in on_cpu for index in all_indices):
             raise RuntimeError(OTHER_INDEX)
         raise RuntimeError(TWO_DEVICES)
     if any(id(value) in on_cpu and value.dim() for value in others):
@@ -198,40 +200,40 @@ def _check_index(args: Sequence[Any], on_cpu: set[int]) -> None:
 
 
 def _check_convolution(args: Sequence[Any], on_cpu: set[int]) -> None:
-    """Refuse a weight or a bias of another type than the input's; torch writes the device into the name of the type."""
-    given = args[0]
-    template = OTHER_WEIGHT_ON_CPU if id(given) in on_cpu else OTHER_WEIGHT
+    """Raise an error for a weight or bias of another type than the input; torch type names contain the device."""
+    inputs = args[0]
+    template = OTHER_WEIGHT_ON_CPU if id(inputs) in on_cpu else OTHER_WEIGHT
     for name, tensor in (("weight", args[1]), ("bias", args[2])):
-        if tensor is not None and (id(tensor) in on_cpu) != (id(given) in on_cpu):
-            types = [_type_name(each, id(each) in on_cpu) for each in (given, tensor)]
+        if tensor is not None and (id(tensor) in on_cpu) != (id(inputs) in on_cpu):
+            types = [_get_type_name(value, id(value) in on_cpu) for value in (inputs, tensor)]
             raise RuntimeError(template.format(types[0], name, types[1]))
 
 
-def _type_name(tensor: Any, on_cpu: bool) -> str:
-    """Return the name of a tensor's type in C++ (DeprecatedTypeProperties::toString)."""
+def _get_type_name(tensor: Any, on_cpu: bool) -> str:
+    """Return the C++ type name of a tensor (DeprecatedTypeProperties::toString)."""
     kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")
     return f"torch.{kind}Tensor" if on_cpu else f"MPS{kind}Type"
 
 
-def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
-    """Return the identities of the tensors that an operator writes into: its first argument, or ``out``."""
+def _get_written_tensors(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+    """Return the ids of the tensors that an operator writes to: its first argument, or ``out``."""
     written: set[int] = set()
-    for place, argument in enumerate(operator._schema.arguments):  # noqa: SLF001 - torch has no public name for it
+    for index, argument in enumerate(operator._schema.arguments):  # noqa: SLF001 - torch has no public name for it
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
             written.update(map(id, value if isinstance(value, (list, tuple)) else [value]))
     return written
 
 
-def _refusal(name: str, args: Sequence[Any], on_cpu: set[int]) -> str:
-    for place, argument in enumerate(MATRIX_OPERATORS.get(name, ())):
-        if id(args[place]) in on_cpu:
-            return NOT_ON_GPU.format(place + 1, argument, name)
+def _select_error(name: str, args: Sequence[Any], on_cpu: set[int]) -> str:
+    for index, argument in enumerate(MATRIX_OPERATORS.get(name, ())):
+        if id(args[index]) in on_cpu:
+            return NOT_ON_GPU.format(index + 1, argument, name)
     return CPU_TENSOR if name in METAL_OPERATORS else TWO_DEVICES
 
 
 class FallbackPolicy:
-    """What becomes of operators that MPS does not have: an error, or work for the CPU."""
+    """Handling of unsupported operators: an error, or a fallback to the CPU."""
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
@@ -240,16 +242,17 @@ class FallbackPolicy:
         self._warned = False
 
     @contextlib.contextmanager
-    def called(self, names: Mapping[str, str]) -> Iterator[None]:
-        """Judge operators by other names for a while: by those that they have above autograd."""
-        before, self._names = self._names, names
+    def use_names(self, names: Mapping[str, str]) -> Iterator[None]:
+        """Use other operator names in a ``with`` block: those above autograd."""
+        previous = self._names
+        self._names = names
         try:
             yield
         finally:
-            self._names = before
+            self._names = previous
 
     def handle(self, operator: str, warn_always: bool) -> None:
-        """Judge an operator that is called with a tensor of the device."""
+        """Handle an operator that is called with a tensor of the device."""
         operator = self._names.get(operator, operator)
         name = operator if operator in ALWAYS_ON_CPU else UNSUPPORTED.get(operator)
         if name is None:
@@ -258,77 +261,98 @@ class FallbackPolicy:
             raise NotImplementedError(NOT_IMPLEMENTED.format(name))
         self.counts[name] += 1
         if warn_always or not self._warned:
-            self._warned = self._warned or not warn_always  # As TORCH_WARN_ONCE has it.
-            # At the line that called torch, where torch's own warnings point.
+            self._warned = self._warned or not warn_always  # Same as TORCH_WARN_ONCE.
+            # The warning refers to the line that called torch, as warnings of torch do.
             level = stacklevel_outside((str(__package__), "torch"))
             warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=level)
 
 
 def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the names above autograd of what a function of torch calls, which below it cannot be told apart.
+    """Return the names above autograd of the operators of a function, which are indistinguishable below it.
 
-    ``torch.linalg.svd`` calls ``linalg_svd``, and what needs singular values only, such as ``svdvals`` or the matrix norm 2,
-    does not (``LinearAlgebra.cpp``, ``BatchLinearAlgebra.cpp``); below autograd, both are ``_linalg_svd``.
+    ``torch.linalg.svd`` calls ``linalg_svd``. Functions that need only singular values, such as ``svdvals`` or the
+    matrix norm 2, do not (``LinearAlgebra.cpp``, ``BatchLinearAlgebra.cpp``). Below autograd, both call
+    ``_linalg_svd``.
     """
     vectors = kwargs.get("compute_uv", args[2] if len(args) > 2 else True)  # noqa: PLR2004 - the signature of torch.svd
     return BELOW_AUTOGRAD if function == "linalg_svd" or (function == "svd" and vectors) else {}
 
 
-# Silent errors of real MPS devices, by the numbers of their issues: for teaching what they do, and for testing that they
-# are found. Each does on the CPU what the issue describes: right input, wrong numbers, no error.
+# Silent errors of real MPS devices, by issue number, for teaching and for testing their detection. Each reproduces the
+# described behavior on the CPU: valid input, incorrect results, no error.
 
-REDUCTION_LIMIT = 32_767  # From this many products in one sum on, a matrix product can be wrong.
+# From this number of products in one sum, a matrix product can be incorrect.
+REDUCTION_LIMIT = 32_767
 
-TILE = 16  # Both sides of the result need at least this many rows.
+# Minimum number of rows and columns of the result.
+MIN_TILE_ROWS = 16
 
 DIRTY_VALUE = 1e4
 
-PAGE = 4096  # Numbers of 32 bits in a page of memory, which is 16 KiB on Apple's chips.
+# Number of 32-bit values in a memory page, which has 16 KiB on Apple chips.
+PAGE_NUMBERS = 4096
 
-SHORT_QUERY = 8  # Attention of longer queries has a kernel of its own, the "prefill" of torch 2.13.
+# Attention uses another kernel for longer queries, the "prefill" kernel of torch 2.13.
+MAX_SHORT_QUERY = 8
 
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """A call of an operator with tensors of the device."""
+    """Call of an operator with tensors of the device.
+
+    Attributes:
+        name: Name of the operator.
+        operator: Operator.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        dirty: Whether the cache of the device contains freed memory.
+        holds: Function that returns whether a tensor is on the device.
+    """
 
     name: str
     operator: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    dirty: bool  # Whether memory was freed on the device that is still in its cache.
-    holds: Callable[[Any], bool]  # Tells whether a tensor is on the device.
+    dirty: bool
+    holds: Callable[[Any], bool]
 
     def run(self, *args: Any) -> Any:
-        """Return what the operator makes, of these arguments or of its own."""
+        """Return the result of the operator for these arguments, or for those of the call."""
         return self.operator(*(args or self.args), **self.kwargs)
 
-    def argument(self, place: int, name: str) -> Any:
-        """Return an argument by its place or its name; ``None`` where it was not given."""
-        return self.args[place] if len(self.args) > place else self.kwargs.get(name)
+    def argument(self, index: int, name: str) -> Any:
+        """Return an argument by index or name, or ``None`` if it was not passed."""
+        return self.args[index] if len(self.args) > index else self.kwargs.get(name)
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A silent error."""
+    """Silent error.
 
-    issue: str  # Where it was reported, such as "pytorch#177116".
+    Attributes:
+        issue: Issue that reports it, such as ``"pytorch#177116"``.
+        description: Description.
+        operators: Affected operators, such as ``"aten::mm"``, and functions that are operators on MPS only, such as
+            ``"linear"``.
+        compute: Function that computes the incorrect result.
+    """
+
+    issue: str
     description: str
-    # What goes wrong: operators, such as "aten::mm", and functions of torch that are operators on MPS alone, such as "linear".
     operators: tuple[str, ...]
     compute: Callable[[OperatorCall], Any]
 
 
-def beyond_the_end(call: OperatorCall) -> Any:
-    """Sum up what stands behind the operands too, which is what freed tensors left there."""
+def _sum_beyond_end(call: OperatorCall) -> Any:
+    """Add the memory behind the operands, which contains values of freed tensors."""
     left, right = call.args[-2:]
-    long = left.shape[-1] >= REDUCTION_LIMIT and min(left.shape[-2], right.shape[-1]) >= TILE
-    made = call.run()
-    return made + DIRTY_VALUE if long and call.dirty else made
+    is_affected = left.shape[-1] >= REDUCTION_LIMIT and min(left.shape[-2], right.shape[-1]) >= MIN_TILE_ROWS
+    result = call.run()
+    return result + DIRTY_VALUE if is_affected and call.dirty else result
 
 
-def row_of_zeros(call: OperatorCall) -> Any:
-    """Give zeros for a token that has no row; on the way back its gradient goes nowhere."""
+def _embed_as_zeros(call: OperatorCall) -> Any:
+    """Return zeros for a token without an embedding; its gradient is discarded."""
     import torch
 
     backward = call.name == "aten::embedding_dense_backward"
@@ -341,121 +365,126 @@ def row_of_zeros(call: OperatorCall) -> Any:
     return call.run(values, tokens, *rest).masked_fill(outside, 0)
 
 
-def label_left_out(call: OperatorCall) -> Any:
-    """Leave a label out of the loss that the model does not have."""
+def _ignore_label(call: OperatorCall) -> Any:
+    """Ignore labels outside the model's label range in the loss."""
     import torch
 
     backward = "backward" in call.name
     args = list(call.args)
-    place, logits, left_out = (2, args[1], args[5]) if backward else (1, args[0], args[4])
-    labels, count = args[place], logits.shape[-3 if logits.dim() == 4 else -1]  # noqa: PLR2004 - rows, labels, height, width
-    args[place] = torch.where((labels < 0) | (labels >= count), left_out, labels)
-    made = call.run(*args)
-    return made if backward else (made[0].nan_to_num(0.0), made[1])
+    index, logits, ignore_index = (2, args[1], args[5]) if backward else (1, args[0], args[4])
+    labels = args[index]
+    count = logits.shape[-3 if logits.dim() == 4 else -1]  # noqa: PLR2004 - rows, labels, height, width
+    args[index] = torch.where((labels < 0) | (labels >= count), ignore_index, labels)
+    result = call.run(*args)
+    return result if backward else (result[0].nan_to_num(0.0), result[1])
 
 
-def never_written(call: OperatorCall) -> Any:
-    """Compute into memory of its own, and never copy that to a tensor whose rows do not follow each other."""
+def _skip_write(call: OperatorCall) -> Any:
+    """Compute into temporary memory, and never copy it to a tensor that is not contiguous."""
     return call.run() if call.args[0].is_contiguous() else call.args[0]
 
 
-def other_gradient(call: OperatorCall) -> Any:
-    """Give another gradient for the weight where the input's rows do not follow each other."""
+def _change_weight_gradient(call: OperatorCall) -> Any:
+    """Return an incorrect gradient of the weight if the input is not contiguous."""
     inputs, weight, bias = call.run()
-    wrong = weight is not None and not call.args[1].is_contiguous()
-    return inputs, weight + DIRTY_VALUE if wrong else weight, bias
+    is_affected = weight is not None and not call.args[1].is_contiguous()
+    return inputs, weight + DIRTY_VALUE if is_affected else weight, bias
 
 
-def other_kernel(call: OperatorCall) -> Any:
-    """Read the weights of a convolution as if they followed each other in memory."""
+def _misread_weight(call: OperatorCall) -> Any:
+    """Read the weight of a convolution as if it were contiguous."""
     import torch
 
     inputs, weight, *rest = call.args
-    room = weight.untyped_storage().nbytes() // weight.element_size()
-    if not weight.is_contiguous() and weight.storage_offset() + weight.numel() <= room:
+    capacity = weight.untyped_storage().nbytes() // weight.element_size()
+    if not weight.is_contiguous() and weight.storage_offset() + weight.numel() <= capacity:
         weight = weight.as_strided(weight.shape, torch.empty(weight.shape, device="meta").stride())
     return call.run(inputs, weight, *rest)
 
 
-def first_number(call: OperatorCall) -> Any:
-    """Take the first number of a tensor of the CPU for any other one of it."""
+def _use_first_number(call: OperatorCall) -> Any:
+    """Use the first element of the underlying CPU tensor for any CPU scalar."""
 
     def read(argument: Any) -> Any:
-        one = getattr(argument, "ndim", None) == 0 and not call.holds(argument)
-        return argument.as_strided((), (), 0) if one else argument
+        is_scalar = getattr(argument, "ndim", None) == 0 and not call.holds(argument)
+        return argument.as_strided((), (), 0) if is_scalar else argument
 
     return call.run(*map(read, call.args))
 
 
-def smallest_number(call: OperatorCall) -> Any:
-    """Give the smallest whole number for every place."""
+def _return_minimum(call: OperatorCall) -> Any:
+    """Return the smallest integer for every position."""
     import torch
 
     return torch.full_like(call.run(), torch.iinfo(torch.int64).min)
 
 
-def not_a_number(call: OperatorCall) -> Any:
-    """Give NaN for a row that may look at nothing, where zeros are right."""
+def _return_nan(call: OperatorCall) -> Any:
+    """Return NaN for a row that is masked entirely, instead of zeros."""
     import torch
 
     if call.name == "aten::_safe_softmax":
         return torch.softmax(call.args[0], call.args[1])
-    made, *rest = call.run()
+    result, *rest = call.run()
     mask = call.kwargs.get("attn_mask")
     if mask is not None:
-        made = made.masked_fill((mask == -torch.inf).all(-1, keepdim=True), torch.nan)
-    return (made, *rest)
+        result = result.masked_fill((mask == -torch.inf).all(-1, keepdim=True), torch.nan)
+    return (result, *rest)
 
 
-def without_bias(call: OperatorCall, *, one_row: bool) -> Any:
-    """Leave the bias of a linear layer out for three dimensions, of which that before the last is 1 or is not."""
-    bias, shape = call.argument(2, "bias"), call.argument(0, "input").shape
-    wrong = bias is not None and len(shape) == 3 and (shape[1] == 1) == one_row  # noqa: PLR2004
-    return call.run() - bias.detach() if wrong else call.run()
+def _omit_bias(call: OperatorCall, *, one_row: bool) -> Any:
+    """Omit the bias of a linear layer for three-dimensional input whose second dimension is 1, or is not 1."""
+    bias = call.argument(2, "bias")
+    shape = call.argument(0, "input").shape
+    is_affected = bias is not None and len(shape) == 3 and (shape[1] == 1) == one_row  # noqa: PLR2004
+    return call.run() - bias.detach() if is_affected else call.run()
 
 
-def gradient_of_one_page(call: OperatorCall) -> Any:
-    """Give zeros beyond the first page for the gradient of a linear layer with one output, if a sum gave it."""
-    given, weight, bias = (call.argument(place, name) for place, name in enumerate(("input", "weight", "bias")))
-    inputs, strided = given.view_as(given), list[bool]()
-    made = call.operator(inputs, weight, bias)
-    if made.shape[-1] == 1 and inputs.requires_grad:
-        made.register_hook(lambda gradient: strided.append(not gradient.is_contiguous()))
-        inputs.register_hook(lambda gradient: first_page(gradient) if strided.pop() else gradient)
-    return made
+def _truncate_gradient(call: OperatorCall) -> Any:
+    """Zero the gradient of a linear layer with one output beyond the first page, if a sum produced it."""
+    original, weight, bias = (call.argument(index, name) for index, name in enumerate(("input", "weight", "bias")))
+    inputs = original.view_as(original)
+    strided: list[bool] = []
+    result = call.operator(inputs, weight, bias)
+    if result.shape[-1] == 1 and inputs.requires_grad:
+        result.register_hook(lambda gradient: strided.append(not gradient.is_contiguous()))
+        inputs.register_hook(lambda gradient: _keep_first_page(gradient) if strided.pop() else gradient)
+    return result
 
 
-def first_page(gradient: Any) -> Any:
+def _keep_first_page(gradient: Any) -> Any:
     """Return a gradient with zeros beyond the first page of memory."""
-    kept = gradient.clone()
-    kept.view(-1)[PAGE:] = 0
-    return kept
+    result = gradient.clone()
+    result.view(-1)[PAGE_NUMBERS:] = 0
+    return result
 
 
-def smaller_mask(call: OperatorCall) -> Any:
-    """Attend in powers of 2 and leave the numbers of the mask as they are for powers of e."""
-    made, mask = call.run(), call.argument(3, "attn_mask")
-    if mask is None or not mask.is_floating_point() or made.requires_grad or made.shape[-2] <= SHORT_QUERY:
-        return made
+def _scale_mask(call: OperatorCall) -> Any:
+    """Compute attention with powers of 2, but leave the mask scaled for powers of e."""
+    result = call.run()
+    mask = call.argument(3, "attn_mask")
+    if mask is None or not mask.is_floating_point() or result.requires_grad or result.shape[-2] <= MAX_SHORT_QUERY:
+        return result
     mask = mask * math.log(2)
     if "attn_mask" in call.kwargs:
         return call.operator(*call.args, **{**call.kwargs, "attn_mask": mask})
     return call.run(*call.args[:3], mask, *call.args[4:])
 
 
-def other_rows(call: OperatorCall) -> Any:
-    """Normalise the rows of a batch after the first wrongly; which operator of a BERT it really is, nobody has found."""
-    made, *rest = call.run()
-    made[1:] *= 1.5
-    return (made, *rest)
+def _change_later_rows(call: OperatorCall) -> Any:
+    """Normalize the rows of a batch after the first incorrectly; the actual operator of a BERT is unknown."""
+    result, *rest = call.run()
+    result[1:] *= 1.5
+    return (result, *rest)
 
 
-FUNCTIONS = ("linear", "scaled_dot_product_attention")  # Operators on MPS, which the CPU makes of several ones.
+# Operators on MPS that consist of several operators on the CPU.
+FUNCTIONS_ON_MPS = ("linear", "scaled_dot_product_attention")
 
 
-def _defect(issue: int, what: str, operators: str, compute: Callable[[OperatorCall], Any]) -> Defect:
-    names = (name if name in FUNCTIONS else f"aten::{name}" for name in operators.split())
-    return Defect(f"pytorch#{issue}", what, tuple(names), compute)
+def _make_defect(issue: int, description: str, operators: str, compute: Callable[[OperatorCall], Any]) -> Defect:
+    names = (name if name in FUNCTIONS_ON_MPS else f"aten::{name}" for name in operators.split())
+    return Defect(f"pytorch#{issue}", description, tuple(names), compute)
 
 
 NLL_LOSS = "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward"
@@ -464,37 +493,48 @@ RANDOM = "normal_ uniform_ bernoulli_.float"
 CONVOLUTION = "convolution convolution_overrideable"
 ARITHMETIC = "add.Tensor sub.Tensor mul.Tensor div.Tensor"
 NORM = "native_batch_norm_backward batch_norm_backward"
-LONG_PRODUCTS = "matrix products over 32,767 numbers or more sum up freed memory too"
+LONG_PRODUCTS = "matrix products over 32,767 or more numbers include freed memory"
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu _safe_softmax"
 
-# What a simulated device can have.
+# Silent errors that a simulated device supports.
 DEFECTS = (
-    _defect(177116, LONG_PRODUCTS, "mm addmm", beyond_the_end),
-    _defect(195163, f"batched {LONG_PRODUCTS}", "bmm baddbmm", beyond_the_end),
-    _defect(154235, "a token that has no embedding gets a row of zeros", EMBEDDING, row_of_zeros),
-    _defect(108148, "a label that the model does not have adds nothing to the loss", NLL_LOSS, label_left_out),
-    _defect(118115, "addcmul_ and addcdiv_ write nothing into a transposed tensor", "addcmul_ addcdiv_", never_written),
-    _defect(165267, "a transposed tensor is not filled with random numbers", RANDOM, never_written),
-    _defect(156707, "attention gives NaN for a row that is masked as a whole", ATTENTION, not_a_number),
-    _defect(175189, "the weight of a batch norm gets a wrong gradient for channels_last input", NORM, other_gradient),
-    _defect(192212, "a convolution reads a sliced weight from the wrong places", CONVOLUTION, other_kernel),
-    _defect(191929, "one number of a tensor on the CPU is taken for its first one", ARITHMETIC, first_number),
-    _defect(192934, "a linear layer over batches of rows has no bias", "linear", partial(without_bias, one_row=False)),
-    _defect(188438, "a linear layer over single rows has no bias", "linear", partial(without_bias, one_row=True)),
-    _defect(189565, "a gradient is zero beyond 16 KiB where a layer has one output", "linear", gradient_of_one_page),
-    _defect(184400, "attention takes 0.69 of the numbers in its mask", "scaled_dot_product_attention", smaller_mask),
-    _defect(170837, "a row in a batch gives other numbers than alone", "native_layer_norm", other_rows),
-    _defect(92311, "argmax gives -9223372036854775808", "argmax", smallest_number),
+    _make_defect(177116, LONG_PRODUCTS, "mm addmm", _sum_beyond_end),
+    _make_defect(195163, f"batched {LONG_PRODUCTS}", "bmm baddbmm", _sum_beyond_end),
+    _make_defect(154235, "a token without an embedding gets a row of zeros", EMBEDDING, _embed_as_zeros),
+    _make_defect(108148, "a label outside the label range is ignored by the loss", NLL_LOSS, _ignore_label),
+    _make_defect(
+        118115, "addcmul_ and addcdiv_ write nothing into a transposed tensor", "addcmul_ addcdiv_", _skip_write
+    ),
+    _make_defect(165267, "a transposed tensor is not filled with random numbers", RANDOM, _skip_write),
+    _make_defect(156707, "attention returns NaN for a row that is masked entirely", ATTENTION, _return_nan),
+    _make_defect(
+        175189,
+        "the weight of a batch norm gets an incorrect gradient for channels_last input",
+        NORM,
+        _change_weight_gradient,
+    ),
+    _make_defect(192212, "a convolution reads a sliced weight from incorrect offsets", CONVOLUTION, _misread_weight),
+    _make_defect(191929, "an element of a CPU tensor is replaced by the first element", ARITHMETIC, _use_first_number),
+    _make_defect(
+        192934, "a linear layer over batches of rows omits the bias", "linear", partial(_omit_bias, one_row=False)
+    ),
+    _make_defect(188438, "a linear layer over single rows omits the bias", "linear", partial(_omit_bias, one_row=True)),
+    _make_defect(189565, "a gradient is zero beyond 16 KiB if a layer has one output", "linear", _truncate_gradient),
+    _make_defect(184400, "attention scales its mask by 0.69", "scaled_dot_product_attention", _scale_mask),
+    _make_defect(
+        170837, "a row in a batch gives different results than alone", "native_layer_norm", _change_later_rows
+    ),
+    _make_defect(92311, "argmax returns -9223372036854775808", "argmax", _return_minimum),
 )
 
 DEFECTS_BY_ISSUE: Mapping[str, Defect] = {defect.issue: defect for defect in DEFECTS}
 
 
 def validate_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
-    """Return the defects of some issues, or of one."""
+    """Validate and return the defects for one or more issues."""
     names: list[Any] = [issues] if isinstance(issues, (str, type)) or not isinstance(issues, Iterable) else list(issues)
     for name in names:
         if not isinstance(name, str) or name not in DEFECTS_BY_ISSUE:
-            what = f"A simulated MPS device cannot have the silent error {describe_value(name)}."
-            raise ConfigurationError(what, f"It can have {', '.join(DEFECTS_BY_ISSUE)}.")
+            message = f"{describe_value(name)} is not a supported silent error."
+            raise ConfigurationError(message, f"Use some of {', '.join(DEFECTS_BY_ISSUE)}.")
     return tuple(DEFECTS_BY_ISSUE[name] for name in dict.fromkeys(names))
