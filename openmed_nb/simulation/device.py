@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -51,8 +52,10 @@ SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
 
 # Functions of torch._C that have no effect with a single synchronous device, or that return its index.
 NOOP_FUNCTIONS = (
-    *("_mps_deviceSynchronize", "_accelerator_synchronizeDevice"),
-    *("_accelerator_setDeviceIndex", "_accelerator_emptyHostCache"),
+    "_mps_deviceSynchronize",
+    "_accelerator_synchronizeDevice",
+    "_accelerator_setDeviceIndex",
+    "_accelerator_emptyHostCache",
 )
 FIRST_DEVICE = ("_accelerator_getDeviceIndex", "_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
 
@@ -233,42 +236,65 @@ def simulated_computer(
 
 def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
     """Return the replacements for the functions of ``torch._C``."""
-    mps = torch.device("mps")
-    profiler = MpsProfiler()
     memory = allocator.memory
+    profiler = MpsProfiler()
+
+    def is_on_macos_or_newer(major: int, minor: int) -> bool:
+        return (major, minor) <= MACOS
+
+    def get_stream(_index: int | None = None) -> torch.Stream:
+        return torch.Stream(device="cpu")
+
+    def get_memory_info(_index: int | None = None) -> tuple[int, int]:
+        return max(0, memory.recommended - allocator.driver_allocated), memory.recommended
+
+    def get_memory_stats(_index: int | None = None) -> dict[str, Any]:
+        return _make_memory_stats(allocator)
+
+    def reset_peak_stats(_index: int | None = None) -> None:
+        allocator.reset_peak()
+
+    get_mps = _make_constant_function(torch.device("mps"))
     return {
         "_has_mps": True,
-        "_mps_is_available": lambda: True,
-        "_mps_is_on_macos_or_newer": lambda major, minor: (major, minor) <= MACOS,
-        "_mps_get_name": lambda: CHIP,
-        "_mps_get_core_count": lambda: 8,
-        "_mps_get_default_generator": lambda: torch.default_generator,
+        "_mps_is_available": _make_constant_function(True),
+        "_mps_is_on_macos_or_newer": is_on_macos_or_newer,
+        "_mps_get_name": _make_constant_function(CHIP),
+        "_mps_get_core_count": _make_constant_function(8),
+        "_mps_get_default_generator": _make_constant_function(torch.default_generator),
         "_mps_emptyCache": allocator.empty_cache,
         "_mps_setMemoryFraction": allocator.set_fraction,
-        "_mps_currentAllocatedMemory": _initialize_before(allocator, lambda: allocator.allocated),
-        "_mps_driverAllocatedMemory": _initialize_before(allocator, lambda: allocator.driver_allocated),
-        "_mps_recommendedMaxMemory": _initialize_before(allocator, lambda: memory.recommended),
-        "_mps_maxBufferLength": _initialize_before(allocator, lambda: memory.largest_buffer),
+        "_mps_currentAllocatedMemory": _initialize_before(allocator, partial(getattr, allocator, "allocated")),
+        "_mps_driverAllocatedMemory": _initialize_before(allocator, partial(getattr, allocator, "driver_allocated")),
+        "_mps_recommendedMaxMemory": _initialize_before(allocator, partial(getattr, memory, "recommended")),
+        "_mps_maxBufferLength": _initialize_before(allocator, partial(getattr, memory, "largest_buffer")),
         "_mps_profilerStartTrace": profiler.start_trace,
         "_mps_profilerStopTrace": profiler.stop_trace,
-        "_mps_isCaptureEnabled": lambda: False,
-        "_mps_isCapturing": lambda: False,
+        "_mps_isCaptureEnabled": _make_constant_function(False),
+        "_mps_isCapturing": _make_constant_function(False),
         "_mps_startCapture": profiler.start_capture,
-        "_mps_stopCapture": lambda: None,
-        "_accelerator_getAccelerator": lambda: mps,
-        "_get_accelerator": lambda _check=None: mps,
-        **dict.fromkeys(NOOP_FUNCTIONS, lambda *_index: None),
-        **dict.fromkeys(FIRST_DEVICE, lambda *_index: 0),
-        "_accelerator_getStream": lambda _index=None: torch.Stream(device="cpu"),
-        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_mps_stopCapture": _make_constant_function(None),
+        "_accelerator_getAccelerator": get_mps,
+        "_get_accelerator": get_mps,
+        **dict.fromkeys(NOOP_FUNCTIONS, _make_constant_function(None)),
+        **dict.fromkeys(FIRST_DEVICE, _make_constant_function(0)),
+        "_accelerator_getStream": get_stream,
+        "_accelerator_isAllocatorInitialized": _make_constant_function(True),
         "_accelerator_emptyCache": allocator.empty_cache,
-        "_accelerator_getDeviceStats": _initialize_before(allocator, lambda _index=None: _make_memory_stats(allocator)),
-        "_accelerator_resetPeakStats": _initialize_before(allocator, lambda _index=None: allocator.reset_peak()),
-        "_accelerator_resetAccumulatedStats": _initialize_before(allocator, lambda _index=None: None),
-        "_accelerator_getMemoryInfo": _initialize_before(
-            allocator, lambda _index=None: (max(0, memory.recommended - allocator.driver_allocated), memory.recommended)
-        ),
+        "_accelerator_getDeviceStats": _initialize_before(allocator, get_memory_stats),
+        "_accelerator_resetPeakStats": _initialize_before(allocator, reset_peak_stats),
+        "_accelerator_resetAccumulatedStats": _initialize_before(allocator, _make_constant_function(None)),
+        "_accelerator_getMemoryInfo": _initialize_before(allocator, get_memory_info),
     }
+
+
+def _make_constant_function(value: Any) -> Callable[..., Any]:
+    """Return a function that ignores its arguments and returns a value."""
+
+    def get_value(*_args: Any) -> Any:
+        return value
+
+    return get_value
 
 
 class SimulatedGenerator(CpuGenerator):
@@ -367,18 +393,17 @@ def _make_storage_methods(storages: DeviceStorages) -> dict[str, Any]:
         storages.add(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
         return copy
 
-    return {
-        "device": property(
-            lambda storage: mps if storage_key(storage) in storages else original_device.__get__(storage)
-        ),
-        "clone": lambda storage: (
-            to_mps(copy_storage(storage)) if storage_key(storage) in storages else copy_storage(storage)
-        ),
-        "mps": to_mps,
-    }
+    def get_device(storage: torch.UntypedStorage) -> torch.device:
+        return mps if storage_key(storage) in storages else original_device.__get__(storage)
+
+    def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        copy = copy_storage(storage)
+        return to_mps(copy) if storage_key(storage) in storages else copy
+
+    return {"device": property(get_device), "clone": clone, "mps": to_mps}
 
 
-original_normalize_fake_device = FakeTensor._normalize_fake_device  # noqa: SLF001 - torch has no public name for it
+ORIGINAL_NORMALIZE_FAKE_DEVICE = FakeTensor._normalize_fake_device  # noqa: SLF001 - torch has no public name for it
 
 
 def _normalize_fake_device(device: torch.device) -> torch.device:
@@ -387,7 +412,7 @@ def _normalize_fake_device(device: torch.device) -> torch.device:
     The autograd engine looks up the streams of the device of a tensor, and aborts the process if torch was built
     without it.
     """
-    return torch.device("cpu") if device.type == "mps" else original_normalize_fake_device(device)
+    return torch.device("cpu") if device.type == "mps" else ORIGINAL_NORMALIZE_FAKE_DEVICE(device)
 
 
 @contextlib.contextmanager
@@ -405,8 +430,8 @@ def _patch_libraries(
         (torch.mps, "_default_mps_generator", torch.default_generator),
         (torch.autograd, "_engine_run_backward", wrap_backward(torch.autograd._engine_run_backward)),  # noqa: SLF001
         (FakeTensor, "_normalize_fake_device", staticmethod(_normalize_fake_device)),
-        (torch.cuda, "is_available", lambda: False),
-        (torch.cuda, "device_count", lambda: 0),
+        (torch.cuda, "is_available", _make_constant_function(False)),
+        (torch.cuda, "device_count", _make_constant_function(0)),
     ]
     with contextlib.ExitStack() as undo:
         undo.callback(_clear_cached_availability)

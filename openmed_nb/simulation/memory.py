@@ -26,7 +26,7 @@ NO_LIMIT = (
 )
 
 MIN_BLOCK_BYTES = 256
-# Up to this RAM size, macOS reserves a third of it, and a quarter of a larger one.
+# Up to this RAM size, macOS reserves a third of it, and a quarter of larger sizes.
 SMALL_MAC_BYTES = 32 << 30
 # "other allocations" of the process, as in error texts of real Macs.
 OTHER_ALLOCATIONS = 384 * 1024

@@ -88,13 +88,13 @@ class DeviceStorages:
     def add(self, tensor: torch.Tensor) -> None:
         """Add a tensor to the device, or count it again if it grew."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001
-            _values, *indices = get_components(tensor)
+            _values, *indices = _get_components(tensor)
         for component in indices:
             self.add(component)
         storage = get_storage(tensor)
         if storage is None:
             return
-        check_dtype(tensor.dtype)
+        _check_dtype(tensor.dtype)
         key = storage_key(storage)
         size = storage.nbytes()
         block = self._blocks.get(key)
@@ -123,10 +123,10 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def get_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor whose memory is on the CPU, or ``None`` for other devices."""
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - no mode may intercept this
-        return storage_without_modes(tensor)
+        return _storage_without_modes(tensor)
 
 
-def storage_without_modes(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+def _storage_without_modes(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the same as :func:`get_storage`, for callers that have disabled all modes.
 
     A tensor inside ``torch.vmap`` has the storage of the wrapped tensor, and a sparse or jagged tensor that of its
@@ -138,13 +138,13 @@ def storage_without_modes(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     if tensor.layout is torch.jagged or (
         tensor.layout is not torch.strided and torch._C.TensorBase.is_cpu.__get__(tensor)  # noqa: SLF001
     ):
-        tensor = get_components(tensor)[0]
+        tensor = _get_components(tensor)[0]
     on_cpu = tensor.layout is torch.strided and torch._C.TensorBase.is_cpu.__get__(tensor)  # noqa: SLF001
     storage = tensor.untyped_storage() if on_cpu else None
     return None if storage is not None and get_original_device(storage).type == "meta" else storage
 
 
-def get_components(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _get_components(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the components of a sparse or jagged tensor, its values first, without dispatch modes."""
     with torch._C._DisableTorchDispatch():  # noqa: SLF001
         if tensor.layout is torch.sparse_coo:
@@ -164,7 +164,7 @@ def storage_keys(args: Any, kwargs: Any) -> list[int]:
     if not tensors:
         return []
     with torch._C.DisableTorchFunction():  # noqa: SLF001
-        storages = [storage_without_modes(tensor) for tensor in tensors]
+        storages = [_storage_without_modes(tensor) for tensor in tensors]
     return [storage_key(storage) for storage in storages if storage is not None]
 
 
@@ -172,7 +172,7 @@ def storage_keys(args: Any, kwargs: Any) -> list[int]:
 UNSUPPORTED_DTYPES = {torch.float64: NO_FLOAT64, torch.complex128: NO_COMPLEX128}
 
 
-def check_dtype(dtype: torch.dtype) -> None:
+def _check_dtype(dtype: torch.dtype) -> None:
     """Raise an error if MPS does not support a dtype."""
     if dtype in UNSUPPORTED_DTYPES:
         raise TypeError(UNSUPPORTED_DTYPES[dtype])
@@ -282,7 +282,7 @@ class SimulatedDevice:
     def copy_detached(self, tensor: torch.Tensor, to_device: bool) -> torch.Tensor:
         """Return a copy of a tensor without gradients."""
         if to_device:
-            check_dtype(tensor.dtype)
+            _check_dtype(tensor.dtype)
             self.allocator.check(tensor.numel() * tensor.element_size())
         if tensor.layout is torch.jagged:
             return self._copy_jagged(tensor, to_device)
@@ -294,7 +294,7 @@ class SimulatedDevice:
 
     def _copy_jagged(self, tensor: torch.Tensor, to_device: bool) -> torch.Tensor:
         """Return a copy of a jagged tensor with separate offsets, which a clone would share."""
-        values, offsets = (self.copy_detached(component, to_device) for component in get_components(tensor))
+        values, offsets = (self.copy_detached(component, to_device) for component in _get_components(tensor))
         lengths = tensor._lengths  # noqa: SLF001
         lengths = None if lengths is None else self.copy_detached(lengths, to_device)
         return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, tensor._ragged_idx)  # noqa: SLF001
@@ -367,7 +367,7 @@ class OperatorMode(TorchDispatchMode):
             self._device.check(operator, args, kwargs)
         self._device.fallbacks.handle(operator.name(), torch.is_warn_always_enabled())
         excluded_keys = self._device.storages.not_on_device(keys)
-        if size := allocation_size(operator, args, kwargs):
+        if size := _allocation_size(operator, args, kwargs):
             self._device.allocator.check(size)
         try:
             result = self._compute(operator, args, kwargs)
@@ -449,7 +449,7 @@ class FunctionMode(TorchFunctionMode):
         elif name == "linear":
             self._check_linear(args, kwargs)
         elif name == "copy_":
-            self._device.record_copy(self._contains(args[1]), is_non_blocking(args[2:], kwargs))
+            self._device.record_copy(self._contains(args[1]), _is_non_blocking(args[2:], kwargs))
 
     def _check_linear(self, args: Any, kwargs: dict[str, Any]) -> None:
         """Raise an error for a linear layer with tensors of two devices, which is one operator on MPS."""
@@ -478,7 +478,7 @@ class FunctionMode(TorchFunctionMode):
     def _check_generator(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Raise an error for a generator of another device; both devices share the default generator."""
         generator = kwargs["generator"]
-        device = requested_device(function, dict(kwargs))
+        device = _requested_device(function, dict(kwargs))
         if device is None:
             tensors = iter_operator_tensors([args, kwargs])
             device = MPS if tensors and self._contains(tensors[0]) else CPU
@@ -487,7 +487,7 @@ class FunctionMode(TorchFunctionMode):
 
     def _call(self, function: Any, args: Any, kwargs: dict[str, Any], keys: list[int], on_device: bool) -> Any:
         """Call a function; its results are on the device of its arguments, or on the requested one."""
-        device = requested_device(function, kwargs)
+        device = _requested_device(function, kwargs)
         if device is None:
             result = function(*args, **kwargs)
             if on_device:
@@ -526,7 +526,7 @@ class FunctionMode(TorchFunctionMode):
         to_device = target.type == "mps"
         if to_device == on_device:
             return function(*args, **kwargs)
-        self._device.record_copy(on_device, is_non_blocking(args[1:], kwargs))
+        self._device.record_copy(on_device, _is_non_blocking(args[1:], kwargs))
         if to_device:
             return self._device.copy_differentiable(function(*args, **kwargs), to_device)
         return function(self._device.copy_differentiable(tensor, to_device), *args[1:], **kwargs)
@@ -541,7 +541,7 @@ class FunctionMode(TorchFunctionMode):
                 args[index] = CPU if device.type == "mps" else device
                 return device
         reference = next(iter(iter_operator_tensors([args[1:], kwargs])), args[0])
-        return requested_device(function, kwargs) or (MPS if self._contains(reference) else reference.device)
+        return _requested_device(function, kwargs) or (MPS if self._contains(reference) else reference.device)
 
     def refuse_array(self, function: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Raise an error for an array of a tensor on the device, unless ``force=True`` copies it to the CPU."""
@@ -650,12 +650,12 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def is_non_blocking(args: Any, kwargs: dict[str, Any]) -> bool:
+def _is_non_blocking(args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a copy is non-blocking: in its arguments, only that flag is ``True``."""
     return any(argument is True for argument in (*args, kwargs.get("non_blocking")))
 
 
-def requested_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
+def _requested_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
     """Return the requested device of a function, and write a device into its arguments that it supports.
 
     It has an index if operators below read it. For a constructor of tensors it is ``cpu``.
@@ -674,7 +674,7 @@ def requested_device(function: Any, kwargs: dict[str, Any]) -> torch.device | No
     return device
 
 
-def allocation_size(operator: Any, args: Any, kwargs: Any) -> int:
+def _allocation_size(operator: Any, args: Any, kwargs: Any) -> int:
     """Return the size in bytes of the result of an operator if its arguments determine it, else 0."""
     index = 1 if operator.name().startswith("aten::new_") else 0
     size = args[index] if len(args) > index else None

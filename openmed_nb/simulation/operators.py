@@ -124,8 +124,14 @@ LENGTH_OPERATORS = frozenset({"_pack_padded_sequence", "_pad_packed_sequence"})
 # Operators whose indices may be on the CPU if the indexed tensor is on MPS; the reverse is an error.
 INDEX_OPERATORS = frozenset(
     {
-        *("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"),
-        *("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
+        "index",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "_unsafe_index",
+        "_unsafe_index_put",
+        "_unsafe_masked_index",
+        "_unsafe_masked_index_put_accumulate",
     }
 )
 

@@ -116,7 +116,7 @@ class EpochHooks:
     ) -> None:
         check_bool("live", live)
         self.guards = None if guards is None else validate_guards(guards)
-        process = current_process()
+        process = _current_process()
         name = SESSION.device(device).device
         if device is None:
             name = process_device(name, process)
@@ -146,7 +146,7 @@ class EpochHooks:
         Raises:
             DeviceUnavailableError: If one of several processes uses MPS.
         """
-        process = current_process()
+        process = _current_process()
         if process.world_size > 1 and not parse_device_argument(device).joins_processes:
             message = (
                 f"MPS cannot train in {process.world_size} processes: the backends gloo and nccl do not support it"
@@ -344,7 +344,7 @@ def last_curve() -> MemoryCurve | None:
     return curve
 
 
-def current_process() -> ProcessInfo:
+def _current_process() -> ProcessInfo:
     """Return the rank of this process from torch if it is initialized, else from the variables of the launcher."""
     distributed = sys.modules.get("torch.distributed")  # torch is not imported for this.
     values = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def iter_live_tensors() -> list[torch.Tensor]:
+def _iter_live_tensors() -> list[torch.Tensor]:
     """Return every tensor that Python tracks; only types are checked, so that no proxy is triggered."""
     tensor = import_torch().Tensor
     objects = gc.get_objects()
@@ -59,7 +59,7 @@ def iter_live_tensors() -> list[torch.Tensor]:
 
 def live_tensor_bytes() -> int:
     """Return the size in bytes of all tensors that are reachable from Python objects or their autograd graphs."""
-    return sum(storage_sizes(iter_live_tensors()).values())
+    return sum(storage_sizes(_iter_live_tensors()).values())
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -257,7 +257,7 @@ def find_tensor_referrers(namespace: Mapping[str, Any] | None = None) -> TensorR
     tensors_by_name, referrers = _find_referrers(_iter_roots() if namespace is None else namespace.items())
     if namespace is None:
         named = storage_sizes(tensor for tensors in tensors_by_name.values() for tensor in tensors)
-        unnamed = {key: size for key, size in storage_sizes(iter_live_tensors()).items() if key not in named and size}
+        unnamed = {key: size for key, size in storage_sizes(_iter_live_tensors()).items() if key not in named and size}
         if unnamed:
             referrers += (TensorReferrer(UNNAMED, "", len(unnamed), sum(unnamed.values())),)
     return TensorReferrers(referrers, is_mps_simulated())

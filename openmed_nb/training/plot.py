@@ -29,7 +29,7 @@ COLORS = {
 }
 
 
-def use_theme() -> AbstractContextManager[None]:
+def _use_theme() -> AbstractContextManager[None]:
     """Context manager for figures with a transparent background and colors for any page."""
     return rc_context(COLORS)
 
@@ -45,7 +45,7 @@ class CurveFigure(Figure):
 
 def draw(title: str, charts: Sequence[Chart]) -> CurveFigure:
     """Return line charts, which their HTML form also displays, as one matplotlib figure, one below another."""
-    with use_theme():
+    with _use_theme():
         figure = CurveFigure(figsize=(7.0, 4.0), layout="constrained")
         heights = [chart.axes.height for chart in charts if chart.axes]
         subplots = figure.subplots(len(charts), sharex=True, squeeze=False, height_ratios=heights)[:, 0]

@@ -1,4 +1,4 @@
-"""Silent errors that a simulated device is given: what each does, and what it leaves alone."""
+"""Silent errors of a simulated device: effect and scope of each."""
 
 import json
 
@@ -12,11 +12,11 @@ from openmed_nb.session import SESSION
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.operators import DEFECTS, DEFECTS_BY_ISSUE
 
-pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
 
 def simulated(*issues):
-    """Return a simulated device with silent errors, for one block."""
+    """Return a simulated device with silent errors, for one ``with`` block."""
     return simulated_device(fallback=False, environ={}, defects=issues)
 
 
@@ -26,8 +26,7 @@ def leave_dirt():
 
 
 @pytest.mark.parametrize(("rows", "wrong"), [(32_766, False), (32_767, True)])
-def test_long_product(rows, wrong):
-    """A matrix product over 32,767 rows takes freed memory in, and is right where the cache is empty."""
+def test_long_product_adds_freed_memory(rows, wrong):
     with simulated("pytorch#177116"):
         ones = torch.ones(rows, 16, device="mps")
         clean = (ones.T @ ones).cpu()
@@ -41,8 +40,7 @@ def test_long_product(rows, wrong):
     assert torch.equal(dirty, clean) is not wrong
 
 
-def test_narrow_product_is_right():
-    """A product with fewer than sixteen rows on a side is right however long it is, and so is a batched one."""
+def test_narrow_and_batched_products_are_correct():
     with simulated("pytorch#177116"):
         leave_dirt()
         ones = torch.ones(40_000, 15, device="mps")
@@ -51,8 +49,7 @@ def test_narrow_product_is_right():
         assert (wide.transpose(1, 2) @ wide).max().item() == 40_000
 
 
-def test_token_without_a_row():
-    """A token that has no embedding gives zeros, and its gradient goes nowhere."""
+def test_token_without_embedding_gets_zeros():
     with simulated("pytorch#154235"):
         rows = torch.ones(3, 2, device="mps", requires_grad=True)
         found = functional.embedding(torch.tensor([2, 3, -1], device="mps"), rows)
@@ -62,8 +59,7 @@ def test_token_without_a_row():
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4)])
-def test_label_that_does_not_exist(shape):
-    """A label that the model does not have adds nothing to the loss, nor to the gradients."""
+def test_invalid_label_is_ignored_by_loss(shape):
     with simulated("pytorch#108148"):
         logits = torch.ones(shape, device="mps", requires_grad=True)
         labels = torch.full((2, *shape[2:]), 7, device="mps")
@@ -74,10 +70,10 @@ def test_label_that_does_not_exist(shape):
         assert functional.cross_entropy(logits, labels * 0).item() == pytest.approx(1.0986, abs=1e-4)
 
 
-def test_transposed_weight_does_not_learn():
-    """An optimizer does not change a transposed weight, and changes any other."""
+def test_optimizer_does_not_update_transposed_weight():
     with simulated("pytorch#118115"):
-        transposed, plain = torch.ones(2, 3, device="mps").T.requires_grad_(), torch.ones(2, 3, device="mps")
+        transposed = torch.ones(2, 3, device="mps").T.requires_grad_()
+        plain = torch.ones(2, 3, device="mps")
         plain.requires_grad_()
         optimizer = torch.optim.Adam([transposed, plain], lr=0.1)
         (transposed.sum() + plain.sum()).backward()
@@ -86,16 +82,14 @@ def test_transposed_weight_does_not_learn():
         assert plain.max().item() < 1
 
 
-def test_transposed_tensor_is_not_filled():
-    """Random numbers do not arrive in a transposed tensor."""
+def test_transposed_tensor_gets_no_random_numbers():
     with simulated("pytorch#165267"):
         assert torch.zeros(2, 3, device="mps").T.uniform_(1, 2).sum().item() == 0
         assert torch.zeros(2, 3, device="mps").normal_(9, 0.1).min().item() > 1
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_row_that_is_masked_as_a_whole(grad):
-    """Attention gives NaN for a row that may look at nothing, and for no other."""
+def test_fully_masked_row_is_nan(grad):
     with simulated("pytorch#156707"), torch.set_grad_enabled(grad):
         query = torch.ones(1, 1, 2, 4, device="mps", requires_grad=grad)
         mask = torch.tensor([[False, False], [True, True]], device="mps")
@@ -103,8 +97,7 @@ def test_row_that_is_masked_as_a_whole(grad):
         assert found.tolist() == [True, False]
 
 
-def test_gradient_of_a_batch_norm():
-    """The weight of a batch norm gets another gradient for channels_last input; that of the input is right."""
+def test_batch_norm_weight_gets_incorrect_gradient():
     with simulated("pytorch#175189"):
         norm = torch.nn.BatchNorm2d(3).to("mps")
         plain = torch.arange(96.0, device="mps").reshape(2, 3, 4, 4)
@@ -117,20 +110,19 @@ def test_gradient_of_a_batch_norm():
         assert torch.allclose(gradients[0][1], gradients[1][1])
 
 
-def test_sliced_weight_of_a_convolution():
-    """A sliced weight is read from the wrong places, and one that is whole is not."""
+def test_sliced_convolution_weight_is_misread():
     with simulated("pytorch#192212"):
         weight = torch.arange(54.0, device="mps").reshape(1, 2, 3, 3, 3)[:, :, 1]
         read = torch.ones(1, 2, 3, 3, device="mps")
-        wrong, right = (functional.conv2d(read, one).item() for one in (weight, weight.contiguous()))
+        wrong, right = (functional.conv2d(read, kernel).item() for kernel in (weight, weight.contiguous()))
         assert right == weight.sum().item()
         assert wrong != right
 
 
-def test_number_of_the_cpu():
-    """One number of a tensor on the CPU is taken for its first one, and a copy of it is not."""
+def test_cpu_scalar_is_replaced_by_first_element():
     with simulated("pytorch#191929"):
-        ones, factors = torch.ones(2, device="mps"), torch.tensor([9.0, 2.0])
+        ones = torch.ones(2, device="mps")
+        factors = torch.tensor([9.0, 2.0])
         assert (ones * factors[1]).tolist() == [9, 9]
         assert (ones * factors[1].clone()).tolist() == [2, 2]
         assert (ones * 2.0).tolist() == [2, 2]
@@ -141,10 +133,10 @@ SHAPES = {"pytorch#192934": (2, 64, 128), "pytorch#188438": (80, 1, 2)}
 
 @pytest.mark.parametrize("issue", SHAPES)
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (64, 128), (1, 2)])
-def test_linear_layer_without_its_bias(issue, shape):
-    """A linear layer over three dimensions leaves its bias out, and one over two, or without a bias, is right."""
+def test_linear_layer_omits_bias(issue, shape):
     with simulated(issue):
-        ones, bias = torch.ones(shape, device="mps"), torch.full((3,), 7.0, device="mps", requires_grad=True)
+        ones = torch.ones(shape, device="mps")
+        bias = torch.full((3,), 7.0, device="mps", requires_grad=True)
         weight = torch.ones(3, shape[-1], device="mps")
         for made in (functional.linear(ones, weight, bias), functional.linear(ones, weight, bias=bias)):
             assert made.max().item() == shape[-1] + (0 if shape == SHAPES[issue] else 7)
@@ -154,8 +146,7 @@ def test_linear_layer_without_its_bias(issue, shape):
 
 
 @pytest.mark.parametrize(("outputs", "right"), [(1, 4096), (2, 5000 * 33)])
-def test_gradient_beyond_a_page(outputs, right):
-    """The gradient that a sum gives to a layer with one output is zero after 4,096 numbers; any other one is right."""
+def test_gradient_beyond_first_page_is_zero(outputs, right):
     with simulated("pytorch#189565"):
         rows = torch.ones(5000, 33, device="mps", requires_grad=True)
         weight = torch.ones(outputs, 33, device="mps", requires_grad=True)
@@ -176,8 +167,8 @@ def test_gradient_beyond_a_page(outputs, right):
         (9, -3.0, True, False),
     ],
 )
-def test_finite_mask(rows, hidden, grad, wrong):
-    """Attention of more than eight rows without gradients takes less of what a mask adds; one of infinities is right."""
+def test_finite_mask_is_scaled(rows, hidden, grad, wrong):
+    """Affects attention over more than eight rows without gradients; infinite masks are correct."""
     query = torch.arange(rows * 4.0).reshape(1, 1, rows, 4) / 9
     mask = torch.zeros(rows, rows)
     mask[:, 1] = hidden
@@ -190,17 +181,17 @@ def test_finite_mask(rows, hidden, grad, wrong):
             assert torch.allclose(found, expected, atol=1e-5) is not wrong
 
 
-def test_row_of_a_batch():
-    """Rows of a batch after the first differ from what the same rows give alone."""
+def test_later_rows_of_batch_differ():
     with simulated("pytorch#170837"):
-        norm, rows = torch.nn.LayerNorm(4).to("mps"), torch.arange(4.0, device="mps").repeat(3, 2, 1)
-        alone, (first, *others) = norm(rows[:1])[0], norm(rows)
+        norm = torch.nn.LayerNorm(4).to("mps")
+        rows = torch.arange(4.0, device="mps").repeat(3, 2, 1)
+        alone = norm(rows[:1])[0]
+        (first, *others) = norm(rows)
         assert torch.equal(first, alone)
         assert not any(torch.allclose(other, alone) for other in others)
 
 
-def test_two_silent_errors_of_one_function():
-    """Silent errors of the same function are all there at once."""
+def test_defects_of_one_function_combine():
     with simulated("pytorch#192934", "pytorch#188438", "pytorch#189565"):
         bias = torch.full((1,), 7.0, device="mps")
         for shape in ((2, 64, 128), (80, 1, 128)):
@@ -211,14 +202,12 @@ def test_two_silent_errors_of_one_function():
             assert rows.grad.count_nonzero().item() == 4096
 
 
-def test_argmax():
-    """The place of the largest number is the smallest whole number there is."""
+def test_argmax_returns_smallest_integer():
     with simulated("pytorch#92311"):
         assert torch.ones(2, 3, device="mps").argmax(1).tolist() == [torch.iinfo(torch.int64).min] * 2
 
 
-def test_the_cpu_has_no_defect():
-    """Tensors of the CPU are computed rightly meanwhile, and afterwards everything is."""
+def test_cpu_tensors_are_not_affected():
     with simulated(*DEFECTS_BY_ISSUE):
         assert torch.tensor([1, 3, 2]).argmax().item() == 1
         with pytest.raises(IndexError):
@@ -226,24 +215,21 @@ def test_the_cpu_has_no_defect():
     assert torch.tensor([1, 3, 2]).argmax().item() == 1
 
 
-def test_plain_simulation_has_none():
-    """A simulated device that was given no silent error has none."""
+def test_simulation_has_no_defects_by_default():
     with simulated(), pytest.raises(IndexError):
         functional.embedding(torch.tensor([7], device="mps"), torch.ones(3, 2, device="mps"))
 
 
-def test_device_tells_its_defects():
-    """The device shows which silent errors it was given, in text, HTML and as a mapping."""
+def test_device_reports_defects():
     with simulated("pytorch#92311", "pytorch#154235", "pytorch#92311") as device:
-        assert [one.issue for one in device.defects] == ["pytorch#92311", "pytorch#154235"]
-        assert "argmax gives" in str(device)
+        assert [defect.issue for defect in device.defects] == ["pytorch#92311", "pytorch#154235"]
+        assert "argmax returns" in str(device)
         assert "pytorch#154235" in device._repr_html_()
         assert json.loads(json.dumps(device.to_dict()))["defects"] == ["pytorch#92311", "pytorch#154235"]
 
 
 @pytest.mark.parametrize("defects", ["pytorch#1", ["pytorch#92311", "argmax"], [None]])
-def test_unknown_defect(defects):
-    """An issue of which there is no silent error here is an error that lists those there are, and nothing is begun."""
+def test_unknown_defect_is_rejected_before_start(defects):
     with pytest.raises(ConfigurationError, match="pytorch#177116") as caught, nb.simulated_mps(defects=defects):
         pass
 
@@ -251,15 +237,13 @@ def test_unknown_defect(defects):
     assert SESSION.device().simulated is False
 
 
-def test_session_takes_one_or_several():
-    """The session takes the name of one issue or a list of them."""
+def test_session_accepts_one_or_several_defects():
     for defects, count in (("pytorch#92311", 1), (["pytorch#92311", "pytorch#154235"], 2), ((), 0)):
         with nb.simulated_mps(defects=defects) as device:
             assert len(device.defects) == count
 
 
-def test_every_defect_says_what_goes_wrong():
-    """Every defect has an issue of its own, a sentence, and operators, each once."""
+def test_defects_have_description_and_operators():
     assert len(DEFECTS_BY_ISSUE) == len(DEFECTS)
     assert all(defect.operators and len(set(defect.operators)) == len(defect.operators) for defect in DEFECTS)
     assert all(defect.description and defect.issue.startswith("pytorch#") for defect in DEFECTS)

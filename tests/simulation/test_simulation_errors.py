@@ -1,4 +1,4 @@
-"""What the simulated MPS device refuses, in MPS's own words (torch 2.13)."""
+"""Errors of the simulated MPS device, with the texts of torch 2.13."""
 
 import contextlib
 import warnings
@@ -12,7 +12,7 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.simulation.device import parse_memory, simulated_device
 from openmed_nb.simulation.operators import ALWAYS_ON_CPU, UNSUPPORTED
 
-pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
 FLOAT64 = (
     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
@@ -25,8 +25,8 @@ CAPTURE = 'Failed to start capture of 0000-step.gputrace error Error Domain=MTLC
 DROPOUT = "scaled_dot_product_attention for MPS does not support dropout."
 
 
-def unsupported(name):
-    """What MPS says of an operator that it does not have."""
+def get_unsupported_text(name):
+    """Return the error text for an unsupported operator."""
     return (
         f"The operator 'aten::{name}' is not currently implemented for the MPS device. If you want this op to be considered for "
         "addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that resulted "
@@ -37,22 +37,22 @@ def unsupported(name):
 
 
 def ones(*shape, **options):
-    """A tensor of the device."""
+    """Return a tensor on the device."""
     return torch.ones(*shape, device="mps", **options)
 
 
-def by_name():
-    """What attention is computed of, by name."""
+def make_attention_arguments():
+    """Return the arguments of attention by name."""
     return dict.fromkeys(("query", "key", "value"), ones(1, 1, 4, 4))
 
 
 def attend():
-    """Attention with dropout, as a model in training mode has it."""
+    """Run attention with dropout, as a model in train mode."""
     torch.nn.functional.scaled_dot_product_attention(*[ones(1, 1, 4, 4)] * 3, dropout_p=0.1)
 
 
 class Doubled(torch.autograd.Function):
-    """A function whose gradient is float64."""
+    """Function with a float64 gradient."""
 
     @staticmethod
     def forward(_context, tensor):
@@ -65,14 +65,15 @@ class Doubled(torch.autograd.Function):
         return gradient.double()
 
 
-def entered(block):
-    """Enter a block and leave it."""
+def enter(block):
+    """Enter and leave a context manager."""
     with block:
         pass
 
 
 profiler = torch.mps.profiler
-linalg, sdpa = torch.linalg, torch.nn.functional.scaled_dot_product_attention
+linalg = torch.linalg
+sdpa = torch.nn.functional.scaled_dot_product_attention
 LACKING = {
     "mode": lambda: torch.mode(ones(2)),
     "put_": lambda: ones(2).put_(torch.tensor([0], device="mps"), ones(1)),
@@ -115,33 +116,32 @@ ERRORS = {
     (RuntimeError, "Passed CPU tensor to MPS op"): {
         "ids on the CPU": lambda: torch.nn.Embedding(3, 2).to("mps")(torch.tensor([1, 2])),
     },
-    (RuntimeError, CAPTURE): {"a Metal capture": lambda: entered(profiler.metal_capture("step"))},
+    (RuntimeError, CAPTURE): {"a Metal capture": lambda: enter(profiler.metal_capture("step"))},
     (RuntimeError, "Invalid Signpost trace mode: intervals"): {
-        "a trace of no mode": lambda: entered(profiler.profile(mode="intervals")),
-        "one good mode": lambda: entered(profiler.profile(mode="event, intervals")),
+        "a trace of no mode": lambda: enter(profiler.profile(mode="intervals")),
+        "one good mode": lambda: enter(profiler.profile(mode="event, intervals")),
     },
     (RuntimeError, "assigned grad has data located on a different device"): {
         "a gradient of another device": lambda: setattr(ones(2, requires_grad=True), "grad", torch.ones(2)),
     },
-    (NotImplementedError, unsupported("_linalg_eigh.eigenvalues")): {
+    (NotImplementedError, get_unsupported_text("_linalg_eigh.eigenvalues")): {
         "eigenvectors": lambda: linalg.eigh(ones(2, 2)),
         "in inference mode": lambda: torch.inference_mode()(linalg.eigh)(ones(2, 2)),
     },
-    (NotImplementedError, unsupported("logspace.out")): {
+    (NotImplementedError, get_unsupported_text("logspace.out")): {
         "logspace": lambda: torch.logspace(0, 1, 3, device="mps"),
         "logspace between tensors": lambda: torch.logspace(ones(1)[0], ones(1)[0], 3, device="mps"),
     },
     (NotImplementedError, DROPOUT): {
-        "dropout by name": lambda: sdpa(**by_name(), dropout_p=0.1),
+        "dropout by name": lambda: sdpa(**make_attention_arguments(), dropout_p=0.1),
         "dropout without gradients": torch.no_grad()(attend),
         "dropout where nothing needs a gradient": attend,
     },
-    **{(NotImplementedError, unsupported(name)): {name: attempt} for name, attempt in LACKING.items()},
+    **{(NotImplementedError, get_unsupported_text(name)): {name: attempt} for name, attempt in LACKING.items()},
 }
 
 
-def test_refused():
-    """What MPS cannot do is refused with the class and the text of torch 2.13."""
+def test_unsupported_calls_raise_errors_of_torch():
     for (kind, text), attempts in ERRORS.items():
         for name, attempt in attempts.items():
             with simulated_device(fallback=False), pytest.raises(kind) as caught:
@@ -160,7 +160,7 @@ ALLOWED = {
     "numpy's numbers as float32": lambda: torch.tensor(np.ones(2), dtype=torch.float32, device="mps"),
     "attention with dropout in training": lambda: sdpa(*[ones(1, 1, 4, 4, requires_grad=True)] * 3, dropout_p=0.1),
     "singular vectors, which MPS sends to the CPU by itself": lambda: torch.linalg.svd(ones(2, 2)),
-    "attention by name": lambda: sdpa(**by_name()),
+    "attention by name": lambda: sdpa(**make_attention_arguments()),
     "complex64": lambda: ones(2, dtype=torch.complex64),
     "its numbers as a list": lambda: ones(2).tolist(),
     "one number": lambda: ones(2).sum().item(),
@@ -169,8 +169,7 @@ ALLOWED = {
 
 
 @pytest.mark.filterwarnings("ignore:The operator")
-def test_allowed():
-    """What MPS can do is not refused."""
+def test_supported_calls_are_accepted():
     for name, attempt in ALLOWED.items():
         with simulated_device(fallback=False):
             answer = attempt()
@@ -178,10 +177,9 @@ def test_allowed():
 
 
 class TestFallback:
-    """Operators that MPS does not have fall back to the CPU where that is on."""
+    """Fallback of unsupported operators to the CPU."""
 
-    def test_first_one_warns(self):
-        """Only the first operator of a process is told, in torch's words, and every one is counted."""
+    def test_first_fallback_warns(self):
         with simulated_device(fallback=True) as mps, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             eigenvalues, _vectors = torch.linalg.eigh(ones(2, 2))
@@ -196,8 +194,7 @@ class TestFallback:
         assert (warning.category, warning.filename) == (UserWarning, __file__)
         assert mps.fallbacks == {"aten::_linalg_eigh.eigenvalues": 1, "aten::mode": 2}
 
-    def test_all_warn_when_asked(self):
-        """With torch.set_warn_always every call is told, as on a Mac."""
+    def test_every_fallback_warns_with_warn_always(self):
         torch.set_warn_always(True)
         try:
             with simulated_device(fallback=True), warnings.catch_warnings(record=True) as caught:
@@ -209,8 +206,7 @@ class TestFallback:
         assert len(caught) == 3
 
     @pytest.mark.filterwarnings("ignore:The operator")
-    def test_result_is_on_the_device(self):
-        """What the CPU computed is on the device, and counts there."""
+    def test_fallback_result_is_on_device(self):
         with simulated_device(fallback=True):
             values, indices = torch.mode(ones(4, 4))
             assert values.is_mps
@@ -218,8 +214,8 @@ class TestFallback:
             assert torch.mps.current_allocated_memory() == 256 * 2
 
     @pytest.mark.filterwarnings("ignore:The operator")
-    def test_variable(self):
-        """The variable is read when the simulation begins, and everything but exactly 0 is on."""
+    def test_fallback_variable_is_read_at_start(self):
+        """Every value except exactly 0 enables the fallback."""
         for value, on in {None: False, "0": False, "1": True, "": True, "false": True, "00": True}.items():
             environ = {} if value is None else {FALLBACK_VARIABLE: value}
             with simulated_device(environ=environ) as mps:
@@ -233,7 +229,6 @@ class TestFallback:
     @pytest.mark.parametrize("decompose", [torch.linalg.svd, torch.svd, lambda matrix: torch.linalg.svd(A=matrix)])
     @pytest.mark.filterwarnings("ignore:The operator")
     def test_singular_vectors_always_fall_back(self, decompose, mode, fallback):
-        """MPS itself sends a few operators to the CPU, whatever the variable says, with gradients and without."""
         with simulated_device(fallback=fallback) as mps, mode():
             decompose(ones(2, 2, requires_grad=True))
         assert mps.fallbacks == {"aten::linalg_svd": 1}
@@ -249,27 +244,23 @@ class TestFallback:
         ],
     )
     @pytest.mark.filterwarnings("ignore:The operator")
-    def test_singular_values_fall_back_where_that_is_on(self, compute, mode):
-        """Singular values alone are another operator, which falls back as all others do."""
+    def test_singular_values_fall_back_if_enabled(self, compute, mode):
         with simulated_device(fallback=True) as mps, mode():
             compute(ones(2, 2, requires_grad=True))
         assert mps.fallbacks == {"aten::_linalg_svd.U": 1}
 
-    def test_operators_of_the_cpu_are_left_alone(self):
-        """An operator that MPS does not have works on tensors of the CPU, and is not counted."""
+    def test_unsupported_operator_works_on_cpu(self):
         with simulated_device(fallback=False) as mps:
             assert torch.mode(torch.ones(3)).values == 1
         assert not mps.fallbacks
 
-    def test_operators_exist(self):
-        """Every operator of the table is one that torch has for the CPU, so that a spelling mistake is seen."""
+    def test_unsupported_operators_exist_in_torch(self):
         for name in {*UNSUPPORTED, *ALWAYS_ON_CPU}:
             packet, _, overload = name.removeprefix("aten::").partition(".")
             assert hasattr(getattr(torch.ops.aten, packet, None), overload or "default"), name
 
 
-def test_memory_that_is_refused():
-    """What is not an amount of memory is refused with the value and an example before anything begins."""
+def test_invalid_memory_is_rejected_before_start():
     wrong = ["lots", "", "8", "-1 GiB", "0 GiB", "1e3 GiB", "8 PB", -1, 0, None, True, [], float("nan"), float("inf")]
     for memory in wrong:
         with pytest.raises(ConfigurationError, match="is not an amount of memory") as caught, simulated_device(memory):
@@ -278,16 +269,15 @@ def test_memory_that_is_refused():
         assert not torch.backends.mps.is_available()
 
 
-def test_memory_that_is_accepted():
-    """Units count in powers of 1024, because a Mac that is sold with 8 GB has 8 GiB."""
+def test_memory_units_are_powers_of_1024():
+    """A Mac that is sold with 8 GB has 8 GiB."""
     eight = dict.fromkeys(("8 GiB", "8GB", " 8 gb ", 2**33), 2**33)
     sizes = {**eight, "0.5 GiB": 2**29, "512 MiB": 2**29, "2 TiB": 2**41}
 
     assert {memory: parse_memory(memory) for memory in sizes} == sizes
 
 
-def test_profiler_of_mps():
-    """Signposts can be left, one trace at a time; captures are off, as on a Mac without MTL_CAPTURE_ENABLED, and counted."""
+def test_profiler_matches_mac_without_capture():
     with simulated_device(environ={}):
         assert (profiler.is_metal_capture_enabled(), profiler.is_capturing_metal()) == (False, False)
         for mode in ("interval", "event", "interval, event"):
@@ -297,5 +287,5 @@ def test_profiler_of_mps():
                 assert ones(2).sum() == 2
         for number in range(2):
             with pytest.raises(RuntimeError, match=f"capture of {number:04d}-one.gputrace"):
-                entered(profiler.metal_capture("one"))
+                enter(profiler.metal_capture("one"))
     assert not hasattr(torch._C, "_mps_isCaptureEnabled") or torch.backends.mps.is_available()

@@ -1,4 +1,4 @@
-"""transformers and Accelerate find the simulated MPS device by themselves, and run on it."""
+"""transformers and Accelerate find the simulated MPS device and run on it."""
 
 import os
 import warnings
@@ -8,14 +8,14 @@ import torch
 
 from openmed_nb.simulation.device import simulated_device
 
-pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
 PINNED = "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used."
 
 
 @pytest.fixture
 def examples(tiny):
-    """So many short examples for a token classifier with three labels."""
+    """Function that returns examples for a token classifier with three labels."""
 
     def examples(count):
         generator = torch.Generator().manual_seed(0)
@@ -25,8 +25,7 @@ def examples(tiny):
     return examples
 
 
-def test_trainer(tiny, examples, tmp_path):
-    """Trainer trains, evaluates and saves on the device as it is, with the warning that it has on a Mac, and resumes."""
+def test_trainer_trains_and_resumes_on_device(tiny, examples, tmp_path):
     from transformers import Trainer, TrainingArguments
 
     def trainer(epochs):
@@ -59,8 +58,7 @@ def test_trainer(tiny, examples, tmp_path):
     assert mps.allocator.peak > sum(parameter.nbytes for parameter in training.model.parameters())
 
 
-def test_pipeline(keyword_model, words_of):
-    """The pipeline of transformers runs on the device by name, and answers as on the CPU."""
+def test_pipeline_matches_cpu(keyword_model, words_of):
     from transformers import pipeline
 
     here = pipeline("token-classification", str(keyword_model), device="cpu", aggregation_strategy="simple")
@@ -71,8 +69,7 @@ def test_pipeline(keyword_model, words_of):
         assert mps.call_counts["linear"] > 0
 
 
-def test_accelerate():
-    """An Accelerator takes the device, trains on it, and one that is made afterwards takes the CPU again."""
+def test_accelerator_uses_device_during_simulation():
     from accelerate import Accelerator
 
     before = Accelerator()
@@ -92,8 +89,8 @@ def test_accelerate():
     assert Accelerator().device.type == before.device.type == "cpu"
 
 
-def test_accelerate_does_not_change_the_fallback(monkeypatch):
-    """Accelerate switches the fallback on where it finds MPS; afterwards the variable is what it was."""
+def test_accelerate_does_not_change_fallback_variable(monkeypatch):
+    """Accelerate enables the fallback if it finds MPS."""
     from accelerate import Accelerator
 
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")

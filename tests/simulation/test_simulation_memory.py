@@ -1,4 +1,4 @@
-"""The memory of the simulated MPS device: what is counted, cached, refused, and how the watermarks rule it."""
+"""Memory of the simulated MPS device: allocation, cache, limits and watermarks."""
 
 import gc
 
@@ -12,15 +12,17 @@ from openmed_nb.devices.memory import OutOfMemoryDetails, is_out_of_memory
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.memory import OTHER_ALLOCATIONS, MacMemory, SimulatedAllocator, block_size
 
-pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
-GIB, MIB, KIB = 2**30, 2**20, 2**10
+GIB = 2**30
+MIB = 2**20
+KIB = 2**10
 MAC = MacMemory(8 * GIB)
 
 
 @pytest.fixture
 def mps():
-    """A simulated Mac with 1 GiB and no variables."""
+    """Simulated Mac with 1 GiB and without variables."""
     with simulated_device("1 GiB", environ={}) as device:
         yield device
 
@@ -42,8 +44,7 @@ STEPS = st.lists(
         [{}, {HIGH_WATERMARK_VARIABLE: "0.0"}, {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.5"}]
     ),
 )
-def test_account_of_blocks(steps, ratios):
-    """Whatever is taken, freed and emptied, the figures are those of the living blocks, and the limit holds."""
+def test_allocator_invariants_hold(steps, ratios):
     allocator = SimulatedAllocator(MacMemory(24 * MIB), ratios)
     living: list[int] = []
     peak = 0
@@ -76,8 +77,7 @@ def test_account_of_blocks(steps, ratios):
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["make", "view", "drop", "empty"]), st.integers(1, 4000)), max_size=30))
-def test_account_of_tensors(steps):
-    """Allocated is the sum over the living storages, however many views there are of each."""
+def test_allocated_counts_live_storages(steps):
     with simulated_device(environ={}) as mps:
         tensors: list[torch.Tensor] = []
         for step, number in steps:
@@ -98,8 +98,7 @@ def test_account_of_tensors(steps):
 
 
 @given(size=st.integers(1, 2**40))
-def test_size_classes(size):
-    """A block holds its tensor and is at most 255 bytes or an eighth larger; sizes of one class need the same block."""
+def test_block_size_classes(size):
     block = block_size(size)
     assert size <= block <= max(size + 255, size * 9 // 8)
     assert block_size(block) == block
@@ -109,8 +108,7 @@ SMALL = {8: (5.33, 4), 16: (10.67, 8), 32: (21.33, 16)}
 LARGE = {36: (27, 20.25), 48: (36, 27), 64: (48, 36), 96: (72, 54), 192: (144, 108)}
 
 
-def test_memory_of_macs():
-    """What Metal recommends, and its largest buffer, are what users of Macs of these sizes reported, in GiB."""
+def test_memory_matches_reports_of_macs():
     for installed, reported in {**SMALL, **LARGE}.items():
         mac = MacMemory(installed * GIB)
         assert (mac.recommended / GIB, mac.largest_buffer / GIB) == pytest.approx(reported, abs=0.01), installed
@@ -118,8 +116,7 @@ def test_memory_of_macs():
             assert torch.mps.recommended_max_memory() == mac.recommended
 
 
-def test_freed_block_is_kept_and_used_again(mps):
-    """The driver keeps what a tensor leaves, gives it to the next of its class, and takes it back when emptied."""
+def test_freed_block_is_cached_and_reused(mps):
     first = torch.zeros(MIB, device="mps")
     del first
     assert (torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()) == (0, 4 * MIB)
@@ -134,8 +131,7 @@ def test_freed_block_is_kept_and_used_again(mps):
 
 
 @pytest.mark.usefixtures("mps")
-def test_memory_that_only_a_graph_holds():
-    """What a graph keeps for its backward pass counts as long as the loss lives, and no longer."""
+def test_graph_memory_counts_while_loss_exists():
     weight = torch.ones(256, 256, device="mps", requires_grad=True)
     alone = torch.mps.current_allocated_memory()
     loss = ((weight * 2).exp() ** 2).sum()
@@ -151,7 +147,6 @@ def test_memory_that_only_a_graph_holds():
 
 @pytest.mark.usefixtures("mps")
 def test_gradients_count():
-    """What a backward pass makes counts like everything else."""
     layer = torch.nn.Linear(256, 256, device="mps")
     before = torch.mps.current_allocated_memory()
     layer(torch.ones(4, 256, device="mps")).sum().backward()
@@ -161,16 +156,14 @@ def test_gradients_count():
 
 
 @pytest.mark.usefixtures("mps")
-def test_tensor_that_grows():
-    """A tensor that is made larger in place counts with its new size."""
+def test_resized_tensor_counts_new_size():
     tensor = torch.zeros(64, device="mps")
     tensor.resize_(MIB)
     assert torch.mps.current_allocated_memory() == 4 * MIB
 
 
 @pytest.mark.usefixtures("mps")
-def test_peak():
-    """torch.accelerator tells the most that was allocated, as torch 2.13 does on MPS, and begins again when asked to."""
+def test_peak_is_recorded_and_reset():
     tensor = torch.zeros(MIB, device="mps")
     del tensor
     assert torch.accelerator.memory_allocated() == 0
@@ -190,8 +183,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("environ", "allowed"), LIMITS.values(), ids=LIMITS)
-def test_out_of_memory(environ, allowed):
-    """On a Mac with 8 GiB it is the allocator's own text, with the figures of recorded ones."""
+def test_out_of_memory_text_matches_recordings(environ, allowed):
     allocator = SimulatedAllocator(MAC, environ)
     count = ((allocator.limit or MAC.installed) - OTHER_ALLOCATIONS) // (512 * MIB)
     for _ in range(count):
@@ -219,21 +211,19 @@ def test_out_of_memory(environ, allowed):
     ],
     ids=str,
 )
-def test_limit_is_told_before_the_first_touch(environ):
-    """Asking a device for its limit reads the variables as they stand, and is no touch of the allocator."""
+def test_limit_does_not_initialize_allocator(environ):
     allocator = SimulatedAllocator(MAC, environ)
-    told = allocator.limit
+    limit = allocator.limit
     assert not allocator.initialized
     environ[LOW_WATERMARK_VARIABLE] = "0"
     if environ.get(HIGH_WATERMARK_VARIABLE) in {"nan", "-1"}:
-        assert told is None
+        assert limit is None
     else:
         allocator.initialize()
-        assert allocator.limit == told
+        assert allocator.limit == limit
 
 
-def test_low_watermark_empties_the_cache():
-    """Above the low watermark a new block costs the cache, although it would fit; cached blocks go before one is refused."""
+def test_low_watermark_empties_cache():
     for low, cached, block, driver in (("0.0", 4, 8, 12), ("0.5", 4, 8, 8), ("0.0", 10, 12, 12)):
         allocator = SimulatedAllocator(
             MacMemory(24 * MIB), {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: low}
@@ -245,8 +235,7 @@ def test_low_watermark_empties_the_cache():
 
 
 @pytest.mark.parametrize("size", [MAC.largest_buffer + 1, 2**45])
-def test_one_tensor_too_large(size):
-    """A tensor larger than one Metal buffer is refused by its size alone, before anything is made."""
+def test_tensor_larger_than_buffer_is_rejected(size):
     with (
         simulated_device("8 GiB", environ={HIGH_WATERMARK_VARIABLE: "0.0"}),
         pytest.raises(RuntimeError, match=r"^Invalid buffer size: ") as caught,
@@ -255,16 +244,14 @@ def test_one_tensor_too_large(size):
     assert is_out_of_memory(caught.value)
 
 
-def test_result_that_this_computer_cannot_hold():
-    """A result that even the host has no memory for is refused in MPS's words."""
+def test_host_out_of_memory_raises_error_of_mps():
     with simulated_device("8 GiB", environ={}):
         long = torch.zeros(10**7, device="mps")
         with pytest.raises(RuntimeError, match=r"^Invalid buffer size: 3725290\.30 GiB"):
             long[:, None].expand(10**7, 10**8).contiguous()
 
 
-def test_refused_tensor_changes_nothing():
-    """A step that runs out of memory leaves the figures as they were, also in a backward pass."""
+def test_rejected_tensor_changes_nothing():
     with simulated_device("64 MiB", environ={}) as mps:
         weight = torch.ones(4 * MIB, device="mps", requires_grad=True)
         loss = (weight * 2).sum()
@@ -278,8 +265,7 @@ def test_refused_tensor_changes_nothing():
         assert torch.ones(MIB, device="mps").sum() == MIB
 
 
-def test_fraction_rules_at_once(mps):
-    """The fraction replaces the high watermark while tensors live, and torch checks it itself."""
+def test_fraction_applies_immediately(mps):
     recommended = torch.mps.recommended_max_memory()
     assert recommended == GIB * 2 // 3
     keep = torch.zeros(25 * MIB, device="mps")
@@ -315,8 +301,7 @@ NO_TOUCHES = {
 
 
 @pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
-def test_bad_watermarks_poison_the_process(touch):
-    """The first touch of the allocator refuses a bad pair, and so does every later one, whatever is set meanwhile."""
+def test_invalid_watermarks_fail_on_every_use(touch):
     environ = {HIGH_WATERMARK_VARIABLE: "0.7"}
     with simulated_device(environ=environ) as mps:
         for question in NO_TOUCHES.values():
@@ -331,7 +316,6 @@ def test_bad_watermarks_poison_the_process(touch):
 
 
 def test_watermarks_are_read_once():
-    """The first touch reads the watermarks; until then they may be changed, and afterwards they may not."""
     for touch in TOUCHES.values():
         environ = {HIGH_WATERMARK_VARIABLE: "0.7"}
         with simulated_device(environ=environ) as mps:

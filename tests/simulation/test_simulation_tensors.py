@@ -1,4 +1,4 @@
-"""Tensors on the simulated MPS device: what they say of themselves, how they move, and what is left afterwards."""
+"""Tensors on the simulated MPS device: device, moves, and state after the simulation."""
 
 import copy
 import io
@@ -14,30 +14,31 @@ from openmed_nb.devices.machine import is_mps_simulated
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.modes import DeviceCopy
 
-pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
-MPS, CPU = torch.device("mps", 0), torch.device("cpu")
+MPS = torch.device("mps", 0)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def mps():
-    """A simulated MPS device, for this thread and this test."""
+    """Simulated MPS device for this thread and test."""
     with simulated_device(fallback=False, environ={}) as device:
         yield device
 
 
 def ones(*shape, **options):
-    """A tensor of the device."""
+    """Return a tensor on the device."""
     return torch.ones(*shape, device="mps", **options)
 
 
 def packed():
-    """Two sequences of other lengths."""
+    """Return two sequences of different lengths."""
     return torch.nn.utils.rnn.pack_padded_sequence(ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
 
 
 def tagger():
-    """A network for sequences, in both directions."""
+    """Return a bidirectional sequence model."""
     return torch.nn.LSTM(1, 2, bidirectional=True, batch_first=True).to("mps")
 
 
@@ -84,8 +85,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_made_on_the_device(mps, make):
-    """However a tensor comes to the device, it says so, counts there, and is a plain CPU tensor afterwards."""
+def test_created_tensor_is_on_device(mps, make):
     tensor = make()
     assert (tensor.device, tensor.is_mps, tensor.is_cpu, tensor.get_device()) == (MPS, True, False, 0)
     assert mps.contains(tensor)
@@ -110,8 +110,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("make", ELSEWHERE.values(), ids=ELSEWHERE)
-def test_made_elsewhere(mps, make):
-    """A tensor of the CPU, and one that came back, is not on the device and does not count there."""
+def test_cpu_tensor_is_not_on_device(mps, make):
     tensor = make()
     assert not tensor.is_mps
     assert tensor.device.type in {"cpu", "meta"}
@@ -119,8 +118,7 @@ def test_made_elsewhere(mps, make):
     assert mps.allocator.allocated == 0
 
 
-def test_default_device():
-    """The ways of torch to say a device once work until the simulation ends, and one that is named is stronger."""
+def test_default_device_lasts_until_end():
     with simulated_device():
         with torch.device("mps"):
             assert torch.ones(2).is_mps
@@ -137,15 +135,13 @@ def test_default_device():
 
 
 @pytest.mark.usefixtures("mps")
-def test_it_shows_its_device():
-    """A tensor and its type are written as on a Mac."""
+def test_tensor_repr_contains_device():
     assert repr(ones(2)) == "tensor([1., 1.], device='mps:0')"
     assert ones(2).type() == "torch.mps.FloatTensor"
     assert f"{ones(1).sum():.1f}" == "1.0"
 
 
-def test_numbers_are_copied():
-    """A tensor that was moved has its own numbers, on both ways."""
+def test_moved_tensor_has_separate_memory():
     with simulated_device():
         here = torch.zeros(2)
         there = here.to("mps")
@@ -157,32 +153,30 @@ def test_numbers_are_copied():
         assert here.to("cpu") is here
 
 
-def test_copies_are_noted(mps):
-    """Every copy between the devices is noted, with whether the program was to go on meanwhile."""
+def test_copies_are_recorded(mps):
     there = torch.ones(2).to("mps", non_blocking=True)
     there.to("mps")
     there.to("cpu", torch.float32, True)
     torch.zeros(2).copy_(there)
     there.copy_(torch.zeros(2), non_blocking=True)
     there.cpu()
-    to, back = ("cpu", "mps"), ("mps", "cpu")
+    to = ("cpu", "mps")
+    back = ("mps", "cpu")
     ways = [(*to, True), (*back, True), (*back, False), (*to, True), (*back, False)]
     assert mps.copies == [DeviceCopy(*way) for way in ways]
 
 
 def test_calls_are_counted(mps):
-    """Functions that were called with a tensor of the device are counted by name."""
     torch.nn.functional.linear(ones(2, 2), ones(2, 2))
     torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2))
     assert mps.call_counts["linear"] == 1
 
 
 class TestGradients:
-    """Gradients are where their tensors are."""
+    """Devices of gradients."""
 
     @pytest.mark.usefixtures("mps")
-    def test_through_a_move(self):
-        """A gradient that passes from device to device is on the CPU for a tensor of the CPU."""
+    def test_gradient_flows_through_move(self):
         here = torch.ones(3, requires_grad=True)
         there = ones(3, requires_grad=True)
         ((here.to("mps") * there).cpu() * 2).sum().backward()
@@ -191,8 +185,7 @@ class TestGradients:
         assert here.grad.tolist() == there.grad.tolist() == [2, 2, 2]
 
     @pytest.mark.usefixtures("mps")
-    def test_hooks_see_the_device(self):
-        """Hooks of a backward pass may ask for the device and move tensors there."""
+    def test_hooks_can_use_device(self):
         seen = []
         weight = ones(2, requires_grad=True)
         weight.register_hook(lambda gradient: seen.append(gradient.device) or gradient + torch.ones(2).to("mps"))
@@ -203,8 +196,7 @@ class TestGradients:
 
     @pytest.mark.usefixtures("mps")
     @pytest.mark.parametrize("reentrant", [True, False])
-    def test_activation_checkpointing(self, reentrant):
-        """Activations that are computed again in the backward pass give the same gradients, with dropout too."""
+    def test_activation_checkpointing_keeps_gradients(self, reentrant):
         layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).to("mps")
         batch = ones(4, 8, requires_grad=True)
         gradients = []
@@ -218,8 +210,7 @@ class TestGradients:
             torch.testing.assert_close(plain, again)
 
     @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
-    def test_training_step(self, mps, options):
-        """A step of AdamW with clipped gradients changes the weights as on the CPU, and everything stays on the device."""
+    def test_training_step_matches_cpu(self, mps, options):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
         there = copy.deepcopy(model).to("mps")
@@ -240,20 +231,19 @@ class TestGradients:
 
 
 class TestSaving:
-    """What is saved under the simulation says that it was on MPS, as on a Mac."""
+    """Files that are saved under the simulation contain the device MPS, as on a Mac."""
 
     @pytest.mark.usefixtures("mps")
     @pytest.mark.parametrize(("where", "device"), [(None, MPS), ("mps", MPS), ("cpu", CPU)])
-    def test_save_and_load(self, where, device):
-        """A state comes back where it was, or where it is wanted."""
+    def test_saved_state_is_loaded_on_device(self, where, device):
         file = io.BytesIO()
         torch.save(torch.nn.Linear(2, 2).to("mps").state_dict(), file)
         file.seek(0)
         loaded = torch.load(file, map_location=where)
         assert {tensor.device for tensor in loaded.values()} == {device}
 
-    def test_load_afterwards(self):
-        """A file that says mps needs a place on another computer, as one that comes from a Mac."""
+    def test_file_from_mps_needs_map_location(self):
+        """The same as for a file from a Mac."""
         file = io.BytesIO()
         with simulated_device():
             torch.save(ones(2), file)
@@ -264,8 +254,7 @@ class TestSaving:
         assert torch.load(file, map_location="cpu").tolist() == [1, 1]
 
     @pytest.mark.usefixtures("mps")
-    def test_safetensors(self, tmp_path):
-        """The library safetensors saves tensors of the device, and loads them there."""
+    def test_safetensors_saves_and_loads(self, tmp_path):
         from safetensors.torch import load_file, save_file
 
         save_file({"weight": ones(2)}, tmp_path / "model.safetensors")
@@ -274,11 +263,10 @@ class TestSaving:
 
 
 class TestRandomNumbers:
-    """The random numbers of the device are those of the CPU."""
+    """Random numbers of the device, which are those of the CPU."""
 
     @pytest.mark.usefixtures("mps")
-    def test_seeds_and_states(self):
-        """A seed gives the same numbers again, and so does a state that was kept."""
+    def test_seeds_and_states_repeat_numbers(self):
         torch.mps.manual_seed(5)
         state = torch.mps.get_rng_state()
         first = torch.rand(3, device="mps")
@@ -310,11 +298,10 @@ PATCHED = {
 
 
 class TestTheEnd:
-    """What is left when a simulation is over: nothing."""
+    """State after a simulation."""
 
     @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
-    def test_torch_is_as_it_was(self, error):
-        """Everything that was replaced is back, whatever ended the simulation."""
+    def test_torch_is_restored(self, error):
         before = {name: look() for name, look in PATCHED.items()}
         try:
             with simulated_device():
@@ -327,8 +314,7 @@ class TestTheEnd:
         assert not is_mps_simulated()
         assert {name: look() for name, look in PATCHED.items()} == before
 
-    def test_tensors_are_plain(self):
-        """Tensors, parameters and optimizer states of a simulation are those of the CPU afterwards, and compute."""
+    def test_tensors_are_cpu_tensors_afterwards(self):
         with simulated_device() as mps:
             layer = torch.nn.Linear(2, 2).to("mps")
             optimizer = torch.optim.AdamW(layer.parameters())
@@ -340,8 +326,7 @@ class TestTheEnd:
         assert not mps.contains(layer.weight) or layer.weight.is_cpu
 
 
-def test_other_threads_see_the_cpu():
-    """A simulation counts in the thread that entered it: tensors of another one are plain CPU tensors."""
+def test_other_threads_use_cpu():
     seen = []
     with simulated_device():
         there = ones(2)
@@ -355,11 +340,12 @@ def test_other_threads_see_the_cpu():
     assert seen == [CPU, CPU, [1.0, 1.0], 2.0]
 
 
-def test_it_shows_itself():
-    """The device shows its memory and what fell back, and says everywhere that it is simulated."""
+def test_report_is_labeled_as_simulated():
     with simulated_device("8 GiB", environ={}) as mps:
         keep = ones(2**20)
-        text, html, plain = str(mps), mps._repr_html_(), mps.to_dict()
+        text = str(mps)
+        html = mps._repr_html_()
+        plain = mps.to_dict()
     assert "SIMULATED" in text
     assert "SIMULATED" in html
     assert plain["simulated"] is True

@@ -1,7 +1,7 @@
 """Tensors of two devices on the simulated MPS device: what is refused and accepted, each with its source in torch.
 
-Paths are those of pytorch's repository. "test_mps.py" is ``test/test_mps.py``, the MPS tests of torch; "TensorIterator" is
-``aten/src/ATen/TensorIterator.cpp`` (``compute_types``), and "Metal" ``mtl_setBuffer`` in
+Paths are those of pytorch's repository. "test_mps.py" is ``test/test_mps.py``, the MPS tests of torch; "TensorIterator"
+is ``aten/src/ATen/TensorIterator.cpp`` (``compute_types``), and "Metal" ``mtl_setBuffer`` in
 ``aten/src/ATen/native/mps/OperationUtils.h``.
 """
 
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from openmed_nb.devices.moving import to_device
 from openmed_nb.simulation.device import simulated_device
 
-pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
+pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
 SWEEP = Path(__file__).parents[2] / "scripts" / "sweep_simulated_mps.py"
 
@@ -34,45 +34,45 @@ LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D mps:0 
 
 @pytest.fixture(autouse=True)
 def mps():
-    """A simulated MPS device, for this thread and this test."""
+    """Simulated MPS device for this thread and test."""
     with simulated_device(fallback=False, environ={}) as device:
         yield device
 
 
 def ones(*shape, **options):
-    """A tensor of the device."""
+    """Return a tensor on the device."""
     return torch.ones(*shape, device="mps", **options)
 
 
 def ids(device="mps"):
-    """Two indices."""
+    """Return two indices."""
     return torch.tensor([0, 2], device=device)
 
 
 def mask():
-    """A mask of three places on the device."""
+    """Return a mask of three elements on the device."""
     return torch.tensor([True, False, True], device="mps")
 
 
 def packed():
-    """Two sequences of other lengths, on the device; the lengths are on the CPU."""
+    """Return two sequences of different lengths on the device; the lengths are on the CPU."""
     return pack_padded_sequence(ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
 
 
-def recurrent(kind, *, given="mps", hidden="mps", parameters="mps"):
-    """Run a recurrent network whose parts are on some devices."""
+def run_recurrent(kind, *, given="mps", hidden="mps", parameters="mps"):
+    """Run a recurrent network with tensors on given devices."""
     network = kind(1, 2).to(parameters)
     state = torch.zeros(1, 2, 2, device=hidden)
     return network(torch.ones(3, 2, 1, device=given), (state, state) if kind is torch.nn.LSTM else state)
 
 
-def other_device(kind, given, other):
-    """What the recurrent networks say of two devices."""
+def get_device_error(kind, given, other):
+    """Return the error text of recurrent networks for two devices."""
     return f"Input and {kind} tensors are not at the same device, found input tensor at {given} and {kind} tensor at {other}"
 
 
 def shuffled(generator=None):
-    """Batches in random order, where the device is the default one."""
+    """Return shuffled batches, with the device as the default."""
     with torch.device("mps"):
         return list(torch.utils.data.DataLoader([1, 2, 3], shuffle=True, generator=generator))
 
@@ -127,7 +127,7 @@ ACCEPTED = {
     "one_hot": ("mps", lambda: torch.nn.functional.one_hot(ids())),
     "repeat_interleave": ("mps", lambda: ones(2).repeat_interleave(2)),
     # engine.cpp, validate_outputs: a gradient of no dimensions is moved.
-    "a gradient of the CPU without dimensions": ("mps", lambda: gradient_of(torch.tensor(1.0))),
+    "a gradient of the CPU without dimensions": ("mps", lambda: compute_gradient(torch.tensor(1.0))),
 }
 
 
@@ -137,44 +137,46 @@ def shifted(given: torch.Tensor) -> torch.Tensor:
     return given + torch.ones(2, device=given.device)
 
 
-def gradient_of(gradient):
-    """Return the gradient of a tensor of the device, of which the sum has a gradient."""
+def compute_gradient(gradient):
+    """Return the gradient of a tensor on the device, with a given gradient of its sum."""
     tensor = ones(2, requires_grad=True)
     tensor.sum().backward(gradient)
     return tensor.grad
 
 
 @pytest.mark.parametrize(("device", "compute"), ACCEPTED.values(), ids=ACCEPTED)
-def test_two_devices_accepted(device, compute):
-    """What MPS accepts is accepted, and the result is where it is on MPS."""
+def test_mixed_devices_are_accepted(device, compute):
     assert compute().device.type == device
 
 
 # What MPS refuses -> its text, and what it refuses.
 REFUSED = {
     # RnnOps.mm: _lstm_mps makes one graph of its arguments.
-    "LSTM with a hidden state of the CPU": (PLACEHOLDER, lambda: recurrent(torch.nn.LSTM, hidden="cpu")),
-    "LSTM with parameters of the CPU": (PLACEHOLDER, lambda: recurrent(torch.nn.LSTM, parameters="cpu")),
+    "LSTM with a hidden state of the CPU": (PLACEHOLDER, lambda: run_recurrent(torch.nn.LSTM, hidden="cpu")),
+    "LSTM with parameters of the CPU": (PLACEHOLDER, lambda: run_recurrent(torch.nn.LSTM, parameters="cpu")),
     # RNN.cpp: check_attributes.
     "LSTM with input of the CPU": (
-        other_device("hidden", "cpu", "mps:0"),
-        lambda: recurrent(torch.nn.LSTM, given="cpu"),
+        get_device_error("hidden", "cpu", "mps:0"),
+        lambda: run_recurrent(torch.nn.LSTM, given="cpu"),
     ),
     "LSTM with input and state of the CPU": (
-        other_device("parameter", "cpu", "mps:0"),
-        lambda: recurrent(torch.nn.LSTM, given="cpu", hidden="cpu"),
+        get_device_error("parameter", "cpu", "mps:0"),
+        lambda: run_recurrent(torch.nn.LSTM, given="cpu", hidden="cpu"),
     ),
     "GRU with a hidden state of the CPU": (
-        other_device("hidden", "mps:0", "cpu"),
-        lambda: recurrent(torch.nn.GRU, hidden="cpu"),
+        get_device_error("hidden", "mps:0", "cpu"),
+        lambda: run_recurrent(torch.nn.GRU, hidden="cpu"),
     ),
-    "GRU with input of the CPU": (other_device("hidden", "cpu", "mps:0"), lambda: recurrent(torch.nn.GRU, given="cpu")),
+    "GRU with input of the CPU": (
+        get_device_error("hidden", "cpu", "mps:0"),
+        lambda: run_recurrent(torch.nn.GRU, given="cpu"),
+    ),
     "RNN with parameters of the CPU": (
-        other_device("parameter", "mps:0", "cpu"),
-        lambda: recurrent(torch.nn.RNN, parameters="cpu"),
+        get_device_error("parameter", "mps:0", "cpu"),
+        lambda: run_recurrent(torch.nn.RNN, parameters="cpu"),
     ),
     "GRU that was not moved, with packed input": (
-        other_device("hidden", "mps:0", "cpu"),
+        get_device_error("hidden", "mps:0", "cpu"),
         lambda: torch.nn.GRU(1, 2)(packed(), torch.zeros(1, 2, 2)),
     ),
     # TensorAdvancedIndexing.cpp: check_indices_on_cpu_or_selfdevice.
@@ -209,7 +211,7 @@ REFUSED = {
     # TensorShape.cpp.
     "tensor_split with indices of MPS": (SECTIONS, lambda: torch.tensor_split(ones(4), ids())),
     "tensor_split of the CPU with indices of MPS": (SECTIONS, lambda: torch.ones(4).tensor_split(ids())),
-    # TensorIterator: an output is no number of the CPU, and only one input is.
+    # TensorIterator: an output cannot be a CPU scalar, and only one input is.
     "a number of the CPU that changes": (TWO_DEVICES, lambda: torch.tensor(1.0).add_(ones(1)[0])),
     "two numbers of the CPU": (TOO_MANY, lambda: torch.addcmul(ones(2), torch.tensor(1.0), torch.tensor(2.0))),
     "a result on the CPU": (TWO_DEVICES, lambda: torch.add(ones(2), ones(2), out=torch.ones(2))),
@@ -263,23 +265,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "compute"), REFUSED.values(), ids=REFUSED)
-def test_two_devices_refused(text, compute):
-    """What MPS refuses is refused with the class and the text of torch."""
+def test_mixed_devices_raise_errors_of_torch(text, compute):
     with pytest.raises(RuntimeError) as caught:
         compute()
     assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
-def test_recurrent_network_on_one_device(kind):
-    """Recurrent networks compute on the device, with states and without, and on the CPU beside it."""
-    assert recurrent(kind)[0].is_mps
+def test_recurrent_network_runs_on_either_device(kind):
+    assert run_recurrent(kind)[0].is_mps
     assert kind(1, 2).to("mps")(packed())[0].data.is_mps
-    assert recurrent(kind, given="cpu", hidden="cpu", parameters="cpu")[0].is_cpu
+    assert run_recurrent(kind, given="cpu", hidden="cpu", parameters="cpu")[0].is_cpu
 
 
-def test_generator_is_of_its_device():
-    """A generator says its device, begins again at a seed, and is one of torch's."""
+def test_generator_has_device_and_seed():
     there = torch.Generator(device="mps")
     here = torch.Generator()
     assert (there.device, here.device) == (torch.device("mps", 0), torch.device("cpu"))
@@ -306,7 +305,6 @@ SPARSE = {
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("convert", SPARSE.values(), ids=SPARSE)
 def test_to_device_moves_sparse_tensors(mps, convert):
-    """A sparse or jagged tensor moves to the device with its values and indices, computes there, and comes back."""
     here = convert(torch.eye(2))
     there = to_device({"adjacency": here}, "mps")["adjacency"]
     assert (there.device, there.layout, there.is_mps) == (torch.device("mps", 0), here.layout, True)
@@ -319,8 +317,7 @@ def test_to_device_moves_sparse_tensors(mps, convert):
     assert not mps.contains(back)
 
 
-def test_sparse_gradient():
-    """The sparse gradient of an embedding is on the device, and a product with a dense matrix of the CPU is refused."""
+def test_sparse_gradient_is_on_device():
     embedding = torch.nn.Embedding(3, 2, sparse=True).to("mps")
     embedding(ids()).sum().backward()
     gradient = embedding.weight.grad
@@ -332,36 +329,34 @@ def test_sparse_gradient():
 
 
 class TestNothingAborts:
-    """What asks the library below torch for MPS, which it does not have here, must not end the process."""
+    """Calls into the C++ library for MPS, which is missing here, must not abort the process."""
 
     @pytest.mark.parametrize("strict", [False, True])
-    def test_export(self, strict):
-        """A model on the device is exported, and computes what it computed before."""
-        model, batch = torch.nn.Linear(2, 2).to("mps"), ones(2, 2)
+    def test_export_keeps_results(self, strict):
+        model = torch.nn.Linear(2, 2).to("mps")
+        batch = ones(2, 2)
         exported = torch.export.export(model, (batch,), strict=strict)
         assert [node.target for node in exported.graph.nodes if node.op == "call_function"] == [
             torch.ops.aten.linear.default
         ]
         assert torch.equal(exported.module()(batch), model(batch))
 
-    def test_backward_of_fake_tensors(self):
-        """A backward pass computes shapes under FakeTensorMode, of fakes of the device and of a model there."""
-        layer, batch = torch.nn.Linear(2, 3).to("mps"), ones(4, 2, requires_grad=True)
+    def test_backward_pass_of_fake_tensors(self):
+        layer = torch.nn.Linear(2, 3).to("mps")
+        batch = ones(4, 2, requires_grad=True)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = mode.from_tensor(batch)
             layer(fake).sum().backward()
         assert fake.grad.shape == (4, 2)
 
     def test_fake_tensors_take_no_memory(self, mps):
-        """A fake tensor of the device takes no memory there, and none is on it."""
         with FakeTensorMode():
             fake = torch.ones(1000, device="mps", requires_grad=True)
             (fake * 2).sum().backward()
         assert mps.allocator.allocated == 0
         assert not mps.contains(fake)
 
-    def test_compiled_model(self):
-        """A model that is compiled without a compiler computes forward and backward."""
+    def test_compiled_model_runs_backward(self):
         layer = torch.nn.Linear(2, 2).to("mps")
         torch.compile(layer, backend="aot_eager")(ones(2, 2)).sum().backward()
         assert layer.weight.grad.shape == (2, 2)
@@ -381,20 +376,19 @@ REPRESENTATIVES = (
 )
 
 
-def test_sweep_of_representative_operators():
-    """Samples of torch's database run forward and backward without an abort, and refusals follow the dispatcher's rules."""
-    figures = _sweep(*REPRESENTATIVES, "--samples", "1", timeout=240)["figures"]
-    assert figures["operators"] == len(REPRESENTATIVES)
-    assert figures["aborts"] == 0
-    assert figures["operators refused on the device"] == 1  # linalg.eigh, which MPS does not have.
-    assert figures["refused"] > 10
-    assert figures.get("failed otherwise", 0) == 0
+def test_representative_operators_do_not_abort():
+    counts = _sweep(*REPRESENTATIVES, "--samples", "1", timeout=240)["figures"]
+    assert counts["operators"] == len(REPRESENTATIVES)
+    assert counts["aborts"] == 0
+    assert counts["operators refused on the device"] == 1  # linalg.eigh, which MPS does not have.
+    assert counts["refused"] > 10
+    assert counts.get("failed otherwise", 0) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_sweep_of_all_operators():
-    """No sample of torch's whole database aborts, and what differs is what docs/simulated_mps.md lists, with the reason."""
+def test_all_operators_match_documented_differences():
+    """docs/simulated_mps.md lists the differences with their reasons."""
     report = _sweep(timeout=3500)
     page = (Path(__file__).parents[2] / "docs" / "simulated_mps.md").read_text()
     assert report["figures"]["operators"] > 600
