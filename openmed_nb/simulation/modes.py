@@ -20,7 +20,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._library.custom_ops import OPDEFS
@@ -61,13 +61,26 @@ COMPRESSED_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 COMPRESSED_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 
 
+class StorageBlock(NamedTuple):
+    """Block of a storage on the device.
+
+    Attributes:
+        reference: Weak reference to the storage, which reports its release.
+        size: Size of the storage in bytes.
+        allocated_size: Size of the block in bytes.
+    """
+
+    reference: weakref.ref[torch.UntypedStorage]
+    size: int
+    allocated_size: int
+
+
 class DeviceStorages:
     """Storages that are on the device."""
 
     def __init__(self, allocator: SimulatedAllocator) -> None:
         self._allocator = allocator
-        # For each storage: a weak reference that reports its release, its size, and the size of its block.
-        self._blocks: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, int]] = {}
+        self._blocks: dict[int, StorageBlock] = {}
 
     def __contains__(self, key: int) -> bool:
         return key in self._blocks
@@ -98,10 +111,11 @@ class DeviceStorages:
         key = storage_key(storage)
         size = storage.nbytes()
         block = self._blocks.get(key)
-        if block is None or block[1] != size:
+        if block is None or block.size != size:
             allocated_size = self._allocator.allocate(size)
             self._free(key)
-            self._blocks[key] = (weakref.ref(storage, lambda _reference: self._free(key)), size, allocated_size)
+            reference = weakref.ref(storage, lambda _reference: self._free(key))
+            self._blocks[key] = StorageBlock(reference, size, allocated_size)
 
     def remove(self, tensor: torch.Tensor) -> None:
         """Remove a tensor from the device."""
@@ -112,7 +126,7 @@ class DeviceStorages:
     def _free(self, key: int) -> None:
         block = self._blocks.pop(key, None)
         if block is not None:
-            self._allocator.free(block[2])
+            self._allocator.free(block.allocated_size)
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._render.display import pluralize
 from .._utils.text import describe_value
@@ -191,12 +191,27 @@ EMBEDDED = "inputs_embeds"
 LABELS_REMEDY = "Give the model as many labels as the data has (num_labels), or renumber the labels."
 TOKENIZER_REMEDY = "Use the tokenizer of this model"
 RESIZE_REMEDY = f"{TOKENIZER_REMEDY}, or resize its embeddings with model.resize_token_embeddings."
-# For each field with integers from 0: the name of its limit, its noun for errors, and the remedy.
+
+
+class FieldRange(NamedTuple):
+    """Valid range of a field with integers from 0.
+
+    Attributes:
+        limit: Name of its limit in :class:`ModelLimits`.
+        noun: Noun for its values in errors.
+        remedy: Remedy for values out of range.
+    """
+
+    limit: str
+    noun: str
+    remedy: str
+
+
 RANGES = {
-    **dict.fromkeys(LABELS, ("num_labels", "labels", LABELS_REMEDY)),
-    "input_ids": ("vocab_size", "token ids", RESIZE_REMEDY),
-    "token_type_ids": ("type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
-    "position_ids": ("max_position_embeddings", "positions", "Omit position_ids, or shorten the rows."),
+    **dict.fromkeys(LABELS, FieldRange("num_labels", "labels", LABELS_REMEDY)),
+    "input_ids": FieldRange("vocab_size", "token ids", RESIZE_REMEDY),
+    "token_type_ids": FieldRange("type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
+    "position_ids": FieldRange("max_position_embeddings", "positions", "Omit position_ids, or shorten the rows."),
 }
 # Fields that are checked.
 FIELDS = (*RANGES, EMBEDDED)

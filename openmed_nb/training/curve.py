@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 from statistics import median
-from typing import Any
+from typing import Any, Final, Literal
 
 from .._render.display import (
     OK,
@@ -127,10 +127,11 @@ def parse_pressure(output: str | None) -> str | None:
     return PRESSURE_LEVELS.get((output or "").strip())
 
 
-FLAT = "flat"
-GROWING = "growing"
-SAWTOOTH = "sawtooth"
-INSUFFICIENT_DATA = "insufficient data"
+TrendKind = Literal["flat", "growing", "sawtooth", "insufficient data"]
+FLAT: Final = "flat"
+GROWING: Final = "growing"
+SAWTOOTH: Final = "sawtooth"
+INSUFFICIENT_DATA: Final = "insufficient data"
 
 # Threshold of the runbook. More growth than this fraction over ten epochs, with caches emptied at the end of each
 # epoch, indicates a leak.
@@ -171,7 +172,7 @@ class Trend(JsonMixin):
             each consecutive pair, and from the final rise alone.
     """
 
-    kind: str
+    kind: TrendKind
     baseline: int
     last: int
     growth: float
@@ -211,7 +212,7 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
         _median_slope(envelope) * GROWTH_EPOCHS / stride,
         last_rise * GROWTH_EPOCHS / max(num_rises, 1),
     )
-    kind = FLAT
+    kind: TrendKind = FLAT
     if len(levels) < MIN_STEADY_EPOCHS:
         kind = INSUFFICIENT_DATA
     elif _is_growing(sampled, pace) or (len(sampled) >= MIN_LONG_SERIES and _is_growing(envelope, pace)):
@@ -259,9 +260,7 @@ METRIC_LABELS = {
 }
 DETACH_REMEDY = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what references tensors."
 PAD_REMEDY = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
-KEEP_FEWER_REMEDY = (
-    "Keep fewer of them, or move them to the CPU; nb.training.find_tensor_referrers() lists what references tensors."
-)
+KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.training.find_tensor_referrers() lists what references tensors."
 
 # Names of the lines in a chart.
 DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
@@ -401,7 +400,7 @@ class MemoryCurve(Displayable):
         return self.trends.get(self.deciding_metric, classify_trend([]))
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> TrendKind:
         """One of ``"flat"``, ``"growing"``, ``"sawtooth"`` and ``"insufficient data"``."""
         return self.trend.kind
 

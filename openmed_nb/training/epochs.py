@@ -38,6 +38,7 @@ from .curve import (
     MemoryCurve,
     MemorySample,
     ProcessInfo,
+    TrendKind,
     finite_epochs,
     require_plotting,
     take_sample,
@@ -172,7 +173,7 @@ class EpochHooks:
         return self.curve.device
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> TrendKind:
         """Verdict on the curve so far."""
         return self.curve.verdict
 

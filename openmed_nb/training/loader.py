@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .._events.activity import ProgressEvent
 from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, format_bytes, format_milliseconds
@@ -244,7 +244,7 @@ class LoaderCheck(Displayable):
     JSON_PROPERTIES = ("bottleneck", "wait_fraction")
 
     @property
-    def bottleneck(self) -> str:
+    def bottleneck(self) -> Literal["loader", "model", "neither"]:
         """Slower part: ``"loader"``, ``"model"``, or ``"neither"`` if both times are similar."""
         if self.data_seconds > SIMILAR_RATIO * self.step_seconds:
             return "loader"
