@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from unittest import mock
 
 import torch
@@ -34,6 +34,10 @@ from ..errors import DeviceUnavailableError
 from .memory import MacMemory, SimulatedAllocator, format_size
 from .modes import DeviceCopy, DeviceStorages, FunctionMode, OperatorMode, SimulatedDevice, storage_key
 from .operators import Defect, FallbackPolicy, OperatorCall, validate_defects
+
+Value = TypeVar("Value")
+# Memory statistics by name, pool and kind.
+MemoryStats = dict[str, dict[str, dict[str, int]]]
 
 CHIP = "Apple Silicon (SIMULATED)"
 MACOS = (15, 5)
@@ -248,7 +252,7 @@ def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
     def get_memory_info(_index: int | None = None) -> tuple[int, int]:
         return max(0, memory.recommended - allocator.driver_allocated), memory.recommended
 
-    def get_memory_stats(_index: int | None = None) -> dict[str, Any]:
+    def get_memory_stats(_index: int | None = None) -> MemoryStats:
         return _make_memory_stats(allocator)
 
     def reset_peak_stats(_index: int | None = None) -> None:
@@ -288,10 +292,10 @@ def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
     }
 
 
-def _make_constant_function(value: Any) -> Callable[..., Any]:
+def _make_constant_function(value: Value) -> Callable[..., Value]:
     """Return a function that ignores its arguments and returns a value."""
 
-    def get_value(*_args: Any) -> Any:
+    def get_value(*_args: object) -> Value:
         return value
 
     return get_value
@@ -352,7 +356,7 @@ def _initialize_before(allocator: SimulatedAllocator, replacement: Callable[...,
     return initialize_and_call
 
 
-def _make_memory_stats(allocator: SimulatedAllocator) -> dict[str, Any]:
+def _make_memory_stats(allocator: SimulatedAllocator) -> MemoryStats:
     """Return the values of ``torch.accelerator.memory_stats``, which MPS supports since torch 2.13."""
     allocated = {"current": allocator.allocated, "peak": allocator.peak}
     reserved = {"current": allocator.driver_allocated, "peak": allocator.driver_peak}

@@ -52,6 +52,9 @@ from .operators import (
     names_above_autograd,
 )
 
+# Keyword arguments of an operator or function of torch.
+Keywords = dict[str, Any]
+
 functorch = torch._C._functorch  # noqa: SLF001 - torch has no public name for it
 
 # Original device of a storage. That of a FakeTensor is meta, whatever the tensor reports.
@@ -440,7 +443,7 @@ class FunctionMode(TorchFunctionMode):
                 return METHODS[name](self, function, *args, **kwargs)
             return self._call(function, args, dict(kwargs), keys, on_device)
 
-    def _find_cpu_tensors(self, args: Any, kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
+    def _find_cpu_tensors(self, args: Any, kwargs: Keywords) -> dict[int, torch.Tensor]:
         """Return the CPU tensors among the arguments, by the keys of their storages."""
         tensors = {}
         for tensor in iter_operator_tensors([args, kwargs]):
@@ -449,11 +452,11 @@ class FunctionMode(TorchFunctionMode):
                 tensors[storage_key(storage)] = tensor
         return tensors
 
-    def _is_overridden(self, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    def _is_overridden(self, name: str, args: Any, kwargs: Keywords) -> bool:
         """Return whether the device overrides a function: if its first tensor is on the device, or for some, any."""
         return name in SECOND_ARGUMENT_ON_CPU or self._contains(iter_operator_tensors([args, kwargs])[0])
 
-    def _check_devices(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def _check_devices(self, function: Any, args: Any, kwargs: Keywords) -> None:
         """Raise the errors of torch for tensors of two devices that are checked above its operators."""
         name = function.__name__
         if getattr(function, "__self__", None) is torch.Tensor.grad:
@@ -465,7 +468,7 @@ class FunctionMode(TorchFunctionMode):
         elif name == "copy_":
             self._device.record_copy(self._contains(args[1]), _is_non_blocking(args[2:], kwargs))
 
-    def _check_linear(self, args: Any, kwargs: dict[str, Any]) -> None:
+    def _check_linear(self, args: Any, kwargs: Keywords) -> None:
         """Raise an error for a linear layer with tensors of two devices, which is one operator on MPS."""
         names = ("input", "weight", "bias")
         for name, tensor in {**dict(zip(names, args, strict=False)), **kwargs}.items():
@@ -489,7 +492,7 @@ class FunctionMode(TorchFunctionMode):
             devices = (MPS, CPU) if on_device else (CPU, MPS)
             raise RuntimeError(OTHER_RNN_DEVICE.format(kind, *devices))
 
-    def _check_generator(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def _check_generator(self, function: Any, args: Any, kwargs: Keywords) -> None:
         """Raise an error for a generator of another device; both devices share the default generator."""
         generator = kwargs["generator"]
         device = _requested_device(function, dict(kwargs))
@@ -499,7 +502,7 @@ class FunctionMode(TorchFunctionMode):
         if generator is not torch.default_generator and {device.type, generator.device.type} == {"cpu", "mps"}:
             raise RuntimeError(OTHER_GENERATOR.format(device.type, generator.device.type))
 
-    def _call(self, function: Any, args: Any, kwargs: dict[str, Any], keys: list[int], on_device: bool) -> Any:
+    def _call(self, function: Any, args: Any, kwargs: Keywords, keys: list[int], on_device: bool) -> Any:
         """Call a function; its results are on the device of its arguments, or on the requested one."""
         device = _requested_device(function, kwargs)
         if device is None:
@@ -526,7 +529,7 @@ class FunctionMode(TorchFunctionMode):
             self._device.storages.remove(tensor)
         return tensor
 
-    def _move(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _move(self, function: Any, args: list[Any], kwargs: Keywords) -> Any:
         """Call ``Tensor.to`` or ``Tensor.cpu``, and copy the tensor if the device changes.
 
         The dtype changes on the CPU, so that a float64 tensor can be moved as float32.
@@ -545,7 +548,7 @@ class FunctionMode(TorchFunctionMode):
             return self._device.copy_differentiable(function(*args, **kwargs), to_device)
         return function(self._device.copy_differentiable(tensor, to_device), *args[1:], **kwargs)
 
-    def _target(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.device:
+    def _target(self, function: Any, args: list[Any], kwargs: Keywords) -> torch.device:
         """Return the target device of a move, and replace ``mps`` by ``cpu`` in the arguments."""
         if function.__name__ == "cpu":
             return CPU
@@ -664,12 +667,12 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _is_non_blocking(args: Any, kwargs: dict[str, Any]) -> bool:
+def _is_non_blocking(args: Any, kwargs: Keywords) -> bool:
     """Return whether a copy is non-blocking: in its arguments, only that flag is ``True``."""
     return any(argument is True for argument in (*args, kwargs.get("non_blocking")))
 
 
-def _requested_device(function: Any, kwargs: dict[str, Any]) -> torch.device | None:
+def _requested_device(function: Any, kwargs: Keywords) -> torch.device | None:
     """Return the requested device of a function, and write a device into its arguments that it supports.
 
     It has an index if operators below read it. For a constructor of tensors it is ``cpu``.

@@ -14,11 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._utils.text import describe_value
 from .._utils.warning import stacklevel_outside
 from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+# Arguments of an operator or function of torch.
+Arguments = Sequence[Any]
+Keywords = Mapping[str, Any]
 
 # Commit of torch 2.13.0, which its message contains.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
@@ -148,7 +155,7 @@ METAL_OPERATORS = frozenset({"embedding", "index_select"})
 SOURCE_OPERATORS = frozenset({"index_add", "index_add_", "index_copy", "index_copy_", "index_reduce", "index_reduce_"})
 
 
-def check_operator(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cpu_tensors: Sequence[Any]) -> None:
+def check_operator(operator: Any, args: Arguments, kwargs: Keywords, cpu_tensors: Sequence[torch.Tensor]) -> None:
     """Raise the error of torch for CPU tensors together with MPS tensors, if the operator does not accept them.
 
     Args:
@@ -180,19 +187,19 @@ def check_operator(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         raise RuntimeError(TOO_MANY_NUMBERS)
 
 
-def follows_first_argument(operator: Any, args: Sequence[Any]) -> bool:
+def follows_first_argument(operator: torch._ops.OpOverload, args: Arguments) -> bool:
     """Return whether the result of an operator is always on the device of its first argument."""
     return bool(args) and operator.name().removeprefix("aten::").partition(".")[0] in SCATTER_OPERATORS
 
 
-def _is_pointwise(operator: Any) -> bool:
+def _is_pointwise(operator: torch._ops.OpOverload) -> bool:
     """Return whether an operator is a TensorIterator over its arguments, which accepts one CPU scalar."""
     import torch
 
     return torch.Tag.pointwise in operator.tags
 
 
-def _check_index(args: Sequence[Any], on_cpu: set[int]) -> None:
+def _check_index(args: Arguments, on_cpu: set[int]) -> None:
     indexed, indices, *others = args
     if id(indexed) in on_cpu:
         all_indices = list(indices) if isinstance(indices, (list, tuple)) else [indices]
@@ -205,7 +212,7 @@ def _check_index(args: Sequence[Any], on_cpu: set[int]) -> None:
         raise RuntimeError(TWO_DEVICES)
 
 
-def _check_convolution(args: Sequence[Any], on_cpu: set[int]) -> None:
+def _check_convolution(args: Arguments, on_cpu: set[int]) -> None:
     """Raise an error for a weight or bias of another type than the input; torch type names contain the device."""
     inputs = args[0]
     template = OTHER_WEIGHT_ON_CPU if id(inputs) in on_cpu else OTHER_WEIGHT
@@ -215,13 +222,13 @@ def _check_convolution(args: Sequence[Any], on_cpu: set[int]) -> None:
             raise RuntimeError(template.format(types[0], name, types[1]))
 
 
-def _get_type_name(tensor: Any, on_cpu: bool) -> str:
+def _get_type_name(tensor: torch.Tensor, on_cpu: bool) -> str:
     """Return the C++ type name of a tensor (DeprecatedTypeProperties::toString)."""
     kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")
     return f"torch.{kind}Tensor" if on_cpu else f"MPS{kind}Type"
 
 
-def _get_written_tensors(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int]:
+def _get_written_tensors(operator: Any, args: Arguments, kwargs: Keywords) -> set[int]:
     """Return the ids of the tensors that an operator writes to: its first argument, or ``out``."""
     written: set[int] = set()
     for index, argument in enumerate(operator._schema.arguments):  # noqa: SLF001 - torch has no public name for it
@@ -231,7 +238,7 @@ def _get_written_tensors(operator: Any, args: Sequence[Any], kwargs: Mapping[str
     return written
 
 
-def _select_error(name: str, args: Sequence[Any], on_cpu: set[int]) -> str:
+def _select_error(name: str, args: Arguments, on_cpu: set[int]) -> str:
     for index, argument in enumerate(MATRIX_OPERATORS.get(name, ())):
         if id(args[index]) in on_cpu:
             return NOT_ON_GPU.format(index + 1, argument, name)
@@ -273,7 +280,7 @@ class FallbackPolicy:
             warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=level)
 
 
-def names_above_autograd(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, str]:
+def names_above_autograd(function: str, args: Arguments, kwargs: Keywords) -> Mapping[str, str]:
     """Return the names above autograd of the operators of a function, which are indistinguishable below it.
 
     ``torch.linalg.svd`` calls ``linalg_svd``. Functions that need only singular values, such as ``svdvals`` or the
@@ -458,7 +465,7 @@ def _truncate_gradient(call: OperatorCall) -> Any:
     return result
 
 
-def _keep_first_page(gradient: Any) -> Any:
+def _keep_first_page(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient with zeros beyond the first page of memory."""
     result = gradient.clone()
     result.view(-1)[PAGE_NUMBERS:] = 0
