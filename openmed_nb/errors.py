@@ -49,7 +49,7 @@ class OpenMedError(Exception):
         >>> str(error)
         "'mpss' names no device. Use 'mps'."
         >>> error.to_dict()
-        {'error': 'OpenMedError', 'what': "'mpss' names no device.", 'remedy': "Use 'mps'."}
+        {'error': 'OpenMedError', 'message': "'mpss' names no device.", 'remedy': "Use 'mps'."}
     """
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -62,7 +62,7 @@ class OpenMedError(Exception):
 
     def to_dict(self) -> dict[str, str]:
         """Return the error as a mapping of strings, ready for JSON."""
-        return {"error": type(self).__name__, "what": self.message, "remedy": self.remedy}
+        return {"error": type(self).__name__, "message": self.message, "remedy": self.remedy}
 
     def _render_traceback_(self) -> list[str]:
         """Return the one line that IPython prints instead of a traceback.

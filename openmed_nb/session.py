@@ -228,7 +228,7 @@ class Session:
             A sequence of devices, each with ``device``, ``usable`` and why; ``%openmed_device --list`` shows it.
 
         Example:
-            >>> [one.usable for one in list_devices().candidates if one.device == "cpu"]
+            >>> [one.usable for one in list_devices().devices if one.device == "cpu"]
             [True]
         """
         check_bool("confirm", confirm)

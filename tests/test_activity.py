@@ -21,17 +21,17 @@ def listeners():
 def heard(listeners):
     """What one listener has heard."""
     heard = []
-    listeners.add(heard.append)
+    listeners.subscribe(heard.append)
     return heard
 
 
 def test_everybody_hears_everything_in_order(listeners, heard):
     """Each listener is told of each activity and of the end, in the order of telling."""
     others = []
-    listeners.add(others.append)
+    listeners.subscribe(others.append)
     told = [ProgressEvent("Loading", "a"), ProgressEvent("Loading", "b"), None]
     for one in told:
-        listeners.tell(one)
+        listeners.notify(one)
 
     assert heard == others == told
 
@@ -114,9 +114,9 @@ def test_a_listener_that_fails_is_a_warning(listeners, heard):
     def fail(_activity):
         raise LookupError("the patient has leprosy")
 
-    listeners.add(fail)
-    listeners.add(later.append)
-    with pytest.warn_if(OpenMedWarning) as warned, listeners.operation():
+    listeners.subscribe(fail)
+    listeners.subscribe(later.append)
+    with pytest.warns(OpenMedWarning) as warned, listeners.operation():
         done = True
 
     assert done
@@ -135,7 +135,7 @@ def test_a_listener_that_is_interrupted_interrupts(listeners):
         if len(heard) == 1:
             raise KeyboardInterrupt
 
-    listeners.add(interrupted)
+    listeners.subscribe(interrupted)
     with pytest.raises(KeyboardInterrupt), listeners.operation():
         pass
     verb(listeners)
@@ -146,10 +146,10 @@ def test_a_listener_that_is_interrupted_interrupts(listeners):
 def test_removing(listeners, heard):
     """A listener that was removed is told nothing any more; removing it again does no harm, to it or to others."""
     gone = []
-    remove = listeners.add(gone.append)
-    listeners.tell(None)
+    remove = listeners.subscribe(gone.append)
+    listeners.notify(None)
     remove()
-    listeners.tell(None)
+    listeners.notify(None)
     remove()
 
     assert (len(gone), len(heard), len(listeners)) == (1, 2, 1)
@@ -159,13 +159,13 @@ def test_one_function_that_listens_twice(listeners):
     """A function that was added twice is told twice, and each remover removes one of the two."""
     heard = []
     listener = heard.append
-    removers = [listeners.add(listener) for _ in range(2)]
-    listeners.tell(None)
+    removers = [listeners.subscribe(listener) for _ in range(2)]
+    listeners.notify(None)
     assert len(heard) == 2
 
     removers[0]()
     removers[0]()
-    listeners.tell(None)
+    listeners.notify(None)
     assert len(heard) == 3
 
 
@@ -178,11 +178,11 @@ def test_removed_while_being_told(listeners):
         for remove in removers:
             remove()
 
-    removers.append(listeners.add(first))
-    removers.append(listeners.add(lambda _activity: heard.append("second")))
-    listeners.add(lambda _activity: heard.append("third"))
-    listeners.tell(None)
-    listeners.tell(None)
+    removers.append(listeners.subscribe(first))
+    removers.append(listeners.subscribe(lambda _activity: heard.append("second")))
+    listeners.subscribe(lambda _activity: heard.append("third"))
+    listeners.notify(None)
+    listeners.notify(None)
 
     assert heard == ["first", "third", "third"]
 
@@ -190,17 +190,17 @@ def test_removed_while_being_told(listeners):
 def test_added_while_being_told(listeners):
     """A listener that is added while the others are told is told from the next time on."""
     heard = []
-    listeners.add(lambda _activity: listeners.add(heard.append))
-    listeners.tell(None)
+    listeners.subscribe(lambda _activity: listeners.subscribe(heard.append))
+    listeners.notify(None)
     assert heard == []
 
-    listeners.tell(None)
+    listeners.notify(None)
     assert heard == [None]
 
 
 def test_a_verb_of_a_listener_tells_nobody(listeners, heard):
     """What a listener does to the session while it is told to look again does not go round for ever."""
-    listeners.add(lambda _activity: verb(listeners))
+    listeners.subscribe(lambda _activity: verb(listeners))
     verb(listeners)
 
     assert heard == [None]
@@ -211,8 +211,8 @@ def test_threads_that_come_and_go(listeners):
 
     def come_and_go():
         for _ in range(300):
-            remove = listeners.add(lambda _activity: None)
-            listeners.tell(None)
+            remove = listeners.subscribe(lambda _activity: None)
+            listeners.notify(None)
             remove()
 
     threads = [threading.Thread(target=come_and_go) for _ in range(4)]

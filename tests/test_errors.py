@@ -69,7 +69,7 @@ def test_warning_points_at_a_line_of_the_person(modules, expected):
     for name in modules:
         call = eval(compile("lambda: call()", name, "eval"), {"__name__": name, "call": call})  # noqa: S307
 
-    with pytest.warn_if(errors.OpenMedWarning, match=r"^It may break\.$") as caught:
+    with pytest.warns(errors.OpenMedWarning, match=r"^It may break\.$") as caught:
         call()
 
     assert [one.filename for one in caught] == [expected]
@@ -80,10 +80,10 @@ def test_error_says_what_and_remedy():
     for kind in ALL:
         error = kind("It broke\n  in two.", "Glue\tit.")
 
-        assert (error.what, error.remedy) == ("It broke in two.", "Glue it.")
+        assert (error.message, error.remedy) == ("It broke in two.", "Glue it.")
         assert str(error) == "It broke in two. Glue it."
         assert error._render_traceback_() == [f"{kind.__name__}: It broke in two. Glue it."]
-        assert error.to_dict() == {"error": kind.__name__, "what": "It broke in two.", "remedy": "Glue it."}
+        assert error.to_dict() == {"error": kind.__name__, "message": "It broke in two.", "remedy": "Glue it."}
         assert kind.__dict__["__doc__"], kind
 
 
@@ -93,7 +93,7 @@ def test_error_survives_copying():
         error = kind("It broke.", "Glue it.")
         for again in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301
             assert type(again) is kind
-            assert again.to_dict() == {"error": kind.__name__, "what": "It broke.", "remedy": "Glue it."}
+            assert again.to_dict() == {"error": kind.__name__, "message": "It broke.", "remedy": "Glue it."}
 
 
 def test_error_is_caught_as_its_builtin_kind():

@@ -103,7 +103,7 @@ def test_no_cycles():
     """No file imports itself by way of others, not even inside functions or for types."""
     imports = {module: set(package_imports(file)) - {module} for module, file in MODULES.items()}
 
-    TopologicalSorter(imports).tokenize()
+    TopologicalSorter(imports).prepare()
 
 
 ALLOWED = {

@@ -40,7 +40,7 @@ LIGHT = {
     "apply_mps_tuning": "nb.compat.apply_mps_tuning()",
     "find_tensor_referrers": "nb.training.find_tensor_referrers()",
     "Guards": "nb.Guards('labels')",
-    "listening": "from openmed_nb.session import SESSION\nSESSION.listen(print)()\nlen(SESSION.inventory())",
+    "listening": "from openmed_nb.session import SESSION\nSESSION.subscribe(print)()\nlen(SESSION.inventory())",
     "every public name": "rooms = (nb, nb.compat, nb.runbook, nb.training)\n"
     "names = [getattr(room, name) for room in rooms for name in room.__all__]",
 }

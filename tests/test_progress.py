@@ -94,18 +94,18 @@ def test_the_first_batch_is_no_measure_of_what_is_left():
     """Nothing is said of what is left until two batches came after the first, which warms up; then it is theirs that counts."""
     course, lines = lines_of([(0, 0), (60, 1), (61, 21), (63, 61), (65, 101)])
 
-    assert [one.left for one in lines] == [None, None, None, pytest.approx(239 * 3 / 60), pytest.approx(199 * 5 / 100)]
-    assert course.line(68.0).left == pytest.approx(199 * 5 / 100 - 3)
-    assert course.line(1000.0).left == 0
+    assert [one.eta_seconds for one in lines] == [None, None, None, pytest.approx(239 * 3 / 60), pytest.approx(199 * 5 / 100)]
+    assert course.snapshot(68.0).eta_seconds == pytest.approx(199 * 5 / 100 - 3)
+    assert course.snapshot(1000.0).eta_seconds == 0
 
 
 def test_what_an_earlier_run_did_is_no_part_of_the_speed():
     """The speed counts what is done in this run, from its first text on, and not the time to load."""
     _course, lines = lines_of([(5, 200), (15, 250)])
 
-    assert lines[-1].speed == 5
-    assert lines_of([(0, 0), (10, 50)], total=60)[1][-1].speed is None  # Of so few nobody wants to know.
-    assert lines_of([(0, 0), (10, 50)], total=None)[1][-1].speed == 5
+    assert lines[-1].rate == 5
+    assert lines_of([(0, 0), (10, 50)], total=60)[1][-1].rate is None  # Of so few nobody wants to know.
+    assert lines_of([(0, 0), (10, 50)], total=None)[1][-1].rate == 5
 
 
 def test_the_time_to_load_is_said():
@@ -221,13 +221,13 @@ def test_a_line_is_drawn_while_a_step_takes_long(error, end):
     """A line is drawn while a step goes on without telling, says at the end how it ended, and no thread is left."""
     listeners, page = watched()
     with pytest.raises(error) if error else nullcontext(), listeners.operation(), listeners.operation():
-        listeners.tell(ProgressEvent(LOADING, "bundled"))
+        listeners.notify(ProgressEvent(LOADING, "bundled"))
         assert page.drawn.wait(60)
         if error:
             raise error
 
-    assert page.lines[0].end == ""
-    assert [line.end for line in page.lines if line.end] == [end]
+    assert page.lines[0].outcome == ""
+    assert [line.outcome for line in page.lines if line.outcome] == [end]
     assert page.lines[-1].activity == ProgressEvent(LOADING, "bundled")
     assert threads() == []
 
@@ -236,7 +236,7 @@ def test_what_is_quick_is_not_drawn():
     """Of a verb that is done before anybody waits nothing is drawn, and no thread is left."""
     listeners, page = watched(patience=3600)
     with listeners.operation():
-        listeners.tell(of_texts(300))
+        listeners.notify(of_texts(300))
 
     assert (page.lines, threads()) == ([], [])
 
@@ -247,10 +247,10 @@ def test_the_line_says_what_was_told_last():
     for model in ("one", "two"):
         page.drawn.clear()
         with listeners.operation():
-            for _ in listeners.steps("Comparing", model, range(3), "turn"):
+            for _ in listeners.track("Comparing", model, range(3), "turn"):
                 page.drawn.wait(60)
         assert page.lines[-1].activity == ProgressEvent("Comparing", model, 3, 3, "turn")
-        assert page.lines[-1].end == "finished"
+        assert page.lines[-1].outcome == "finished"
 
 
 @pytest.mark.parametrize("activity", [ProgressEvent(IMPORTING, "torch"), ProgressEvent(RELEASING, "memory")])
@@ -258,12 +258,12 @@ def test_what_keeps_the_interpreter_is_drawn_before_it_begins(activity):
     """An import and a collection of garbage are drawn before, because nothing can be drawn while they go on."""
     listeners, page = watched(patience=3600)
     with listeners.operation():
-        listeners.tell(ProgressEvent(LOADING, "bundled"))
+        listeners.notify(ProgressEvent(LOADING, "bundled"))
         assert page.lines == []
-        listeners.tell(activity)
+        listeners.notify(activity)
         assert page.lines[0].activity == activity
 
-    assert [line.end for line in page.lines] == ["", "finished"]
+    assert [line.outcome for line in page.lines] == ["", "finished"]
 
 
 def test_a_collection_is_drawn_before_it_begins():
@@ -271,7 +271,7 @@ def test_a_collection_is_drawn_before_it_begins():
     listeners, page = watched(patience=3600)
     callbacks, drawn_before = gc.callbacks.copy(), []
     with listeners.operation():
-        listeners.tell(of_texts(1))
+        listeners.notify(of_texts(1))
         gc.collect(1)
         assert page.lines == []
         gc.callbacks.append(lambda *_phase: drawn_before.append(page.drawn.is_set()))
@@ -279,7 +279,7 @@ def test_a_collection_is_drawn_before_it_begins():
         gc.callbacks.pop()
 
     assert drawn_before[0]
-    assert [line.end for line in page.lines] == ["", "finished"]
+    assert [line.outcome for line in page.lines] == ["", "finished"]
     assert gc.callbacks == callbacks
 
 
@@ -289,7 +289,7 @@ class Interrupted(Page):
     def draw(self, line):
         """Keep a line; raise what Ctrl-C raises at the end."""
         super().draw(line)
-        if line.end:
+        if line.outcome:
             raise KeyboardInterrupt
 
 
@@ -305,7 +305,7 @@ def test_an_interrupt_of_the_last_line_leaves_nothing_behind():
             assert page.drawn.wait(60)
 
     assert heard == [of_texts(1), None] * 2
-    assert pages[1].lines[-1].end == "finished"
+    assert pages[1].lines[-1].outcome == "finished"
     assert threads() == []
 
 
@@ -319,7 +319,7 @@ def in_thread(listeners):
 def verb(listeners, **options):
     """Tell what a verb does."""
     with listeners.operation(**options):
-        listeners.tell(ProgressEvent(LOADING, "bundled"))
+        listeners.notify(ProgressEvent(LOADING, "bundled"))
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def verb(listeners, **options):
     [
         in_thread,
         lambda listeners: verb(listeners, progress=False),
-        lambda listeners: listeners.tell(ProgressEvent(LOADING, "bundled")),
+        lambda listeners: listeners.notify(ProgressEvent(LOADING, "bundled")),
     ],
     ids=["another thread", "progress=False", "no verb"],
 )
@@ -335,7 +335,7 @@ def test_what_shows_nothing(quiet):
     """Nothing is drawn for another thread, without progress, and of what belongs to no verb; a listener hears it all the same."""
     listeners, page = watched()
     heard = []
-    listeners.add(heard.append)
+    listeners.subscribe(heard.append)
     quiet(listeners)
 
     assert threads() == []
@@ -347,7 +347,7 @@ def test_a_verb_without_progress_within_another():
     """A verb without progress shows nothing of itself in the line of the verb that called it, which goes on."""
     listeners, page = watched()
     with listeners.operation():
-        listeners.tell(of_texts(0))
+        listeners.notify(of_texts(0))
         verb(listeners, progress=False)
         page.drawn.wait(60)
 

@@ -98,7 +98,7 @@ def test_failing_verb_changes_nothing(computers, kind, fail, override):
         fail(here.session)
 
     assert here.state == before
-    assert here.session.device() == replace(choice, certain=here.torch.is_torch_imported())
+    assert here.session.device() == replace(choice, confirmed=here.torch.is_torch_imported())
 
 
 def test_failing_first_verb_changes_nothing(computers):
@@ -191,17 +191,17 @@ def test_bad_spelling_names_its_source(computers):
 )
 def test_list_of_devices(computers, kind, environ, names, in_force):
     """Every device is listed, also where the wish itself is in error, and the one in force is named."""
-    listed = getattr(computers, kind)(**environ).session.devices()
+    listed = getattr(computers, kind)(**environ).session.list_devices()
 
-    assert [one.device for one in listed.candidates] == names
-    assert listed.to_dict()["in_force"] == in_force
+    assert [one.device for one in listed.devices] == names
+    assert listed.to_dict()["active_device"] == in_force
 
 
 def test_failed_gpu_is_listed_as_failed(computers):
     """A GPU that failed its probe under one spelling is listed as failed under the other."""
     here = computers.Computer(computers.BOX, computers.BOX_TORCH, {}, cuda="CUDA error: out of memory")
 
-    assert {one.device: one.usable for one in here.session.devices().candidates} == {
+    assert {one.device: one.usable for one in here.session.list_devices().devices} == {
         "mps": False,
         "cuda:0": False,
         "cuda:1": None,
@@ -216,7 +216,7 @@ def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers):
 
     assert explained.to_dict()["choice"]["error"] == "DeviceUnavailableError"
     assert "Use 'auto'" in str(explained)
-    assert [row[0] for row in explained.report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
+    assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
 
 
 def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers):
@@ -225,7 +225,7 @@ def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers):
     here.session.device("mps")
     settings = here.session.explain().environment.settings
 
-    assert [(one.value, one.origin) for one in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
+    assert [(one.value, one.source) for one in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
 
 
 def test_explanation_of_what_torch_does_not_read(computers):
@@ -251,15 +251,15 @@ def test_explanation_tells_the_shell_apart_from_us(computers):
     explained = here.session.explain().to_dict()
 
     assert explained["variables"] == {TORCH_DEVICE: "gpu"}
-    assert [link["says"] for link in explained["chain"]] == ["(nothing)", "mps", "gpu", "(nothing)"]
-    assert [one["origin"] for one in explained["environment"]["settings"]] == ["set"] * 3
+    assert [link["display_value"] for link in explained["resolution_order"]] == ["(nothing)", "mps", "gpu", "(nothing)"]
+    assert [one["source"] for one in explained["environment"]["settings"]] == ["set"] * 3
 
 
 VERBS: dict[str, Callable[[Any], object]] = {
     "start": lambda here: here.session.start(),
     "stop": lambda here: here.session.stop(),
     "device": lambda here: here.session.device(),
-    "list": lambda here: here.session.devices(),
+    "list": lambda here: here.session.list_devices(),
     "explain": lambda here: here.session.explain(),
     "reset": lambda here: here.session.reset(),
     "tune": lambda here: here.session.apply_mps_variables(),
@@ -298,7 +298,7 @@ def test_any_sequence_of_verbs(computers, kind, shell, verbs):
             VERBS[verb](here)
         except OpenMedError:
             assert here.state == before
-        for one in here.session.computer.environment("mps").settings:
+        for one in here.session.device_manager.mps_environment("mps").settings:
             assert one.effect != PENDING or one.name not in here.torch.read
             assert one.effect != ACTIVE or here.torch.read.get(one.name, one.value) == one.value
             assert one.effect != TOO_LATE or here.torch.read[one.name] != one.value

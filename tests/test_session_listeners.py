@@ -82,7 +82,7 @@ class Listening:
         self.told: list[str | None] = []
         self.threads: set[int] = set()
         self.free: list[bool] = []
-        self.remove = session.listen(self)
+        self.remove = session.subscribe(self)
 
     def __call__(self, activity):
         """Note what is told."""
@@ -148,7 +148,7 @@ def test_a_listener_may_look(computers, look):
     """A listener may look at the session, and sees what the verb has done."""
     session = computers.box().session
     seen: list[str] = []
-    session.listen(lambda _activity: seen.append(str(LOOKS[look](session))))
+    session.subscribe(lambda _activity: seen.append(str(LOOKS[look](session))))
     session.use("cuda:1")
 
     assert len(seen) == 2  # torch is imported, and the verb is done.
@@ -220,7 +220,7 @@ def load_both(store, *folders):
     """Load models that follow the session into a store, and return their names."""
     specs = [LoadSpec.from_name(str(folder), OpenMedConfig()) for folder in folders]
     for spec in specs:
-        store.model(spec, "cpu", follows=True)
+        store.get(spec, "cpu", follows=True)
     return [spec.reference.name for spec in specs]
 
 
@@ -243,7 +243,7 @@ def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_mod
 
     def interrupt(activity):
         told.append(activity)
-        if activity.done == 1:
+        if activity.completed == 1:
             raise KeyboardInterrupt
 
     models = ModelStore(interrupt)
@@ -264,7 +264,7 @@ def test_a_move_that_fails_ends(computers):
     loaded = here.session.load_model(SMALL, OpenMedConfig())
     listening = Listening(here.session)
     places = []
-    here.session.listen(lambda activity: places.append((activity is None, loaded.model.device.type)))
+    here.session.subscribe(lambda activity: places.append((activity is None, loaded.model.device.type)))
     with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
         here.session.use("mps")
 
@@ -369,8 +369,8 @@ def test_epochs_are_told(listening):
 def test_a_session_is_free_between_verbs(session):
     """A session is free, but for other threads while a verb is inside; asking waits for nobody."""
     free: list[bool] = []
-    session.computer.load_torch()
-    session.listen(lambda activity: free.extend([is_free(session), session.is_idle()] if activity else []))
+    session.device_manager.load_torch()
+    session.subscribe(lambda activity: free.extend([is_free(session), session.is_idle()] if activity else []))
     assert is_free(session)
     session.load_model(SMALL, OpenMedConfig(device="cpu"))
 

@@ -33,11 +33,11 @@ class ProgressEvent:
         size: How much work there is, ``None`` if nobody knows.
 
     Example:
-        >>> str(Activity("Moving to mps", "bundled", 1, 3))
+        >>> str(ProgressEvent("Moving to mps", "bundled", 1, 3))
         'Moving to mps: bundled (2 of 3)'
-        >>> str(Activity("Comparing", "bundled", 2, 20, "turn")), str(Activity("Annotating", "bundled", 7, None, "text"))
+        >>> str(ProgressEvent("Comparing", "bundled", 2, 20, "turn")), str(ProgressEvent("Annotating", "bundled", 7, None, "text"))
         ('Comparing: bundled (turn 3 of 20)', 'Annotating: bundled (7 texts)')
-        >>> str(Activity(LOADING, "bundled"))
+        >>> str(ProgressEvent(LOADING, "bundled"))
         'Loading: bundled'
     """
 
@@ -101,12 +101,12 @@ class EventDispatcher:
     What it does while it looks again causes no further calls, because those would never end.
 
     Example:
-        >>> listeners, heard = Listeners(), []
-        >>> stop = listeners.add(heard.append)
+        >>> listeners, heard = EventDispatcher(), []
+        >>> stop = listeners.subscribe(heard.append)
         >>> with listeners.operation(), listeners.operation():
-        ...     listeners.tell(Activity("Loading", "bundled"))
+        ...     listeners.notify(ProgressEvent("Loading", "bundled"))
         >>> stop()
-        >>> listeners.tell(None)
+        >>> listeners.notify(None)
         >>> [str(one) for one in heard]
         ['Loading: bundled', 'None']
     """
@@ -161,9 +161,9 @@ class EventDispatcher:
         """Yield things, and tell of each before it, and of the end, that so many are done.
 
         Example:
-            >>> listeners, heard = Listeners(), []
-            >>> _ = listeners.add(lambda activity: heard.append(str(activity)))
-            >>> list(listeners.steps("Reading", "notes", "ab", "note"))
+            >>> listeners, heard = EventDispatcher(), []
+            >>> _ = listeners.subscribe(lambda activity: heard.append(str(activity)))
+            >>> list(listeners.track("Reading", "notes", "ab", "note"))
             ['a', 'b']
             >>> heard
             ['Reading: notes (note 1 of 2)', 'Reading: notes (note 2 of 2)', 'Reading: notes (2 notes)']

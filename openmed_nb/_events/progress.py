@@ -69,9 +69,9 @@ class ProgressLine:
         loading: How many of the seconds went into loading a model, and the libraries that it needs.
 
     Example:
-        >>> print(Line(Activity("Comparing", "bundled", 7, 20, "turn"), 12.6, left=18))
+        >>> print(ProgressLine(ProgressEvent("Comparing", "bundled", 7, 20, "turn"), 12.6, eta_seconds=18))
         Comparing: bundled ███░░░░░░░ turn 8 of 20, 12 s, about 18 s left
-        >>> print(Line(Activity("Annotating", "bundled", 300, 300, "text"), 75.2, "finished", speed=4.2, loading=3))
+        >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 300, 300, "text"), 75.2, "finished", rate=4.2, loading_seconds=3))
         Annotating: bundled ██████████ 300 texts, finished after 1:15 (loading took 3.0 s), 4.2 texts/s
     """
 
@@ -127,7 +127,7 @@ def format_duration(seconds: float) -> str:
     """Return a time as a person says it.
 
     Example:
-        >>> duration(0.4), duration(12.6), duration(75), duration(3700)
+        >>> format_duration(0.4), format_duration(12.6), format_duration(75), format_duration(3700)
         ('0.4 s', '12 s', '1:15', '1:01:40')
     """
     if seconds < 10:  # noqa: PLR2004 - what a person would count in tenths

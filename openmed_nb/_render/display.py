@@ -47,7 +47,7 @@ def format_milliseconds(seconds: float, digits: int = 2) -> str:
     """Return a time in milliseconds, with so many digits after the point.
 
     Example:
-        >>> milliseconds(0.0123), milliseconds(2.5, 0)
+        >>> format_milliseconds(0.0123), format_milliseconds(2.5, 0)
         ('12.30 ms', '2,500 ms')
     """
     return f"{1000 * seconds:,.{digits}f} ms"
@@ -57,7 +57,7 @@ def pluralize(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun; the plural is given where it does not end in a plain s.
 
     Example:
-        >>> counted(1, "tensor"), counted(1200, "tensor"), counted(2, "entity", "entities")
+        >>> pluralize(1, "tensor"), pluralize(1200, "tensor"), pluralize(2, "entity", "entities")
         ('1 tensor', '1,200 tensors', '2 entities')
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
@@ -138,8 +138,8 @@ def to_plain_data(value: Any) -> Any:
     A value with a ``to_dict`` gives that; any other dataclass gives its fields. NaN and infinity, which JSON has not, are ``None``.
 
     Example:
-        >>> plain({1: (Table("", ("a",), ()), None, float("nan"))})
-        {'1': [{'caption': '', 'columns': ['a'], 'rows': [], 'folded': False}, None, None]}
+        >>> to_plain_data({1: (Table("", ("a",), ()), None, float("nan"))})
+        {'1': [{'caption': '', 'columns': ['a'], 'rows': [], 'collapsed': False}, None, None]}
     """
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return value.to_dict()
@@ -163,10 +163,10 @@ class JsonMixin:
 
     Example:
         >>> @dataclass(frozen=True)
-        ... class Rows(Plain):
+        ... class Rows(JsonMixin):
         ...     count: int
         ...     raw: object
-        ...     SCHEMA, ALSO, HIDDEN = "rows/1", ("twice",), ("raw",)
+        ...     SCHEMA, JSON_PROPERTIES, JSON_EXCLUDE = "rows/1", ("twice",), ("raw",)
         ...     @property
         ...     def twice(self) -> int:
         ...         return 2 * self.count
@@ -438,8 +438,8 @@ def drop_empty_tables(tables: Iterable[Table]) -> tuple[Table, ...]:
     """Return the tables that have rows, without the columns that are empty throughout.
 
     Example:
-        >>> filled([Table("Empty", ("a",), ()), Table("Half", ("a", "b"), (("1", ""), ("2", "")))])
-        (Table(caption='Half', columns=('a',), rows=(('1',), ('2',)), folded=False),)
+        >>> drop_empty_tables([Table("Empty", ("a",), ()), Table("Half", ("a", "b"), (("1", ""), ("2", "")))])
+        (Table(caption='Half', columns=('a',), rows=(('1',), ('2',)), collapsed=False),)
     """
     return tuple(_without_empty_columns(table) for table in tables if table.rows)
 

@@ -156,9 +156,9 @@ class Chart:
         lamps: The lamps, from the left.
 
     Example:
-        >>> drawn(Picture("Notes a second", (Bar("cpu", 2.0, "2.0"), Bar("mps", math.nan, "not known")))).count("<tr")
+        >>> render_charts(Chart("Notes a second", (Bar("cpu", 2.0, "2.0"), Bar("mps", math.nan, "not known")))).count("<tr")
         2
-        >>> drawn(Picture("Nothing"))
+        >>> render_charts(Chart("Nothing"))
         ''
     """
 
@@ -176,7 +176,7 @@ def bar_chart(
 
     Example:
         >>> bar_chart("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
-        (Bar(label='DRUG', value=2, shown='2', start=0.0, low=None, high=None, strong=False),)
+        (Bar(label='DRUG', value=2, display_value='2', start=0.0, low=None, high=None, emphasized=False),)
     """
     there = ((label, value) for label, value in values if is_drawable(value))
     return Chart(caption, tuple(Bar(label, value, shown(value), emphasized=label == strong) for label, value in there))
@@ -217,7 +217,7 @@ def nice_ticks(most: float, whole: bool = False) -> tuple[float, ...]:
     """Return round numbers from 0 up to at least a number, about five of them; whole ones on request.
 
     Example:
-        >>> ticks(170), ticks(2, whole=True), ticks(9, whole=True), ticks(0)
+        >>> nice_ticks(170), nice_ticks(2, whole=True), nice_ticks(9, whole=True), nice_ticks(0)
         ((0, 50, 100, 150, 200), (0, 1, 2), (0, 2, 4, 6, 8, 10), (0, 1))
     """
     if not most > 0:

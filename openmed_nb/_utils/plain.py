@@ -33,11 +33,11 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Minimum:
-    """The least number of a field: ``Annotated[int, Least(1)]``."""
+    """The least number of a field: ``Annotated[int, Minimum(1)]``."""
 
     number: int
 
-    def fits(self, number: float) -> bool:
+    def matches(self, number: float) -> bool:
         return number >= self.number
 
 
@@ -51,7 +51,7 @@ def from_json_data(kind: Any, stored: Any, place: str = "it") -> Any:
     Args:
         kind: A dataclass, or a type of its fields: ``str``, ``int``, ``float``, ``bool``, ``None``, ``Literal``, ``X | None``,
             ``tuple[X, ...]``, ``dict[str, X]`` or a mapping, ``Annotated[str, Pattern(...)]``,
-            ``Annotated[int, Least(...)]``, or ``Any`` for what is taken as it is.
+            ``Annotated[int, Minimum(...)]``, or ``Any`` for what is taken as it is.
         stored: What is read.
         place: What it is called in an error; values of fields are never part of it.
 
@@ -85,7 +85,7 @@ def from_json_data(kind: Any, stored: Any, place: str = "it") -> Any:
         made = stored
     elif origin is Annotated:
         made = _plain_from(kinds[0], stored, place)
-        if not kinds[1].fits(made):
+        if not kinds[1].matches(made):
             raise ValueError(f"{place} does not look as it must")
     else:
         made = _plain_from(kind, stored, place)

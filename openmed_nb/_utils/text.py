@@ -28,7 +28,7 @@ def escape_control_characters(text: str) -> str:
     r"""Return the text with control characters as pictures, so that a note or a model cannot steer the terminal.
 
     Example:
-        >>> visible("\x1b[2J cleared\r\n")
+        >>> escape_control_characters("\x1b[2J cleared\r\n")
         '␛[2J cleared\n'
     """
     return text.replace("\r\n", "\n").translate(CONTROL_PICTURES)

@@ -61,7 +61,7 @@ def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None =
         ConfigurationError: For anything else.
 
     Example:
-        >>> whole("batch_size", 0, most=4096)
+        >>> check_integer("batch_size", 0, maximum=4096)
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: batch_size cannot be 0. Pass a whole number from 1 to 4,096.
@@ -96,7 +96,7 @@ def check_number(
         ConfigurationError: For anything else.
 
     Example:
-        >>> number("clip", 0, above=0, such_as="1.0, or None")
+        >>> check_number("clip", 0, above=0, example="1.0, or None")
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: clip cannot be 0. Pass a number above 0, such as 1.0, or None.
@@ -115,7 +115,7 @@ def closest_match(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
     """Return the word that another was probably meant to be, empty where none is near.
 
     Example:
-        >>> nearest("cuad", ["cpu", "cuda"]), nearest("xyz", ["cpu", "cuda"])
+        >>> closest_match("cuad", ["cpu", "cuda"]), closest_match("xyz", ["cpu", "cuda"])
         ('cuda', '')
     """
     import difflib
@@ -127,7 +127,7 @@ def suggest(word: str, words: Iterable[str]) -> str:
     """Return what to do about an unknown word: pass the one that was probably meant, or else one of all that are known.
 
     Example:
-        >>> offered("cuad", ["cpu", "cuda"]), offered("xyz", ["cpu", "cuda"])
+        >>> suggest("cuad", ["cpu", "cuda"]), suggest("xyz", ["cpu", "cuda"])
         ("Did you mean 'cuda'?", 'Known are cpu, cuda.')
     """
     known = list(words)
@@ -139,7 +139,7 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     """Refuse what is not one of the words that an argument may be.
 
     Example:
-        >>> choice("library", "trainr", ["trainer", "lightning"])
+        >>> check_choice("library", "trainr", ["trainer", "lightning"])
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: library cannot be 'trainr'. Did you mean 'trainer'?

@@ -30,7 +30,7 @@ def torch_requirement(machine: MachineInfo) -> str:
     """Return what pip is asked for where torch is to be installed: on a Mac, a release that supports MPS on its macOS.
 
     Example:
-        >>> torch_requirement(Machine("Darwin", "arm64", macos=(14, 5)))
+        >>> torch_requirement(MachineInfo("Darwin", "arm64", macos=(14, 5)))
         'torch==2.14.1'
     """
     if machine.system != "Darwin":

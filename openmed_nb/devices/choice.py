@@ -204,7 +204,7 @@ class DeviceList(Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the devices as plain mappings, ready for JSON."""
-        return {"devices": to_plain_data(self.devices), "in_force": self.choice.device if self.choice else None}
+        return {"devices": to_plain_data(self.devices), "active_device": self.choice.device if self.choice else None}
 
     def to_report(self) -> Report:
         """Return what there is to show: one row for each device."""

@@ -44,9 +44,9 @@ MACHINES = {
 }
 
 CUDA, ROCM = ("2.13.0+cu130", "CUDA 13.0"), ("2.13.0+rocm7.1", "ROCm 7.1.25424")
-METAL = {"loaded": True, "gpu_build": "", "mps_built": True, "mps_available": True, "cuda_names": ()}
+METAL = {"is_imported": True, "gpu_build": "", "mps_built": True, "mps_available": True, "cuda_names": ()}
 NO_METAL = {**METAL, "mps_available": False}
-NO_MPS = {"loaded": True, "mps_built": False, "mps_available": False}
+NO_MPS = {"is_imported": True, "mps_built": False, "mps_available": False}
 TWO_GPUS = {**NO_MPS, "cuda_names": ("NVIDIA A100", "NVIDIA T4")}
 
 TORCHES = {
@@ -187,7 +187,7 @@ def test_list_of_devices(in_force, place):
     if place is not None:
         states[place] = "in force"
     assert [row[1] for row in listed.to_report().tables[0].rows] == states
-    assert listed.to_dict()["in_force"] == in_force
+    assert listed.to_dict()["active_device"] == in_force
     assert [device["usable"] for device in listed.to_dict()["devices"]] == [False, True, None, True]
     assert listed.to_dict()["devices"][0] == {**vars(NO_MAC), "usable": False}
 
@@ -217,8 +217,8 @@ def test_explanation_as_json():
     )
 
     told = json.loads(json.dumps(explained.to_dict()))
-    assert list(told) == ["chain", "choice", "environment", "variables", "unreleased"]
-    assert told["chain"][-1] == {"source": "OPENMED_DEVICE", "says": "cpu"}
+    assert list(told) == ["resolution_order", "choice", "environment", "variables", "unreleased"]
+    assert told["resolution_order"][-1] == {"source": "OPENMED_DEVICE", "display_value": "cpu"}
     assert told["choice"]["rejected"] == [vars(NO_MAC)]
     assert (told["variables"], told["unreleased"]) == ({"HF_HUB_OFFLINE": "1"}, "2.16.0.dev1")
     assert "2.16.0.dev1" in str(explained)
@@ -245,10 +245,10 @@ def test_hidden_spelling_is_masked_and_escaped(spelling, shown, leak):
 
 def test_choice_in_words():
     """A choice says how sure it is, whether it is simulated, and what moved."""
-    moved = choice("mps", rejected=(NO_MAC,), moved=("a", "b"))
+    moved = choice("mps", rejected=(NO_MAC,), moved_models=("a", "b"))
     planned = DeviceChoice("cpu", "auto", "nobody", "nothing else.", confirmed=False, simulated=True)
 
-    assert moved.report().title == "Device: mps (confirmed)"
-    assert "Moved to mps: a, b." in moved.report().sentences
+    assert moved.to_report().title == "Device: mps (confirmed)"
+    assert "Moved to mps: a, b." in moved.to_report().sentences
     assert planned.to_report().title == "Device: cpu (SIMULATED, planned; torch is not loaded yet)"
-    assert moved.to_dict() == {**vars(moved), "rejected": [vars(NO_MAC)], "moved": ["a", "b"], "learned": []}
+    assert moved.to_dict() == {**vars(moved), "rejected": [vars(NO_MAC)], "moved_models": ["a", "b"], "tuned_batch_tokens": []}

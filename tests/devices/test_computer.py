@@ -156,7 +156,7 @@ def test_every_claim_is_true(story):
     """Whatever is done in which order: "in force" is what torch read, "too late" is not, "in time" is still to come."""
     kernel = play(*story)
 
-    for one in kernel.computer.environment("mps").settings:
+    for one in kernel.computer.mps_environment("mps").settings:
         if one.effect == ACTIVE and one.name in kernel.read:
             assert kernel.read[one.name] == one.value
         if one.effect == TOO_LATE:
@@ -170,7 +170,7 @@ def test_plan_shows_what_stands_there(story):
     """Once mps is entered, the table shows the values of the environment itself."""
     kernel = play(*story, "enter")
 
-    shown = {one.name: one.value for one in kernel.computer.environment("mps").settings}
+    shown = {one.name: one.value for one in kernel.computer.mps_environment("mps").settings}
     assert shown == {name: kernel.environ.get(name) for name in VARIABLES}
 
 

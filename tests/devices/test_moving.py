@@ -336,7 +336,7 @@ class Tied(torch.nn.Module):
         self.head.weight = self.embedding.weight
         self.register_buffer("positions", wide(0, 1, 2), persistent=False)
         self.inner = torch.nn.Module()
-        self.inner.register_buffer("positions", self.max_position_embeddings)
+        self.inner.register_buffer("positions", self.positions)
         self.inner.register_buffer("steps", torch.tensor(3))
         self.small = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
 
@@ -353,8 +353,8 @@ def test_module_in_place(device):
     assert to_device(module, device) is module
     kind = torch.float32 if device == "mps" else torch.float64
     assert module.head.weight is module.embedding.weight is weight
-    assert module.max_position_embeddings is module.inner.max_position_embeddings
-    assert {weight.dtype, weight.grad.dtype, module.max_position_embeddings.dtype} == {kind}
+    assert module.positions is module.inner.positions
+    assert {weight.dtype, weight.grad.dtype, module.positions.dtype} == {kind}
     assert {tensor.device.type for tensor in [*module.parameters(), *module.buffers(), weight.grad]} == {device}
     assert (module.inner.steps.dtype, module.small.weight.dtype) == (torch.int64, torch.bfloat16)
     assert (weight.is_leaf, weight.requires_grad) == (True, True)
