@@ -1,35 +1,35 @@
-"""Every error that openmed_nb raises on purpose.
+"""Exceptions and warnings of openmed_nb.
 
 OpenMedError
-├── ConfigurationError      a setting that openmed_nb does not have or cannot use
+├── ConfigurationError            a setting that is unknown or cannot be used
 ├── DeviceError
-│   ├── UnknownDeviceError       a spelling that names no device
-│   ├── DeviceUnavailableError   a device that this computer cannot use now
-│   ├── DtypeOverflowError      a number that no type of the device can hold
-│   └── TorchImportError       torch is missing or cannot be imported
+│   ├── UnknownDeviceError        a name that is not a valid device
+│   ├── DeviceUnavailableError    a device that is not available on this machine
+│   ├── DtypeOverflowError        a value that overflows every dtype of the device
+│   └── TorchImportError          torch is missing or cannot be imported
 ├── ModelError
-│   ├── UnknownModelError        no alias, hub id or folder of that name
-│   ├── ModelDownloadError    the model hub cannot be reached or refuses access
-│   ├── UntrustedModelError        loading it would run code that was not allowed by name
-│   └── InvalidModelError       a folder or a file that holds no usable model
+│   ├── UnknownModelError         a name without a matching alias, Hub id or directory
+│   ├── ModelDownloadError        the Hub is not reachable or denies access
+│   ├── UntrustedModelError       a model that requires executing remote code without permission
+│   └── InvalidModelError         a directory or file without a usable model
 ├── TrainingError
-│   ├── InvalidBatchError        a batch of which a device would make wrong numbers without an error
-│   └── NonFiniteError           NaN or infinity in the loss or in the gradients
-├── InvalidTextError          a text that no tokenizer can read
+│   ├── InvalidBatchError         a batch that causes silent errors on a device
+│   └── NonFiniteError            NaN or Inf in the loss or in the gradients
+├── InvalidTextError              a text that cannot be tokenized
 ├── ClusterError
-│   ├── ClusterUnavailableError     a cluster that does not start, or has no worker left
-│   ├── WorkerMismatchError       workers that would give other answers to one text
-│   └── WorkerKilledError        a text that ends every worker that reads it
-└── MagicError              a magic line that cannot be understood
+│   ├── ClusterUnavailableError   a cluster that does not start or has no remaining worker
+│   ├── WorkerMismatchError       workers that would predict different entities
+│   └── WorkerKilledError         a text that crashes every worker
+└── MagicError                    an invalid magic line
 
 KeyboardInterrupt
-└── Interrupted             a run over many texts was stopped; what was done is in it
+└── RunInterrupted                a long run was interrupted; the error contains its results
 
 UserWarning
-└── OpenMedWarning          something may go wrong without an error
+└── OpenMedWarning                a possible problem that does not raise an error
 
-Each says what happened, with the value, and then one thing to do. In a notebook it is one clean line, and still a
-real error: it stops "Run All", and nbval and nbclient see it.
+The message states the problem with the offending value, and the remedy is one suggested action. A notebook displays an error
+in one line. It is still an exception: it stops "Run All", and nbval and nbclient detect it.
 """
 
 from __future__ import annotations
@@ -38,144 +38,151 @@ from ._utils.text import collapse_whitespace
 
 
 class OpenMedError(Exception):
-    """Base of all errors here: what happened, and one thing to do about it.
+    """Base class of all errors of openmed_nb.
 
     Args:
-        what: What happened, as a sentence that shows the value at fault; never text of a note.
-        remedy: One thing to do, as a sentence.
+        message: The problem as a sentence with the offending value, and never with text of a note.
+        remedy: One suggested action as a sentence.
 
     Example:
-        >>> error = OpenMedError("'mpss' names no device.", "Use 'mps'.")
+        >>> error = OpenMedError("'mpss' is not a valid device name.", "Use 'mps'.")
         >>> str(error)
-        "'mpss' names no device. Use 'mps'."
+        "'mpss' is not a valid device name. Use 'mps'."
         >>> error.to_dict()
-        {'error': 'OpenMedError', 'message': "'mpss' names no device.", 'remedy': "Use 'mps'."}
+        {'error': 'OpenMedError', 'message': "'mpss' is not a valid device name.", 'remedy': "Use 'mps'."}
     """
 
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(what, remedy)
-        self.message = collapse_whitespace(what)
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message, remedy)
+        self.message = collapse_whitespace(message)
         self.remedy = collapse_whitespace(remedy)
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}"
 
     def to_dict(self) -> dict[str, str]:
-        """Return the error as a mapping of strings, ready for JSON."""
+        """Return the error as JSON-compatible values."""
         return {"error": type(self).__name__, "message": self.message, "remedy": self.remedy}
 
     def _render_traceback_(self) -> list[str]:
-        """Return the one line that IPython prints instead of a traceback.
+        """Return the line that IPython prints instead of a traceback.
 
-        IPython asks for this method in ``InteractiveShell.showtraceback``; a ``UsageError`` would be as short, but
-        nbval lets it pass unseen (https://github.com/ipython/ipython/issues/14024).
+        IPython calls this method in ``InteractiveShell.showtraceback``. A ``UsageError`` would be as short, but nbval does
+        not detect it (https://github.com/ipython/ipython/issues/14024).
         """
         return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigurationError(OpenMedError, ValueError):
-    """A setting that openmed_nb does not have, or cannot use."""
+    """A setting is unknown or cannot be used."""
 
 
 class DeviceError(OpenMedError):
-    """Something about the device."""
+    """Base class of device errors."""
 
 
 class UnknownDeviceError(DeviceError, ValueError):
-    """A spelling that names no device."""
+    """A name is not a valid device."""
 
 
 class DeviceUnavailableError(DeviceError, RuntimeError):
-    """A device that this computer cannot use now."""
+    """A device is not available on this machine."""
 
 
 class DtypeOverflowError(DeviceError, OverflowError):
-    """A number that no type of the device can hold; it would become infinite on the way."""
+    """A value overflows every dtype that the device supports, and would become infinite."""
 
 
 class TorchImportError(DeviceError, ImportError):
-    """Torch is missing or cannot be imported."""
+    """Torch is not installed or cannot be imported."""
 
 
 class ModelError(OpenMedError):
-    """Something about a model."""
+    """Base class of model errors."""
 
 
 class UnknownModelError(ModelError, LookupError):
-    """No alias, hub id or folder has that name."""
+    """No alias, Hub id or directory matches the name of the model."""
 
 
 class ModelDownloadError(ModelError, OSError):
-    """The model hub cannot be reached, or refuses access."""
+    """The Hub is not reachable or denies access."""
 
 
 class UntrustedModelError(ModelError, PermissionError):
-    """Loading the model would run code that was not allowed by name."""
+    """A model requires executing remote code that was not permitted explicitly."""
 
 
 class InvalidModelError(ModelError, RuntimeError):
-    """A folder or a file that holds no usable model."""
+    """A directory or file does not contain a usable model."""
 
 
 class TrainingError(OpenMedError):
-    """Something about training."""
+    """Base class of training errors."""
 
 
 class InvalidBatchError(TrainingError, ValueError):
-    """A batch of which a device would make wrong numbers without an error; the message counts, and shows no text."""
+    """A batch causes silent errors on a device. The message contains counts and no text."""
 
 
 class NonFiniteError(TrainingError, FloatingPointError):
-    """NaN or infinity in the loss or in the gradients."""
+    """The loss or the gradients contain NaN or Inf."""
 
 
 class InvalidTextError(OpenMedError, ValueError):
-    """A text that no tokenizer can read; its words are never part of the message."""
+    """A text cannot be tokenized. The message never contains its words."""
 
 
 class ClusterError(OpenMedError, RuntimeError):
-    """Something about workers on this computer or on others."""
+    """Base class of errors of workers on this machine or on other machines."""
 
 
 class ClusterUnavailableError(ClusterError):
-    """A cluster that does not start, or that has no worker left."""
+    """A cluster does not start or has no remaining worker."""
 
 
 class WorkerMismatchError(ClusterError):
-    """Workers that would give other answers to one text: other versions, or another model by one name."""
+    """Workers would predict different entities, because of different versions or different models with one name."""
 
 
 class WorkerKilledError(ClusterError):
-    """A text that ends every worker that reads it; its words are never part of the message."""
+    """A text crashes every worker. The message never contains its words."""
 
 
 class MagicError(OpenMedError, ValueError):
-    """A magic line that cannot be understood."""
+    """A magic line is invalid."""
 
 
 class OpenMedWarning(UserWarning):
-    """What may go wrong without an error: what it is, and one thing to do about it."""
+    """A possible problem that does not raise an error, with one suggested action."""
 
 
-# How a run goes on that has no file; Python and IPython keep the last error under that name.
+# Suggestion for a run without a results file. Python and IPython store the last exception in sys.last_value.
 RESUME_IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotations"
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A long run was stopped; this is not an ``Exception``, so that no ``except Exception`` catches it.
+    """A long run was interrupted. It is not an ``Exception``, so that ``except Exception`` does not catch it.
 
-    It was over many texts, or over other things, of which ``noun`` and ``again`` say what they are and how to go on.
+    Args:
+        done: Number of completed items.
+        annotations: Results of the completed items.
+        file: Path of the results file, or an empty string.
+        noun: Singular noun for an item.
+        again: Clause that describes how to resume. If empty, the call is repeated with ``resume``.
     """
 
     def __init__(self, done: int, annotations: object, file: str, noun: str = "text", again: str = "") -> None:
-        self.done, self.annotations, self.file = done, annotations, file
+        self.done = done
+        self.annotations = annotations
+        self.file = file
         again = again or (f"repeat the call with resume={file!r}" if file else RESUME_IN_MEMORY)
-        self.what = f"Interrupted after {done:,} {noun if done == 1 else f'{noun}s'}."
-        self.remedy = f"To go on, {again}."
+        self.message = f"Interrupted after {done:,} {noun if done == 1 else f'{noun}s'}."
+        self.remedy = f"To resume, {again}."
         super().__init__(done, annotations, file)
 
     def __str__(self) -> str:
-        return f"{self.what} {self.remedy}"
+        return f"{self.message} {self.remedy}"
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -1,6 +1,7 @@
-"""The one mutable object: which device is in force, what was done to the environment, which models are loaded.
+"""Session of a kernel: the active device, changes to the environment, and loaded models.
 
-Public functions, magics and the panel ask it. What fails changes nothing.
+It is the only mutable object of the package. Public functions, magics and the panel use it. A failed operation does not change
+the session.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._events.activity import IMPORTING, LOADING, EventDispatcher, ProgressEvent
 from ._events.progress import ProgressBar
@@ -22,7 +23,9 @@ from .devices.choice import DeviceChoice, DeviceList, Explanation
 from .devices.computer import DeviceManager
 from .devices.environment import VARIABLES
 from .devices.machine import DEFAULT_SIMULATED_MEMORY, MachineInfo, parse_memory, read_machine
+from .devices.registry import gpu_type
 from .devices.request import (
+    GPU,
     DeviceRequest,
     DeviceSetting,
     device_type,
@@ -41,22 +44,39 @@ if TYPE_CHECKING:
     from .simulation.device import SimulatedMps
 
 
+class _ActiveSimulation(NamedTuple):
+    """Thread that started a simulation, and the callbacks that end it."""
+
+    thread_id: int
+    undo: contextlib.ExitStack
+
+
 @dataclass(frozen=True)
 class LoadPlan:
-    """What a load will do."""
+    """Plan of a model load.
 
-    spec: LoadSpec  # What is loaded.
-    device: str  # The device, confirmed.
-    follows: bool  # Whether the model follows the session.
-    options: dict[str, Any]  # The arguments that are left for the pipeline.
-    precision: DtypeChoice | None  # Why the model has that type; ``None`` where nothing but float32 was asked for.
+    Attributes:
+        spec: Specification of the model.
+        device: Confirmed device.
+        follows: Whether the model follows the session device.
+        options: Remaining arguments for the pipeline.
+        precision: Choice of the dtype with its reason; ``None`` if only float32 was requested.
+    """
+
+    spec: LoadSpec
+    device: str
+    follows: bool
+    options: dict[str, Any]
+    precision: DtypeChoice | None
 
 
 class Session:
-    """What holds in one kernel, and what a face may ask of it.
+    """State of one kernel (device, environment and models) and the operations on it.
 
-    ``machine`` reads the facts of this computer once, when they are first needed. ``seam`` answers for torch: the module
-    ``devices.backend``, or a stand-in for a computer that is not here.
+    Args:
+        environ: Environment variables, which operations may change.
+        machine: Function that returns the facts of the machine. It is called once, on first use.
+        torch_backend: Adapter to torch: the module ``devices.backend``, or a stub of the torch of another machine.
     """
 
     def __init__(
@@ -65,91 +85,90 @@ class Session:
         machine: Callable[[], MachineInfo] = read_machine,
         torch_backend: TorchBackend = backend,
     ) -> None:
-        self.device_manager = DeviceManager(environ, machine, torch_backend)  # This computer, or a simulated Mac.
+        self.device_manager = DeviceManager(environ, machine, torch_backend)  # This machine, or a simulated Mac.
         self.environ = environ
-        self.override: DeviceRequest | None = None  # What was chosen for the session by hand.
-        self.active_device: str | None = None  # The name of the device in force; None before the first.
-        self._simulation: tuple[int, contextlib.ExitStack] | None = None  # The thread that began it, and what ends it.
+        self.override: DeviceRequest | None = None  # Device request of the user for this session.
+        self.active_device: str | None = None  # Name of the active device, or None before the first selection.
+        self._simulation: _ActiveSimulation | None = None
         self._models: ModelStore | None = None
         self.lock = threading.RLock()
-        listeners = self._listeners = EventDispatcher(ProgressBar(environ))
-        self.notify, self.track, self.operation = listeners.notify, listeners.track, listeners.operation
-        self.subscribe = listeners.subscribe
-        self.device_manager.on_torch_import = lambda: listeners.notify(ProgressEvent(IMPORTING, "torch"))
-        self.curve: Any = None  # The last memory curve; its class stands above the session.
+        self._listeners = EventDispatcher(ProgressBar(environ))
+        self.notify = self._listeners.notify
+        self.track = self._listeners.track
+        self.operation = self._listeners.operation
+        self.subscribe = self._listeners.subscribe
+        self.device_manager.on_torch_import = lambda: self.notify(ProgressEvent(IMPORTING, "torch"))
+        self.curve: Any = None  # The last memory curve, whose class is in a higher layer.
 
     @property
     def models(self) -> ModelStore:
-        """The loaded models; their code is imported when first needed, so that loading the extension stays quick."""
+        """The loaded models. Their code is imported on first use, so that the extension loads quickly."""
         if self._models is None:
             from .models.store import ModelStore
 
-            def arriving(key: ModelKey, device: str) -> None:
+            def on_placement(key: ModelKey, device: str) -> None:
                 if key.spec.dtype != "float32":
                     from .models.records import warn_unless_validated
 
                     warn_unless_validated(key, device, self.device_manager, self.environ)
 
-            def learned(spec: LoadSpec) -> dict[str, int]:
+            def tuned_batch_sizes(spec: LoadSpec) -> dict[str, int]:
                 from .models.records import load_batch_sizes
 
                 return load_batch_sizes(spec, self.device_manager, self.environ)
 
-            self._models = ModelStore(self.notify, arriving, learned)
+            self._models = ModelStore(self.notify, on_placement, tuned_batch_sizes)
         return self._models
 
     def device(self, device: Any = None, source: str = "argument") -> DeviceChoice:
-        """Return the device in force and why, or the one that an argument asks for.
+        """Return the active device with its reason, or the device for a request.
 
         Args:
-            device: Any accepted spelling, a ``torch.device`` or an ``Accelerator``, to learn what would be chosen for it;
-                ``None`` for the device in force.
-            source: Who asks; the choice names it.
+            device: Requested device: an accepted spelling, a ``torch.device`` or an ``Accelerator``. If ``None``, return the
+                active device.
+            source: Origin of the request, which is part of the choice.
 
         Returns:
-            The choice. A GPU is confirmed by a tiny computation, which loads torch; a CPU is planned until torch is loaded.
-            ``learned`` names the loaded models whose batches were measured on that device.
+            The choice. A GPU is confirmed by a device check, which imports torch. The CPU is confirmed once torch is imported.
+            ``tuned_batch_tokens`` contains the loaded models with a tuned batch size on the device.
 
         Raises:
-            UnknownDeviceError: For a bad spelling, here or in ``OPENMED_TORCH_DEVICE`` or ``OPENMED_DEVICE``.
-            DeviceUnavailableError: For a device that was asked for and cannot be used.
-            ConfigurationError: For a value that has no device, and for a source that is not a text.
+            UnknownDeviceError: If the device name is not valid, in the argument or in ``OPENMED_TORCH_DEVICE`` or
+                ``OPENMED_DEVICE``.
+            DeviceUnavailableError: If the requested device cannot be used.
+            ConfigurationError: If the value has no device, or if the source is not a string.
 
         Example:
             >>> device().device in ("mps", "cuda", "cpu")
             True
         """
         with self.transaction():
-            wishes = self.device_settings(device, source)
-            choice = self.device_manager.confirm(resolve_request(wishes))
-            if not wishes[0].is_explicit:
+            settings = self.device_settings(device, source)
+            choice = self.device_manager.confirm(resolve_request(settings))
+            if not settings[0].is_explicit:
                 self._activate(choice)
-            return replace(
-                choice,
-                tuned_batch_tokens=self._models.batch_tokens_by_model(device_type(choice.device))
-                if self._models
-                else (),
-            )
+            tuned = self._models.batch_tokens_by_model(device_type(choice.device)) if self._models else ()
+            return replace(choice, tuned_batch_tokens=tuned)
 
     def use(self, device: Any, source: str = "use()") -> DeviceChoice:
-        """Override the device for this session, and move the models that follow it.
+        """Override the device for this session, and move the models that follow the session device.
 
         Args:
-            device: ``"auto"`` (the best device, whatever the variables say), ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"``
-                or ``"gpu"``; or a ``torch.device`` or an ``Accelerator``.
-            source: Who asks; the choice names it.
+            device: ``"auto"`` (the best device, regardless of the environment variables), ``"cpu"``, ``"cuda"``,
+                ``"cuda:N"``, ``"mps"``, ``"gpu"``, a ``torch.device`` or an ``Accelerator``.
+            source: Origin of the request, which is part of the choice.
 
         Returns:
-            The choice; its ``moved`` names the models that moved.
+            The choice. ``moved_models`` contains the models that were moved.
 
         Raises:
-            UnknownDeviceError: For any other spelling.
-            DeviceUnavailableError: For a device that cannot be used; the session then keeps its former one.
+            UnknownDeviceError: If the device name is not valid.
+            DeviceUnavailableError: If the device cannot be used. The session then keeps the previous device.
             ConfigurationError: As for :meth:`device`.
 
         Example:
             >>> use("cpu").reason
-            "'cpu' was asked for by use()."
+            "'cpu' was requested by use()."
             >>> reset().requested_by == "use()"
             False
         """
@@ -162,13 +181,13 @@ class Session:
             return replace(choice, moved_models=moved)
 
     def reset(self) -> DeviceChoice:
-        """Drop the session's override, so that the variables and the machine decide again.
+        """Clear the device override of the session, so that the environment variables decide again.
 
         Returns:
-            The choice that is in force without the override.
+            The choice without the override.
 
         Raises:
-            UnknownDeviceError, DeviceUnavailableError: As for :meth:`device`; the override then stays.
+            UnknownDeviceError, DeviceUnavailableError: As for :meth:`device`. The override is then preserved.
         """
         with self.transaction():
             choice = self.device_manager.confirm(resolve_request(resolution_order(self.device_manager.user_environ)))
@@ -179,56 +198,65 @@ class Session:
             return replace(choice, moved_models=moved)
 
     def resolve(self, prefer: Any = None) -> str:
-        """Return the name of the device that is asked for, unchecked, or of the one in force where none is.
+        """Return the name of the requested device without checking it, or of the active device if none is requested.
 
         Raises:
-            UnknownDeviceError: For a bad spelling, in the argument or in a variable.
-            DeviceUnavailableError: Where nothing is asked for and no device can be used.
+            UnknownDeviceError: If the device name is not valid, in the argument or in a variable.
+            DeviceUnavailableError: If no device is requested and none can be used.
         """
         value = resolve_request(self.device_settings(prefer)).value
-        return self.device().device if value == "auto" else self.device_manager.machine.gpu if value == "gpu" else value
+        if value == "auto":
+            return self.device().device
+        return gpu_type(self.device_manager.machine) if value == GPU else value
 
     def device_settings(self, argument: Any = None, source: str = "argument") -> tuple[DeviceSetting, ...]:
-        """Return the wishes for a device that count now, the strongest first."""
-        wish = DeviceSetting(source, None if argument is None else parse_device_argument(argument))
-        return resolution_order(self.device_manager.user_environ, wish, self.override)
+        """Return the current device settings in resolution order, highest priority first."""
+        setting = DeviceSetting(source, None if argument is None else parse_device_argument(argument))
+        return resolution_order(self.device_manager.user_environ, setting, self.override)
 
     def _activate(self, choice: DeviceChoice) -> None:
-        """Bring the environment in line with the device that is now in force."""
-        self.device_manager.enter(choice.device, self.active_device, self.override is not None)
+        """Make a device the active device, and update the environment variables."""
+        self.device_manager.enter(choice.device, self.active_device, export=self.override is not None)
         self.active_device = choice.device
 
     def save_batch_size(self, spec: LoadSpec, device: str, batch_tokens: int | None, by: str = "") -> None:
-        """Let a model take a batch on a device, now and in later sessions on this computer; ``None`` forgets it."""
+        """Save the tuned batch size of a model on a device for this and later sessions on this machine.
+
+        Args:
+            spec: Specification of the model.
+            device: Name of the device.
+            batch_tokens: Number of tokens per batch. If ``None``, the saved value is removed.
+            by: Name of the function that measured the value.
+        """
         from .models.records import save_batch_size
 
         save_batch_size(spec, device, self.device_manager, self.environ, batch_tokens, by)
         self.models.set_batch_tokens(spec, device_type(device), batch_tokens)
 
     def apply_mps_variables(self) -> dict[str, str]:
-        """Set the MPS variables that nobody has set, whatever the device is, and return all three as they stand."""
+        """Set the MPS variables that are not set yet, for any active device, and return all three with their values."""
         with self.operation(), self.lock:
             self.device_manager.apply_mps_variables()
             return {name: self.environ[name] for name in VARIABLES if name in self.environ}
 
     def is_idle(self) -> bool:
-        """Tell whether a question would be answered at once: no other thread is inside a verb, such as a long load."""
-        free = self.lock.acquire(blocking=False)
-        if free:
+        """Return whether no other thread runs an operation, such as a long load, so that a call returns immediately."""
+        acquired = self.lock.acquire(blocking=False)
+        if acquired:
             self.lock.release()
-        return free
+        return acquired
 
     def list_devices(self, confirm: bool = True) -> DeviceList:
-        """Return every device with whether it can be used, and why not.
+        """Return all devices with their status.
 
         Args:
-            confirm: Whether a GPU that is planned is confirmed by computing on it, which loads torch.
+            confirm: Whether to confirm a planned GPU with a device check, which imports torch.
 
         Returns:
-            A sequence of devices, each with ``device``, ``usable`` and why; ``%openmed_device --list`` shows it.
+            The devices, each with ``device``, ``usable`` and ``reason``. ``%openmed_device --list`` displays them.
 
         Example:
-            >>> [one.usable for one in list_devices().devices if one.device == "cpu"]
+            >>> [status.usable for status in list_devices().devices if status.device == "cpu"]
             [True]
         """
         check_bool("confirm", confirm)
@@ -239,13 +267,13 @@ class Session:
             return DeviceList(self.device_manager.list_devices(choice.device), choice)
 
     def explain(self, confirm: bool = True) -> Explanation:
-        """Return the chain of wishes, the choice, what was ruled out, and the environment.
+        """Return the resolution order, the choice, the rejected devices, and the environment.
 
         Args:
-            confirm: As for :meth:`devices`.
+            confirm: As for :meth:`list_devices`.
 
         Returns:
-            The explanation; ``%openmed_device --explain`` shows it.
+            The explanation. ``%openmed_device --explain`` displays it.
 
         Example:
             >>> explain_device().choice.device == device().device
@@ -255,30 +283,35 @@ class Session:
         with self.operation() if confirm else contextlib.nullcontext(), self.lock:
             choice = self.choice_or_error(confirm)
             device = self.active_device if isinstance(choice, OpenMedError) else choice.device
-            environment, torch = self.device_manager.mps_environment(device or "cpu"), self.device_manager.torch
-            variables, unreleased = (
-                visible_variables(self.device_manager.user_environ),
-                torch.display_version if torch.prerelease_note else "",
+            torch = self.device_manager.torch
+            return Explanation(
+                resolution_order=self.device_settings(),
+                choice=choice,
+                environment=self.device_manager.mps_environment(device or "cpu"),
+                variables=visible_variables(self.device_manager.user_environ),
+                unreleased=torch.display_version if torch.prerelease_note else "",
             )
-            return Explanation(self.device_settings(), choice, environment, variables, unreleased)
 
     def set_last_curve(self, curve: Any) -> None:
-        """Keep the last memory curve, so that it can be asked for after a loop that named it nowhere."""
+        """Store the last memory curve, so that it is available after a loop that did not assign it to a variable."""
         with self.operation():
             self.curve = curve
 
     def start(self) -> None:
-        """Apply the MPS variables where MPS is planned, before anything imports torch; never raises for a bad wish."""
+        """Set the MPS variables if MPS is the planned device, before torch is imported.
+
+        An invalid device request does not raise an error here.
+        """
         with self.operation(), self.lock:
             if not self.device_manager.machine.native_apple_silicon:
                 return
-            with contextlib.suppress(OpenMedError):  # The same wish is reported when the device is asked for.
+            with contextlib.suppress(OpenMedError):  # The error is raised when the device is used.
                 choice = self.device_manager.plan(resolve_request(self.device_settings()))
                 self.device_manager.enter(choice.device)
                 self.active_device = choice.device
 
     def stop(self) -> None:
-        """Drop the override and undo what was done to the environment, where it still has our values."""
+        """Clear the override and restore the environment variables that still have the values of the package."""
         with self.operation(), self.lock:
             self.end_simulation()
             self.override = self.active_device = None
@@ -292,80 +325,88 @@ class Session:
         source: str = "simulated_mps()",
         defects: str | Iterable[str] = (),
     ) -> SimulatedMps:
-        """Let the session run on a simulated Mac, as :func:`simulated_mps` does, until :meth:`end_simulation`."""
+        """Run the session on a simulated Mac until :meth:`end_simulation`; see :func:`simulated_mps`."""
         with self.operation(), self.lock, contextlib.ExitStack() as undo:
-            parse_memory(memory)  # Torch, which takes seconds to import, is not needed to refuse it.
+            parse_memory(memory)  # Reject an invalid size before torch is imported, which takes seconds.
             self.device_manager.load_torch()
             device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
-            self.use("auto" if device.defects else "mps", source)  # A device that fails its probe is not used.
-            self._simulation = threading.get_ident(), undo.pop_all()
+            self.use("auto" if device.defects else "mps", source)  # A defective device may fail its device check.
+            self._simulation = _ActiveSimulation(threading.get_ident(), undo.pop_all())
             return device
 
     def end_simulation(self) -> None:
-        """Come back to this computer, where the session runs on a simulated one; models come along.
+        """Stop the simulation if there is one. The models are moved to a device of this machine.
 
         Raises:
-            DeviceUnavailableError: In another thread than the one that began it, in which alone torch's modes count.
+            DeviceUnavailableError: If the simulation was started in another thread, because the modes of torch apply to one
+                thread.
         """
         with self.operation(), self.lock:
             if self._simulation is None:
                 return
-            thread, undo = self._simulation
-            if threading.get_ident() != thread:
-                what = "The simulated MPS device belongs to the thread that began it, and this is another one."
-                raise DeviceUnavailableError(what, "End it there.")
-            undo.close()
+            if threading.get_ident() != self._simulation.thread_id:
+                message = "The simulated MPS device was started in another thread."
+                raise DeviceUnavailableError(message, "Stop the simulation in that thread.")
+            self._simulation.undo.close()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the lock, take back what was applied to the environment if the verb fails, and then tell the listeners."""
+        """Run an operation under the lock. If it fails, restore the MPS variables and the active device."""
         with self.operation(), self.lock:
-            computer, applied, in_force = self.device_manager, self.device_manager.applied_variables, self.active_device
+            device_manager = self.device_manager
+            applied_variables = device_manager.applied_variables
+            active_device = self.active_device
             try:
                 yield
-            except BaseException:  # An interrupted import of torch too.
-                computer.restore_mps_variables(applied)
-                self.active_device = in_force
+            except BaseException:  # Including an interrupt during the import of torch.
+                device_manager.restore_mps_variables(applied_variables)
+                self.active_device = active_device
                 raise
 
     @contextlib.contextmanager
     def _on_simulated_mac(
         self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]
     ) -> Iterator[SimulatedMps]:
-        """Let the session run on a simulated Mac, and put its own computer, override and device aside until then."""
+        """Run the session on a simulated Mac, and restore device manager, override and active device afterwards."""
         from .simulation.device import simulated_computer
 
-        here = self.device_manager, self.override, self.active_device
-        had_variables = bool(self.device_manager.applied_variables)  # They may have been asked for on any device.
+        device_manager = self.device_manager
+        override = self.override
+        active_device = self.active_device
+        had_variables = bool(device_manager.applied_variables)  # They can be applied for any active device.
         self._restore_models()
         self.device_manager.restore_device_variable()
         self.device_manager.restore_mps_variables()
         try:
-            with simulated_computer(memory, fallback, self.environ, defects) as (computer, device):
-                self.device_manager, self.override, self.active_device = computer, None, None
+            with simulated_computer(memory, fallback, self.environ, defects) as (simulated_manager, device):
+                self.device_manager = simulated_manager
+                self.override = None
+                self.active_device = None
                 try:
                     yield device
                 finally:
-                    self.device_manager, self.override, self.active_device = here
+                    self.device_manager = device_manager
+                    self.override = override
+                    self.active_device = active_device
                     self._simulation = None
                     self._restore_models()
         finally:
             if had_variables:
                 self.device_manager.apply_mps_variables()
             if self.active_device is not None and self.override is not None:
-                self.device_manager.enter(self.active_device, published=True)
+                self.device_manager.enter(self.active_device, export=True)
             self._restore_models(self.active_device or "cpu")
             if self._models is not None:
                 self._models.recheck_followers()
 
     def _restore_models(self, device: str = "cpu") -> None:
-        """Move the models that follow the session, and forget those that were loaded for the MPS of one computer."""
+        """Move the models that follow the session device, and unload those that were loaded for MPS explicitly."""
         if self._models is not None:
             self._models.move_followers(device, skip_checks=True)
             self._models.unload_device("mps")
 
     def choice_or_error(self, confirm: bool) -> DeviceChoice | OpenMedError:
-        """Return the choice, or the error that the list and the explanation help to mend."""
+        """Return the device choice, or the error if there is none."""
         try:
             return self.device() if confirm else self.device_manager.plan(resolve_request(self.device_settings()))
         except OpenMedError as error:
@@ -374,76 +415,76 @@ class Session:
     def load_model(
         self, name: str | None, config: OpenMedConfig, /, force_reload: bool = False, **arguments: Any
     ) -> LoadedModel:
-        """Return a model on the device that the configuration or the session says."""
+        """Return a model on the device of the configuration or the session."""
         check_bool("force_reload", force_reload)
         with self.transaction():
             plan = self.load_plan(name, config, arguments)
             if plan.options:
                 unknown = describe_names(plan.options)
-                raise ConfigurationError(f"load_model() has no option {unknown}.", "Leave it out.")
+                raise ConfigurationError(f"load_model() does not accept {unknown}.", "Remove it.")
             return self.models.get(plan.spec, plan.device, plan.follows, force_reload)
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
-        """Forget the models of a name, or all, and hand their memory back; return the names."""
+        """Unload the models with a name, or all models, release their memory, and return their names."""
         with self.operation(), self.lock:
             return self.models.unload(name)
 
     def inventory(self) -> LoadedModels:
-        """Return the models that are loaded, with device, type and size."""
+        """Return the loaded models with device, dtype and size."""
         from .models.store import LoadedModels
 
         with self.lock:
             return self._models.inventory() if self._models else LoadedModels(())
 
     def load_plan(self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]) -> LoadPlan:
-        """Return what to load, where, and in which type."""
+        """Return the plan of a load: model, device and dtype."""
         from .models.loading import INT8, LoadSpec, check_int8
 
         arguments = dict(arguments)
         device = arguments.pop("device", None)
         remote_code = bool(arguments.pop("trust_remote_code", False))
-        wish = config.device if device is None else parse_device_argument(device)
+        requested = config.device if device is None else parse_device_argument(device)
         config, options = apply_overrides(config, arguments)
         source = "argument" if device is not None else "OpenMedConfig"
-        choice = self.device(wish, source)
-        spec, precision = LoadSpec.from_name(name, config, remote_code), None
+        choice = self.device(requested, source)
+        spec = LoadSpec.from_name(name, config, remote_code)
+        precision = None
         check_int8(spec.dtype, choice.device)
         if spec.dtype != "float32":
             from .models.records import select_dtype
 
             spec = replace(spec, folder=self.models.model_folder(spec))
             spec, precision = select_dtype(spec, choice.device, self.device_manager, self.environ)
-        self.device_manager.load_torch()  # The load would import it too, and say nothing of that.
-        follows = not DeviceSetting(source, wish).is_explicit and spec.dtype != INT8
+        self.device_manager.load_torch()  # The load would import torch without a progress event.
+        follows = not DeviceSetting(source, requested).is_explicit and spec.dtype != INT8
         return LoadPlan(spec, choice.device, follows, options, precision)
 
     def load_spec(self, name: Any, arguments: Mapping[str, Any]) -> tuple[LoadSpec, str]:
-        """Return a model to be loaded beside those of the session, with its files here, and the device for it."""
+        """Return the specification and the device for a model that is loaded outside the session, and download its files."""
         from .models.loading import model_folder
 
         with self.transaction():
-            named = "bundled" if name is None else str(name)
-            self.notify(ProgressEvent(LOADING, model_label(named)))
-            plan = self.load_plan(named, OpenMedConfig(), dict(arguments))
+            model_name = "bundled" if name is None else str(name)
+            self.notify(ProgressEvent(LOADING, model_label(model_name)))
+            plan = self.load_plan(model_name, OpenMedConfig(), dict(arguments))
             if plan.options:
-                raise ConfigurationError(f"There is no option {describe_names(plan.options)}.", "Leave it out.")
+                raise ConfigurationError(f"Unknown option: {describe_names(plan.options)}.", "Remove it.")
             return replace(plan.spec, folder=model_folder(plan.spec)), plan.device
 
 
-# The session of this process: the one place of what a person chose, did and loaded.
+# The session of this process, with all choices, changes and models of the user.
 #
-# What belongs to the process and is not a person's choice stands elsewhere:
+# Other state of the process is stored in these places:
 #
-# - which models guards watch (``training.guards.WATCHED``, weakly), and which panels are open (``notebook.panel.OPEN``,
+# - models that guards watch (``training.guards.WATCHED_MODELS``, weakly), and open panels (``notebook.panel.OPEN_PANELS``,
 #   weakly);
-# - which conversions were reported once (``devices.moving.REPORTED``);
-# - whether the one simulated MPS device is on, which torch knows only once (``devices.machine.ACTIVE_SIMULATIONS``);
-# - the lock of all tensor work (``devices.backend.TENSOR_LOCK``);
-# - what was learnt once of torch, of signatures and of files (``functools.cache`` in ``devices.linear``,
-#   ``annotation.forward``, ``models.files``, ``training.epochs``, ``runbook.profile_watch`` and
-#   ``runbook.checks.operators.table``);
-# - what clusters change of the process while they live (``distributed.starting``, ``distributed.ssh``), and in a worker
-#   the model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
+# - reported conversions (``devices.moving.REPORTED_CONVERSIONS``);
+# - the active simulated MPS device, of which torch supports one (``devices.machine.ACTIVE_SIMULATIONS``);
+# - the locks for tensor work and tokenization (``devices.backend.TENSOR_LOCK`` and ``TOKENIZER_LOCK``);
+# - cached facts of torch, signatures and files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
+#   ``models.files``, ``training.epochs``, ``runbook.bench.profile_watch`` and ``runbook.checks.operators.table``);
+# - changes of clusters to the process while they run (``distributed.starting``, ``distributed.ssh``), and in a worker the
+#   model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()
 
 device, use, reset = SESSION.device, SESSION.use, SESSION.reset
@@ -451,20 +492,21 @@ list_devices, explain_device = SESSION.list_devices, SESSION.explain
 
 
 class SimulationContext(contextlib.ContextDecorator):
-    """A simulated Mac that :func:`simulated_mps` describes, and that begins with ``with``."""
+    """Context manager that runs the session on a simulated Mac; see :func:`simulated_mps`."""
 
     def __init__(self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]) -> None:
-        self._asked = memory, fallback, defects
+        self._memory = memory
+        self._fallback = fallback
+        self._defects = defects
 
     def __repr__(self) -> str:
         return (
-            'A simulated Mac that has not begun: write "with nb.simulated_mps() as mps:" and your code below it, '
-            "or %openmed_device --simulate mps."
+            'A simulated Mac that has not been started. Write "with nb.simulated_mps() as mps:" with your code below it, '
+            "or run %openmed_device --simulate mps."
         )
 
     def __enter__(self) -> SimulatedMps:
-        memory, fallback, defects = self._asked
-        return SESSION.simulate(memory, fallback, defects=defects)
+        return SESSION.simulate(self._memory, self._fallback, defects=self._defects)
 
     def __exit__(self, *_failure: object) -> None:
         SESSION.end_simulation()
@@ -473,32 +515,33 @@ class SimulationContext(contextlib.ContextDecorator):
 def simulated_mps(
     memory: str | int = DEFAULT_SIMULATED_MEMORY, fallback: bool | None = None, defects: str | Iterable[str] = ()
 ) -> SimulationContext:
-    """Let this session run on a simulated Mac: torch, transformers and Accelerate find an MPS device that is not there.
+    """Run this session on a simulated Mac, on which torch, transformers and Accelerate find an MPS device.
 
-    It computes on the CPU, and raises what MPS raises: for float64, for tensors of two devices, for operators that MPS
-    does not have, for bad watermarks, and where the memory of the Mac would not suffice. It counts memory and caches
-    like MPS. It has neither the speed nor the numbers of MPS: everything shown under it says SIMULATED.
+    The simulated device computes on the CPU. It raises the errors of MPS for float64, for tensors on different devices, for
+    unsupported operators, for invalid watermarks, and if the memory of the Mac would be exhausted. It counts memory and
+    caches like MPS. Its speed and its numerical results do not represent MPS, so all output is labeled SIMULATED.
+
+    The simulation applies to the thread that starts it. Tensors of other threads remain CPU tensors, and at the end all
+    tensors become CPU tensors. The rules and texts are those of torch 2.13 (``MPSAllocator.mm``, ``MPSFallback.mm``,
+    ``EmptyTensor.cpp``).
 
     Args:
-        memory: The RAM of the Mac, such as ``"8 GiB"``, or a number of bytes; two thirds of it are what Metal
-            recommends, three quarters above 32 GiB.
-        fallback: Whether operators that MPS does not have fall back to the CPU; ``None`` is as in the environment,
-            where openmed_nb switches it on unless the person said otherwise.
-        defects: The issues of silent errors of real MPS devices that this one shall have too, such as
-            ``"pytorch#177116"``, for teaching and for testing that :func:`openmed_nb.doctor` finds them. As on a real Mac,
-            the session computes on the CPU where linear layers are wrong.
+        memory: RAM of the Mac, such as ``"8 GiB"``, or a number of bytes. Metal recommends two thirds of it, and three
+            quarters above 32 GiB.
+        fallback: Whether unsupported operators fall back to the CPU. If ``None``, the environment decides, in which
+            openmed_nb enables the fallback by default.
+        defects: Issues of silent errors of real MPS devices to simulate, such as ``"pytorch#177116"``, for teaching and to
+            test that :func:`openmed_nb.doctor` detects them. As on a real Mac, the session uses the CPU if linear layers are
+            incorrect.
 
     Returns:
-        What begins with ``with`` and ends with its block; ``as`` gives the device: its memory,
-        ``fallbacks`` (how often each operator fell back), ``copies``, ``called`` and ``emptied``.
+        A context manager whose ``as`` variable is the device, with its memory, ``fallbacks`` (number of fallbacks per
+        operator), ``copies``, ``call_counts`` and ``cache_clears``.
 
     Raises:
-        ConfigurationError: For a memory that is none, and for an issue of which no error can be simulated (the message
-            lists those that can); nothing is changed then.
-        DeviceUnavailableError: Where a simulation is on already.
-
-    It counts in the thread that enters it: tensors of other threads stay plain CPU tensors. When it ends, all tensors are.
-    The rules and texts are those of torch 2.13 (``MPSAllocator.mm``, ``MPSFallback.mm``, ``EmptyTensor.cpp``).
+        ConfigurationError: If the memory size is not valid, or if an issue cannot be simulated. The message lists the issues
+            that can. The session is not changed.
+        DeviceUnavailableError: If a simulation is already active.
 
     Example:
         >>> import torch

@@ -68,7 +68,7 @@ def step(batch):
 """
 
 
-@pytest.mark.parametrize(("module", "shown"), [("__main__", "Stopped in line 4 of step."), ("somewhere", "Stopped.")])
+@pytest.mark.parametrize(("module", "shown"), [("__main__", "interrupted in line 4 of step."), ("somewhere", "interrupted.")])
 def test_an_interrupt_is_shown_in_one_line(module, shown):
     """A notebook shows an interrupt in one line with the person's own line; a traceback through torch takes seconds."""
     own = {"__name__": module}
@@ -84,7 +84,7 @@ def test_an_interrupt_within_verbs_is_shown_with_the_innermost_line(listeners):
     with pytest.raises(KeyboardInterrupt) as caught, listeners.operation(), listeners.operation():
         raise KeyboardInterrupt
 
-    assert caught.value._render_traceback_() == ["KeyboardInterrupt: Stopped."]
+    assert caught.value._render_traceback_() == ["KeyboardInterrupt: interrupted."]
     assert vars(caught.value).keys() == {"_render_traceback_"}
 
 
@@ -122,7 +122,7 @@ def test_a_listener_that_fails_is_a_warning(listeners, heard):
     assert done
     assert heard == later == [None]
     assert [str(one.message) for one in warned] == [
-        "A panel or another listener of the session failed: LookupError. %openmed_panel opens a new panel."
+        "A session listener raised LookupError. Run %openmed_panel to open a new panel."
     ]
 
 

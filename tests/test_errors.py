@@ -138,7 +138,7 @@ def test_shortened_text(text, length):
 def test_a_flag_is_true_or_false(value):
     """What is neither True nor False is refused as a flag, with the value."""
     with pytest.raises(
-        ConfigurationError, match=rf"training cannot be {re.escape(describe_value(value))}\. Pass True or False\."
+        ConfigurationError, match=rf"Invalid value for training: {re.escape(describe_value(value))}\. Pass True or False\."
     ):
         check_bool("training", value)
 
@@ -147,7 +147,7 @@ def test_a_flag_is_true_or_false(value):
 def test_a_whole_number_is_no_other_type(value):
     """What is equal to a whole number, or reads like one, is refused all the same."""
     assert check_integer("batch_size", 3) == 3
-    with pytest.raises(ConfigurationError, match="Pass a whole number from 1"):
+    with pytest.raises(ConfigurationError, match="Pass an integer from 1"):
         check_integer("batch_size", value)
 
 

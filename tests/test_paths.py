@@ -25,7 +25,7 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("path", UNUSABLE, ids=repr)
 def test_what_is_no_path(path):
     """Another type, a NUL, half a character, an unknown home and a name that is too long give one clear error."""
-    with pytest.raises(ConfigurationError, match="What was passed as folder is not a usable path"):
+    with pytest.raises(ConfigurationError, match="Invalid path for folder"):
         check_path(path, "folder")
 
 

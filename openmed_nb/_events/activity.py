@@ -1,4 +1,8 @@
-"""What a session is doing just now, and its listeners: how magics, panels and functions stay in step with one session."""
+"""Progress events of a session and the listeners that receive them.
+
+Magics, the panel and long-running functions report progress to an :class:`EventDispatcher`. The dispatcher forwards
+each event to the progress display and to all subscribed listeners.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .._render.display import pluralize
 from .._utils.text import short_type_name
@@ -21,22 +25,24 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """Something that takes a while.
+    """Progress of a long-running operation.
 
     Attributes:
-        doing: What is done, such as ``"Moving to mps"``.
-        name: With what.
-        done: How many are done.
-        total: How many there are, ``None`` if nobody knows.
-        unit: What there are so many of, such as ``"text"``.
-        size_done: How much of the work is done, where things differ in size, such as texts in characters.
-        size: How much work there is, ``None`` if nobody knows.
+        operation: Name of the operation, for example ``"Moving to mps"``.
+        target: Name of the object being processed, for example a model name.
+        completed: Number of completed items.
+        total: Total number of items, or ``None`` if unknown.
+        unit: Singular noun for an item, for example ``"text"``.
+        size_done: Size of the completed items if items differ in size, for example the number of characters of texts.
+        size: Total size of the items, or ``None`` if unknown.
 
     Example:
         >>> str(ProgressEvent("Moving to mps", "bundled", 1, 3))
         'Moving to mps: bundled (2 of 3)'
-        >>> str(ProgressEvent("Comparing", "bundled", 2, 20, "turn")), str(ProgressEvent("Annotating", "bundled", 7, None, "text"))
-        ('Comparing: bundled (turn 3 of 20)', 'Annotating: bundled (7 texts)')
+        >>> str(ProgressEvent("Comparing", "bundled", 2, 20, "round"))
+        'Comparing: bundled (round 3 of 20)'
+        >>> str(ProgressEvent("Annotating", "bundled", 7, None, "text"))
+        'Annotating: bundled (7 texts)'
         >>> str(ProgressEvent(LOADING, "bundled"))
         'Loading: bundled'
     """
@@ -51,188 +57,243 @@ class ProgressEvent:
 
     @property
     def heading(self) -> str:
+        """Operation and target."""
         return f"{self.operation}: {self.target}"
 
     @property
     def amount(self) -> int:
-        """How much is done, to be compared with :attr:`whole`."""
+        """Completed part of :attr:`whole`."""
         return self.completed if self.size is None else self.size_done
 
     @property
     def whole(self) -> int | None:
-        """How much there is to do; ``None`` if nobody knows."""
+        """Total size or number of items; ``None`` if unknown."""
         return self.total if self.size is None else self.size
 
     @property
     def counter(self) -> str:
-        """Which one is under way, of how many, or how many are done; empty where there is only one."""
+        """Position of the current item, or the number of completed items; empty for a single item."""
         if self.total is None or (self.total > 1 and self.completed >= self.total):
             return pluralize(self.completed, self.unit) if self.unit else f"{self.completed:,}"
         return f"{self.unit} {self.completed + 1:,} of {self.total:,}".lstrip() if self.total > 1 else ""
 
     @property
     def fraction(self) -> float | None:
-        """How much is done, from 0 to 1; ``None`` if nobody knows, or if there is only one."""
+        """Completed fraction in [0, 1]; ``None`` if the total is unknown or there is a single item."""
         whole = self.whole
-        return min(1.0, self.amount / whole) if whole is not None and whole > 1 and self.total != 1 else None
+        if whole is None or whole <= 1 or self.total == 1:
+            return None
+        return min(1.0, self.amount / whole)
 
     def __str__(self) -> str:
         return f"{self.heading} ({self.counter})" if self.counter else self.heading
 
 
-# What is done when a model is loaded, which is no part of the work with it, and when a library is.
+# Operations with special handling in ``progress``: the time for imports and loading is reported separately.
 LOADING = "Loading"
 IMPORTING = "Importing"
 RELEASING = "Releasing"
 
-# Gets an activity while it is under way, and ``None`` when it is time to look again.
+# Called with an event during an operation, and with ``None`` when the session state may have changed.
 Listener = Callable[[ProgressEvent | None], None]
 
 
 class _ThreadState(threading.local):
-    operation_depth = 0  # How many of this thread are inside one another.
-    silenced_depth = 0  # How many of them, the outermost first, are not to be shown.
+    operation_depth = 0  # Number of nested operations in this thread.
+    silenced_depth = 0  # Number of nested operations that hide their progress.
+
+
+class ProgressDisplay(Protocol):
+    """Displays the progress of the current operation."""
+
+    def show(self, event: ProgressEvent) -> None:
+        """Display an event."""
+
+    def finish(self, failed: bool) -> None:
+        """Display the end of the operation."""
 
 
 class EventDispatcher:
-    """Functions that want to know what a session does, and a :class:`~.progress.Progress` that shows it to a person.
+    """Distributes progress events of a session to its listeners.
 
-    While a listener handles an activity, it must not call a verb that changes something: the change is half done then.
-    What it does while it looks again causes no further calls, because those would never end.
+    A listener must not start an operation that changes the session while it handles an event, because the current change is
+    incomplete. Operations that a listener starts while it handles ``None`` do not trigger another refresh.
+
+    Args:
+        indicator: Progress display for operations in this process, or ``None`` to disable it.
 
     Example:
-        >>> listeners, heard = EventDispatcher(), []
-        >>> stop = listeners.subscribe(heard.append)
-        >>> with listeners.operation(), listeners.operation():
-        ...     listeners.notify(ProgressEvent("Loading", "bundled"))
-        >>> stop()
-        >>> listeners.notify(None)
-        >>> [str(one) for one in heard]
+        >>> dispatcher, events = EventDispatcher(), []
+        >>> unsubscribe = dispatcher.subscribe(events.append)
+        >>> with dispatcher.operation(), dispatcher.operation():
+        ...     dispatcher.notify(ProgressEvent("Loading", "bundled"))
+        >>> unsubscribe()
+        >>> dispatcher.notify(None)
+        >>> [str(event) for event in events]
         ['Loading: bundled', 'None']
     """
 
-    def __init__(self, indicator: Any = None) -> None:
+    def __init__(self, indicator: ProgressDisplay | None = None) -> None:
         self._indicator = indicator
         self._listeners: dict[object, Listener] = {}
-        self.depth = _ThreadState()
+        self._state = _ThreadState()
 
     def __len__(self) -> int:
         return len(self._listeners)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener, and return what removes it; removing it twice does no harm.
+        """Register a listener.
 
-        It is called in the thread of the verb.
+        Args:
+            listener: Callback that is called in the thread of the operation.
+
+        Returns:
+            A function that removes the listener. Calling it more than once has no effect.
         """
         key = object()
         self._listeners[key] = listener
 
-        def remove() -> None:
+        def unsubscribe() -> None:
             self._listeners.pop(key, None)
 
-        return remove
+        return unsubscribe
 
-    def notify(self, activity: ProgressEvent | None) -> None:
-        """Tell all listeners; one that fails becomes a warning, because the verb that tells did not fail."""
-        if (
-            self._indicator is not None
-            and activity is not None
-            and self.depth.operation_depth
-            and not self.depth.silenced_depth
-        ):
-            self._indicator.show(activity)
+    def notify(self, event: ProgressEvent | None) -> None:
+        """Send an event to the progress display and to all listeners.
+
+        An exception in a listener is reported as a warning, so that it does not abort the operation.
+
+        Args:
+            event: Event to send, or ``None`` to ask the listeners to refresh.
+        """
+        if self._indicator is not None and event is not None and self._is_displayed():
+            self._indicator.show(event)
         for key, listener in self._listeners.copy().items():
-            if key in self._listeners:  # Another one may have removed it meanwhile.
-                try:
-                    listener(activity)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is the listener's fault and not the verb's
-                    what = f"A panel or another listener of the session failed: {short_type_name(error)}."
-                    warn(f"{what} %openmed_panel opens a new panel.")
+            if key not in self._listeners:  # Removed by another listener during this loop.
+                continue
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 - a listener must not break the operation
+                message = f"A session listener raised {short_type_name(error)}."
+                warn(f"{message} Run %openmed_panel to open a new panel.")
 
-    def end(self, stopped: bool) -> None:
-        """Show that the outermost verb has ended, and tell all listeners to look again."""
-        try:
-            if self._indicator is not None:
-                self._indicator.end(stopped)
-        finally:
-            self.notify(None)
+    def track(self, operation: str, target: str, items: Collection[ItemT], unit: str) -> Iterator[ItemT]:
+        """Yield items and send an event before each item and after the last one.
 
-    def track(self, doing: str, name: str, items: Collection[ItemT], unit: str) -> Iterator[ItemT]:
-        """Yield things, and tell of each before it, and of the end, that so many are done.
+        Args:
+            operation: Name of the operation.
+            target: Name of the object being processed.
+            items: Items to iterate over.
+            unit: Singular noun for an item.
+
+        Yields:
+            The items, in order.
 
         Example:
-            >>> listeners, heard = EventDispatcher(), []
-            >>> _ = listeners.subscribe(lambda activity: heard.append(str(activity)))
-            >>> list(listeners.track("Reading", "notes", "ab", "note"))
+            >>> dispatcher, events = EventDispatcher(), []
+            >>> _ = dispatcher.subscribe(lambda event: events.append(str(event)))
+            >>> list(dispatcher.track("Reading", "notes", "ab", "note"))
             ['a', 'b']
-            >>> heard
+            >>> events
             ['Reading: notes (note 1 of 2)', 'Reading: notes (note 2 of 2)', 'Reading: notes (2 notes)']
         """
-        for done, thing in enumerate(items):
-            self.notify(ProgressEvent(doing, name, done, len(items), unit))
-            yield thing
-        self.notify(ProgressEvent(doing, name, len(items), len(items), unit))
+        total = len(items)
+        for completed, item in enumerate(items):
+            self.notify(ProgressEvent(operation, target, completed, total, unit))
+            yield item
+        self.notify(ProgressEvent(operation, target, total, total, unit))
 
     def operation(self, progress: bool = True) -> contextlib.AbstractContextManager[object]:
-        """Tell the listeners to look again when the outermost of the verbs inside one another is done, or has failed.
+        """Return a context manager for an operation, which can be nested.
 
-        Without ``progress``, no line is shown of what is told within.
+        When the outermost operation finishes or fails, the progress display is closed and the listeners are asked to
+        refresh.
 
-        It is not a generator: ``contextlib`` would set the ``__traceback__`` of each error that passes, which an error of
-        a person's own, such as a frozen dataclass, may refuse.
+        Args:
+            progress: Whether to display the progress of this operation.
+
+        Returns:
+            The context manager.
+
+        Raises:
+            ConfigurationError: If ``progress`` is not a bool.
         """
         check_bool("progress", progress)
-        return _Verb(self, quiet=0 if progress else 1)
+        return self if progress else _SilentOperation(self, self._state)
+
+    # ``contextlib.contextmanager`` is not used here: it sets ``__traceback__`` on every exception that passes through,
+    # which fails for exceptions that reject attribute assignment, such as frozen dataclasses.
+    def __enter__(self) -> None:
+        self._state.operation_depth += 1
+
+    def __exit__(self, _exc_type: object, exc_value: BaseException | None, exc_traceback: TracebackType | None) -> None:
+        # Formatting the full torch and transformers traceback of an interrupt takes IPython several seconds.
+        if type(exc_value) is KeyboardInterrupt and not hasattr(exc_value, "_render_traceback_"):
+            line = f"KeyboardInterrupt: interrupted{_user_code_location(exc_traceback)}."
+            exc_value._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
+        try:
+            if self._state.operation_depth == 1:
+                try:
+                    if self._indicator is not None:
+                        self._indicator.finish(failed=exc_value is not None)
+                finally:
+                    self.notify(None)
+        finally:
+            self._state.operation_depth -= 1
+
+    def _is_displayed(self) -> bool:
+        return self._state.operation_depth > 0 and self._state.silenced_depth == 0
 
 
-@dataclass(frozen=True)
-class _Verb:
-    """What goes on between the beginning and the end of a verb."""
+class _SilentOperation:
+    """An operation whose progress is not displayed."""
 
-    listeners: EventDispatcher
-    quiet: int
+    def __init__(self, dispatcher: EventDispatcher, state: _ThreadState) -> None:
+        self._dispatcher = dispatcher
+        self._state = state
 
     def __enter__(self) -> None:
-        self.listeners.depth.operation_depth += 1
-        self.listeners.depth.silenced_depth += self.quiet
+        self._state.silenced_depth += 1
+        self._dispatcher.__enter__()
 
-    def __exit__(self, _kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        depth = self.listeners.depth
-        depth.silenced_depth -= self.quiet
-        # IPython would show how torch and transformers were called, frame by frame, which takes it seconds.
-        if type(error) is KeyboardInterrupt and not hasattr(error, "_render_traceback_"):
-            line = f"KeyboardInterrupt: Stopped{_user_code_location(trace)}."
-            error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
-        try:
-            if depth.operation_depth == 1:
-                self.listeners.end(stopped=error is not None)
-        finally:
-            depth.operation_depth -= 1
+    def __exit__(self, exc_type: object, exc_value: BaseException | None, exc_traceback: TracebackType | None) -> None:
+        self._state.silenced_depth -= 1
+        self._dispatcher.__exit__(exc_type, exc_value, exc_traceback)
 
 
-def _user_code_location(trace: TracebackType | None) -> str:
-    """Return the innermost line of a notebook's or script's own functions in a traceback, empty if none was running."""
-    own = [
+def _user_code_location(exc_traceback: TracebackType | None) -> str:
+    """Return the innermost location in the user's notebook or script, or an empty string if there is none.
+
+    Args:
+        exc_traceback: Traceback to search.
+
+    Returns:
+        Text such as ``" in line 3 of train"``, with a leading space.
+    """
+    locations = [
         f" in line {line} of {frame.f_code.co_name}"
-        for frame, line in traceback.walk_tb(trace)
+        for frame, line in traceback.walk_tb(exc_traceback)
         if frame.f_globals.get("__name__") == "__main__"
     ]
-    return own[-1] if own else ""
+    return locations[-1] if locations else ""
 
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Let an interrupt wait until a short block is over, because half of the block would leave something switched on or off."""
-    waiting: list[Any] = []
-    before = signal.getsignal(signal.SIGINT)
-    # An interrupt comes to the main thread alone.
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+    """Defer ``KeyboardInterrupt`` until a short block has finished.
+
+    Use it for blocks that would leave global state inconsistent if they were interrupted. Python delivers signals to the
+    main thread only, so the context manager has no effect in other threads.
+    """
+    pending: list[Any] = []
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if not callable(previous_handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, lambda *arguments: waiting.append(arguments))
+    signal.signal(signal.SIGINT, lambda *arguments: pending.append(arguments))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if waiting:
-            before(*waiting[0])
+        signal.signal(signal.SIGINT, previous_handler)
+        if pending:
+            previous_handler(*pending[0])

@@ -1,1 +1,1 @@
-"""Show values as text, HTML, JSON and charts; data objects know nothing of it."""
+"""Rendering of values as text, HTML, JSON and charts."""

@@ -1,11 +1,12 @@
-"""Show a value as text, HTML and JSON: the one place that renders and escapes.
+"""Rendering of values as text, HTML and JSON, and the only place that escapes HTML.
 
-A value describes itself as a Report; this file makes text and HTML of it.
+A value describes itself as a Report, and this module renders the report as text or HTML.
 
-This is the one room that every floor may use; it imports nothing of the package but pictures and errors. HTML made here needs no script
-and no network. Its styles are inline and of the few kinds that JupyterLab leaves to a notebook that it does not trust
-(https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts): no style sheet, no variables of a theme.
-So text has the color of the front end, what has a background also has its own ink, and both themes look alike.
+Every layer may use this module; it imports only charts and text helpers of the package. The HTML does not need scripts or
+network access. Its inline styles are limited to those that JupyterLab preserves in an untrusted notebook
+(https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts): no style sheets and no theme
+variables. Text therefore has the color of the front end, elements with a background define their own text color, and output
+looks similar in both themes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(size: int | None) -> str:
-    """Return a size in the units that torch uses, empty where there is none.
+    """Return a size in the units of torch, or an empty string for ``None``.
 
     Example:
         >>> format_bytes(512), format_bytes(3 << 20), format_bytes(-(5 << 30)), format_bytes(None)
@@ -37,14 +38,16 @@ def format_bytes(size: int | None) -> str:
     """
     if size is None:
         return ""
-    amount, unit = float(size), 0
-    while abs(amount) >= 1024 and unit < len(UNITS) - 1:  # noqa: PLR2004 - what the units are
-        amount, unit = amount / 1024, unit + 1
+    amount = float(size)
+    unit = 0
+    while abs(amount) >= 1024 and unit < len(UNITS) - 1:  # noqa: PLR2004 - ratio of consecutive units
+        amount /= 1024
+        unit += 1
     return f"{amount:.1f} {UNITS[unit]}" if unit else f"{size} bytes"
 
 
 def format_milliseconds(seconds: float, digits: int = 2) -> str:
-    """Return a time in milliseconds, with so many digits after the point.
+    """Return a duration in milliseconds with the given number of decimals.
 
     Example:
         >>> format_milliseconds(0.0123), format_milliseconds(2.5, 0)
@@ -54,7 +57,7 @@ def format_milliseconds(seconds: float, digits: int = 2) -> str:
 
 
 def pluralize(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun; the plural is given where it does not end in a plain s.
+    """Return a number with its noun. Pass the plural if it is irregular.
 
     Example:
         >>> pluralize(1, "tensor"), pluralize(1200, "tensor"), pluralize(2, "entity", "entities")
@@ -65,10 +68,13 @@ def pluralize(count: int, noun: str, plural: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A small table of strings, perhaps with a caption; the first cell of a row is the name of the row.
+    """A table of strings. The first cell of a row is the name of the row.
 
     Attributes:
-        folded: Whether the HTML shows the caption alone until a person unfolds it.
+        caption: Caption, or an empty string.
+        columns: Column headers.
+        rows: Cells of each row.
+        collapsed: Whether the HTML displays only the caption until the user expands the table.
     """
 
     caption: str
@@ -79,13 +85,15 @@ class Table:
 
 @dataclass(frozen=True)
 class TextSegment:
-    """A piece of a running text, with the label that marks it; without a label it is plain.
+    """Segment of a text, which is highlighted if it has a label.
 
     Attributes:
-        score: How sure the label is; the HTML shows it to who points at the mark, and tells it to screen readers. A replacement
-            has none, and one that holds its label, such as ``[NAME]``, is shown as it is.
-        details: What else it shows to who points at the mark.
-        begins: Whether another text begins with this piece.
+        text: Text of the segment.
+        label: Entity label, or an empty string.
+        score: Score of the label. The HTML displays it in a tooltip and for screen readers. A replacement does not have a
+            score; one that contains its label, such as ``[NAME]``, is displayed unchanged.
+        details: Further text of the tooltip.
+        starts_text: Whether another text starts with this segment.
     """
 
     text: str
@@ -96,22 +104,25 @@ class TextSegment:
 
     @property
     def suffix(self) -> str:
-        """The label that stands behind the text, empty where the text says it."""
+        """Label after the text; empty if the text contains it."""
         return self.label if self.score or self.label not in self.text else ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a value says of itself: a title, sentences, tables, and a running text with marks in it.
+    """Description of a value for display.
 
     Attributes:
-        figures: Tables of times and other figures that no two runs share. They stand in the HTML; the text form leaves
-            them out, so that two runs can be compared by their texts (nbval does).
-        spoken: A headline and sentences as a person would say them, which the HTML has in place of title and sentences;
-            empty where those will do.
-        status: One of :data:`SEVERITY`, shown as a mark before the headline of the HTML; empty for none.
-        pictures: Figures that the HTML draws, above all tables.
-        wrong: What is not well: a sentence for each in the text form, and a row of the first table in the HTML.
+        title: Title.
+        sentences: Sentences below the title.
+        tables: Tables.
+        segments: Text with highlighted segments.
+        metrics: Tables of times and other values that differ between runs. They are in the HTML only, so that the texts of
+            two runs can be compared, as nbval does.
+        html_sentences: Headline and sentences that replace title and sentences in the HTML; empty to use those.
+        status: One of :data:`SEVERITY`, displayed as a badge before the HTML headline, or an empty string.
+        charts: Charts, which the HTML displays above the tables.
+        problems: Problems: sentences in the text, and the first table in the HTML.
     """
 
     title: str
@@ -125,17 +136,18 @@ class Report:
     problems: tuple[Finding, ...] = ()
 
 
-# Stands first in everything that was measured under the simulation.
-SIMULATION_NOTICE = "SIMULATED MPS: no figure here is one of MPS."
+# First sentence of every result that was measured in the simulation.
+SIMULATION_NOTICE = "SIMULATED MPS: these measurements do not represent real MPS hardware."
 
-# Stands behind the name of a simulated device.
+# Suffix of the name of a simulated device.
 SIMULATED_SUFFIX = " (SIMULATED)"
 
 
 def to_plain_data(value: Any) -> Any:
-    """Return a value as mappings with names, lists, numbers and strings, ready for JSON.
+    """Return a value as JSON-compatible mappings, lists, numbers and strings.
 
-    A value with a ``to_dict`` gives that; any other dataclass gives its fields. NaN and infinity, which JSON has not, are ``None``.
+    A value with a ``to_dict`` method is converted with it, and any other dataclass by its fields. NaN and infinity, which JSON
+    does not support, become ``None``.
 
     Example:
         >>> to_plain_data({1: (Table("", ("a",), ()), None, float("nan"))})
@@ -144,22 +156,23 @@ def to_plain_data(value: Any) -> Any:
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: to_plain_data(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: to_plain_data(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): to_plain_data(one) for name, one in value.items()}
+        return {str(key): to_plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_plain_data(one) for one in value]
+        return [to_plain_data(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class JsonMixin:
-    """Gives a dataclass its ``to_dict``: the fields, and what a class lists beside them.
+    """Mixin that adds ``to_dict`` to a dataclass.
 
     Attributes:
-        SCHEMA: Names the form of the JSON for those who read it; empty for a value inside another.
-        ALSO: Properties that stand in the JSON beside the fields.
-        HIDDEN: Fields that do not.
-        FLAT: Fields whose own ones stand in the JSON behind all others: for each the names there, and what they stand for.
+        SCHEMA: Name and version of the JSON schema; empty for a value inside another.
+        JSON_PROPERTIES: Properties that the JSON contains in addition to the fields.
+        JSON_EXCLUDE: Fields that the JSON does not contain.
+        JSON_FLATTEN: Fields whose own fields are at the end of the JSON object: for each field, the JSON keys and the names
+            of its fields.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -180,50 +193,52 @@ class JsonMixin:
     JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as mappings, lists, numbers and strings, ready for JSON."""
-        own: list[str] = [one.name for one in fields(self)] if is_dataclass(self) else []
-        named = [name for name in own if name not in self.JSON_EXCLUDE and name not in self.JSON_FLATTEN]
-        schema = {"schema": self.SCHEMA} if self.SCHEMA else {}
-        flat = [
-            (name, getattr(self, one), inner)
-            for one, names in self.JSON_FLATTEN.items()
-            for name, inner in names.items()
-        ]
-        return {
-            **schema,
-            **{name: to_plain_data(getattr(self, name)) for name in (*named, *self.JSON_PROPERTIES)},
-            **{name: to_plain_data(getattr(value, inner)) for name, value, inner in flat},
-        }
+        """Return the value as JSON-compatible mappings, lists, numbers and strings."""
+        data: dict[str, Any] = {"schema": self.SCHEMA} if self.SCHEMA else {}
+        field_names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
+        for name in field_names:
+            if name not in self.JSON_EXCLUDE and name not in self.JSON_FLATTEN:
+                data[name] = to_plain_data(getattr(self, name))
+        for name in self.JSON_PROPERTIES:
+            data[name] = to_plain_data(getattr(self, name))
+        for field_name, keys in self.JSON_FLATTEN.items():
+            for key, inner_name in keys.items():
+                data[key] = to_plain_data(getattr(getattr(self, field_name), inner_name))
+        return data
 
 
 class Displayable(JsonMixin):
-    """Gives a value its text, HTML and JSON; the value says what there is to show in ``report``.
+    """Mixin for values that are displayed as text, HTML and JSON. Subclasses implement ``to_report``.
 
-    A dataclass that is shown has ``repr=False``: its fields may hold what must not be shown, such as a note. One whose
-    figures may come from the simulated MPS device has a field or a property ``simulated``; the marks follow from that.
+    A displayable dataclass is defined with ``repr=False``, because its fields may contain text that must not be displayed, such
+    as a note. If its measurements may come from the simulated MPS device, it has a field or property ``simulated``, which adds
+    the notice and the suffix.
     """
 
     def to_report(self) -> Report:
-        """Return what this value has to say."""
+        """Return the report of the value."""
         raise NotImplementedError
 
-    # What a report of the simulation gets: a first sentence, and a mark of its title; empty if it says so itself.
+    # Notice and title suffix of a simulated report; empty if the report itself states that it is simulated.
     SIMULATION_MARKERS: ClassVar[tuple[str, str]] = (SIMULATION_NOTICE, SIMULATED_SUFFIX)
 
     def final_report(self) -> Report:
-        """Return the report, which says so where its figures come from the simulation."""
+        """Return the report, with notice and suffix if its measurements come from the simulation."""
         report = self.to_report()
         if not getattr(self, "simulated", False):
             return report
-        sentence, mark = self.SIMULATION_MARKERS
-        first = tuple(filter(None, (sentence,)))
-        title = report.title if mark in report.title else f"{report.title}{mark}"
-        headline, *rest = report.html_sentences or ("",)
-        headline = headline if mark in headline else f"{headline}{mark}"
-        spoken = (headline, *first, *rest) if report.html_sentences else ()
-        pictures = tuple(replace(one, caption=f"{one.caption}{mark}") for one in report.charts)
+        notice, suffix = self.SIMULATION_MARKERS
+        notices = (notice,) if notice else ()
+        html_sentences = report.html_sentences
+        if html_sentences:
+            headline, *rest = html_sentences
+            html_sentences = (_with_suffix(headline, suffix), *notices, *rest)
         return replace(
-            report, title=title, sentences=(*first, *report.sentences), html_sentences=spoken, charts=pictures
+            report,
+            title=_with_suffix(report.title, suffix),
+            sentences=(*notices, *report.sentences),
+            html_sentences=html_sentences,
+            charts=tuple(replace(chart, caption=f"{chart.caption}{suffix}") for chart in report.charts),
         )
 
     def __str__(self) -> str:
@@ -236,7 +251,12 @@ class Displayable(JsonMixin):
         return to_html(self.final_report())
 
 
-# Styles that JupyterLab leaves to a notebook from elsewhere, but for tabular-nums: without it digits are as wide as the font has them.
+def _with_suffix(text: str, suffix: str) -> str:
+    """Return a text with a suffix, unless the text already contains it."""
+    return text if suffix in text else f"{text}{suffix}"
+
+
+# Styles that JupyterLab preserves in an untrusted notebook, except tabular-nums. Without it, digits have the width of the font.
 BLOCK = "line-height:1.5"
 HEADLINE = "margin:0 0 0.2em 0;font-size:1.15em"
 SENTENCE = "margin:0.1em 0"
@@ -249,38 +269,51 @@ COLLAPSED = "margin:0.4em 0"
 SUMMARY = "cursor:pointer"
 TEXT = "white-space:pre-wrap"
 SEPARATED = "border-top:1px solid rgba(128,128,128,0.35);padding:0.4em 0"
-BOUNDED = "max-height:30em;overflow:auto"  # A long text scrolls in itself.
-WIDE = "max-width:100%;overflow:auto"  # A table that is wider than a page does, too.
-SCREEN_READER_ONLY = "font-size:0"  # Screen readers tell it, and eyes do not see it; no other way to do so is left to a page without trust.
+SCROLLABLE_TEXT = "max-height:30em;overflow:auto"
+SCROLLABLE_TABLE = "max-width:100%;overflow:auto"
+SCREEN_READER_ONLY = "font-size:0"  # The only way to hide text visually that an untrusted notebook permits.
 ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
 
-# Backgrounds for labels, on which black has a contrast of at least 7 to 1. With thirteen of them, labels differ that
-# often stand in one text, such as DISEASE, DRUG, GENE and ANATOMY, or PROBLEM, TREATMENT and TEST.
+# Background colors of labels, with a contrast of at least 7 to 1 to black. With 13 colors, labels that often occur together have
+# different colors, such as DISEASE, DRUG, GENE and ANATOMY, or PROBLEM, TREATMENT and TEST.
 LABEL_COLORS = (
-    *("#ffc9c9", "#ffd8a8", "#99e9f2", "#a5d8ff", "#d0bfff", "#dee2e6", "#fcc2d7"),
-    *("#c0eb75", "#eebefa", "#96f2d7", "#ffec99", "#bac8ff", "#b2f2bb"),
+    "#ffc9c9",
+    "#ffd8a8",
+    "#99e9f2",
+    "#a5d8ff",
+    "#d0bfff",
+    "#dee2e6",
+    "#fcc2d7",
+    "#c0eb75",
+    "#eebefa",
+    "#96f2d7",
+    "#ffec99",
+    "#bac8ff",
+    "#b2f2bb",
 )
 
-MAX_NOWRAP_CHARACTERS = 24  # How many characters a cell may have that is not broken into lines.
-LONG = 3000  # A running text with more characters than that scrolls in a box.
-PAGE = 100  # About how many characters stand beside each other on a page.
+MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a cell without line breaks.
+MAX_UNSCROLLED_CHARACTERS = 3000  # A longer text is displayed in a box with a scroll bar.
+MAX_TABLE_CHARACTERS = 100  # Approximate width of a page; a wider table has a scroll bar.
 
-# A number or two, with a unit, and perhaps with a share in parentheses.
-NUMBER = re.compile(r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?")
-# What can be typed: a name of the package, perhaps with arguments, or a magic; in text that is escaped already.
+# One number or a range, optionally with a unit and with a percentage in parentheses.
+NUMBER_PATTERN = re.compile(
+    r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?"
+)
+# Code in a sentence: a name of the package, optionally with arguments, or a magic. It is applied to escaped text.
 INLINE_CODE_PATTERN = re.compile(
     r"^%%?\w(?:[^.]|\.(?=\w))*$|(?<![\w.])(?:found = )?(?:(?:openmed_)?nb(?!\.(?:service|plist)\b)|found)(?:\.\w+)+(?:\([^()]*\))?|masked\[\d+\]|%%?openmed\w*(?: --?\w+)*"
 )
 
 
 class Json(str):
-    r"""A string of JSON that a notebook shows as it is, without quotes around it."""
+    r"""A JSON string that a notebook displays without quotation marks."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, value: Any) -> Json:
-        """Return the value, made of mappings, sequences, strings and numbers, as indented JSON."""
+        """Return a JSON-compatible value as indented JSON."""
         return cls(json.dumps(value, indent=2, ensure_ascii=False))
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
@@ -288,8 +321,8 @@ class Json(str):
 
 
 def escape(value: object) -> str:
-    """Return the value as HTML text that can stand in an element or in a quoted attribute."""
-    import html  # It brings a table of a thousand entities.
+    """Return the value as escaped text for an HTML element or a quoted attribute."""
+    import html  # Imported on first use, because it loads a table of a thousand entities.
 
     return html.escape(str(value), quote=True)
 
@@ -298,83 +331,108 @@ def to_text(report: Report) -> str:
     """Return the report as plain text.
 
     Example:
-        >>> print(to_text(Report("cpu", ("Asked for.",), tables=(Table("Others", ("device", "why"), (("mps", "no Mac"),)),))))
+        >>> print(to_text(Report("cpu", ("Requested.",), tables=(Table("Others", ("device", "reason"), (("mps", "no Mac"),)),))))
         cpu
-          Asked for.
+          Requested.
         Others
-          device  why
+          device  reason
           mps     no Mac
     """
     lines = [report.title, *(f"  {sentence}" for sentence in (*report.sentences, *report.problems))]
     if report.segments:
-        marked = (f"[{piece.text}]({piece.suffix})" if piece.suffix else piece.text for piece in report.segments)
-        counts = ", ".join(f"{label} {count}" for label, count in count_labels(report.segments).items())
-        lines += ["".join(marked).rstrip(), *([f"Labels: {counts}"] if counts else [])]
+        highlighted = "".join(
+            f"[{segment.text}]({segment.suffix})" if segment.suffix else segment.text for segment in report.segments
+        )
+        lines.append(highlighted.rstrip())
+        if counts := count_labels(report.segments):
+            lines.append("Labels: " + ", ".join(f"{label} {count}" for label, count in counts.items()))
     for table in drop_empty_tables(report.tables):
-        lines += [table.caption] if table.caption else []
+        if table.caption:
+            lines.append(table.caption)
         lines.extend(_text_rows(table))
     return escape_control_characters("\n".join(line.rstrip() for line in lines))
 
 
 def to_html(report: Report) -> str:
     """Return the report as one HTML element."""
-    from .drawing import render_charts, status_badge  # Nothing is drawn where the extension is loaded.
+    from .drawing import render_charts, status_badge  # Imported on first use, so that the extension loads quickly.
 
     headline, *sentences = report.html_sentences or (report.title, *report.sentences)
-    first = f"{status_badge(report.status)} " if report.status else ""
-    title = f'<p style="{HEADLINE}">{first}<strong>{escape(headline)}</strong></p>' if headline else ""
+    badge = f"{status_badge(report.status)} " if report.status else ""
+    title = f'<p style="{HEADLINE}">{badge}<strong>{escape(headline)}</strong></p>' if headline else ""
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
-    pictures, text = render_charts(*report.charts), _html_text(report.segments) if report.segments else ""
-    all_tables = (findings_table("", report.problems), *report.tables)
-    tables, figures = ("".join(map(_html_table, drop_empty_tables(some))) for some in (all_tables, report.metrics))
-    figures = f'<div class="openmed-figures">{figures}</div>' if figures else ""
-    return (
-        f'<div class="openmed-nb tex2jax_ignore" style="{BLOCK}">{title}{prose}{pictures}{text}{tables}{figures}</div>'
-    )
+    charts = render_charts(*report.charts)
+    text = _html_text(report.segments) if report.segments else ""
+    tables = _html_tables((findings_table("", report.problems), *report.tables))
+    metrics = _html_tables(report.metrics)
+    if metrics:
+        metrics = f'<div class="openmed-figures">{metrics}</div>'
+    content = f"{title}{prose}{charts}{text}{tables}{metrics}"
+    return f'<div class="openmed-nb tex2jax_ignore" style="{BLOCK}">{content}</div>'
+
+
+def _html_tables(tables: Iterable[Table]) -> str:
+    """Return the tables that have rows as HTML."""
+    return "".join(_html_table(table) for table in drop_empty_tables(tables))
 
 
 def _html_prose(text: str) -> str:
-    """Return a text in which everything that can be typed is set as code."""
+    """Return a text as HTML in which commands and names of the package are formatted as code."""
     return INLINE_CODE_PATTERN.sub(r"<code>\g<0></code>", escape(text))
 
 
 def _html_table(table: Table) -> str:
-    """Return a table as HTML: the worst first, what is well beside it and what does not apply folded up, what is not known in a line."""
+    """Return a table as HTML, the rows with the worst status first.
+
+    Passed checks next to failed ones, and checks that are not applicable, are collapsed. Rows without values are listed in one
+    line.
+    """
     from .drawing import status_badge
 
-    results = [at for at, column in enumerate(zip(*table.rows, strict=True)) if at and set(column) <= set(SEVERITY)]
+    status_columns = [
+        index for index, column in enumerate(zip(*table.rows, strict=True)) if index and set(column) <= set(SEVERITY)
+    ]
 
     def severity(row: tuple[str, ...]) -> int:
-        return max((SEVERITY.index(row[at]) for at in results), default=-1)
+        return max((SEVERITY.index(row[index]) for index in status_columns), default=-1)
 
     rows = sorted(table.rows, key=severity, reverse=True)
-    idle = [row for row in rows if severity(row) == SEVERITY.index(NOT_APPLICABLE)]
-    fine = [row for row in rows if severity(row) == SEVERITY.index(OK) < severity(rows[0])]
+    inapplicable = [row for row in rows if severity(row) == SEVERITY.index(NOT_APPLICABLE)]
+    passed = [row for row in rows if severity(row) == SEVERITY.index(OK) < severity(rows[0])]
     unknown = [row for row in rows if set(row[1:]) == {UNKNOWN}]
-    rest = tuple(row for row in rows if row not in (*fine, *idle, *unknown))
-    if table.collapsed or not (rest or unknown):
-        shown = _html_rows(table, results)
-        return _html_folded(escape(table.caption), shown) if table.collapsed else shown
-    asides = (
-        (OK, f"{pluralize(len(fine), 'check')} {'is' if len(fine) == 1 else 'are'} ok", fine),
-        (NOT_APPLICABLE, f"{pluralize(len(idle), 'check')} {'does' if len(idle) == 1 else 'do'} not apply here", idle),
-    )
-    folded = (
-        _html_folded(f"{status_badge(status)} {summary}", _html_rows(replace(table, caption="", rows=tuple(some)), []))
-        for status, summary, some in asides
-        if some
-    )
-    names = escape(", ".join(row[0] for row in unknown))
-    line = f'<p style="{COLLAPSED}">{status_badge(NOT_APPLICABLE)} Not known here: {names}</p>' if unknown else ""
-    return "".join((_html_rows(replace(table, rows=rest), results) if rest else "", *folded, line))
+    remaining = tuple(row for row in rows if row not in (*passed, *inapplicable, *unknown))
+    if table.collapsed or not (remaining or unknown):
+        html_rows = _html_rows(table, status_columns)
+        return _html_collapsed(escape(table.caption), html_rows) if table.collapsed else html_rows
+    parts = [_html_rows(replace(table, rows=remaining), status_columns)] if remaining else []
+    verb = "is" if len(passed) == 1 else "are"
+    parts.append(_html_collapsed_rows(table, OK, f"{pluralize(len(passed), 'check')} {verb} ok", passed))
+    verb = "is" if len(inapplicable) == 1 else "are"
+    summary = f"{pluralize(len(inapplicable), 'check')} {verb} not applicable"
+    parts.append(_html_collapsed_rows(table, NOT_APPLICABLE, summary, inapplicable))
+    if unknown:
+        names = escape(", ".join(row[0] for row in unknown))
+        badge = status_badge(NOT_APPLICABLE)
+        parts.append(f'<p style="{COLLAPSED}">{badge} Not available on this machine: {names}</p>')
+    return "".join(parts)
 
 
-def _html_folded(summary: str, content: str) -> str:
+def _html_collapsed_rows(table: Table, status: str, summary: str, rows: list[tuple[str, ...]]) -> str:
+    """Return rows of a table below a summary with a badge, or an empty string if there are no rows."""
+    from .drawing import status_badge
+
+    if not rows:
+        return ""
+    html_rows = _html_rows(replace(table, caption="", rows=tuple(rows)), [])
+    return _html_collapsed(f"{status_badge(status)} {summary}", html_rows)
+
+
+def _html_collapsed(summary: str, content: str) -> str:
     return f'<details style="{COLLAPSED}"><summary style="{SUMMARY}">{summary}</summary>{content}</details>'
 
 
-def _html_rows(table: Table, results: list[int]) -> str:
-    """Return a table as HTML, with headers for its columns and rows; numbers stand to the right, results have their sign."""
+def _html_rows(table: Table, status_columns: list[int]) -> str:
+    """Return a table as HTML with headers for columns and rows. Numbers are right-aligned, and statuses have a badge."""
     from .drawing import status_badge
 
     styles = [_cell_style(column) for column in zip(table.columns, *table.rows, strict=True)]
@@ -384,58 +442,58 @@ def _html_rows(table: Table, results: list[int]) -> str:
     )
     body = []
     for row in table.rows:
-        cells = [f"{status_badge(cell)} {cell}" if at in results else _html_prose(cell) for at, cell in enumerate(row)]
+        cells = [
+            f"{status_badge(cell)} {cell}" if index in status_columns else _html_prose(cell)
+            for index, cell in enumerate(row)
+        ]
         first = f'<th scope="row" style="{styles[0]}">{cells[0]}</th>'
         rest = (f'<td style="{style}">{cell}</td>' for cell, style in zip(cells[1:], styles[1:], strict=True))
         body.append(f'<tr style="{ROW}">{first}{"".join(rest)}</tr>')
-    line = (
-        ";white-space:nowrap" if len(table.caption) <= 2 * MAX_NOWRAP_CHARACTERS else ""
-    )  # A heading may go beyond its columns.
-    caption = (
-        ""
-        if table.collapsed or not table.caption
-        else f'<caption style="{CAPTION}{line}">{escape(table.caption)}</caption>'
-    )
+    caption = ""
+    if table.caption and not table.collapsed:
+        # A caption may be wider than its table.
+        nowrap = ";white-space:nowrap" if len(table.caption) <= 2 * MAX_NOWRAP_CHARACTERS else ""
+        caption = f'<caption style="{CAPTION}{nowrap}">{escape(table.caption)}</caption>'
     head = f'<thead><tr style="{TOP_ROW}">{head}</tr></thead>'
-    made = f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
-    return f'<div style="{WIDE}">{made}</div>' if _least_width(table) > PAGE else made
+    html_table = f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
+    is_wide = _min_width(table) > MAX_TABLE_CHARACTERS
+    return f'<div style="{SCROLLABLE_TABLE}">{html_table}</div>' if is_wide else html_table
 
 
-def _least_width(table: Table) -> int:
-    """Return about how many characters a table needs beside each other: cells are broken between words, and short ones are not."""
+def _min_width(table: Table) -> int:
+    """Return the approximate minimum width of a table in characters. Long cells are wrapped between words."""
     width = 0
     for column in zip(table.columns, *table.rows, strict=True):
-        whole = max(map(len, column)) <= MAX_NOWRAP_CHARACTERS
-        width += max(max(map(len, [cell] if whole else cell.split()), default=0) for cell in column) + 2
+        is_short = max(map(len, column)) <= MAX_NOWRAP_CHARACTERS
+        width += max(max(map(len, [cell] if is_short else cell.split()), default=0) for cell in column) + 2
     return width
 
 
 def _cell_style(column: tuple[str, ...]) -> str:
-    """Return the style of the cells of a column, which begins with its header; short cells stay in one line."""
+    """Return the style of the cells of a column, including its header. Short cells are not wrapped."""
     align = "right" if is_numeric(column[1:]) else "left"
-    return f"{CELL};text-align:{align}" + (
-        ";white-space:nowrap" if max(map(len, column)) <= MAX_NOWRAP_CHARACTERS else ""
-    )
+    nowrap = ";white-space:nowrap" if max(map(len, column)) <= MAX_NOWRAP_CHARACTERS else ""
+    return f"{CELL};text-align:{align}{nowrap}"
 
 
 def is_numeric(cells: Iterable[str]) -> bool:
-    """Tell whether a column holds numbers, perhaps with units or as ranges; empty cells do not count.
+    """Return whether a column contains numbers, optionally with units or as ranges. Empty cells are ignored.
 
     Example:
         >>> is_numeric(["1,024", "", "3.1 MiB", "1.4 to 1.88"]), is_numeric(["12 %", "no limit"]), is_numeric([""])
         (True, False, False)
     """
-    there = [cell for cell in cells if cell]
-    return bool(there) and all(map(NUMBER.fullmatch, there))
+    nonempty_cells = [cell for cell in cells if cell]
+    return bool(nonempty_cells) and all(map(NUMBER_PATTERN.fullmatch, nonempty_cells))
 
 
-def count_labels(pieces: Iterable[TextSegment]) -> dict[str, int]:
-    """Return the labels of a running text in alphabetical order, each with how often it occurs."""
-    return dict(sorted(Counter(piece.label for piece in pieces if piece.label).items()))
+def count_labels(segments: Iterable[TextSegment]) -> dict[str, int]:
+    """Return the labels of a text in alphabetical order with their counts."""
+    return dict(sorted(Counter(segment.label for segment in segments if segment.label).items()))
 
 
 def drop_empty_tables(tables: Iterable[Table]) -> tuple[Table, ...]:
-    """Return the tables that have rows, without the columns that are empty throughout.
+    """Return the tables that have rows, without their empty columns.
 
     Example:
         >>> drop_empty_tables([Table("Empty", ("a",), ()), Table("Half", ("a", "b"), (("1", ""), ("2", "")))])
@@ -450,32 +508,37 @@ def _without_empty_columns(table: Table) -> Table:
     return replace(table, columns=columns, rows=tuple(tuple(row[index] for index in kept) for row in table.rows))
 
 
-def _html_text(pieces: tuple[TextSegment, ...]) -> str:
-    """Return the text with its marks, each of which names its label; several texts stand below each other with lines between."""
-    starts = [place for place, piece in enumerate(pieces) if piece.starts_text or not place]
-    texts = ["".join(map(_html_piece, pieces[a:b])) for a, b in pairwise([*starts, len(pieces)])]
+def _html_text(segments: tuple[TextSegment, ...]) -> str:
+    """Return the text as HTML with highlighted segments and their labels. Several texts are separated by lines."""
+    starts = [index for index, segment in enumerate(segments) if segment.starts_text or index == 0]
+    texts = ["".join(map(_html_segment, segments[start:end])) for start, end in pairwise([*starts, len(segments)])]
     style = TEXT if len(texts) == 1 else f"{TEXT};{SEPARATED}"
-    shown = "".join(f'<div dir="auto" style="{style}">{text.rstrip()}</div>' for text in texts)
-    long = sum(len(piece.text) for piece in pieces) > LONG
-    return f'<div style="{BOUNDED}">{shown}</div>' if long else shown
+    html_texts = "".join(f'<div dir="auto" style="{style}">{text.rstrip()}</div>' for text in texts)
+    is_long = sum(len(segment.text) for segment in segments) > MAX_UNSCROLLED_CHARACTERS
+    return f'<div style="{SCROLLABLE_TEXT}">{html_texts}</div>' if is_long else html_texts
 
 
-def _html_piece(piece: TextSegment) -> str:
-    if not piece.label:
-        return escape(piece.text)
-    says = ", ".join(filter(None, (f"{piece.label} {piece.score}".rstrip(), piece.details)))
-    heard = f'<span style="{SCREEN_READER_ONLY}"> {escape(piece.score)}</span>' if piece.score else ""
-    # The space is inside: no line begins with a label.
-    tag = piece.suffix and f'<small style="font-weight:600;white-space:nowrap"> {escape(piece.suffix)}{heard}</small>'
-    return f'<mark style="{label_style(piece.label)}" title="{escape(says)}">{escape(piece.text)}{tag}</mark>'
+def _html_segment(segment: TextSegment) -> str:
+    """Return a segment as HTML."""
+    text = escape(segment.text)
+    if not segment.label:
+        return text
+    tooltip = ", ".join(filter(None, (f"{segment.label} {segment.score}".rstrip(), segment.details)))
+    score = f'<span style="{SCREEN_READER_ONLY}"> {escape(segment.score)}</span>' if segment.score else ""
+    tag = ""
+    if segment.suffix:
+        # The space is inside the element, so that no line starts with a label.
+        tag = f'<small style="font-weight:600;white-space:nowrap"> {escape(segment.suffix)}{score}</small>'
+    return f'<mark style="{label_style(segment.label)}" title="{escape(tooltip)}">{text}{tag}</mark>'
 
 
 def label_style(label: str) -> str:
-    """Return the style of a marked entity: its label alone decides on the color, so that it is the same everywhere."""
+    """Return the style of a highlighted entity. The color depends on the label only, so it is always the same."""
     return f"{ENTITY};background-color:{LABEL_COLORS[zlib.crc32(label.encode(errors='replace')) % len(LABEL_COLORS)]}"
 
 
 def _text_rows(table: Table) -> list[str]:
+    """Return the header and the rows of a table as aligned text."""
     rows = [table.columns, *table.rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -486,23 +549,23 @@ WARNING = "warning"
 FAILED = "failed"
 NOT_APPLICABLE = "not applicable"
 
-# What a figure says that could not be measured.
+# Text of a metric that could not be measured.
 UNKNOWN = "not known"
 
-# From the mildest to the worst.
+# Statuses in order of severity.
 SEVERITY = (NOT_APPLICABLE, OK, WARNING, FAILED)
 
 
 @dataclass(frozen=True)
 class Finding(JsonMixin):
-    """One thing that was looked at.
+    """Result of a check.
 
     Attributes:
-        name: What was looked at, in a few words.
+        name: Name of the check.
         status: ``"ok"``, ``"warning"``, ``"failed"`` or ``"not applicable"``.
-        evidence: What was seen, in words that are the same in every run; never a time.
-        remedy: One thing to do, as a sentence; empty where nothing is wrong.
-        details: What else is known of it, for who wants to know more.
+        evidence: Observation that determines the status. It is equal in every run and never contains a time.
+        remedy: One suggested action as a sentence; empty if there is no problem.
+        details: Further information.
     """
 
     name: str
@@ -512,40 +575,41 @@ class Finding(JsonMixin):
     details: str = ""
 
     def __str__(self) -> str:
-        """Return it as a line that can be read alone."""
+        """Return the finding as one line."""
         return f"{self.name}, {self.status}: {self.evidence.rstrip('.')}. {self.remedy}".rstrip()
 
 
 def worst_status(findings: Iterable[Finding]) -> str:
     """Return the worst status of findings."""
-    return max((one.status for one in findings), key=SEVERITY.index, default=NOT_APPLICABLE)
+    return max((finding.status for finding in findings), key=SEVERITY.index, default=NOT_APPLICABLE)
 
 
 def findings_table(caption: str, findings: Iterable[Finding]) -> Table:
     """Return findings as a table."""
-    rows = tuple((one.name, one.status, one.evidence, one.remedy) for one in findings)
-    return Table(caption, ("check", "result", "evidence", "what to do"), rows)
+    rows = tuple((finding.name, finding.status, finding.evidence, finding.remedy) for finding in findings)
+    return Table(caption, ("check", "result", "evidence", "suggested action"), rows)
 
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class StaticReprMixin:
-    """Gives a widget an HTML and a text form beside the live one; they are what a saved notebook keeps.
+    """Mixin that adds static HTML and text to a widget, which a saved notebook stores in addition to the live widget.
 
-    Its text is its ``repr``, which does not change between runs; its HTML is the report of the moment in which it is shown.
+    The text is the ``repr``, which is equal in every run. The HTML is a snapshot of the report at the time of display.
     """
 
     comm: Any
     model_id: str
 
-    _ipython_display_ = None  # ipywidgets 7 shows itself with it, in text only; IPython passes over None.
+    _ipython_display_ = None  # Disables the text-only display of ipywidgets 7.
 
     def report(self) -> Report:
+        """Return the current report."""
         raise NotImplementedError
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         static = {"text/html": to_html(self.report()), "text/plain": repr(self)}
-        if self.comm is None:  # It is closed.
+        if self.comm is None:  # The widget is closed.
             return static
         return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **static}

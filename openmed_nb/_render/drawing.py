@@ -1,11 +1,11 @@
-"""Draw values as HTML that looks right in every theme: bars, lines in axes, and lamps.
+"""Charts as HTML that work in every theme: bars, line charts and status indicators.
 
-A picture has to survive a notebook that JupyterLab does not trust, and to follow a theme. No form of SVG does both: the sanitiser
-(https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts) takes ``<svg>`` away and leaves the words in
-it, and an ``<img>`` knows the scheme of the system, not the theme of the notebook. So words are words of the page, in its font and
-color, bars are elements with inline styles, and only lines are an image: an SVG without words, in colors that stand out
-from white and from black. Where styles are lost too, as on GitHub, bars and lamps are tables that can be read, and
-the words of axes are hidden.
+A chart must remain visible in an untrusted notebook and must follow the theme. No use of SVG does both: JupyterLab's sanitizer
+(https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts) removes ``<svg>`` but not its text, and an
+``<img>`` follows the color scheme of the system instead of the theme of the notebook. Text is therefore HTML text with the font
+and color of the page, bars are elements with inline styles, and only lines are an image: an SVG without text, in colors that are
+visible on white and on black. If styles are removed too, as on GitHub, bars and indicators are readable tables, and the text of
+axes is hidden.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from html import escape
 from itertools import cycle
 
-# For lines and bars, each with a contrast of at least 3 to 1 with white and with #111111, and apart for the color-blind.
+# Colors of lines and bars, with a contrast of at least 3 to 1 to white and to #111111, and distinguishable by the color-blind.
 PALETTE = ("#2f7ed8", "#c8680a", "#2b9460", "#8f6ad8")
-MUTED_COLOR, LIMIT_COLOR = "#808080", "#e0413f"
-INK = "#7a7a7a"  # Of words in an image, which cannot have the color of the page: at least 4 to 1 with white and with #111111.
+MUTED_COLOR = "#808080"
+LIMIT_COLOR = "#e0413f"
+INK = (
+    "#7a7a7a"  # Text in images, which cannot use the page color: a contrast of at least 4 to 1 to white and to #111111.
+)
 
-# The sign of each status and the background on which it stands in white, with a contrast of at least 4.5 to 1.
+# Sign of each status and its background color, with a contrast of at least 4.5 to 1 to the white sign.
 SIGNS = {
     "ok": ("✓", "#2b7a39"),
     "warning": ("!", "#a85800"),
@@ -34,42 +37,43 @@ BADGE = "display:inline-block;min-width:1.3em;line-height:1.3;text-align:center;
 WIDTH = "max-width:48em;margin:0.6em 0 1em 0"
 CAPTION = "font-weight:600;margin:0 0 0.3em 0"
 FILL = "position:absolute;left:0;top:0;width:100%;height:100%"
-# A little larger than the axes, so that no line is cut at their edge.
-IMAGE, VIEW = "position:absolute;left:-2%;top:-5%;width:104%;height:110%;max-width:none", "-2 -5 104 110"
+# The image is slightly larger than the axes, so that lines are not clipped at the edge.
+IMAGE = "position:absolute;left:-2%;top:-5%;width:104%;height:110%;max-width:none"
+VIEW_BOX = "-2 -5 104 110"
 LEGEND = "display:inline-block;margin:0 1.5em 0 0"
 DOT = "width:8px;height:8px;margin:-4px 0 0 -4px;border-radius:50%"
-WORD = "position:absolute;line-height:1;white-space:nowrap"
+LABEL = "position:absolute;line-height:1;white-space:nowrap"
 SMALL = "font-size:0.9em"
 CELL = "padding:0.15em 0;border:none;text-align:left;vertical-align:middle;font-weight:400;overflow-wrap:break-word"
-DIGITS = "font-variant-numeric:tabular-nums"
+TABULAR_DIGITS = "font-variant-numeric:tabular-nums"
 INDICATOR_STYLE = (
     "display:inline-block;width:14em;padding:0 1.2em 0.6em 0;text-align:left;vertical-align:top;border:none"
 )
 
-# What tells lines apart beside their color: how they are dashed, as CSS and as SVG have it.
+# Dash styles that distinguish lines in addition to their color, in CSS and in SVG.
 DASHES = (("solid", ""), ("dashed", "9 5"), ("dotted", "2 5"))
-MAX_DRAWABLE = 1e300  # What is beyond is not drawn, so that no sum of two is infinite.
-SHORT = 24  # How many characters a value may have that is not broken into lines.
-MAX_DOTS = 60  # A longer line is drawn without the dots that say their values.
-TICKS = 5  # About how many parts an axis has.
-MIDDLE = 50  # Percent; what is marked to the right of it has its name to its left.
+MAX_DRAWABLE = 1e300  # Larger values are not drawn, so that the sum of two values is finite.
+MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a value without line breaks.
+MAX_DOTS = 60  # A line with more points is drawn without dots and tooltips.
+NUM_INTERVALS = 5  # Approximate number of intervals of an axis.
+MIDDLE_PERCENT = 50  # Markers to the right of the middle have their name on the left.
 
-# Places across and upwards, each with what it says.
+# x, y and tooltip of each point.
 Points = list[tuple[float, float, str]]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of a picture.
+    """A bar of a chart.
 
     Attributes:
-        label: What it is of.
-        value: How long it is; null if that is not known.
-        shown: The value as people read it.
-        start: Where it begins.
-        low: Where its interval begins; null if it has none.
-        high: Where its interval ends.
-        strong: Whether it stands out from the others.
+        label: Label.
+        value: Length; ``None`` if unknown.
+        display_value: Value for display.
+        start: Start of the bar.
+        low: Lower end of the interval; ``None`` if there is none.
+        high: Upper end of the interval.
+        emphasized: Whether the bar is emphasized.
     """
 
     label: str
@@ -83,14 +87,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a picture.
+    """A line of a chart.
 
     Attributes:
-        name: What it is of.
-        across: Where its points stand on the axis below.
-        up: How high they are.
-        shown: What a point says under the mouse; empty for one without a dot.
-        spread: The two ends of the interval of each point; empty if there are none.
+        name: Name for the legend.
+        x: x coordinates.
+        y: y coordinates.
+        tooltips: Tooltip of each point; empty for a point without a dot.
+        intervals: Lower and upper end of the interval of each point; empty if there are none.
     """
 
     name: str
@@ -102,7 +106,7 @@ class Series:
 
 @dataclass(frozen=True)
 class AxisMarker:
-    """A place on an axis that has a name."""
+    """A named position on an axis."""
 
     position: float
     name: str
@@ -110,15 +114,15 @@ class AxisMarker:
 
 @dataclass(frozen=True)
 class Axes:
-    """What lines are drawn in.
+    """Axes of a line chart.
 
     Attributes:
-        unit: What is counted upwards.
-        below: What the axis below is of.
-        ticks: The places on the axis below that are named.
-        limits: Heights that are named.
-        marks: Places on the axis below that a line and a name above mark.
-        height: How high the drawing is, in lines of text.
+        y_unit: Unit of the y axis.
+        x_label: Label of the x axis.
+        ticks: Ticks of the x axis.
+        reference_lines: Named horizontal lines.
+        vertical_markers: Named vertical lines.
+        height: Height of the chart in lines of text.
     """
 
     y_unit: str
@@ -131,12 +135,12 @@ class Axes:
 
 @dataclass(frozen=True)
 class StatusIndicator:
-    """A status with its sign.
+    """A status with a badge.
 
     Attributes:
-        name: Of what.
-        status: As of a finding: ok, warning, failed or not applicable.
-        words: Why, in a few words.
+        name: Name.
+        status: Status as in a finding: ok, warning, failed or not applicable.
+        detail: Short reason.
     """
 
     name: str
@@ -146,14 +150,14 @@ class StatusIndicator:
 
 @dataclass(frozen=True)
 class Chart:
-    """Values that are drawn: bars, one below the other; lines in axes; or lamps, one beside the other.
+    """A chart of bars, lines or status indicators.
 
     Attributes:
-        caption: What is shown, and in which unit.
-        bars: The bars, from above.
-        lines: The lines.
-        axes: What the lines are drawn in.
-        lamps: The lamps, from the left.
+        caption: Caption with the unit.
+        bars: Bars from top to bottom.
+        lines: Lines.
+        axes: Axes of the lines.
+        indicators: Status indicators from left to right.
 
     Example:
         >>> render_charts(Chart("Notes a second", (Bar("cpu", 2.0, "2.0"), Bar("mps", math.nan, "not known")))).count("<tr")
@@ -170,232 +174,296 @@ class Chart:
 
 
 def bar_chart(
-    caption: str, values: Iterable[tuple[str, float]], shown: Callable[[float], str], strong: object = None
+    caption: str, values: Iterable[tuple[str, float]], format_value: Callable[[float], str], emphasized: object = None
 ) -> Chart:
-    """Return a picture of a bar for each label with its value; one label may stand out.
+    """Return a bar chart of labels and values.
+
+    Args:
+        caption: Caption with the unit.
+        values: Labels with their values. Values that cannot be drawn are ignored.
+        format_value: Function that formats a value for display.
+        emphasized: Label of the emphasized bar.
 
     Example:
         >>> bar_chart("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
         (Bar(label='DRUG', value=2, display_value='2', start=0.0, low=None, high=None, emphasized=False),)
     """
-    there = ((label, value) for label, value in values if is_drawable(value))
-    return Chart(caption, tuple(Bar(label, value, shown(value), emphasized=label == strong) for label, value in there))
+    bars = tuple(
+        Bar(label, value, format_value(value), emphasized=label == emphasized)
+        for label, value in values
+        if is_drawable(value)
+    )
+    return Chart(caption, bars)
 
 
-def render_charts(*pictures: Chart) -> str:
-    """Return pictures as HTML, one below the other, empty if there is nothing to draw; all lines begin at the same place."""
-    edge = max(map(_edge, pictures), default=0)
-    return "".join(_drawn(picture, edge) for picture in pictures)
+def render_charts(*charts: Chart) -> str:
+    """Return charts as HTML, one below the other with aligned axes, or an empty string if there is nothing to draw."""
+    left_margin = max(map(_left_margin, charts), default=0)
+    return "".join(_render_chart(chart, left_margin) for chart in charts)
 
 
-def _drawn(picture: Chart, edge: int) -> str:
-    lines = _lines_of(picture)
-    if picture.bars:
-        inside = _bars(picture.bars)
-    elif picture.indicators:
-        inside = _lamps(picture.indicators)
-    elif lines and picture.axes:
-        inside = _lines(picture.caption, lines, picture.axes, edge)
+def _render_chart(chart: Chart, left_margin: int) -> str:
+    """Return a chart as HTML."""
+    lines = _drawable_lines(chart)
+    if chart.bars:
+        content = _bars(chart.bars)
+    elif chart.indicators:
+        content = _indicators(chart.indicators)
+    elif lines and chart.axes:
+        content = _lines(chart.caption, lines, chart.axes, left_margin)
     else:
         return ""
-    caption = f'<figcaption style="{CAPTION}">{escape(picture.caption)}</figcaption>'
-    return f'<figure class="openmed-picture" style="{WIDTH}">{caption}{inside}</figure>'
+    caption = f'<figcaption style="{CAPTION}">{escape(chart.caption)}</figcaption>'
+    return f'<figure class="openmed-picture" style="{WIDTH}">{caption}{content}</figure>'
 
 
 def status_badge(status: str) -> str:
-    """Return the coloured sign of a status."""
+    """Return the colored badge of a status."""
     sign, color = SIGNS[status]
     return f'<span style="{BADGE};background-color:{color}">{sign}</span>'
 
 
 def is_drawable(value: float | None) -> bool:
-    """Tell whether a number can stand in a picture: it is there, and neither NaN nor beyond what can be added up."""
+    """Return whether a value can be drawn: it is not ``None``, not NaN, and not too large."""
     return value is not None and abs(value) <= MAX_DRAWABLE
 
 
-def nice_ticks(most: float, whole: bool = False) -> tuple[float, ...]:
-    """Return round numbers from 0 up to at least a number, about five of them; whole ones on request.
+def nice_ticks(maximum: float, whole: bool = False) -> tuple[float, ...]:
+    """Return about five round numbers from 0 to at least a maximum.
+
+    Args:
+        maximum: Value that the ticks include.
+        whole: Whether the ticks are integers.
 
     Example:
         >>> nice_ticks(170), nice_ticks(2, whole=True), nice_ticks(9, whole=True), nice_ticks(0)
         ((0, 50, 100, 150, 200), (0, 1, 2), (0, 2, 4, 6, 8, 10), (0, 1))
     """
-    if not most > 0:
+    if not maximum > 0:
         return (0, 1)
-    power = 10.0 ** math.floor(math.log10(most / TICKS)) if most / TICKS > 1 / MAX_DRAWABLE else most
-    parts = [part * power for part in (1, 2, 2.5, 5, 10) if not whole or (part * power).is_integer()]
-    step = next((one for one in parts if one * TICKS >= most), 1.0)
+    interval = maximum / NUM_INTERVALS
+    power = 10.0 ** math.floor(math.log10(interval)) if interval > 1 / MAX_DRAWABLE else maximum
+    steps = [factor * power for factor in (1, 2, 2.5, 5, 10) if not whole or (factor * power).is_integer()]
+    step = next((step for step in steps if step * NUM_INTERVALS >= maximum), 1.0)
     step = int(step) if step.is_integer() else step
-    return tuple(step * number for number in range(math.ceil(most / step) + 1))
+    return tuple(step * index for index in range(math.ceil(maximum / step) + 1))
 
 
 def drawable_points(line: Series) -> Points:
-    """Return the points of a line that can be drawn, each with what it says."""
+    """Return the points of a line that can be drawn, with their tooltips."""
     points = zip(line.x, line.y, line.tooltips, strict=True)
-    return [one for one in points if is_drawable(one[0]) and is_drawable(one[1])]
+    return [(x, y, tooltip) for x, y, tooltip in points if is_drawable(x) and is_drawable(y)]
 
 
-def _share(value: float, least: float, most: float) -> float:
-    """Return where a value stands between two others, in percent."""
-    part = (value - least) / (most - least) if most > least else 0.5
-    return round(100 * min(1.0, max(0.0, part)), 2)
+def _percent(value: float, minimum: float, maximum: float) -> float:
+    """Return the position of a value between a minimum and a maximum in percent."""
+    fraction = (value - minimum) / (maximum - minimum) if maximum > minimum else 0.5
+    return round(100 * min(1.0, max(0.0, fraction)), 2)
 
 
 def _bars(bars: Sequence[Bar]) -> str:
-    """Return bars as a table: what, how long, and the value in words; also without its styles it can be read."""
-    ends = [end for bar in bars for end in (_end(bar), bar.high) if end is not None and is_drawable(end)]
-    most, any_strong = max(ends, default=0.0), any(bar.emphasized for bar in bars)
+    """Return bars as a table of labels, bars and values, which is readable without styles."""
+    ends = [end for bar in bars for end in (_bar_end(bar), bar.high) if end is not None and is_drawable(end)]
+    maximum = max(ends, default=0.0)
+    any_emphasized = any(bar.emphasized for bar in bars)
     width = min(20.0, 0.62 * max(len(bar.label) for bar in bars) + 1)
     rows = []
     for bar in bars:
-        color = PALETTE[0] if bar.emphasized or not any_strong else MUTED_COLOR
-        begin, end = _share(bar.start, 0, most), _share(_end(bar) or 0.0, 0, most)
-        filled = f"position:absolute;left:{begin}%;top:0;width:{max(0.0, round(end - begin, 2))}%;min-width:1px;height:100%;border-radius:2px"
-        drawing = f'<div style="{filled};background-color:{color}"></div>{_whisker(bar, most)}'
+        color = PALETTE[0] if bar.emphasized or not any_emphasized else MUTED_COLOR
+        start = _percent(bar.start, 0, maximum)
+        end = _percent(_bar_end(bar) or 0.0, 0, maximum)
+        bar_style = (
+            f"position:absolute;left:{start}%;top:0;width:{max(0.0, round(end - start, 2))}%;"
+            "min-width:1px;height:100%;border-radius:2px"
+        )
+        drawing = f'<div style="{bar_style};background-color:{color}"></div>{_interval(bar, maximum)}'
         weight = ";font-weight:600" if bar.emphasized else ""
-        line = ";white-space:nowrap" if len(bar.display_value) <= SHORT else ""
+        nowrap = ";white-space:nowrap" if len(bar.display_value) <= MAX_NOWRAP_CHARACTERS else ""
+        label_style = f"{CELL};padding:0.15em 0.6em 0.15em 0;width:{width:g}em{weight}"
+        value_style = f"{CELL};padding:0.15em 0 0.15em 0.8em;{TABULAR_DIGITS}{weight}{nowrap}"
         rows.append(
             f'<tr style="border:none;background:none" title="{escape(f"{bar.label}: {bar.display_value}")}">'
-            f'<th scope="row" style="{CELL};padding:0.15em 0.6em 0.15em 0;width:{width:g}em{weight}">{escape(bar.label)}</th>'
+            f'<th scope="row" style="{label_style}">{escape(bar.label)}</th>'
             f'<td style="{CELL};width:60%"><div style="position:relative;height:1.1em">{drawing}</div></td>'
-            f'<td style="{CELL};padding:0.15em 0 0.15em 0.8em;{DIGITS}{weight}{line}">{escape(bar.display_value)}</td></tr>'
+            f'<td style="{value_style}">{escape(bar.display_value)}</td></tr>'
         )
     table = "width:100%;table-layout:auto;border-collapse:collapse;border:none;margin:0;font-size:1em"
     return f'<table style="{table}"><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _end(bar: Bar) -> float | None:
-    """Return where a bar ends."""
+def _bar_end(bar: Bar) -> float | None:
+    """Return the end of a bar, or ``None`` if it cannot be drawn."""
     return bar.start + bar.value if bar.value is not None and is_drawable(bar.value) else None
 
 
-def _whisker(bar: Bar, most: float) -> str:
-    """Return the interval of a bar, in the color of the text, which stands out from the bar and from the page."""
+def _interval(bar: Bar, maximum: float) -> str:
+    """Return the interval of a bar in the text color, which is visible on the bar and on the page."""
     if bar.low is None or bar.high is None or not is_drawable(bar.low) or not is_drawable(bar.high):
         return ""
-    low, high = _share(bar.low, 0, most), _share(bar.high, 0, most)
+    low = _percent(bar.low, 0, maximum)
+    high = _percent(bar.high, 0, maximum)
     ends = f"position:absolute;left:{low}%;top:25%;width:{max(0.0, round(high - low, 2))}%;height:50%"
     middle = '<div style="position:absolute;left:0;top:50%;width:100%;border-top:2px solid"></div>'
     return f'<div style="{ends};border-left:2px solid;border-right:2px solid">{middle}</div>'
 
 
-def _lamps(lamps: Iterable[StatusIndicator]) -> str:
-    """Return lamps as a table of one row, which goes on below where it is too narrow."""
+def _indicators(indicators: Iterable[StatusIndicator]) -> str:
+    """Return status indicators as a table with one row, which wraps on a narrow page."""
     cells = "".join(
-        f'<td style="{INDICATOR_STYLE}">{status_badge(one.status)} <strong>{escape(one.name)}</strong><br>'
-        f'<span style="{SMALL}">{escape(one.detail).replace(" %", "&nbsp;%")}</span></td>'
-        for one in lamps
+        f'<td style="{INDICATOR_STYLE}">{status_badge(indicator.status)} <strong>{escape(indicator.name)}</strong><br>'
+        f'<span style="{SMALL}">{escape(indicator.detail).replace(" %", "&nbsp;%")}</span></td>'
+        for indicator in indicators
     )
-    return f'<table style="border:none;margin:0;font-size:1em"><tbody><tr style="border:none;background:none;text-align:left">{cells}</tr></tbody></table>'
+    row = f'<tr style="border:none;background:none;text-align:left">{cells}</tr>'
+    return f'<table style="border:none;margin:0;font-size:1em"><tbody>{row}</tbody></table>'
 
 
-def _lines_of(picture: Chart) -> list[tuple[Series, Points]]:
-    """Return the lines of a picture that can be drawn, each with its points."""
-    return [(line, found) for line in picture.lines if (found := drawable_points(line))]
+def _drawable_lines(chart: Chart) -> list[tuple[Series, Points]]:
+    """Return the lines of a chart that can be drawn, each with its points."""
+    return [(line, points) for line in chart.lines if (points := drawable_points(line))]
 
 
-def _heights(lines: Sequence[tuple[Series, Points]], axes: Axes) -> tuple[float, ...]:
-    """Return the numbers at the axis upwards."""
-    limits = [one.position for one in axes.reference_lines if is_drawable(one.position)]
-    spreads = [end for line, _ in lines for ends in line.intervals for end in ends if is_drawable(end)]
-    return nice_ticks(max([point[1] for _, points in lines for point in points] + limits + spreads, default=0))
+def _y_ticks(lines: Sequence[tuple[Series, Points]], axes: Axes) -> tuple[float, ...]:
+    """Return the ticks of the y axis."""
+    values = [y for _, points in lines for _, y, _ in points]
+    values += [marker.position for marker in axes.reference_lines if is_drawable(marker.position)]
+    values += [end for line, _ in lines for interval in line.intervals for end in interval if is_drawable(end)]
+    return nice_ticks(max(values, default=0))
 
 
-def _edge(picture: Chart) -> int:
-    """Return how many characters stand to the left of the axes of a picture."""
-    if picture.axes is None:
+def _left_margin(chart: Chart) -> int:
+    """Return the number of characters to the left of the axes of a chart."""
+    if chart.axes is None:
         return 0
-    heights = _heights(_lines_of(picture), picture.axes)
-    return max(len(format_number(one)) for one in heights) + len(picture.axes.y_unit) + 1
+    ticks = _y_ticks(_drawable_lines(chart), chart.axes)
+    return max(len(format_number(tick)) for tick in ticks) + len(chart.axes.y_unit) + 1
 
 
-def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, edge: int) -> str:
-    """Return lines in axes: an image of the lines, dots that say their values, and the words of the axes around it."""
-    below, limits, marks = (
-        [one for one in some if is_drawable(one.position)]
-        for some in (axes.ticks, axes.reference_lines, axes.vertical_markers)
-    )
-    across = [point[0] for _, points in lines for point in points] + [one.position for one in (*below, *marks)]
-    heights = _heights(lines, axes)
-    least, most = min(across), max(across)
+def _drawable_markers(markers: Iterable[AxisMarker]) -> list[AxisMarker]:
+    """Return the markers that can be drawn."""
+    return [marker for marker in markers if is_drawable(marker.position)]
 
-    def x(value: float) -> float:
-        return _share(value, least, most)
 
-    def y(value: float) -> float:
-        return round(100 - _share(value, 0, heights[-1]), 2)
+def _vertical_marker_labels(markers: Iterable[AxisMarker], x_percent: Callable[[float], float]) -> list[str]:
+    """Return the names above the vertical markers. A name that occurs several times is displayed once."""
+    labels = []
+    names: set[str] = set()
+    for marker in markers:
+        if marker.name not in names:
+            names.add(marker.name)
+            x = x_percent(marker.position)
+            side = f"left:{x}%" if x < MIDDLE_PERCENT else f"right:{round(100 - x, 2)}%"
+            labels.append(_label(f"{side};bottom:100%;margin:0 0 0.3em 0", marker.name))
+    return labels
 
-    paths = [_path([(0, y(one)), (100, y(one))], MUTED_COLOR, "", 1, 0.4) for one in heights]
-    paths += [_path([(0, y(one.position)), (100, y(one.position))], LIMIT_COLOR, "6 4", 1.5) for one in limits]
-    paths += [_path([(x(one.position), 0), (x(one.position), 100)], MUTED_COLOR, "6 4", 1.5) for one in marks]
-    legend, around = [], []
+
+def _interval_paths(
+    line: Series, color: str, x_percent: Callable[[float], float], y_percent: Callable[[float], float]
+) -> list[str]:
+    """Return the intervals of the points of a line that can be drawn."""
+    return [
+        _path([(x_percent(x), y_percent(end)) for end in interval], color, "", 1.5)
+        for x, interval in zip(line.x, line.intervals, strict=False)
+        if is_drawable(x) and all(map(is_drawable, interval))
+    ]
+
+
+def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, left_margin: int) -> str:
+    """Return a line chart: an image of the lines, points with tooltips, and the text of the axes."""
+    ticks = _drawable_markers(axes.ticks)
+    reference_lines = _drawable_markers(axes.reference_lines)
+    vertical_markers = _drawable_markers(axes.vertical_markers)
+    x_values = [x for _, points in lines for x, _, _ in points]
+    x_values += [marker.position for marker in (*ticks, *vertical_markers)]
+    x_min = min(x_values)
+    x_max = max(x_values)
+    y_ticks = _y_ticks(lines, axes)
+
+    def x_percent(value: float) -> float:
+        return _percent(value, x_min, x_max)
+
+    def y_percent(value: float) -> float:
+        return round(100 - _percent(value, 0, y_ticks[-1]), 2)
+
+    paths = [_path([(0, y_percent(tick)), (100, y_percent(tick))], MUTED_COLOR, "", 1, 0.4) for tick in y_ticks]
+    for marker in reference_lines:
+        y = y_percent(marker.position)
+        paths.append(_path([(0, y), (100, y)], LIMIT_COLOR, "6 4", 1.5))
+    for marker in vertical_markers:
+        x = x_percent(marker.position)
+        paths.append(_path([(x, 0), (x, 100)], MUTED_COLOR, "6 4", 1.5))
+    legend = []
+    labels = []
     for (line, points), color, (border, dash) in zip(lines, cycle(PALETTE), cycle(DASHES), strict=False):
-        paths.append(_path([(x(right), y(up)) for right, up, _ in points], color, dash, 2.5))
-        swatch = f'<span style="display:inline-block;width:2em;border-top:3px {border} {color};vertical-align:middle"></span>'
-        legend.append(f'<span style="{LEGEND}">{swatch} {escape(line.name)}</span>')
-        for right, ends in zip(line.x, line.intervals, strict=False):
-            if is_drawable(right) and all(map(is_drawable, ends)):
-                paths.append(_path([(x(right), y(end)) for end in ends], color, "", 1.5))
-        dots = [one for one in points if one[2]]
-        for right, up, says in dots if len(dots) <= MAX_DOTS else ():
-            spot = f"position:absolute;left:{x(right)}%;top:{y(up)}%;{DOT};background-color:{color}"
-            around.append(f'<span style="{spot}" title="{escape(says)}"></span>')
-    for height in heights:
-        unit = f" {axes.y_unit}" if height == heights[-1] else ""
-        around.append(_word(f"right:100%;top:{y(height)}%;margin:-0.5em 0.6em 0 0", f"{format_number(height)}{unit}"))
-    centred = "top:100%;width:6em;margin:0.5em 0 0 -3em;text-align:center"
-    around += [_word(f"left:{x(one.position)}%;{centred}", one.name) for one in below]
-    around.append(_word("left:0;top:100%;width:100%;margin:1.8em 0 0 0;text-align:center", axes.x_label))
-    around += [_word(f"right:0;top:{y(one.position)}%;margin:-1.2em 0.3em 0 0", one.name) for one in limits]
-    for number, one in enumerate(marks):
-        if one.name not in [other.name for other in marks[:number]]:
-            side = (
-                f"left:{x(one.position)}%" if x(one.position) < MIDDLE else f"right:{round(100 - x(one.position), 2)}%"
-            )
-            around.append(_word(f"{side};bottom:100%;margin:0 0 0.3em 0", one.name))
-    drawing = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{VIEW}" preserveAspectRatio="none" fill="none">{"".join(paths)}</svg>'
-    source = base64.b64encode(drawing.encode()).decode()
-    image = f'<img alt="{escape(describe_chart(caption, lines, axes))}" src="data:image/svg+xml;base64,{source}" style="{IMAGE}">'
-    frame = f"position:relative;height:{axes.height:g}em;margin:{1.7 if marks else 0.7}em 1.5em 3em {0.55 * edge + 0.8:.3g}em"
+        paths.append(_path([(x_percent(x), y_percent(y)) for x, y, _ in points], color, dash, 2.5))
+        swatch_style = f"display:inline-block;width:2em;border-top:3px {border} {color};vertical-align:middle"
+        legend.append(f'<span style="{LEGEND}"><span style="{swatch_style}"></span> {escape(line.name)}</span>')
+        paths += _interval_paths(line, color, x_percent, y_percent)
+        dots = [point for point in points if point[2]]
+        for x, y, tooltip in dots if len(dots) <= MAX_DOTS else ():
+            dot_style = f"position:absolute;left:{x_percent(x)}%;top:{y_percent(y)}%;{DOT};background-color:{color}"
+            labels.append(f'<span style="{dot_style}" title="{escape(tooltip)}"></span>')
+    for tick in y_ticks:
+        unit = f" {axes.y_unit}" if tick == y_ticks[-1] else ""
+        style = f"right:100%;top:{y_percent(tick)}%;margin:-0.5em 0.6em 0 0"
+        labels.append(_label(style, f"{format_number(tick)}{unit}"))
+    centered = "top:100%;width:6em;margin:0.5em 0 0 -3em;text-align:center"
+    labels += [_label(f"left:{x_percent(marker.position)}%;{centered}", marker.name) for marker in ticks]
+    labels.append(_label("left:0;top:100%;width:100%;margin:1.8em 0 0 0;text-align:center", axes.x_label))
+    labels += [
+        _label(f"right:0;top:{y_percent(marker.position)}%;margin:-1.2em 0.3em 0 0", marker.name)
+        for marker in reference_lines
+    ]
+    labels += _vertical_marker_labels(vertical_markers, x_percent)
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{VIEW_BOX}" preserveAspectRatio="none" fill="none">'
+        f"{''.join(paths)}</svg>"
+    )
+    source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+    image = f'<img alt="{escape(describe_chart(caption, lines, axes))}" src="{source}" style="{IMAGE}">'
+    top = 1.7 if vertical_markers else 0.7
+    frame = f"position:relative;height:{axes.height:g}em;margin:{top}em 1.5em 3em {0.55 * left_margin + 0.8:.3g}em"
     names = f"<div>{''.join(legend)}</div>" if len(legend) > 1 else ""
-    # Where styles are lost, what is hidden stays so.
-    return f'{names}<div style="{frame}">{image}<div hidden="hidden" style="display:block;{FILL};{SMALL}">{"".join(around)}</div></div>'
+    # The text is hidden if styles are removed.
+    text = f'<div hidden="hidden" style="display:block;{FILL};{SMALL}">{"".join(labels)}</div>'
+    return f'{names}<div style="{frame}">{image}{text}</div>'
 
 
 def _path(points: Iterable[tuple[float, float]], color: str, dash: str, width: float, opacity: float = 1.0) -> str:
-    """Return a line of the image, whose width does not change with the size of the image."""
+    """Return a polyline of the SVG image. Its width does not depend on the size of the image."""
     stroke = (
         f'stroke="{color}" stroke-width="{width:g}" stroke-opacity="{opacity:g}" stroke-dasharray="{dash or "none"}"'
     )
-    places = " ".join(f"{x:g},{y:g}" for x, y in points)
-    return f'<polyline points="{places}" {stroke} stroke-linejoin="round" vector-effect="non-scaling-stroke"/>'
+    coordinates = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return f'<polyline points="{coordinates}" {stroke} stroke-linejoin="round" vector-effect="non-scaling-stroke"/>'
 
 
-def _word(place: str, text: str) -> str:
-    return f'<span style="{WORD};{place}">{escape(text)}</span>'
+def _label(position_style: str, text: str) -> str:
+    """Return text at a position of the chart."""
+    return f'<span style="{LABEL};{position_style}">{escape(text)}</span>'
 
 
 def describe_chart(caption: str, lines: Iterable[tuple[Series, Points]], axes: Axes) -> str:
-    """Return what a picture of lines shows, for who cannot see it."""
-    said = [
-        f"{line.name}: {format_number(points[0][1])} to {format_number(points[-1][1])} {axes.y_unit}, {len(points)} points, "
-        f"at most {format_number(max(one[1] for one in points))}"
+    """Return the alternative text of a line chart for screen readers."""
+    descriptions = [
+        f"{line.name}: {format_number(points[0][1])} to {format_number(points[-1][1])} {axes.y_unit}, "
+        f"{len(points)} points, at most {format_number(max(y for _, y, _ in points))}"
         for line, points in lines
     ]
-    said += [
-        f"{one.name}: {format_number(one.position)} {axes.y_unit}"
-        for one in axes.reference_lines
-        if is_drawable(one.position)
+    descriptions += [
+        f"{marker.name}: {format_number(marker.position)} {axes.y_unit}"
+        for marker in _drawable_markers(axes.reference_lines)
     ]
-    return f"{caption}, by {axes.x_label}. {'; '.join((*said, *(one.name for one in axes.vertical_markers)))}."
+    descriptions += [marker.name for marker in axes.vertical_markers]
+    return f"{caption}, by {axes.x_label}. {'; '.join(descriptions)}."
 
 
 def format_number(value: float) -> str:
-    """Return a number with as many digits as are read at a glance.
+    """Return a number for display with about three significant digits.
 
     Example:
         >>> format_number(1250.0), format_number(0.123456), format_number(2_000_000), format_number(12.345)
         ('1,250', '0.123', '2,000,000', '12.3')
     """
     digits = max(3, math.floor(math.log10(abs(value))) + 1) if value else 1
-    return f"{value:,.{digits}g}" if digits < 16 else f"{value:g}"  # noqa: PLR2004 - what a float holds
+    return f"{value:,.{digits}g}" if digits < 16 else f"{value:g}"  # noqa: PLR2004 - significant digits of a float

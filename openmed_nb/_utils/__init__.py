@@ -1,1 +1,1 @@
-"""Helpers without a domain: lazy imports, plain data, files written whole."""
+"""General helpers: lazy imports, JSON data, text, argument checks and warnings."""

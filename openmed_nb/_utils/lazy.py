@@ -1,7 +1,7 @@
-"""Faces that import nothing until a name of theirs is asked for (PEP 562).
+"""Packages whose public names are imported on first access (PEP 562).
 
-The one table of a face is its stub: ``__init__.pyi`` beside ``__init__.py`` imports each name from its home. Type checkers
-and editors read it, and so does :func:`face`.
+The names are defined in the stub: ``__init__.pyi`` next to ``__init__.py`` imports each name from its module. Type checkers,
+editors and :func:`attach_stub` read it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 
 
 def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the stub beside its file."""
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the stub next to its file."""
     imports = [
         node
         for node in ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body
         if isinstance(node, ast.ImportFrom)
     ]
-    homes = {one.name: node.module for node in imports if node.level for one in node.names}
+    modules = {alias.name: node.module for node in imports if node.level for alias in node.names}
 
-    def get(name: str) -> Any:
-        if name not in homes:
+    def import_name(name: str) -> Any:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = homes[name]
-        found = import_module(f".{home or name}", package)
-        value = found if home is None else getattr(found, name)
-        setattr(sys.modules[package], name, value)  # From now on it is found without asking here.
+        module_name = modules[name]
+        module = import_module(f".{module_name or name}", package)
+        value = module if module_name is None else getattr(module, name)
+        setattr(sys.modules[package], name, value)  # Further accesses do not call this function.
         return value
 
-    return get, lambda: sorted(homes), sorted(homes)
+    return import_name, lambda: sorted(modules), sorted(modules)

@@ -1,4 +1,4 @@
-"""Text for people: one line of it, without control characters, and without what may be a note."""
+"""Text for messages: one line, without control characters and without possible text of a note."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def collapse_whitespace(text: str) -> str:
-    r"""Return the text with every run of white space, line ends included, as one space.
+    r"""Return the text with all consecutive white space, including line breaks, replaced by one space.
 
     Example:
         >>> collapse_whitespace("two\n  lines")
@@ -18,24 +18,24 @@ def collapse_whitespace(text: str) -> str:
     return escape_control_characters(" ".join(text.split()))
 
 
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {
+CONTROL_CHARACTER_SYMBOLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
 }
 
 
 def escape_control_characters(text: str) -> str:
-    r"""Return the text with control characters as pictures, so that a note or a model cannot steer the terminal.
+    r"""Return the text with visible symbols for control characters, so that a note or a model cannot control the terminal.
 
     Example:
         >>> escape_control_characters("\x1b[2J cleared\r\n")
         '␛[2J cleared\n'
     """
-    return text.replace("\r\n", "\n").translate(CONTROL_PICTURES)
+    return text.replace("\r\n", "\n").translate(CONTROL_CHARACTER_SYMBOLS)
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Return a text in one line, cut off after ``length`` characters.
+    """Return a text in one line, truncated after ``length`` characters.
 
     Example:
         >>> shorten("a" * 70) == "a" * 60 + "…"
@@ -45,38 +45,32 @@ def shorten(text: str, length: int = 60) -> str:
     return line if len(line) <= length else line[:length] + "…"
 
 
-# The longest string that an error shows, and the longest that consists of shorter names: a path, a model on the hub, a class.
+# Maximum length of a string in an error, and of a string that consists of several names: a path, a Hub id, a class.
 MAX_SHOWN_CHARACTERS = 40
-
-
 MAX_COMPOUND_CHARACTERS = 160
 
-
-# What an error shows of a string: visible ASCII characters without a space.
+# Strings that an error may contain: visible ASCII characters without spaces.
 IDENTIFIER_PATTERN = re.compile(r"[!-~]*")
-
-
 COMPOUND_PATTERN = re.compile(r"(<class ')?[/~.]*\w{1,40}([./\\:_-]+\w{1,40})+('>)?", re.ASCII)
 
-
-# A part of a message in quotation marks, an apostrophe inside a word not being one.
+# Quoted part of a message. An apostrophe inside a word is not a quotation mark.
 QUOTED_PATTERN = re.compile(r"""(?<!\w)(?:[bru]{1,2}(?=['"]))?(['"`])(.*?)\1(?!\w)""", re.DOTALL)
 
-# A quotation mark, an apostrophe inside a word not being one.
+# Quotation mark, without apostrophes inside a word.
 QUOTATION_MARK_PATTERN = re.compile(r"""["`]|(?<!\w)'|'(?!\w)""")
 
 
 def is_identifier(text: str) -> bool:
-    """Return whether a text is short and without spaces, so that an error may show it."""
+    """Return whether a text is short and without spaces, so that an error may contain it."""
     if len(text) <= MAX_SHOWN_CHARACTERS:
         return IDENTIFIER_PATTERN.fullmatch(text) is not None
     return len(text) <= MAX_COMPOUND_CHARACTERS and COMPOUND_PATTERN.fullmatch(text) is not None
 
 
 def describe_value(value: Any) -> str:
-    """Return a value as an error may show it: what may be a note is described, not quoted.
+    """Return a value for an error. A possible note is described and not quoted.
 
-    Shown are ``None``, truth values, numbers, and short strings and paths of ASCII without spaces.
+    ``None``, bools, numbers, and short ASCII strings and paths without spaces are quoted.
 
     Example:
         >>> describe_value("cuad"), describe_value(0.5), describe_value("Has asthma."), describe_value(["asthma"])
@@ -84,12 +78,11 @@ def describe_value(value: Any) -> str:
     """
     kind = type(value)
     if value is None or kind in {bool, int, float, complex, type(...), range}:
-        too_long = (
-            isinstance(value, int) and value.bit_length() > MAX_COMPOUND_CHARACTERS
-        )  # Python may refuse to write it.
+        # Python raises an error for the text of a very large integer.
+        too_long = isinstance(value, int) and value.bit_length() > MAX_COMPOUND_CHARACTERS
         described = "" if too_long else repr(value)
         if too_long or len(described) > MAX_SHOWN_CHARACTERS:
-            described = "a number of many digits"
+            described = "a number with many digits"
     elif isinstance(value, (str, PurePath)):
         text = str.__str__(value) if isinstance(value, str) else str(value)
         noun = "string" if isinstance(value, str) else "path"
@@ -108,7 +101,7 @@ def describe_value(value: Any) -> str:
 
 
 def describe_names(names: Iterable[str]) -> str:
-    """Return names that a caller made up, such as unknown options, as an error may show them.
+    """Return names from a caller, such as unknown options, for an error.
 
     Example:
         >>> describe_names(["speed", "Has asthma."])
@@ -118,12 +111,12 @@ def describe_names(names: Iterable[str]) -> str:
 
 
 def model_label(name: str) -> str:
-    """Return the name of a model as progress may show it: a long one, or one with spaces, may be a note."""
+    """Return the name of a model for progress events. A long name, or one with spaces, may be a note and is replaced."""
     return name if is_identifier(name) else "a model"
 
 
 def describe_file(path: PurePath) -> str:
-    """Return the name of a file as an error may show it: a long one, or one with spaces, may be a note.
+    """Return the name of a file for an error. A long name, or one with spaces, may be a note and is replaced.
 
     Example:
         >>> describe_file(PurePath("results.json")), describe_file(PurePath("Has asthma."))
@@ -133,13 +126,13 @@ def describe_file(path: PurePath) -> str:
 
 
 def short_type_name(value: Any) -> str:
-    """Return the name of a value's type, unless a program has made it of a text."""
+    """Return the name of the type of a value. A name that may be a text is replaced."""
     name = type(value).__name__
     return name if is_identifier(name) else "a class with a long name"
 
 
 def without_quotes(message: str) -> str:
-    """Return a message of another library without what it quotes, if that may be a note.
+    """Return a message of another library without quoted parts that may be a note.
 
     Example:
         >>> without_quotes("invalid int value: 'Has asthma.'"), without_quotes("can't find 'cuda'")
@@ -148,18 +141,18 @@ def without_quotes(message: str) -> str:
         'bad value … at 3'
     """
     if QUOTATION_MARK_PATTERN.search(QUOTED_PATTERN.sub("", message)):
-        # The marks are not pairs, so that the text between any two of them may be quoted.
+        # The quotation marks are not balanced, so the text between any two of them may be quoted.
         marks = [match.span() for match in QUOTATION_MARK_PATTERN.finditer(message)]
         return f"{message[: marks[0][0]]}…{message[marks[-1][1] :]}"
 
-    def shown(match: re.Match[str]) -> str:
+    def replace_quoted(match: re.Match[str]) -> str:
         return match[0] if is_identifier(match[2]) else f"{match[1]}…{match[1]}"
 
-    return QUOTED_PATTERN.sub(shown, message)
+    return QUOTED_PATTERN.sub(replace_quoted, message)
 
 
 def parser_problem(message: str) -> str:
-    """Return what argparse says of a line, without the words of the line: they may be part of a note.
+    """Return the message of argparse without the words of the parsed line, which may be part of a note.
 
     Example:
         >>> parser_problem("unrecognized arguments: Has asthma"), parser_problem("argument --length: expected one argument")
@@ -172,5 +165,5 @@ def parser_problem(message: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what an error of another library says, in one short line without a full stop, and without what may be a note."""
+    """Return the message of another library's error in one short line, without a period and without a possible note."""
     return shorten(without_quotes(str(error)), 200).rstrip(".") or short_type_name(error)

@@ -1,6 +1,6 @@
-"""Checks of arguments, which refuse bad values with a :class:`~openmed_nb.errors.ConfigurationError`.
+"""Validation of arguments. Invalid values raise :class:`~openmed_nb.errors.ConfigurationError`.
 
-An argument may be a note that was passed in the wrong place, so an error shows a value as ``describe_value`` does.
+An argument may be a note that was passed in the wrong place, so errors contain the value as ``describe_value`` returns it.
 """
 
 from __future__ import annotations
@@ -16,31 +16,37 @@ from ..errors import ConfigurationError, OpenMedError
 from .text import describe_value, short_type_name
 
 
-def check_not_shadowed(module: Any, needs: str, error: type[OpenMedError] = ConfigurationError) -> None:
-    """Check that an imported module is the package of that name, and not a file of the person's own beside the notebook."""
-    if not hasattr(module, needs):
-        where = getattr(module, "__file__", None) or f"A module named {module.__name__!r} without a file"
-        raise error(f"{where} hides the real {module.__name__}.", "Rename it, then restart the kernel.")
+def check_not_shadowed(module: Any, attribute: str, error: type[OpenMedError] = ConfigurationError) -> None:
+    """Raise an error if an imported module is a file of the user instead of the package with that name.
+
+    Args:
+        module: The imported module.
+        attribute: Name of an attribute of the package.
+        error: Type of the error.
+    """
+    if not hasattr(module, attribute):
+        location = getattr(module, "__file__", None) or f"A module named {module.__name__!r} without a file"
+        raise error(f"{location} shadows the package {module.__name__}.", "Rename it, then restart the kernel.")
 
 
 def invalid_value(name: str, value: Any, remedy: str) -> ConfigurationError:
-    """Return the error for an argument that has a wrong value."""
-    return ConfigurationError(f"{name} cannot be {describe_value(value)}.", remedy)
+    """Return the error for an argument with an invalid value."""
+    return ConfigurationError(f"Invalid value for {name}: {describe_value(value)}.", remedy)
 
 
 def invalid_type(name: str, value: Any, remedy: str) -> ConfigurationError:
-    """Return the error for an argument of a wrong type, which does not show the value."""
-    return ConfigurationError(f"{name} cannot be of type {short_type_name(value)}.", remedy)
+    """Return the error for an argument with an invalid type. It does not contain the value."""
+    return ConfigurationError(f"Invalid type for {name}: {short_type_name(value)}.", remedy)
 
 
 def check_bool(name: str, value: Any) -> None:
-    """Refuse what is not a bool: many values, such as tensors, are neither clearly true nor clearly false."""
+    """Raise an error if a value is not a bool. The truth value of other types, such as tensors, can be ambiguous."""
     if not isinstance(value, bool):
         raise invalid_value(name, value, "Pass True or False.")
 
 
 def as_integer(value: Any) -> int | None:
-    """Return a whole number as Python's own, such as one of numpy; ``None`` for anything else, also for what is true or false."""
+    """Return an integer, such as one of numpy, as ``int``, or ``None`` for any other value, including bools."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -48,71 +54,76 @@ def as_integer(value: Any) -> int | None:
 
 
 def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None, otherwise: str = "") -> int:
-    """Return a whole number that a person passes, as Python's own.
+    """Validate an integer argument.
 
     Args:
-        name: Which argument it is.
-        value: What was passed.
-        least: The smallest that will do.
-        most: The largest that will do; ``None`` where any will.
-        otherwise: What else will do, as the end of the remedy.
+        name: Name of the argument.
+        value: Value of the argument.
+        minimum: Minimum value.
+        maximum: Maximum value. If ``None``, there is no maximum.
+        otherwise: Alternative to an integer, as the end of the remedy.
+
+    Returns:
+        The value as ``int``.
 
     Raises:
-        ConfigurationError: For anything else.
+        ConfigurationError: If the value is not an integer in the range.
 
     Example:
         >>> check_integer("batch_size", 0, maximum=4096)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: batch_size cannot be 0. Pass a whole number from 1 to 4,096.
+        openmed_nb.errors.ConfigurationError: Invalid value for batch_size: 0. Pass an integer from 1 to 4,096.
     """
-    found = as_integer(value)
-    if found is None or found < minimum or (maximum is not None and found > maximum):
-        upwards = f"from {minimum:,}" + ("" if maximum is None else f" to {maximum:,}")
-        raise invalid_value(name, value, f"Pass a whole number {upwards}{otherwise}.")
-    return found
+    number = as_integer(value)
+    if number is None or number < minimum or (maximum is not None and number > maximum):
+        valid_range = f"from {minimum:,}" + ("" if maximum is None else f" to {maximum:,}")
+        raise invalid_value(name, value, f"Pass an integer {valid_range}{otherwise}.")
+    return number
 
 
 def check_optional_integer(
     name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = ""
 ) -> int | None:
-    """Return a whole number as :func:`whole` does, or ``None`` where that was passed."""
+    """Validate an integer argument as in :func:`check_integer`, which may be ``None``."""
     return None if value is None else check_integer(name, value, least, most, otherwise)
 
 
 def check_number(
     name: str, value: Any, maximum: float = math.inf, *, above: float | None = None, example: str = ""
 ) -> float:
-    """Return a finite number that a person passes, from 0, or above another.
+    """Validate a finite number.
 
     Args:
-        name: Which argument it is.
-        value: What was passed.
-        most: The largest that will do.
-        above: What it has to be above; ``None`` for any from 0.
-        such_as: An example, for the remedy.
+        name: Name of the argument.
+        value: Value of the argument.
+        maximum: Maximum value.
+        above: Exclusive minimum. If ``None``, the minimum is 0.
+        example: Example of a valid value for the remedy.
+
+    Returns:
+        The value as ``float``.
 
     Raises:
-        ConfigurationError: For anything else.
+        ConfigurationError: If the value is not a finite number in the range.
 
     Example:
-        >>> check_number("clip", 0, above=0, example="1.0, or None")
+        >>> check_number("max_norm", 0, above=0, example="1.0, or None")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: clip cannot be 0. Pass a number above 0, such as 1.0, or None.
+        openmed_nb.errors.ConfigurationError: Invalid value for max_norm: 0. Pass a number above 0, such as 1.0, or None.
     """
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_one or value > maximum or (value < 0 if above is None else value <= above):
-        upwards = ("from 0" if above is None else f"above {above:g}") + (
-            "" if maximum == math.inf else f" up to {maximum:g}"
-        )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value > maximum or (value < 0 if above is None else value <= above):
+        lower = "from 0" if above is None else f"above {above:g}"
+        upper = "" if maximum == math.inf else f" up to {maximum:g}"
         example = f", such as {example}" if example else ""
-        raise invalid_value(name, value, f"Pass a number {upwards}{example}.")
+        raise invalid_value(name, value, f"Pass a number {lower}{upper}{example}.")
     return float(value)
 
 
 def closest_match(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
-    """Return the word that another was probably meant to be, empty where none is near.
+    """Return the most similar word, or an empty string if no word is similar enough.
 
     Example:
         >>> closest_match("cuad", ["cpu", "cuda"]), closest_match("xyz", ["cpu", "cuda"])
@@ -124,42 +135,52 @@ def closest_match(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
-    """Return what to do about an unknown word: pass the one that was probably meant, or else one of all that are known.
+    """Return the remedy for an invalid word: the most similar valid word, or the list of all valid words.
 
     Example:
         >>> suggest("cuad", ["cpu", "cuda"]), suggest("xyz", ["cpu", "cuda"])
-        ("Did you mean 'cuda'?", 'Known are cpu, cuda.')
+        ("Did you mean 'cuda'?", 'Valid values: cpu, cuda.')
     """
-    known = list(words)
-    near = closest_match(word, known)
-    return f"Did you mean {near!r}?" if near else f"Known are {', '.join(known)}."
+    valid_words = list(words)
+    suggestion = closest_match(word, valid_words)
+    return f"Did you mean {suggestion!r}?" if suggestion else f"Valid values: {', '.join(valid_words)}."
 
 
-def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
-    """Refuse what is not one of the words that an argument may be.
+def check_choice(name: str, value: Any, words: Iterable[str]) -> None:
+    """Raise an error if a value is not one of the valid words of an argument.
 
     Example:
         >>> check_choice("library", "trainr", ["trainer", "lightning"])
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: library cannot be 'trainr'. Did you mean 'trainer'?
+        openmed_nb.errors.ConfigurationError: Invalid value for library: 'trainr'. Did you mean 'trainer'?
     """
-    words = list(known)
-    if not isinstance(value, str) or value not in words:
-        raise invalid_value(name, value, suggest(value if isinstance(value, str) else "", words))
+    valid_words = list(words)
+    if not isinstance(value, str) or value not in valid_words:
+        raise invalid_value(name, value, suggest(value if isinstance(value, str) else "", valid_words))
 
 
-def check_path(path: Any, what: str) -> Path:
-    """Return a path that a person passes, with their home in the place of ``~``; nothing need be there."""
+def check_path(path: Any, name: str) -> Path:
+    """Validate a path argument.
+
+    Args:
+        path: The path. It does not need to exist.
+        name: Name of the argument.
+
+    Returns:
+        The path with ``~`` replaced by the home directory.
+
+    Raises:
+        ConfigurationError: If the value is not a valid path.
+    """
     reason = ""
     try:
-        found = Path(path).expanduser()
-        os.stat(found)  # noqa: PTH116 - it answers alike in every Python; Path.exists hides some errors in some
+        expanded = Path(path).expanduser()
+        os.stat(expanded)  # noqa: PTH116 - Path.exists hides some errors in some versions of Python
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (TypeError, ValueError, RuntimeError, OSError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text that names a file"
-    if reason:  # Outside of the handler: the other error has the path, and would be the context of this one.
-        unusable = f"What was passed as {what} is not a usable path: {reason}."
-        raise ConfigurationError(unusable, "Pass another path.")
-    return found
+        reason = getattr(error, "strerror", None) or "not a string or path-like object"
+    if reason:  # Outside the handler, because the original error contains the path and would become the context.
+        raise ConfigurationError(f"Invalid path for {name}: {reason}.", "Pass another path.")
+    return expanded

@@ -1,12 +1,11 @@
-"""The seam to torch: how it is imported, what is known of it, its probes and random numbers.
+"""Adapter to torch: import, facts, device checks and states of random number generators.
 
-What is known of torch is a value, :class:`TorchInfo`, in two grades: what its files say, without importing it, and
-what it says itself once it is loaded.
+The facts are a value, :class:`TorchInfo`. It is read from the files of torch without importing it, or from torch itself
+after the import.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import importlib
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .._events.activity import defer_interrupts
 from .._utils.text import describe_error
@@ -33,66 +32,73 @@ if TYPE_CHECKING:
     import torch
 
 
-MINIMUM_TORCH = (2, 6)  # The oldest torch that transformers 5 runs on (its own torch>=2.6).
+MIN_TORCH = (2, 6)  # Oldest release that transformers 5 supports (its requirement is torch>=2.6).
 
-# Held around all tensor work of this package: two threads on MPS can crash the process (pytorch#197805).
+# Lock for all tensor work of this package: two threads on MPS can crash the process (pytorch#197805).
 TENSOR_LOCK = threading.RLock()
 
-# Held while a tokenizer cuts texts, because truncation and padding are its state; the device may compute meanwhile. Whoever
-# needs both locks takes that of tensors first.
+# Lock for tokenization, because truncation and padding are state of a tokenizer. The device can compute concurrently. Code
+# that needs both locks acquires the lock of tensors first.
 TOKENIZER_LOCK = threading.RLock()
 
-if hasattr(os, "register_at_fork"):  # A forked child has no thread that could release what another one held.
+if hasattr(os, "register_at_fork"):  # A forked child does not have the thread that would release a lock.
     for lock in (TENSOR_LOCK, TOKENIZER_LOCK):
         os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @dataclass(frozen=True)
 class TorchInfo:
-    """What is known of the installed torch; ``None`` means not known yet."""
+    """Facts of the installed torch; ``None`` means that a fact is not known yet.
 
-    version: str | None  # Such as ``"2.13.0+cpu"``; ``None`` where torch is not installed.
-    is_imported: bool = False  # Whether torch is imported and spoke for itself.
-    # What the build computes on besides the CPU, such as ``"CUDA 13.0"``; empty for a CPU build.
+    Attributes:
+        version: Version such as ``"2.13.0+cpu"``, or ``None`` if torch is not installed.
+        is_imported: Whether the facts come from the imported torch.
+        gpu_build: GPU platform of the build, such as ``"CUDA 13.0"``; empty for a CPU-only build.
+        mps_built: Whether the build contains the MPS backend.
+        mps_available: Whether torch finds a Metal device.
+        cuda_names: Names of the GPUs that torch finds.
+        probes: Pairs of a device and the failure of its device check, empty if the check passed.
+        metal_device: Metal device that torch finds, such as ``"Apple M2, 10 GPU cores"``; empty if it is unknown.
+    """
+
+    version: str | None
+    is_imported: bool = False
     gpu_build: str | None = None
-    mps_built: bool | None = None  # Whether the build has the MPS backend.
-    mps_available: bool | None = None  # Whether torch finds a Metal device.
-    cuda_names: tuple[str, ...] | None = None  # One name for each GPU that torch finds.
-    # Pairs of a device and why a tiny computation on it failed, empty where it did not.
+    mps_built: bool | None = None
+    mps_available: bool | None = None
+    cuda_names: tuple[str, ...] | None = None
     probes: tuple[tuple[str, str], ...] = ()
-    metal_device: str = (
-        ""  # The Metal device that torch finds, such as ``"Apple M2, 10 GPU cores"``; empty where it is not known.
-    )
+    metal_device: str = ""
 
     @functools.cached_property
     def release(self) -> tuple[int, ...]:
-        """The version as numbers: ``(2, 13, 0)``."""
+        """Version as numbers, such as ``(2, 13, 0)``."""
         return parse_release(self.version)
 
     @property
     def display_version(self) -> str:
-        """The version as people read it: one that is no release says what it is; empty where torch is not installed."""
+        """Version for display, with a note if it is not a release; empty if torch is not installed."""
         return ", ".join(part for part in (self.version, self.prerelease_note) if part)
 
     @property
     def prerelease_note(self) -> str:
-        """What a torch is that is no release; empty for a release."""
-        made = re.match(r"\d+(?:\.\d+)*(\.dev|a)\d", self.version or "")
-        return {None: "", ".dev": "a nightly build", "a": "built from source, not released"}[made and made[1]]
+        """Kind of a build that is not a release; empty for a release."""
+        match = re.match(r"\d+(?:\.\d+)*(\.dev|a)\d", self.version or "")
+        return {None: "", ".dev": "a nightly build", "a": "built from source, not released"}[match and match[1]]
 
     def probe_failure(self, device: str) -> str | None:
-        """Return why computing on the device failed, ``""`` where it worked, ``None`` where it was not tried."""
+        """Return the failure of the device check, ``""`` if it passed, or ``None`` if the device was not checked."""
         return {normalize_device(probed): failure for probed, failure in self.probes}.get(normalize_device(device))
 
 
 def parse_release(version: str | None) -> tuple[int, ...]:
-    """Return a version of torch as numbers, such as ``(2, 13, 0)`` for ``"2.13.0+cpu"``; ``(0,)`` where there is none."""
+    """Return a torch version as numbers, such as ``(2, 13, 0)`` for ``"2.13.0+cpu"``, or ``(0,)`` if there is none."""
     match = re.match(r"\d+(\.\d+)*", version or "0")
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)
 
 
 class TorchBackend(Protocol):
-    """What a session asks of torch; this module answers, and so can a stand-in for a computer that is not here."""
+    """Interface of a session to torch. This module implements it; tests use a stub of the torch of another machine."""
 
     def is_torch_imported(self) -> bool: ...
     def inspect_installed_torch(self) -> TorchInfo: ...
@@ -102,12 +108,12 @@ class TorchBackend(Protocol):
 
 
 def is_torch_imported() -> bool:
-    """Tell whether someone imported torch already; this looks and does not import."""
+    """Return whether torch is already imported, without importing it."""
     return "torch" in sys.modules
 
 
 def inspect_installed_torch() -> TorchInfo:
-    """Return what the files of the installed torch say, without importing it."""
+    """Return the facts from the files of the installed torch, without importing it."""
     import importlib.metadata
 
     try:
@@ -122,63 +128,66 @@ def inspect_installed_torch() -> TorchInfo:
 
 
 def parse_gpu_build(version_file: str) -> str:
-    """Return what a torch build computes on besides the CPU, from the text of its ``version.py``."""
-    found = dict(re.findall(r"^(cuda|hip)\b[^=\n]*=\s*'([^']+)'", version_file, flags=re.MULTILINE))
-    return gpu_build(found.get("cuda"), found.get("hip"))
+    """Return the GPU platform of a torch build from the text of its ``version.py``."""
+    versions = dict(re.findall(r"^(cuda|hip)\b[^=\n]*=\s*'([^']+)'", version_file, flags=re.MULTILINE))
+    return gpu_build(versions.get("cuda"), versions.get("hip"))
 
 
 def gpu_build(cuda: str | None, hip: str | None) -> str:
-    """Return the name of a build from its CUDA and ROCm versions; empty where it has neither."""
+    """Return the GPU platform from the CUDA and ROCm versions, or an empty string if there is neither."""
     if cuda:
         return f"CUDA {cuda}"
     return f"ROCm {hip}" if hip else ""
 
 
 def reinstall_remedy(version: str | None) -> str:
-    """Return the remedy for damaged files of torch: the same release again, because the newest may want a newer macOS."""
+    """Return the remedy for damaged files of torch.
+
+    It installs the same release again, because the newest one may require a newer macOS.
+    """
     name = f"torch=={version.partition('+')[0]}" if version else "torch"
     return f"Reinstall it: python -m pip install --force-reinstall {name}."
 
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Keep the garbage collector from running while a library is imported, which saves a fifth of the time.
+    """Disable garbage collection while a library is imported, which saves a fifth of the time.
 
-    Importing makes some hundred thousand objects that stay, and the collector would look through them again and again. At the
-    end they are old at once. ``benchmarks/startup.py`` measures it.
+    An import creates some hundred thousand permanent objects, and each collection would traverse them again. At the end
+    they are moved to the oldest generation. ``benchmarks/startup.py`` measures the effect.
     """
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            if not gc.get_freeze_count():  # What the person froze would thaw as well.
+        if was_enabled:
+            if not gc.get_freeze_count():  # gc.unfreeze would also unfreeze objects that the user froze.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
 
 
 def import_torch() -> Any:
-    """Import torch; an interrupt waits until it is there, because no process can import it again after half of it."""
+    """Import torch. An interrupt is deferred, because a process cannot import torch again after a partial import."""
     try:
-        with contextlib.ExitStack() as during:
+        with ExitStack() as stack:
             if not is_torch_imported():
-                during.enter_context(defer_interrupts())
-                during.enter_context(gc_disabled())
+                stack.enter_context(defer_interrupts())
+                stack.enter_context(gc_disabled())
             torch = importlib.import_module("torch")
     except Exception as error:
-        # A damaged installation fails in any way: missing libraries, other versions of numpy, half-written files.
-        what = f"torch cannot be imported: {describe_error(error)}."
-        raise TorchImportError(what, reinstall_remedy(inspect_installed_torch().version)) from error
+        # A damaged installation can raise any error: missing libraries, other versions of numpy, incomplete files.
+        message = f"torch cannot be imported: {describe_error(error)}."
+        raise TorchImportError(message, reinstall_remedy(inspect_installed_torch().version)) from error
     check_not_shadowed(torch, "Tensor", TorchImportError)
     return torch
 
 
 def inspect_imported_torch() -> TorchInfo:
-    """Import torch and return what it says of itself; this does not touch the MPS allocator.
+    """Import torch and return its facts, without initializing the MPS allocator.
 
-    ``torch.backends.mps.is_available`` reads no watermark; memory queries would (torch's ``MPSAllocator.mm``).
+    ``torch.backends.mps.is_available`` does not read the watermarks. Memory queries would (torch's ``MPSAllocator.mm``).
     """
     torch = import_torch()
     mps = torch.backends.mps
@@ -194,7 +203,7 @@ def inspect_imported_torch() -> TorchInfo:
 
 
 def _gpu_name(torch: Any, index: int) -> str:
-    """Return the name of a GPU; one whose driver does not start has none, and its probe will say why."""
+    """Return the name of a GPU. If the driver does not start, the name has the index, and the device check reports why."""
     try:
         return str(torch.cuda.get_device_name(index))
     except RuntimeError:
@@ -202,39 +211,49 @@ def _gpu_name(torch: Any, index: int) -> str:
 
 
 def _metal_name(mps: Any) -> str:
-    """Return the name and the cores of the Metal device; the allocator is not touched."""
+    """Return the name and the number of cores of the Metal device, without initializing the allocator."""
+    # torch reads the number of cores from a driver of Apple, since release 2.9 (pytorch#160414).
     try:
         return f"{mps.get_name()}, {mps.get_core_count()} GPU cores"
-    except (
-        AttributeError,
-        RuntimeError,
-    ):  # The cores are asked for since torch 2.9 (pytorch#160414), of a driver of Apple's.
+    except (AttributeError, RuntimeError):
         return ""
 
 
-# How the probe of a device begins to say that it computes, and computes wrongly.
-NUMERICAL_MISMATCH = "it gave other numbers than the CPU"
+# Start of the failure of a device check with incorrect results.
+NUMERICAL_MISMATCH = "results differ from the CPU"
 
-# Linear layers with a bias, as all models have, that some Macs get wrong: the shape of the input, the outputs, the issue.
-LINEAR_PROBES = (((2, 64, 128), 384, "pytorch#192934"), ((80, 1, 2), 192, "pytorch#188438"))
+
+class LinearProbe(NamedTuple):
+    """A linear layer with a bias, as in all models, whose results are incorrect on some Macs."""
+
+    input_shape: tuple[int, ...]
+    output_size: int
+    issue: str
+
+
+LINEAR_PROBES = (
+    LinearProbe((2, 64, 128), 384, "pytorch#192934"),
+    LinearProbe((80, 1, 2), 192, "pytorch#188438"),
+)
 
 
 def probe_device(device: str) -> str:
-    """Compute a little on the device and compare with the CPU; return why that failed, empty where it worked.
+    """Compare small computations on the device with the CPU, and return the failure, or ``""`` if there is none.
 
-    "Available" is not "usable": virtual Macs report MPS and then fail every allocation
-    (https://github.com/actions/runner-images/issues/9918, 11899), or leave the bias of linear layers out. The inputs are
-    made on the CPU: a seed gives other numbers on MPS. They are whole and so small that every sum is exact in 16 bits too,
-    so that autocast cannot fail a good GPU.
+    An available device is not always usable. Virtual Macs report MPS and then fail every allocation
+    (https://github.com/actions/runner-images/issues/9918, 11899), or ignore the bias of linear layers.
+
+    The inputs are created on the CPU, because a seed produces different numbers on MPS. They are integers so small that
+    every sum is exact in 16 bits too, so that autocast does not fail the check of a working GPU.
     """
     torch = import_torch()
 
-    def numbers(*shape: int) -> Any:
-        place = torch.arange(math.prod(shape), device="cpu")
-        return ((place * 7 // 5) % 3 - 1).to(torch.float32).reshape(shape)
+    def integers(*shape: int) -> Any:
+        index = torch.arange(math.prod(shape), device="cpu")
+        return ((index * 7 // 5) % 3 - 1).to(torch.float32).reshape(shape)
 
-    for shape, outputs, issue in LINEAR_PROBES:
-        operands = (numbers(*shape), numbers(outputs, shape[-1]), numbers(outputs) + 3)
+    for shape, output_size, issue in LINEAR_PROBES:
+        operands = (integers(*shape), integers(output_size, shape[-1]), integers(output_size) + 3)
         expected = torch.nn.functional.linear(*operands).float()
         try:
             with TENSOR_LOCK:
@@ -242,53 +261,58 @@ def probe_device(device: str) -> str:
         except (RuntimeError, TypeError, AssertionError) as error:
             return describe_error(error)
         if not torch.equal(computed, expected):
-            return f"{NUMERICAL_MISMATCH} in a linear layer over {shape} with a bias ({issue})"
+            return f"{NUMERICAL_MISMATCH} in a linear layer with a bias and input shape {shape} ({issue})"
     return ""
 
 
 def is_mps_allocator_initialized() -> bool | None:
-    """Tell whether the MPS allocator has read its watermarks: ``True`` where an MPS tensor lives, ``None`` if unknown.
+    """Return whether the MPS allocator has read its watermarks.
 
-    Asking torch would start the allocator, so living objects are looked at instead; a tensor that is gone leaves no
-    trace, hence ``None``.
+    A query to torch would initialize the allocator, so the live objects are searched instead.
+
+    Returns:
+        ``True`` if there is a live MPS tensor, ``False`` if torch is not imported, and otherwise ``None``, because an MPS
+        tensor may have existed before.
     """
     if not is_torch_imported():
         return False
-    tensor: type[torch.Tensor] = sys.modules["torch"].Tensor
-    return True if any(issubclass(type(thing), tensor) and thing.is_mps for thing in gc.get_objects()) else None
+    tensor_class: type[torch.Tensor] = sys.modules["torch"].Tensor
+    # issubclass and not isinstance, which would call the properties of proxy objects.
+    has_mps_tensor = any(issubclass(type(value), tensor_class) and value.is_mps for value in gc.get_objects())
+    return True if has_mps_tensor else None
 
 
-# Pairs of a device and the state of its random numbers, a copy in the memory of the host.
+# Pairs of a device and the state of its random number generator, as a copy in host memory.
 RngStates = tuple[tuple[str, "torch.Tensor"], ...]
 
 
 def get_rng_states(*devices: str) -> RngStates:
-    """Return the states of the CPU's random numbers and of those of devices; no device is waited for."""
+    """Return the states of the random number generators of the CPU and of devices, without synchronizing them."""
     sources = {name: _rng_module(name) for name in ("cpu", *devices)}
-    return tuple((name, source.get_rng_state(*which)) for name, (source, which) in sources.items())
+    return tuple((name, module.get_rng_state(*device)) for name, (module, device) in sources.items())
 
 
 def set_rng_states(states: RngStates) -> None:
-    """Let random numbers go on from these states."""
+    """Set the states of random number generators."""
     for name, state in states:
-        source, which = _rng_module(name)
-        source.set_rng_state(state, *which)
+        module, device = _rng_module(name)
+        module.set_rng_state(state, *device)
 
 
 @contextmanager
 def use_rng_states(states: RngStates) -> Iterator[None]:
-    """Let random numbers go on from these states for a while, and then from where they were before."""
-    before = get_rng_states(*(name for name, _ in states))
+    """Use states of random number generators in a block, and restore the previous states afterwards."""
+    previous = get_rng_states(*(name for name, _ in states))
     set_rng_states(states)
     try:
         yield
     finally:
-        set_rng_states(before)
+        set_rng_states(previous)
 
 
 @contextmanager
 def without_autocast(device: str) -> Iterator[None]:
-    """Compute without the caller's autocast, which would round, on the CPU and on a device."""
+    """Disable the caller's autocast, which reduces the precision, on the CPU and on a device."""
     torch = import_torch()
     with ExitStack() as stack:
         for kind in {"cpu", device_type(device)}:
@@ -299,18 +323,18 @@ def without_autocast(device: str) -> Iterator[None]:
 
 @contextmanager
 def preserve_rng_states() -> Iterator[None]:
-    """Let the random numbers of the CPU, of Python and of numpy go on afterwards from where they were."""
+    """Restore the random number generators of torch on the CPU, of Python and of numpy after a block."""
     numpy = sys.modules.get("numpy")
-    undo = contextlib.ExitStack()
-    undo.callback(random.setstate, random.getstate())
+    restore = ExitStack()
+    restore.callback(random.setstate, random.getstate())
     if numpy:
-        undo.callback(numpy.random.set_state, numpy.random.get_state())
-    with undo, use_rng_states(get_rng_states("cpu")):
+        restore.callback(numpy.random.set_state, numpy.random.get_state())
+    with restore, use_rng_states(get_rng_states("cpu")):
         yield
 
 
 def _rng_module(name: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the module of torch that has a device's random numbers, and what tells it which device."""
+    """Return the torch module with the random number generator of a device, and its argument for the device."""
     torch = import_torch()
     kind = device_type(name)
     if kind == "cpu":

@@ -1,4 +1,4 @@
-"""Why a device cannot be used: the facts that decide, a cause in words, and which torch to install instead."""
+"""Facts and rules for the availability of devices, and the torch release to install on a machine."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import NamedTuple
 from .backend import TorchInfo
 from .machine import MachineInfo
 
-# From which release on torch supports MPS on which macOS, as it says itself (EmptyTensor.cpp in its binaries for macOS).
-# pip does not know: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
+# Pairs of a torch release and the oldest macOS on which it supports MPS, from its own texts (EmptyTensor.cpp in the binaries
+# for macOS). pip does not check this: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
 MIN_MACOS_BY_TORCH = (((2, 6), (13,)), ((2, 9), (14,)), ((2, 15), (15,)))
 
-# What a Mac installs: from macOS 14 on the pin of binder/constraints.txt (2.13 and older have silent errors on M1 and M2 that
-# it has not: pytorch#177116, #183535), and before that the last release with MPS on macOS 13, which also runs on 11.
+# Release to install on a Mac. From macOS 14 on it is the version in binder/constraints.txt: 2.13 and older have silent errors
+# on M1 and M2 that it does not have (pytorch#177116, #183535). Before macOS 14 it is the last release that supports MPS on
+# macOS 13, which also runs on macOS 11.
 MAC_TORCH = "torch==2.14.1"
 MACOS_13_TORCH = "torch==2.8.0"
 
-ARM_PYTHON = "Install an arm64 Python and make the environment with it."
+ARM_PYTHON_REMEDY = "Install an arm64 build of Python and recreate the environment with it."
 
 
 def min_macos_for(release: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the oldest macOS on which a release of torch supports MPS; for those before 2.6, that of 2.6."""
+    """Return the oldest macOS on which a torch release supports MPS; for releases before 2.6, that of 2.6."""
     return max((macos for first, macos in MIN_MACOS_BY_TORCH if first <= release), default=MIN_MACOS_BY_TORCH[0][1])
 
 
 def torch_requirement(machine: MachineInfo) -> str:
-    """Return what pip is asked for where torch is to be installed: on a Mac, a release that supports MPS on its macOS.
+    """Return the pip requirement for torch: on a Mac, a release that supports MPS on its macOS.
 
     Example:
         >>> torch_requirement(MachineInfo("Darwin", "arm64", macos=(14, 5)))
@@ -40,7 +41,7 @@ def torch_requirement(machine: MachineInfo) -> str:
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """All facts that decide about a device."""
+    """Facts that determine the availability of devices."""
 
     machine: MachineInfo
     torch: TorchInfo
@@ -48,12 +49,15 @@ class DeviceContext:
 
 
 class RejectionRule(NamedTuple):
-    """Why a device cannot be used.
+    """Reason why a device cannot be used.
 
-    The remedy is empty where nothing can be done on this computer: nobody is sent to buy another one.
+    Attributes:
+        name: Identifier for the checks of the doctor.
+        reason: Reason as a clause.
+        remedy: Suggested action. It is empty if nothing can be done on this machine; no remedy suggests another machine.
     """
 
-    name: str  # By which the doctor knows it.
+    name: str
     reason: str
     remedy: str = ""
 

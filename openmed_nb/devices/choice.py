@@ -1,4 +1,7 @@
-"""Which device, and why: the choice and its explanation; each device's own class knows what speaks against it."""
+"""Device selection: the chosen device, the list of devices, and the explanation of the choice.
+
+The rules that reject a device are in the class of its type.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,46 @@ from ..errors import DeviceUnavailableError, OpenMedError
 from .causes import DeviceContext, RejectionRule
 from .device import Device
 from .environment import EnvPlan
-from .registry import DEVICE_TYPES, parse_device_argument
-from .request import DEFAULT_SOURCE, DeviceRequest, DeviceSetting, first_explicit, normalize_device
+from .registry import DEVICE_TYPES, gpu_type, parse_device_argument
+from .request import DEFAULT_SOURCE, GPU, DeviceRequest, DeviceSetting, first_explicit, normalize_device
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A device that cannot be used, why, and one thing to do about it, empty where nothing can be done here."""
+    """A device that cannot be used.
+
+    Attributes:
+        device: Name of the device.
+        reason: Reason as a clause.
+        remedy: Suggested action, empty if nothing can be done on this machine.
+    """
 
     device: str
     reason: str
     remedy: str
 
 
-USE_AUTO_REMEDY = "Use 'auto', which takes the best device of this computer."
-# What Accelerate's str_to_bool reads as on; its switch for the CPU counts only if nobody asks for a device.
+USE_AUTO_REMEDY = "Use 'auto' to select the best available device."
+# Values that Accelerate's str_to_bool reads as true. Its CPU switch applies only if no device is requested.
 TRUTHY_VALUES = ("y", "yes", "t", "true", "on", "1")
 
 
 @dataclass(frozen=True, repr=False)
 class DeviceChoice(Displayable):
-    """The device in force, and why.
+    """The active device and the reason for it.
 
     Attributes:
-        device: ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``: what ``Tensor.to`` takes.
-        requested: What was asked for: a device, ``"gpu"`` or ``"auto"``.
-        requested_by: Who asked; ``"nobody"`` where nothing was asked for.
-        reason: Why this device, in one sentence.
-        certain: Whether torch, loaded, confirmed it; otherwise it is planned from the facts of the machine.
-        rejected: The candidates that were ruled out, each with its reason and its remedy.
-        dtype: The recommended floating-point type.
-        dtype_reason: Why that type.
-        moved: The models that this choice moved to the device.
-        simulated: Whether the computer is a simulated one; no figure of it is one of the device.
-        learned: The loaded models whose batches were measured on the device, with how many tokens run at once.
+        device: Device in the notation of torch: ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``.
+        requested: Requested device, ``"gpu"`` or ``"auto"``.
+        requested_by: Source of the request; ``"default"`` if no device was requested.
+        reason: Reason for the device, one sentence.
+        confirmed: Whether the imported torch confirmed the device. Otherwise it is planned from the facts of the machine.
+        rejected: Rejected devices, each with its reason and remedy.
+        dtype: Recommended floating-point dtype.
+        dtype_reason: Reason for the dtype.
+        moved_models: Models that this choice moved to the device.
+        simulated: Whether the machine is simulated. Measurements then do not represent the device.
+        tuned_batch_tokens: Loaded models with a tuned batch size on the device, each with its tokens per batch.
     """
 
     device: str
@@ -59,100 +68,93 @@ class DeviceChoice(Displayable):
     simulated: bool = False
     tuned_batch_tokens: tuple[tuple[str, int], ...] = ()
 
-    SIMULATION_MARKERS = ("", "")  # Its reason names the simulated chip.
+    SIMULATION_MARKERS = ("", "")  # The reason names the simulated chip.
 
     def to_report(self) -> Report:
-        """Return what there is to show: the device, why, the type, what moved, what was ruled out and the remedies."""
+        """Return the report: device, reason, dtype, moved models, rejected devices and remedies."""
         facts = [f"{self.dtype}: {self.dtype_reason}."]
         if self.moved_models:
             facts.append(f"Moved to {self.device}: {', '.join(self.moved_models)}.")
         tables: tuple[Table, ...] = ()
-        figures: tuple[Table, ...] = ()
+        metrics: tuple[Table, ...] = ()
         if self.tuned_batch_tokens:
-            facts.append(
-                f"Batches as they were measured here: {', '.join(name for name, _ in self.tuned_batch_tokens)}."
-            )
-            learned = tuple((name, f"{tokens:,}") for name, tokens in self.tuned_batch_tokens)
-            figures = (Table("Measured here", ("model", "tokens at once"), learned, collapsed=True),)
+            models = ", ".join(model for model, _ in self.tuned_batch_tokens)
+            facts.append(f"Tuned batch sizes on this machine: {models}.")
+            sizes = tuple((model, f"{tokens:,}") for model, tokens in self.tuned_batch_tokens)
+            metrics = (Table("Tuned batch sizes", ("model", "tokens per batch"), sizes, collapsed=True),)
         if self.rejected:
             rows = tuple((rejection.device, rejection.reason, rejection.remedy) for rejection in self.rejected)
-            tables = (Table("Ruled out", ("device", "why", "what to do"), rows, collapsed=True),)
-        spoken = [self.headline]
+            tables = (Table("Rejected devices", ("device", "reason", "suggested action"), rows, collapsed=True),)
+        html_sentences = [self.headline]
         if not self.confirmed:
-            spoken.append(f"It is {self.status}.")
+            html_sentences.append(f"Status: {self.status}.")
         return Report(
             f"Device: {self.device} ({self.status})",
             (self.reason, *facts),
             tables,
-            metrics=figures,
-            html_sentences=(*spoken, *facts),
+            metrics=metrics,
+            html_sentences=(*html_sentences, *facts),
         )
 
     @property
     def headline(self) -> str:
-        """The device and why, as a person would say it."""
+        """The device and the reason for it, as a headline."""
         device = f"{self.device}{SIMULATED_SUFFIX if self.simulated else ''}"
         hardware = self.reason.rstrip(".").partition("; ")[2]
         if self.requested != "auto":
-            wish = "" if self.requested == self.device else f" as {self.requested!r}"
-            asked = f"Device: {device}, asked for by {self.requested_by}{wish}"
-            return f"{asked}: {hardware}" if hardware else asked
+            spelling = "" if self.requested == self.device else f" as {self.requested!r}"
+            details = f": {hardware}" if hardware else ""
+            return f"Device: {device} (requested by {self.requested_by}{spelling}{details})"
         if not hardware:
             reasons = {rejection.reason for rejection in self.rejected}
-            hardware = f"{self.computer} has no GPU that torch can use"
-            if len(reasons) == 1:  # A single one, such as a variable, speaks against every GPU.
+            hardware = f"no GPU available to PyTorch on {self.computer}"
+            if len(reasons) == 1:  # A single reason, such as a variable, applies to every GPU.
                 hardware = reasons.pop()
-        return f"Device: {device}, chosen automatically: {hardware}"
+        return f"Device: {device} (selected automatically: {hardware})"
 
     @property
     def status(self) -> str:
-        """How sure this is, in a word or two."""
-        sure = "confirmed" if self.confirmed else "planned; torch is not loaded yet"
-        return f"SIMULATED, {sure}" if self.simulated else sure
+        """Whether the device is confirmed, as text."""
+        status = "confirmed" if self.confirmed else "not verified yet; torch is not imported"
+        return f"SIMULATED, {status}" if self.simulated else status
 
     @property
     def computer(self) -> str:
-        """Which computer this is about."""
-        return "a SIMULATED Mac" if self.simulated else "this computer"
+        """The machine, as text."""
+        return "a SIMULATED Mac" if self.simulated else "this machine"
 
 
-def select_device(request: DeviceRequest, here: DeviceContext) -> DeviceChoice:
-    """Choose the device for a request: ``auto`` takes the first usable of mps, cuda and cpu, ``gpu`` the kind of the system.
+def select_device(request: DeviceRequest, context: DeviceContext) -> DeviceChoice:
+    """Select the device for a request.
 
-    Where no candidate can be used, the remedy of the DeviceUnavailableError is that of the last, which needs the least.
+    ``auto`` selects the first usable device of mps, cuda and cpu, and ``gpu`` the GPU type of the operating system.
+
+    Raises:
+        DeviceUnavailableError: If no candidate can be used. The remedy is that of the last candidate, which has the
+            fewest requirements.
     """
     value = request.value
-    torch = here.torch
+    torch = context.torch
     candidates = [value]
-    switch = ""
-    if value == "gpu":
-        candidates = [here.machine.gpu]
+    cpu_switch = ""
+    if value == GPU:
+        candidates = [gpu_type(context.machine)]
     elif value == "auto":
         candidates = [*DEVICE_TYPES]
-        asked = here.environ.get("ACCELERATE_USE_CPU", "")
-        if asked.strip().lower() in TRUTHY_VALUES:
-            switch = f"ACCELERATE_USE_CPU={asked} asks for the CPU"
+        use_cpu = context.environ.get("ACCELERATE_USE_CPU", "")
+        if use_cpu.strip().lower() in TRUTHY_VALUES:
+            cpu_switch = f"ACCELERATE_USE_CPU={use_cpu} requests the CPU"
     rejected: list[Rejection] = []
     for name in candidates:
         device = parse_device_argument(name)
-        cause = next(device.causes(here), None)
-        if switch and device.is_accelerator:
-            cause = RejectionRule("switch", switch, "Unset ACCELERATE_USE_CPU.")
-        if cause is not None:
-            rejected.append(Rejection(name, cause.reason, cause.remedy))
+        rule = next(device.causes(context), None)
+        if cpu_switch and device.is_accelerator:
+            rule = RejectionRule("switch", cpu_switch, "Unset ACCELERATE_USE_CPU.")
+        if rule is not None:
+            rejected.append(Rejection(name, rule.reason, rule.remedy))
             continue
-        if value != "auto":
-            reason = f"{value!r} was asked for by {request.source}"
-        else:
-            source = (
-                "No device was asked for"
-                if request.source == DEFAULT_SOURCE
-                else f"'auto' was asked for by {request.source}"
-            )
-            others = " and ".join(other.device for other in rejected)
-            why = switch or (f"{others} cannot be used here" if others else f"{name} comes first")
-            reason = f"{source}, and {why}"
-        hardware = device.hardware(here) if device.is_accelerator else ""
+        reason = _selection_reason(request, name, rejected, cpu_switch)
+        hardware = device.hardware(context) if device.is_accelerator else ""
         return DeviceChoice(
             device=name,
             requested=value,
@@ -161,75 +163,96 @@ def select_device(request: DeviceRequest, here: DeviceContext) -> DeviceChoice:
             confirmed=torch.is_imported and (not device.is_accelerator or torch.probe_failure(name) == ""),
             rejected=tuple(rejected),
             dtype_reason=device.float32_reason,
-            simulated=here.machine.simulated,
+            simulated=context.machine.simulated,
         )
     reasons = rejected[0].reason
     if len(rejected) > 1:
         reasons = "; ".join(f"{rejection.device}: {rejection.reason}" for rejection in rejected)
-    what = f"{value!r} (asked for by {request.source}) cannot be used: {reasons}."
-    raise DeviceUnavailableError(what, rejected[-1].remedy or USE_AUTO_REMEDY)
+    message = f"{value!r} is not available (requested by {request.source}): {reasons}."
+    raise DeviceUnavailableError(message, rejected[-1].remedy or USE_AUTO_REMEDY)
+
+
+def _selection_reason(request: DeviceRequest, device: str, rejected: list[Rejection], cpu_switch: str) -> str:
+    """Return the reason for the selected device as a clause."""
+    if request.value != "auto":
+        return f"{request.value!r} was requested by {request.source}"
+    automatic = f"'auto' was requested by {request.source}"
+    if request.source == DEFAULT_SOURCE:
+        automatic = "No device was requested"
+    reason = f"{device} has the highest priority"
+    if rejected:
+        devices = " and ".join(rejection.device for rejection in rejected)
+        reason = f"{devices} {'is' if len(rejected) == 1 else 'are'} unavailable"
+    return f"{automatic}, and {cpu_switch or reason}"
 
 
 @dataclass(frozen=True)
 class DeviceStatus(JsonMixin):
-    """A device of this computer."""
+    """Availability of a device of this machine.
 
-    device: str  # Its name.
-    usable: bool | None = True  # Whether it can be used; ``None`` if it was not tried.
-    reason: str = ""  # Why it cannot be used, or that nobody tried.
-    remedy: str = ""  # One thing to do, empty where there is nothing to do.
+    Attributes:
+        device: Name of the device.
+        usable: Whether it can be used, or ``None`` if it has not been tested.
+        reason: Reason why it cannot be used or is not tested.
+        remedy: Suggested action, empty if there is none.
+    """
+
+    device: str
+    usable: bool | None = True
+    reason: str = ""
+    remedy: str = ""
 
     @classmethod
-    def of(cls, device: Device, here: DeviceContext) -> DeviceStatus:
-        """Return what is known of a device so far; a GPU was tried where it has computed."""
-        cause = next(device.causes(here), None)
-        if cause is not None:
-            return cls(device.name, False, cause.reason, cause.remedy)
-        if device.is_accelerator and here.torch.probe_failure(device.name) is None:
-            return cls(device.name, None, "no computation on it was tried yet", f"%openmed_device {device.name}")
+    def of(cls, device: Device, context: DeviceContext) -> DeviceStatus:
+        """Return the status of a device from the available facts. A GPU counts as tested after a device check."""
+        rule = next(device.causes(context), None)
+        if rule is not None:
+            return cls(device.name, False, rule.reason, rule.remedy)
+        if device.is_accelerator and context.torch.probe_failure(device.name) is None:
+            return cls(device.name, None, "not tested yet", f"%openmed_device {device.name}")
         return cls(device.name)
 
 
 @dataclass(frozen=True, repr=False)
 class DeviceList(Displayable):
-    """Every device of this computer, with why it cannot be used where it cannot.
+    """All devices of this machine and their status.
 
     Attributes:
-        candidates: The devices.
-        choice: The choice in force, ``None`` where the wishes are in error.
+        devices: The devices.
+        choice: The active choice, or ``None`` if the device request is in error.
     """
 
     devices: tuple[DeviceStatus, ...]
     choice: DeviceChoice | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the devices as plain mappings, ready for JSON."""
+        """Return the devices and the name of the active device as JSON-compatible values."""
         return {"devices": to_plain_data(self.devices), "active_device": self.choice.device if self.choice else None}
 
     def to_report(self) -> Report:
-        """Return what there is to show: one row for each device."""
-        states = {True: "usable", False: "cannot be used", None: "not tried"}
-        computer = "this computer" if self.choice is None else self.choice.computer
+        """Return the report: a table with one row per device."""
+        labels = {True: "usable", False: "unavailable", None: "not tested"}
+        computer = "this machine" if self.choice is None else self.choice.computer
         rows = []
         for candidate in self.devices:
-            state = states[candidate.usable]
+            label = labels[candidate.usable]
             if self.choice is not None and normalize_device(candidate.device) == normalize_device(self.choice.device):
-                state = "in force"
-            rows.append((candidate.device, state, candidate.reason, candidate.remedy))
-        table = Table("", ("device", "state", "why", "what to do"), tuple(rows))
-        return Report(f"Devices of {computer}", tables=(table,))
+                label = "active"
+            rows.append((candidate.device, label, candidate.reason, candidate.remedy))
+        table = Table("", ("device", "status", "reason", "suggested action"), tuple(rows))
+        return Report(f"Devices on {computer}", tables=(table,))
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Displayable):
-    """The way to the choice: who wished what, what was ruled out, and what became of the environment.
+    """Explanation of the device choice: settings, rejected devices and environment.
 
     Attributes:
-        chain: The wishes, the strongest first.
-        choice: The choice that came out, or the error that did.
+        resolution_order: Device settings, highest priority first.
+        choice: The choice, or the error that prevented it.
         environment: The MPS variables.
-        variables: Other variables that matter, from an allow list, with secrets masked.
-        unreleased: The version of a torch that is no release, and what it is, such as a nightly build; empty for a release.
+        variables: Other relevant variables from an allow list, with secrets masked.
+        unreleased: Version and kind of a torch that is not a release, such as a nightly build; empty for a release.
     """
 
     resolution_order: tuple[DeviceSetting, ...]
@@ -239,18 +262,19 @@ class Explanation(Displayable):
     unreleased: str = ""
 
     def to_report(self) -> Report:
-        """Return what there is to show: the choice or the error, and up to four tables."""
-        decides = first_explicit(self.resolution_order)
-        chain = tuple(
-            (wish.source, wish.display_value, "decides" if wish is decides else "") for wish in self.resolution_order
-        )
-        automatic = ("automatic", ", then ".join(DEVICE_TYPES), "" if decides else "decides")
-        asked = Table("Who asks, the strongest first", ("source", "says", "result"), (*chain, automatic))
+        """Return the report: the choice or the error, and up to four tables."""
+        decisive = first_explicit(self.resolution_order)
+        rows = [
+            (setting.source, setting.display_value, "decides" if setting is decisive else "")
+            for setting in self.resolution_order
+        ]
+        rows.append(("automatic", ", then ".join(DEVICE_TYPES), "" if decisive else "decides"))
+        order = Table("Resolution order (highest priority first)", ("source", "value", "result"), tuple(rows))
         if isinstance(self.choice, OpenMedError):
-            answer = Report("Device: none", (self.choice.message, self.choice.remedy))
+            report = Report("Device: none", (self.choice.message, self.choice.remedy))
         else:
-            answer = self.choice.to_report()
-        others = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
+            report = self.choice.to_report()
+        variables = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
         torch = (f"torch is {self.unreleased}.",) if self.unreleased else ()
-        tables = (asked, *answer.tables, self.environment.table(), others)
-        return replace(answer, sentences=(*answer.sentences, *torch), tables=tables)
+        tables = (order, *report.tables, self.environment.table(), variables)
+        return replace(report, sentences=(*report.sentences, *torch), tables=tables)

@@ -1,10 +1,11 @@
-"""The computer that a session runs on: its facts, what torch says, and the environment variables that we change."""
+"""The machine of a session: its facts, the state of torch, and the environment variables that the package sets."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from .backend import TorchBackend, TorchInfo
 from .causes import DeviceContext
@@ -15,69 +16,84 @@ from .registry import DEVICE_TYPES, parse_device_argument
 from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, normalize_device
 
 
+class _ExportedDevice(NamedTuple):
+    """Value that the package wrote to ``OPENMED_TORCH_DEVICE``, and the value before."""
+
+    device: str
+    previous: str | None
+
+
+def _do_nothing() -> None:
+    """Ignore an event."""
+
+
 class DeviceManager:
-    """Asks machine and torch, lets a GPU prove itself, and remembers every value that it writes to the environment."""
+    """Selects and checks devices, and records every value that it writes to the environment.
+
+    Args:
+        environ: Environment variables, which are changed.
+        read_machine: Function that returns the facts of the machine. It is called once, on first use.
+        torch_backend: Adapter to torch.
+    """
 
     def __init__(
-        self, environ: MutableMapping[str, str], read_machine: Callable[[], MachineInfo], seam: TorchBackend
+        self, environ: MutableMapping[str, str], read_machine: Callable[[], MachineInfo], torch_backend: TorchBackend
     ) -> None:
         self.environ = environ
-        self.applied_variables: dict[
-            str, str
-        ] = {}  # The MPS variables that we set, with our values; replaced, never changed.
+        # MPS variables that the package set, with their values. The dict is replaced and never changed in place.
+        self.applied_variables: dict[str, str] = {}
         self._read_machine = read_machine
-        self._torch_backend = seam
-        self.on_torch_import: Callable[[], None] = lambda: None  # Called before torch is imported, which takes seconds.
+        self._torch_backend = torch_backend
+        self.on_torch_import: Callable[[], None] = _do_nothing  # Called before torch is imported, which takes seconds.
         self._torch: TorchInfo | None = None
-        self._limits: dict[str, float] = {}
-        # What torch had done, and which values of the MPS variables it may have read, when we looked last.
-        self._moment = TorchState(observed_values=dict.fromkeys(VARIABLES, frozenset((UNOBSERVED,))))
-        self._published: tuple[str | None, str] | None = None  # OPENMED_TORCH_DEVICE: what stood there, and our value.
+        self._memory_fractions: dict[str, float] = {}
+        # State of torch and values of the MPS variables that it may have read, as of the last check.
+        self._state = TorchState(observed_values=dict.fromkeys(VARIABLES, frozenset((UNOBSERVED,))))
+        self._exported: _ExportedDevice | None = None
 
     @functools.cached_property
     def machine(self) -> MachineInfo:
-        """The facts of this computer."""
+        """Facts of this machine."""
         return self._read_machine()
 
     @property
     def torch(self) -> TorchInfo:
-        """What is known of torch; importing it is left to others, but once it is loaded it is asked."""
-        loaded = self._torch_backend.is_torch_imported()
-        if self._torch is None or (loaded and not self._torch.is_imported):
-            self._torch = (
-                self._torch_backend.inspect_imported_torch()
-                if loaded
-                else self._torch_backend.inspect_installed_torch()
-            )
+        """Facts of torch, from its files or, once another module imported it, from torch itself."""
+        if self._torch_backend.is_torch_imported():
+            if self._torch is None or not self._torch.is_imported:
+                self._torch = self._torch_backend.inspect_imported_torch()
+        elif self._torch is None:
+            self._torch = self._torch_backend.inspect_installed_torch()
         return self._torch
 
     @property
     def user_environ(self) -> dict[str, str]:
-        """The environment variables as the person set them, without what we wrote."""
+        """Environment variables as the user set them, without the values that the package wrote."""
         variables = {name: value for name, value in self.environ.items() if self.applied_variables.get(name) != value}
-        if self._published and variables.get(TORCH_DEVICE_VARIABLE) == self._published[1]:
+        exported = self._exported
+        if exported and variables.get(TORCH_DEVICE_VARIABLE) == exported.device:
             del variables[TORCH_DEVICE_VARIABLE]
-            if self._published[0] is not None:
-                variables[TORCH_DEVICE_VARIABLE] = self._published[0]
+            if exported.previous is not None:
+                variables[TORCH_DEVICE_VARIABLE] = exported.previous
         return variables
 
     @property
-    def surroundings(self) -> DeviceContext:
-        """All facts that decide about a device."""
+    def context(self) -> DeviceContext:
+        """Facts that determine the availability of devices."""
         return DeviceContext(self.machine, self.torch, self.user_environ)
 
     def plan(self, request: DeviceRequest) -> DeviceChoice:
-        """Return the device for a request from what is known so far; nothing is loaded and nothing is changed."""
-        return select_device(request, self.surroundings)
+        """Return the device for a request from the available facts, without importing torch or changing anything."""
+        return select_device(request, self.context)
 
     def confirm(self, request: DeviceRequest) -> DeviceChoice:
-        """Return the device for a request after a GPU has computed; one that cannot is ruled out, and the next is taken.
+        """Return the device for a request after the device check of a GPU. If it fails, the next device is selected.
 
-        The environment of mps is applied before torch is loaded for it, and taken back where mps is ruled out.
+        The MPS variables are set before torch is imported for mps, and restored if mps is rejected.
         """
         applied = self.applied_variables
         while True:
-            choice = select_device(request, DeviceContext(self.machine, self.torch, self.user_environ))
+            choice = select_device(request, self.context)
             device = choice.device
             if device == "cpu" or self.torch.probe_failure(device) is not None:
                 break
@@ -94,7 +110,7 @@ class DeviceManager:
         return choice
 
     def load_torch(self) -> None:
-        """Import torch, so that what it says of itself is known."""
+        """Import torch and read its facts."""
         if not self.torch.is_imported:
             if not self._torch_backend.is_torch_imported():
                 self.on_torch_import()
@@ -102,97 +118,111 @@ class DeviceManager:
             self.track_variable_reads()
 
     def list_devices(self, chosen: str = "cpu") -> tuple[DeviceStatus, ...]:
-        """Return every device of this computer, with why it cannot be used and whether it was tried."""
-        here = self.surroundings
-        names = [name for kind in DEVICE_TYPES for name in parse_device_argument(kind).names(here.torch)]
+        """Return every device of this machine with its status."""
+        context = self.context
+        names = [name for kind in DEVICE_TYPES for name in parse_device_argument(kind).names(context.torch)]
         if normalize_device(chosen) not in map(normalize_device, names):
-            names.insert(-1, chosen)  # torch may not have told yet which GPUs there are.
-        return tuple(DeviceStatus.of(parse_device_argument(name), here) for name in names)
+            names.insert(-1, chosen)  # torch may not have reported its GPUs yet.
+        return tuple(DeviceStatus.of(parse_device_argument(name), context) for name in names)
 
     def track_variable_reads(self, state: TorchState | None = None) -> TorchState:
-        """Keep watch over the values that torch may have read; call it around every change and every use of torch.
+        """Record the values of the MPS variables that torch may have read. Call it around every change and use of torch.
 
-        ``moment`` is what torch had done before a change; without it, this looks now.
+        Args:
+            state: State of torch before a change. If ``None``, the current state.
+
+        Returns:
+            The state with all observed values.
         """
-        former = self._moment
-        if state is None:  # Living tensors are looked through only where MPS could be in use.
-            loaded = self._torch_backend.is_torch_imported()
-            started: bool | None = loaded and former.allocator_started
-            if loaded and not started:
-                probed = self._torch is not None and self._torch.probe_failure("mps") is not None
-                may_compute = self.machine.native_apple_silicon
-                started = (probed or self._torch_backend.is_mps_allocator_initialized()) if may_compute else None
-            state = TorchState(loaded, started)
-        seen = dict(former.observed_values)
+        previous = self._state
+        if state is None:
+            state = self._inspect_torch_state(previous)
+        observed = dict(previous.observed_values)
         for name in VARIABLES:
-            if not former.has_read(name):
+            if not previous.has_read(name):
                 value = frozenset((self.environ.get(name),))
-                seen[name] = value if state.has_read(name) is False else seen[name] | value
-        self._moment = replace(state, observed_values=seen)
-        return self._moment
+                observed[name] = value if state.has_read(name) is False else observed[name] | value
+        self._state = replace(state, observed_values=observed)
+        return self._state
+
+    def _inspect_torch_state(self, previous: TorchState) -> TorchState:
+        """Return the current state of torch. Live tensors are searched only if MPS could be in use."""
+        if not self._torch_backend.is_torch_imported():
+            return TorchState(torch_loaded=False, allocator_started=False)
+        started = previous.allocator_started
+        if not started and self.machine.native_apple_silicon:
+            was_probed = self._torch is not None and self._torch.probe_failure("mps") is not None
+            started = was_probed or self._torch_backend.is_mps_allocator_initialized()
+        elif not started:
+            started = None
+        return TorchState(torch_loaded=True, allocator_started=started)
 
     def mps_environment(self, device: str) -> EnvPlan:
-        """Return what became of the MPS variables for a device, and which a person set that torch does not read."""
+        """Return the MPS variables for a device, including variables of the user that torch ignores."""
         torch = self._torch.version if self._torch else None
         if device == "mps":
             return plan_mps_variables(self.user_environ, "mps", self.track_variable_reads(), torch=torch)
-        standing = {name: value for name, value in self.applied_variables.items() if self.environ.get(name) == value}
-        return plan_mps_variables(self.user_environ, device, applied_variables=standing, torch=torch)
+        applied = {name: value for name, value in self.applied_variables.items() if self.environ.get(name) == value}
+        return plan_mps_variables(self.user_environ, device, applied_variables=applied, torch=torch)
 
-    def enter(self, device: str, former: str | None = None, published: bool = False) -> None:
-        """Bring the environment in line with a device that takes the place of a former one.
+    def enter(self, device: str, previous: str | None = None, export: bool = False) -> None:
+        """Update the environment variables for a new device.
 
-        If ``published``, the device is written where the openmed package looks for it.
+        Args:
+            device: The new device.
+            previous: The previous device, or ``None``.
+            export: Whether to set the variable that the openmed package reads.
         """
         if device == "mps":
             self.apply_mps_variables()
-        elif former == "mps":
+        elif previous == "mps":
             self.restore_mps_variables()
-        if published:
-            self._published = (self.user_environ.get(TORCH_DEVICE_VARIABLE), device)
+        if export:
+            self._exported = _ExportedDevice(device, previous=self.user_environ.get(TORCH_DEVICE_VARIABLE))
             self.environ[TORCH_DEVICE_VARIABLE] = device
 
     def apply_mps_variables(self) -> None:
-        """Apply the MPS variables, in place of those that were applied before."""
-        moment = self.track_variable_reads()
-        self._apply(plan_mps_variables(self.user_environ, "mps", moment).variables_to_set, moment)
+        """Set the MPS variables, replacing those that were applied before."""
+        state = self.track_variable_reads()
+        self._replace_applied(plan_mps_variables(self.user_environ, "mps", state).variables_to_set, state)
 
     def restore_mps_variables(self, previous: Mapping[str, str] | None = None) -> None:
-        """Take back the MPS variables that were applied, or go back to those that had been."""
-        self._apply(previous or {}, self.track_variable_reads())
+        """Remove the applied MPS variables, or restore previously applied ones."""
+        self._replace_applied(previous or {}, self.track_variable_reads())
 
-    def _apply(self, applied: Mapping[str, str], moment: TorchState) -> None:
-        """Set variables in place of those that we set; what a person has set since stays."""
+    def _replace_applied(self, applied: Mapping[str, str], state: TorchState) -> None:
+        """Replace the variables that the package set. Values that the user has set since then are preserved."""
         for name, value in self.applied_variables.items():
             if self.environ.get(name) == value:
                 del self.environ[name]
         for name, value in applied.items():
             self.environ.setdefault(name, value)
         self.applied_variables = dict(applied)
-        self.track_variable_reads(moment)
+        self.track_variable_reads(state)
 
     def restore_device_variable(self) -> None:
-        """Give ``OPENMED_TORCH_DEVICE`` its former value back, unless someone else changed it since."""
-        former = self.user_environ.get(TORCH_DEVICE_VARIABLE)
-        self._published = None
-        if former is None:
+        """Restore the previous value of ``OPENMED_TORCH_DEVICE``, unless it was changed since then."""
+        previous = self.user_environ.get(TORCH_DEVICE_VARIABLE)
+        self._exported = None
+        if previous is None:
             self.environ.pop(TORCH_DEVICE_VARIABLE, None)
         else:
-            self.environ[TORCH_DEVICE_VARIABLE] = former
+            self.environ[TORCH_DEVICE_VARIABLE] = previous
 
     def limit_memory(self, device: str, fraction: float) -> None:
-        """Let torch refuse to hold more than a share of the memory of a device."""
+        """Limit the memory that torch may allocate to a fraction of the device memory."""
         parse_device_argument(device).limit(fraction)
-        self._limits[normalize_device(device)] = fraction
+        self._memory_fractions[normalize_device(device)] = fraction
 
     def memory_fraction(self, device: str) -> float | None:
-        """Return the share of its memory at which torch refuses more; on MPS that is the high watermark.
+        """Return the fraction of the device memory that torch may allocate; on MPS this is the high watermark.
 
-        ``None`` where there is no limit, and where torch has read another value than stands in the environment.
+        Returns:
+            The fraction, or ``None`` if there is no limit or torch has read another value than the environment has.
         """
         watermark = self.mps_environment(device).high_watermark if device == "mps" else None
-        return self._limits.get(normalize_device(device), watermark) or None
+        return self._memory_fractions.get(normalize_device(device), watermark) or None
 
     def low_watermark(self, device: str) -> float | None:
-        """Return the share of its memory from which torch collects unused blocks; only MPS has one."""
+        """Return the fraction of the memory at which torch starts to collect unused blocks; ``None`` except on MPS."""
         return watermarks(self.environ)[1] if device == "mps" else None

@@ -1,4 +1,4 @@
-"""The CPU: the program waits for what it computes, and torch keeps no count of its memory."""
+"""The CPU, which computes synchronously and whose memory torch does not count."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .machine import MachineInfo, processor_name
 
 
 class Cpu(Device):
-    """The CPU, which computes while the program waits."""
+    """The CPU, which computes synchronously."""
 
     is_accelerator = False
-    headroom = 0.7  # Beyond it the system swaps.
-    lack_of_memory = (
+    headroom = 0.7  # The system swaps if a batch uses more.
+    allocation_failure_pattern = (
         r"DefaultCPUAllocator: (can't allocate|not enough) memory"  # c10/core/impl/alloc_cpu.cpp
         r"|could not (create|execute) a (primitive|memory)"  # oneDNN
     )
     alternative = "another model"
-    pin_reason = "nothing is copied to a GPU; on a Mac the loader would still pin for MPS, and warn"
+    pin_reason = "no data is copied to a GPU; on a Mac the loader would still pin memory for MPS, and warn"
     float32_reason = "16-bit types are slower than float32 on most CPUs"
     has_int8 = True
     fused_adamw_since = "2.4"

@@ -1,4 +1,4 @@
-"""CUDA and ROCm, which torch calls CUDA too: GPUs with numbers, whose copies wait in a queue with the work."""
+"""CUDA and ROCm GPUs, which torch both calls CUDA. They have an index, and their copies are queued with the work."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ NO_DRIVER = "no driver"
 CPU_BUILD = "CPU build"
 HIDDEN_GPUS = "hidden GPUs"
 NO_GPU = "no GPU"
+UNKNOWN_GPU = "no such GPU"
 
-HIDDEN_SIZE = 768  # Of the models that ``batch_waste`` is for.
-BFLOAT16_CAPABILITY = (8, 0)  # The first compute capability whose hardware has bfloat16.
+BASE_HIDDEN_SIZE = 768  # Hidden size of the models for which ``batch_waste`` was chosen.
+BFLOAT16_CAPABILITY = (8, 0)  # First compute capability with bfloat16 in hardware.
 
 
 class Cuda(Device):
-    """One GPU of CUDA or ROCm."""
+    """A CUDA or ROCm GPU."""
 
-    is_numbered = True
     queues_copies = True
     uses_cudnn = True
     profiler_times_kernels = True
     sensor = "nvidia-smi"
     has_allocator = True
-    headroom = 0.9  # The allocator splits blocks, and other batches are larger.
+    headroom = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 1.0  # torch/cuda/memory.py
-    lack_of_memory = r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    allocation_failure_pattern = r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    out_of_memory_pattern = r"out of memory|CUBLAS|CUDNN"  # Also for HIP, whose devices torch calls "cuda".
     pins_memory = True
-    pin_reason = "copies from pinned memory to the GPU are faster, and can go on while it computes"
+    pin_reason = "copies from pinned memory to the GPU are faster and can overlap with computation"
     batch_tokens = 32768
     batch_waste = 2048
     fused_adamw_since = "2.0"
@@ -41,56 +42,60 @@ class Cuda(Device):
 
     @property
     def index(self) -> int:
-        """The number of the GPU; torch takes the first where the name has none."""
+        """Index of the GPU; 0 if the name has none, as in torch."""
         return int(self.name.partition(":")[2] or 0)
+
+    @classmethod
+    def is_gpu_of(cls, machine: MachineInfo) -> bool:
+        return machine.system != "Darwin"
 
     def names(self, torch: TorchInfo) -> list[str]:
         return [f"cuda:{index}" for index in range(len(torch.cuda_names or ()))] or ["cuda"]
 
-    def causes(self, here: DeviceContext) -> Iterator[RejectionRule]:
-        machine = here.machine
-        torch = here.torch
+    def causes(self, context: DeviceContext) -> Iterator[RejectionRule]:
+        machine = context.machine
+        torch = context.torch
         names = torch.cuda_names or ()
         build = torch.gpu_build or ""
         is_rocm = build.startswith("ROCm")
-        maker = "AMD" if is_rocm else "NVIDIA"
+        vendor = "AMD" if is_rocm else "NVIDIA"
         if machine.system == "Darwin":
-            yield RejectionRule(MACOS, "this computer runs macOS, which has no CUDA")
-        yield from super().causes(here)
+            yield RejectionRule(MACOS, "this machine runs macOS, which does not support CUDA")
+        yield from super().causes(context)
         if machine.gpu_driver is False and not names:
-            yield RejectionRule(
-                NO_DRIVER, f"no {maker} driver is loaded", f"Install the driver if there is an {maker} GPU."
-            )
+            remedy = f"Install the driver if there is an {vendor} GPU."
+            yield RejectionRule(NO_DRIVER, f"no {vendor} driver is loaded", remedy)
         if torch.gpu_build == "":
-            remedy = "Install a CUDA build of torch: https://pytorch.org/get-started/locally shows the command."
-            yield RejectionRule(CPU_BUILD, f"torch {torch.version} is a build for the CPU only", remedy)
-        visible = here.environ.get("CUDA_VISIBLE_DEVICES", "0")
+            remedy = "Install a CUDA build of torch; see https://pytorch.org/get-started/locally for the command."
+            yield RejectionRule(CPU_BUILD, f"torch {torch.version} is a CPU-only build", remedy)
+        visible = context.environ.get("CUDA_VISIBLE_DEVICES", "0")
         if visible.strip() in ("", "-1") and not names:
             reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
             yield RejectionRule(HIDDEN_GPUS, reason, "Unset CUDA_VISIBLE_DEVICES and restart the kernel.")
         if torch.cuda_names == ():
             tool = "rocm-smi" if is_rocm else "nvidia-smi"
-            remedy = f"Check with {tool} that the driver is new enough for {build}."
+            remedy = f"Run {tool} to check that the driver supports {build}."
             yield RejectionRule(NO_GPU, f"torch {torch.version} ({build}) finds no GPU", remedy)
         if torch.cuda_names is not None and self.index >= len(names):
             choices = " or ".join(f"'cuda:{index}'" for index in range(len(names)))
-            yield RejectionRule("no such GPU", f"this computer has {pluralize(len(names), 'GPU')}", f"Use {choices}.")
-        yield from self.causes_in_probe(torch)
+            reason = f"only {pluralize(len(names), 'GPU')} available on this machine"
+            yield RejectionRule(UNKNOWN_GPU, reason, f"Use {choices}.")
+        yield from self.failed_probe(torch)
 
-    def hardware(self, here: DeviceContext) -> str:
-        gpu = self._gpu(here.torch)
+    def hardware(self, context: DeviceContext) -> str:
+        gpu = self._gpu(context.torch)
         return f"the GPU is {gpu}" if gpu else ""
 
     def own_name(self, _machine: MachineInfo, torch: TorchInfo) -> str:
         return self._gpu(torch) or f"GPU {self.index}"
 
     def _gpu(self, torch: TorchInfo) -> str:
-        """Return the name of the GPU, empty where torch has told none."""
+        """Return the name of the GPU, or an empty string if torch has not reported it."""
         return "".join((torch.cuda_names or ())[self.index : self.index + 1])
 
     def batch_waste_of(self, hidden_size: int | None) -> int:
-        # A narrow model computes a token sooner, and to start a batch of it takes as long.
-        return self.batch_waste * HIDDEN_SIZE // (hidden_size or HIDDEN_SIZE)
+        # A narrow model needs less time per token, but the launch overhead of a batch is the same.
+        return self.batch_waste * BASE_HIDDEN_SIZE // (hidden_size or BASE_HIDDEN_SIZE)
 
     def empty_cache(self) -> None:
         torch = import_torch()
@@ -135,8 +140,9 @@ class Cuda(Device):
     ) -> RejectionRule | None:
         if dtype != "bfloat16" or (capability is not None and capability >= BFLOAT16_CAPABILITY):
             return None
-        gpu = "the GPU, as far as is known,"
-        if capability is not None:
-            gpu = "a GPU of compute capability {}.{}".format(*capability)
-        reason = f"{gpu} has no bfloat16 of its own; that begins with compute capability 8.0"
-        return RejectionRule("bfloat16", reason, "Use 'float16', which comes with a GradScaler.")
+        required = "bfloat16 in hardware requires compute capability 8.0"
+        if capability is None:
+            reason = f"the compute capability of the GPU is unknown, and {required}"
+        else:
+            reason = "{}; this GPU has {}.{}".format(required, *capability)
+        return RejectionRule("bfloat16", reason, "Use 'float16', which is combined with a GradScaler.")

@@ -1,12 +1,13 @@
-"""The environment variables of MPS: three that we would set, and whether torch sees them; ``computer`` sets them.
+"""Plan of the MPS environment variables: values to set, and whether torch reads them. ``computer`` sets the variables.
 
-When torch reads them decides everything (read out of torch 2.13's macOS binary):
+A variable has an effect only if it is set before torch reads it (from torch 2.13's binary for macOS):
 
-- ``PYTORCH_ENABLE_MPS_FALLBACK`` while torch's library loads, so only before ``import torch`` (``MPSFallback.mm:101``).
-- the two watermark ratios once, at the first touch of the MPS allocator, which the first MPS tensor or any question
-  about MPS memory is; a bad pair then fails every MPS call of the process (``MPSAllocator.mm:86`` and ``:100``).
+- ``PYTORCH_ENABLE_MPS_FALLBACK`` is read while torch is imported (``MPSFallback.mm:101``).
+- The two watermark ratios are read once, when the MPS allocator is initialized by the first MPS tensor or memory query.
+  An invalid pair makes every MPS call of the process fail (``MPSAllocator.mm:86`` and ``:100``).
 
-A value that a person set is never overwritten; ours adapts to it. A variable of MPS that torch does not read is named.
+Values of the user are never overwritten, and the values of the package adapt to them. MPS variables that torch ignores are
+reported.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HIGH_WATERMARK_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW_WATERMARK_VARIABLE = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 VARIABLES = (FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE)
 
-# The variables that torch reads for MPS, each with the first release that does, by the strings in its binaries for macOS.
+# MPS variables with the first torch release that reads them, from the strings in its binaries for macOS.
 SUPPORTED_SINCE = {
     **dict.fromkeys((*VARIABLES, "PYTORCH_DEBUG_MPS_ALLOCATOR"), "2.0"),
     **dict.fromkeys(("PYTORCH_MPS_LOG_PROFILE_INFO", "PYTORCH_MPS_TRACE_SIGNPOSTS"), "2.1"),
@@ -36,7 +37,7 @@ SUPPORTED_SINCE = {
     "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION": "2.13",
     "PYTORCH_MPS_METAL_VERSION": "2.15",
 }
-LATEST_CHECKED_TORCH = "2.15"  # The newest torch whose binaries were looked at.
+LATEST_CHECKED_TORCH = "2.15"  # Newest torch release whose binaries were checked.
 MPS_VARIABLE_PATTERN = re.compile(r"PYTORCH_([A-Z0-9]+_)*MPS(_[A-Z0-9]+)*")
 
 DEFAULT_HIGH = 1.0
@@ -46,35 +47,40 @@ TORCH_HIGH = 1.7
 TORCH_LOW = 1.4
 MAX_RATIO = 2.0
 
-PENDING = "in time"
-ACTIVE = "in force"
+PENDING = "pending"
+ACTIVE = "active"
 TOO_LATE = "too late"
-UNSURE = "unsure"
+UNKNOWN = "unknown"
 CONFLICT = "conflict"
-IGNORED = "not read"
-NOT_FOR_DEVICE = "not for this device"
+IGNORED = "ignored"
+NOT_FOR_DEVICE = "not applicable"
 
-# Whose value it is, by the origin of a setting.
-SET_BY = {"set": "openmed_nb", "kept": "you", "unset": "nobody"}
+# Display text for the source of a setting.
+SET_BY = {"set": "openmed_nb", "kept": "you", "unset": "default"}
 
-# Stands for a value that stood there before anyone looked; no environment variable can hold it.
+# Stands for an unknown value before the first check. No environment variable can contain it.
 UNOBSERVED = "\0"
 
-RESTART = "Restart the kernel and run %load_ext openmed_nb before anything imports torch."
-UNSET_BOTH = f"Unset {HIGH_WATERMARK_VARIABLE} and {LOW_WATERMARK_VARIABLE}, then restart the kernel."
+RESTART_REMEDY = "Restart the kernel and run %load_ext openmed_nb before torch is imported."
+UNSET_BOTH_REMEDY = f"Unset {HIGH_WATERMARK_VARIABLE} and {LOW_WATERMARK_VARIABLE}, then restart the kernel."
 
 
 @dataclass(frozen=True)
 class TorchState:
-    """What torch has done by now."""
+    """State of torch that determines which environment variables it has read.
 
-    torch_loaded: bool = False  # Whether torch is imported.
-    allocator_started: bool | None = False  # Whether the MPS allocator has read its watermarks; ``None`` if unknown.
-    # For each variable that was watched, the values that torch may have read; ``None`` among them is "unset".
+    Attributes:
+        torch_loaded: Whether torch is imported.
+        allocator_started: Whether the MPS allocator has read its watermarks, or ``None`` if unknown.
+        observed_values: For each tracked variable, the values that torch may have read. ``None`` means "not set".
+    """
+
+    torch_loaded: bool = False
+    allocator_started: bool | None = False
     observed_values: Mapping[str, frozenset[str | None]] = field(default_factory=dict)
 
     def has_read(self, name: str) -> bool | None:
-        """Tell whether torch has read a variable by now, ``None`` if unknown."""
+        """Return whether torch has read a variable, or ``None`` if unknown."""
         if not self.torch_loaded:
             return False
         return True if name == FALLBACK_VARIABLE else self.allocator_started
@@ -85,13 +91,13 @@ class EnvSetting:
     """One variable of the plan.
 
     Attributes:
-        name: The variable.
-        value: Its value once the plan is applied; ``None`` where it stays unset.
-        origin: ``"set"`` by us, ``"kept"`` from the person, or ``"unset"``.
-        effect: ``"in time"`` (torch will read it), ``"in force"``, ``"too late"``, ``"unsure"``, ``"conflict"``,
-            ``"not read"`` (torch has no such variable) or ``"not for this device"`` (the device is not mps).
-        note: What to know about the value.
-        remedy: One thing to do, empty where nothing is wrong.
+        name: Name of the variable.
+        value: Value after the plan is applied, or ``None`` if the variable remains unset.
+        source: ``"set"`` by the package, ``"kept"`` from the user, or ``"unset"``.
+        effect: ``"pending"`` (torch will read the value), ``"active"``, ``"too late"``, ``"unknown"``, ``"conflict"``,
+            ``"ignored"`` (torch does not read the variable) or ``"not applicable"`` (the device is not mps).
+        note: Note about the value.
+        remedy: Suggested action, empty if there is no problem.
     """
 
     name: str
@@ -103,30 +109,37 @@ class EnvSetting:
 
     @property
     def display_value(self) -> str | None:
-        """The value without what is secret in it."""
+        """Value for display, with secrets masked."""
         return None if self.value is None else mask_secrets(self.name, self.value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the setting as a mapping of strings."""
+        """Return the setting as JSON-compatible values."""
         return {**vars(self), "value": self.display_value}
 
 
 @dataclass(frozen=True, repr=False)
 class EnvPlan(Displayable):
-    """What becomes of the MPS variables, and whether torch will see it."""
+    """Plan of the MPS variables.
 
-    # The three that we would set, and then those that a person set and torch does not read.
+    Attributes:
+        settings: The three variables of the package, followed by variables of the user that torch ignores.
+    """
+
     settings: tuple[EnvSetting, ...]
 
     @property
     def variables_to_set(self) -> dict[str, str]:
-        """The variables to set."""
-        return {one.name: one.value for one in self.settings if one.source == "set" and one.value is not None}
+        """The variables to set, with their values."""
+        return {
+            setting.name: setting.value
+            for setting in self.settings
+            if setting.source == "set" and setting.value is not None
+        }
 
     @property
     def high_watermark(self) -> float | None:
-        """The high watermark that torch reads or has read; ``None`` where it reads another one, or refuses this one."""
-        high = next(one for one in self.settings if one.name == HIGH_WATERMARK_VARIABLE)
+        """High watermark that torch reads or has read; ``None`` if torch uses another value or rejects this one."""
+        high = next(setting for setting in self.settings if setting.name == HIGH_WATERMARK_VARIABLE)
         if high.effect not in (PENDING, ACTIVE):
             return None
         return TORCH_HIGH if high.value is None else parse_ratio(high.value)
@@ -141,7 +154,7 @@ class EnvPlan(Displayable):
         return Table("Environment", ("variable", "value", "set by", "effect", "note"), tuple(rows))
 
     def to_report(self) -> Report:
-        """Return what there is to show: one table."""
+        """Return the report: one table."""
         return Report("MPS environment", tables=(self.table(),))
 
 
@@ -152,54 +165,63 @@ def plan_mps_variables(
     applied_variables: Mapping[str, str] | None = None,
     torch: str | None = None,
 ) -> EnvPlan:
-    """Plan the MPS variables for a device, from those that the person set; nothing is changed.
+    """Plan the MPS variables for a device without changing the environment.
 
-    Only for ``"mps"`` is anything set. ``applied`` is what we set and what still stands there, for another device;
-    ``torch`` is the version of torch, ``None`` if it is not known.
+    Args:
+        environ: Environment variables of the user.
+        device: Name of the device. Variables are set only for ``"mps"``.
+        state: State of torch. If ``None``, torch is not imported.
+        applied_variables: For other devices than ``"mps"``, the variables that the package set before and that still have
+            its values.
+        torch: Version of torch, or ``None`` if it is unknown.
     """
     conflict = ""
     if device == "mps":
         high, low = watermark_defaults(environ.get(HIGH_WATERMARK_VARIABLE), environ.get(LOW_WATERMARK_VARIABLE))
-        wanted = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: high, LOW_WATERMARK_VARIABLE: low}
-        applied_variables = {name: value for name, value in wanted.items() if value is not None}
+        defaults = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: high, LOW_WATERMARK_VARIABLE: low}
+        applied_variables = {name: value for name, value in defaults.items() if value is not None}
         conflict = watermark_conflict(
             environ.get(HIGH_WATERMARK_VARIABLE, high), environ.get(LOW_WATERMARK_VARIABLE, low)
         )
+    applied_variables = applied_variables or {}
     settings = []
     for name in VARIABLES:
-        origin = "unset"
+        source = "unset"
         if name in environ:
-            origin = "kept"
-        elif applied_variables and name in applied_variables:
-            origin = "set"
-        setting = EnvSetting(name, environ.get(name, (applied_variables or {}).get(name)), origin, NOT_FOR_DEVICE)
+            source = "kept"
+        elif name in applied_variables:
+            source = "set"
+        setting = EnvSetting(name, environ.get(name, applied_variables.get(name)), source, NOT_FOR_DEVICE)
         if device == "mps":
-            setting = _judged(setting, environ, "" if name == FALLBACK_VARIABLE else conflict, state or TorchState())
+            watermark_error = "" if name == FALLBACK_VARIABLE else conflict
+            setting = _with_effect(setting, environ, watermark_error, state or TorchState())
         settings.append(setting)
     return EnvPlan((*settings, *_ignored_variables(environ, device, torch)))
 
 
 def _ignored_variables(environ: Mapping[str, str], device: str, torch: str | None) -> Iterator[EnvSetting]:
-    """Yield the variables of MPS that this torch does not read, though a person has set them."""
-    read = {
+    """Yield the MPS variables of the user that this torch ignores."""
+    supported = {
         name for name, since in SUPPORTED_SINCE.items() if torch is None or parse_release(since) <= parse_release(torch)
     }
-    for name in sorted(name for name in environ if MPS_VARIABLE_PATTERN.fullmatch(name) and name not in read):
-        note = f"no torch up to {LATEST_CHECKED_TORCH} reads it"
+    for name in sorted(name for name in environ if MPS_VARIABLE_PATTERN.fullmatch(name) and name not in supported):
+        note = f"not read by any torch release up to {LATEST_CHECKED_TORCH}"
         if name in SUPPORTED_SINCE:
-            note = f"torch {torch} does not read it; {SUPPORTED_SINCE[name]} is the first that does"
-        unread = EnvSetting(name, environ[name], "kept", NOT_FOR_DEVICE, note)
+            note = f"read from torch {SUPPORTED_SINCE[name]} on; the installed version is {torch}"
+        setting = EnvSetting(name, environ[name], "kept", NOT_FOR_DEVICE, note)
         if device == "mps":
-            near = closest_match(name, read, cutoff=0.8)
-            remedy = f"Use {near}, or unset it." if near else "Unset it."
-            unread = replace(unread, effect=IGNORED, remedy=remedy)
-        yield unread
+            suggestion = closest_match(name, supported, cutoff=0.8)
+            remedy = f"Use {suggestion}, or unset it." if suggestion else "Unset it."
+            setting = replace(setting, effect=IGNORED, remedy=remedy)
+        yield setting
 
 
 def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
-    """Return the pair of watermark ratios to add to what a person set; ``None`` for one that stays as it is.
+    """Return the high and low watermark ratios to set; ``None`` for a ratio that is not changed.
 
-    The arguments are the person's ratios as written, ``None`` where unset.
+    Args:
+        high: High watermark ratio of the user as written, or ``None`` if it is not set.
+        low: Low watermark ratio of the user as written, or ``None`` if it is not set.
 
     Example:
         >>> watermark_defaults(None, None), watermark_defaults("0.7", None), watermark_defaults(None, "1.2")
@@ -209,18 +231,20 @@ def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, s
     """
     if high is None and low is None:
         return str(DEFAULT_HIGH), str(DEFAULT_LOW)
-    person = parse_ratio(str(low if high is None else high))
-    if None not in (high, low) or not 0 <= person <= MAX_RATIO:
+    user_ratio = parse_ratio(str(low if high is None else high))
+    if None not in (high, low) or not 0 <= user_ratio <= MAX_RATIO:
         return None, None
     if high is None:
-        return str(max(DEFAULT_HIGH, person)), None
-    return None, str(DEFAULT_LOW) if person == 0 or person >= DEFAULT_LOW else f"{DEFAULT_LOW * person:.6g}"
+        return str(max(DEFAULT_HIGH, user_ratio)), None
+    if user_ratio == 0 or user_ratio >= DEFAULT_LOW:
+        return None, str(DEFAULT_LOW)
+    return None, f"{DEFAULT_LOW * user_ratio:.6g}"
 
 
 def watermark_conflict(high: str | None, low: str | None) -> str:
-    """Return the message with which torch will refuse a pair of ratios, empty where it takes them."""
-    given = {HIGH_WATERMARK_VARIABLE: high, LOW_WATERMARK_VARIABLE: low}
-    high_ratio, low_ratio = watermarks({name: ratio for name, ratio in given.items() if ratio is not None})
+    """Return the error of torch for a pair of ratios, or an empty string if torch accepts them."""
+    ratios = {HIGH_WATERMARK_VARIABLE: high, LOW_WATERMARK_VARIABLE: low}
+    high_ratio, low_ratio = watermarks({name: ratio for name, ratio in ratios.items() if ratio is not None})
     if not 0 <= high_ratio <= MAX_RATIO:
         return f"invalid high watermark ratio {high_ratio:g}"
     if not 0 <= low_ratio <= (high_ratio or MAX_RATIO):
@@ -229,29 +253,29 @@ def watermark_conflict(high: str | None, low: str | None) -> str:
 
 
 def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
-    """Return the high and the low watermark that torch reads from an environment."""
-    return parse_ratio(environ.get(HIGH_WATERMARK_VARIABLE, str(TORCH_HIGH))), parse_ratio(
-        environ.get(LOW_WATERMARK_VARIABLE, str(TORCH_LOW))
-    )
+    """Return the high and the low watermark ratio that torch reads from an environment."""
+    high = parse_ratio(environ.get(HIGH_WATERMARK_VARIABLE, str(TORCH_HIGH)))
+    low = parse_ratio(environ.get(LOW_WATERMARK_VARIABLE, str(TORCH_LOW)))
+    return high, low
 
 
 @contextlib.contextmanager
 def preserve_variables(names: Collection[str], environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Give variables their values back at the end, whatever others have written there meanwhile."""
-    before = {name: environ[name] for name in names if name in environ}
+    """Restore environment variables after a block, even if other code changed them in the meantime."""
+    previous = {name: environ[name] for name in names if name in environ}
     try:
         yield
     finally:
         for name in names:
             environ.pop(name, None)
-        environ.update(before)
+        environ.update(previous)
 
 
 FLOAT_PATTERN = r"\s*[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)"
 
 
 def parse_ratio(text: str) -> float:
-    """Return a ratio the way torch reads it, with C's ``strtod``: the longest number in front, 0 where there is none.
+    """Return a ratio as torch parses it, with C's ``strtod``: the longest number at the start, or 0 if there is none.
 
     Example:
         >>> parse_ratio("0.7"), parse_ratio("0,9"), parse_ratio("abc")
@@ -261,34 +285,33 @@ def parse_ratio(text: str) -> float:
     return float(match.group()) if match else 0.0
 
 
-def _judged(setting: EnvSetting, environ: Mapping[str, str], conflict: str, moment: TorchState) -> EnvSetting:
-    """Return a setting with what torch makes of it."""
+def _with_effect(setting: EnvSetting, environ: Mapping[str, str], conflict: str, state: TorchState) -> EnvSetting:
+    """Return a setting with its effect on torch, a note and a remedy."""
     name = setting.name
     value = setting.value
     if conflict:
-        return replace(setting, effect=CONFLICT, note=f"torch will say: {conflict}", remedy=UNSET_BOTH)
-    has_read = moment.has_read(name)
-    seen = moment.observed_values.get(name, frozenset((UNOBSERVED, environ.get(name))))
+        return replace(setting, effect=CONFLICT, note=f"torch will reject it: {conflict}", remedy=UNSET_BOTH_REMEDY)
+    has_read = state.has_read(name)
+    observed = state.observed_values.get(name, frozenset((UNOBSERVED, environ.get(name))))
     if has_read is False:
         effect = PENDING
-    elif seen == {value}:
+    elif observed == {value}:
         effect = ACTIVE
-    elif has_read is None or value in seen:
-        effect = UNSURE
+    elif has_read is None or value in observed:
+        effect = UNKNOWN
     else:
         effect = TOO_LATE
     note = ""
-    remedy = RESTART if effect in (TOO_LATE, UNSURE) else ""
-    shown = setting.display_value
+    remedy = RESTART_REMEDY if effect in (TOO_LATE, UNKNOWN) else ""
     if value is None:
         return replace(setting, effect=effect, remedy=remedy)
     if name == FALLBACK_VARIABLE:
         if value not in ("0", "1"):
-            note = f"torch reads {shown!r} as on"
+            note = f"torch treats {setting.display_value!r} as enabled"
             remedy = "Set it to 0 or 1."
     elif re.fullmatch(FLOAT_PATTERN + r"\s*", value, flags=re.ASCII | re.IGNORECASE) is None:
-        note = f"{shown!r} is no number, and torch reads it as {parse_ratio(value):g}"
-        remedy = "Set it to a number, 0 to 2."
+        note = f"{setting.display_value!r} is not a number; torch parses it as {parse_ratio(value):g}"
+        remedy = "Set it to a number from 0 to 2."
     elif name == HIGH_WATERMARK_VARIABLE and parse_ratio(value) == 0:
         note = "no limit"
     return replace(setting, effect=effect, note=note, remedy=remedy)

@@ -1,8 +1,8 @@
-"""How torch computes products and attention: by the faster of two libraries on a CPU, without plans and waits on a GPU.
+"""Faster linear layers on the CPU, and attention on the GPU without plans and synchronization.
 
-torch computes float32 products with MKL where it has it, and MKL leaves half of the vector units of AMD's processors
-idle: on an EPYC with AVX-512 oneDNN is twice as fast (``benchmarks/annotate.py`` prints the gain).
-oneDNN is part of torch; ``torch.compile`` uses the same function. Nothing is packed or remembered, so weights may change.
+torch computes float32 matrix products with MKL if it is available. MKL leaves half of the vector units of AMD processors
+idle: on an EPYC with AVX-512, oneDNN is twice as fast (``benchmarks/annotate.py`` prints the speedup).
+oneDNN is part of torch, and ``torch.compile`` uses the same function. No weights are packed or cached, so they may change.
 """
 
 from __future__ import annotations
@@ -19,58 +19,59 @@ from .registry import parse_device_argument
 if TYPE_CHECKING:
     import torch
 
-MIN_ONEDNN_SPEEDUP = 1.2  # oneDNN is taken where it is at least 1.2 times faster.
-MIN_ROWS = 32  # Below, a product is too small to gain.
+MIN_ONEDNN_SPEEDUP = 1.2  # Minimum measured speedup for the use of oneDNN.
+MIN_ROWS = 32  # Matrix products with fewer rows are too small for a speedup.
 
 
 def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which ``torch.nn.functional.linear`` is as fast as this computer can.
+    """Return a context manager in which ``torch.nn.functional.linear`` uses the faster library on this machine.
 
     Args:
-        device: The device of the model; on any but the CPU the context does nothing.
-        rows: About how many rows the products have; for few of them it does nothing either, because it looks at every
-            function that torch calls, which takes longer than it gains.
+        device: Device of the model. The context manager has an effect on the CPU only.
+        rows: Approximate number of rows of the matrix products. The context manager has no effect for few rows, because
+            it intercepts every torch function, which would take longer than it saves.
     """
-    useful = (
+    use_onednn = (
         not parse_device_argument(device).is_accelerator
         and rows >= MIN_ROWS
         and measure_onednn_speedup() >= MIN_ONEDNN_SPEEDUP
     )
-    return push_modes(get_linear_mode_class()()) if useful else contextlib.nullcontext()
+    return push_modes(get_linear_mode_class()()) if use_onednn else contextlib.nullcontext()
 
 
 def cudnn_attention_disabled(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which attention makes no plan for each new shape, as that of cuDNN does in 16 bits, and only there.
+    """Return a context manager that disables the attention of cuDNN, which creates a plan for each new shape.
 
-    The first pass over 20,000 notes took 15.3 s with its plans and 4.4 s without, on one H200 with torch 2.11.
+    torch uses cuDNN for attention in 16 bits only. The first pass over 20,000 notes took 15.3 s with plans and 4.4 s
+    without, on one H200 with torch 2.11.
     """
     if not parse_device_argument(device).uses_cudnn or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    without: contextlib.AbstractContextManager[Any] = sdpa_kernel(kinds)
-    return without
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    context: contextlib.AbstractContextManager[Any] = sdpa_kernel(backends)
+    return context
 
 
 def wrap_mask(mask: torch.Tensor, full: bool) -> torch.Tensor:
-    """Return a mask that knows whether it is full, that is hides nothing.
+    """Return an attention mask that stores whether it is full, so that it does not hide any token.
 
-    A model asks that of each batch, and would wait until the device has done all work before it.
+    A model checks this for each batch, and the check of a plain tensor would synchronize with the device.
     """
     if not parse_device_argument(mask.device).is_accelerator:
         return mask
-    telling: torch.Tensor = mask.as_subclass(get_mask_class())
-    telling.full = full
-    return telling
+    wrapped: torch.Tensor = mask.as_subclass(get_mask_class())
+    wrapped.full = full
+    return wrapped
 
 
 @functools.cache
 def get_mask_class() -> Any:
-    """Return the class of such masks; it is made here, because its base is torch's."""
+    """Return the class of masks that store whether they are full. It is defined on first use, because torch is its base."""
     import torch
 
-    class TellingMask(torch.Tensor):
+    class KnownMask(torch.Tensor):
         full: bool
 
         @classmethod
@@ -80,15 +81,15 @@ def get_mask_class() -> Any:
                 return torch.tensor(mask.full)
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
                 result = function(*args, **(kwargs or {}))
-            cast = function in {torch.Tensor.to, torch.Tensor.bool} and isinstance(mask, cls)
-            return wrap_mask(result, mask.full) if cast else result
+            is_cast = function in {torch.Tensor.to, torch.Tensor.bool} and isinstance(mask, cls)
+            return wrap_mask(result, mask.full) if is_cast else result
 
-    return TellingMask
+    return KnownMask
 
 
 @functools.cache
 def get_linear_mode_class() -> Callable[[], Any]:
-    """Return the class of the context; it is made here, because its base is torch's."""
+    """Return the class of the mode for linear layers. It is defined on first use, because a torch class is its base."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -96,7 +97,7 @@ def get_linear_mode_class() -> Callable[[], Any]:
     onednn = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
 
     class OneDnnLinear(TorchFunctionMode):
-        """Sends linear layers to oneDNN, and every other function where it belongs."""
+        """Computes linear layers with oneDNN, and calls every other function unchanged."""
 
         def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function is linear and not kwargs and is_onednn_candidate(*args):
@@ -108,28 +109,29 @@ def get_linear_mode_class() -> Callable[[], Any]:
 
 
 def is_onednn_candidate(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """Tell whether a product is one that oneDNN takes and speeds up: dense float32, many rows, and only its result."""
+    """Return whether oneDNN supports a linear layer and is faster: dense float32, many rows, no gradients or autocast."""
     import torch
 
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
-    plain = all(
+    are_supported = all(
         type(tensor) in {torch.Tensor, torch.nn.Parameter}
         and tensor.is_cpu
         and tensor.dtype == torch.float32
         and tensor.layout == torch.strided
         for tensor in tensors
     )
-    fitting = inputs.shape[-1:] == weight.shape[1:]
-    return plain and fitting and inputs.numel() >= MIN_ROWS * weight.shape[1] > 0
+    shapes_match = inputs.shape[-1:] == weight.shape[1:]
+    return are_supported and shapes_match and inputs.numel() >= MIN_ROWS * weight.shape[1] > 0
 
 
 @functools.cache
 def measure_onednn_speedup() -> float:
-    """Return how many times faster oneDNN is here than torch's own choice, 0 where it cannot be used.
+    """Return the speedup of oneDNN over the default of torch on this machine, or 0 if oneDNN cannot be used.
 
-    Measured once in a process, in some 30 milliseconds, and in turn: what else this computer does then slows both down.
+    It is measured once per process and takes about 30 milliseconds. The rounds are interleaved, so that background load
+    affects both.
     """
     import torch
 
@@ -138,24 +140,24 @@ def measure_onednn_speedup() -> float:
     numbers = torch.linspace(-1, 1, 768 * 768).reshape(768, 768)
     product = functools.partial(torch.nn.functional.linear, numbers[:512], numbers)
 
-    def by_onednn() -> torch.Tensor:
+    def onednn_product() -> torch.Tensor:
         with get_linear_mode_class()():
             return product()
 
     with torch.inference_mode():
         expected = product()
-        computed = by_onednn()
-        turns = [(min_runtime(product, times=1), min_runtime(by_onednn, times=1)) for _ in range(4)]
-    own, onednn = map(min, zip(*turns, strict=True))
-    return own / onednn if torch.allclose(computed, expected, rtol=1e-4, atol=1e-3) else 0.0
+        computed = onednn_product()
+        rounds = [(min_runtime(product, times=1), min_runtime(onednn_product, times=1)) for _ in range(4)]
+    default_seconds, onednn_seconds = map(min, zip(*rounds, strict=True))
+    return default_seconds / onednn_seconds if torch.allclose(computed, expected, rtol=1e-4, atol=1e-3) else 0.0
 
 
 def min_runtime(function: Callable[[], Any], times: int) -> float:
-    """Return the shortest of some runs, in seconds."""
-    # By the real clock, whatever a block is timed by: the gain is learnt once and holds for the whole process.
-    seconds = []
+    """Return the shortest duration of several calls, in seconds."""
+    # The real clock, even inside use_clock: the speedup is measured once and applies to the whole process.
+    durations = []
     for _ in range(times):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         function()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+        durations.append(time.perf_counter() - start)
+    return min(durations)

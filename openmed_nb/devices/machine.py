@@ -1,4 +1,4 @@
-"""Facts of the computer, the names of its devices, whether its MPS device is simulated, and the clock of all that is measured."""
+"""Facts of the machine, names of devices in results, and the state of the MPS simulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .request import normalize_device
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-# What is asked of macOS. -i leaves out what a system does not know, such as Rosetta's flag on an old Mac.
+# Keys of sysctl on macOS. The option -i ignores unknown keys, such as the Rosetta flag on an old Mac.
 SYSCTL_KEYS = (
     "sysctl.proc_translated",
     "hw.optional.arm64",
@@ -32,17 +32,17 @@ SYSCTL_KEYS = (
     "hw.physicalcpu",
 )
 
-# What Linux says of an Apple chip, also in a container, where Docker hid it in 2022 (docker/for-mac#6512); and what Rosetta
-# says there to an x86_64 Python.
+# Text of Linux for an Apple chip, also in a container (Docker hid it in 2022, docker/for-mac#6512), and text of Rosetta for an
+# x86_64 Python.
 CPUINFO = Path("/proc/cpuinfo")
 APPLE_CPU = re.compile(r"^CPU implementer\s*:\s*0x61$|\bVirtualApple\b", re.MULTILINE)
 
-# Files that exist on Linux where a driver of NVIDIA (bare metal, WSL 2) or AMD is loaded.
+# Files that exist on Linux if a driver of NVIDIA (bare metal, WSL 2) or AMD is loaded.
 GPU_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def import_psutil() -> Any:
-    """Import psutil, which knows memory and processes on every system."""
+    """Import psutil, which provides memory and process information on every operating system."""
     import psutil
 
     check_not_shadowed(psutil, "virtual_memory")
@@ -50,7 +50,7 @@ def import_psutil() -> Any:
 
 
 def distribution_of(package: str) -> Distribution | None:
-    """Return an installed package as its files describe it; ``None`` if it is not installed."""
+    """Return the metadata of an installed package, or ``None`` if it is not installed."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -61,30 +61,36 @@ def distribution_of(package: str) -> Distribution | None:
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """What this computer is; ``None`` means that it could not be read, never a guess."""
+    """Facts of a machine; ``None`` means that a fact could not be read, and is never an estimate.
 
-    system: str  # ``"Darwin"``, ``"Linux"`` or ``"Windows"``, as ``platform.system()`` says.
-    architecture: str  # What this Python was built for: ``"arm64"``, ``"x86_64"`` ...
-    # Whether the processor is Apple's, also when Python runs under Rosetta, or in a Linux container on a Mac.
+    Attributes:
+        system: Operating system as in ``platform.system()``: ``"Darwin"``, ``"Linux"`` or ``"Windows"``.
+        architecture: Architecture of this Python build, such as ``"arm64"`` or ``"x86_64"``.
+        apple_silicon: Whether the processor is an Apple chip, also under Rosetta or in a Linux container on a Mac.
+        under_rosetta: Whether this Python runs under Rosetta.
+        chip: Name of the processor, such as ``"Apple M2 Pro"``.
+        macos: Version of macOS, such as ``(14, 5)``.
+        memory_bytes: Installed memory in bytes.
+        cores: Number of physical cores.
+        gpu_driver: Whether a driver for a CUDA or ROCm GPU is loaded.
+        simulated: Whether the machine is simulated. Measurements then do not represent such a machine.
+    """
+
+    system: str
+    architecture: str
     apple_silicon: bool = False
-    under_rosetta: bool = False  # Whether this Python runs under Rosetta.
-    chip: str | None = None  # The processor's name, such as ``"Apple M2 Pro"``.
-    macos: tuple[int, ...] | None = None  # The version of macOS, such as ``(14, 5)``.
-    memory_bytes: int | None = None  # Installed memory in bytes.
-    cores: int | None = None  # Physical cores.
-    gpu_driver: bool | None = None  # Whether a driver for a CUDA or ROCm GPU is loaded.
-    # Whether this computer is simulated: nothing measured on it is a figure of such a computer.
+    under_rosetta: bool = False
+    chip: str | None = None
+    macos: tuple[int, ...] | None = None
+    memory_bytes: int | None = None
+    cores: int | None = None
+    gpu_driver: bool | None = None
     simulated: bool = False
 
     @property
     def native_apple_silicon(self) -> bool:
-        """Whether this is an Apple chip and a Python built for it: what torch's MPS backend needs."""
+        """Whether the processor is an Apple chip and Python is built for it, as torch's MPS backend requires."""
         return self.apple_silicon and not self.under_rosetta and self.architecture == "arm64"
-
-    @property
-    def gpu(self) -> str:
-        """The kind of GPU that torch uses on this system: only macOS has MPS, and it has no CUDA."""
-        return "mps" if self.system == "Darwin" else "cuda"
 
 
 def read_machine(
@@ -94,7 +100,7 @@ def read_machine(
     exists: Callable[[str], bool] = os.path.exists,
     cpuinfo: Path = CPUINFO,
 ) -> MachineInfo:
-    """Read the facts of this computer; what cannot be read is ``None``."""
+    """Read the facts of this machine; facts that cannot be read are ``None``."""
     if system == "Windows":
         driver = exists(str(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"))
         return MachineInfo(system, architecture, gpu_driver=driver)
@@ -112,7 +118,7 @@ def read_machine(
         apple_silicon=architecture == "arm64" or facts.get("hw.optional.arm64") == "1",
         under_rosetta=facts.get("sysctl.proc_translated") == "1",
         chip=facts.get("machdep.cpu.brand_string"),
-        # Macs tell old programs "10.16" for every macOS from 11 on, so that answer tells nothing.
+        # macOS reports "10.16" to old programs for every version from 11 on, so the actual version is unknown.
         macos=None if macos and macos[:2] == (10, 16) else macos,
         memory_bytes=int(memory) if memory.isdecimal() else None,
         cores=int(cores) if cores.isdecimal() else None,
@@ -121,114 +127,125 @@ def read_machine(
 
 
 def apple_chip_generation(machine: MachineInfo) -> int | None:
-    """Return which generation of Apple's chips this is: 1 for every M1, 2 for every M2; ``None`` where it is not known."""
-    if machine.chip == "Apple A18 Pro":  # Of the MacBook Neo; its GPU is of the M4's family (Apple9).
+    """Return the generation of an Apple chip (1 for every M1, 2 for every M2), or ``None`` if it is unknown."""
+    if machine.chip == "Apple A18 Pro":  # Chip of the MacBook Neo, whose GPU belongs to the family of the M4 (Apple9).
         return 4
     match = re.match(r"Apple M(\d+)\b", machine.chip or "", re.ASCII)
     return int(match[1]) if match else None
 
 
 def parse_sysctl(output: str | None) -> dict[str, str]:
-    """Return the ``name: value`` lines of ``sysctl`` as a mapping; other lines are left out."""
+    """Return the ``name: value`` lines of ``sysctl`` as a mapping, ignoring other lines."""
     pairs = (line.partition(":") for line in (output or "").splitlines())
     return {name.strip(): value.strip() for name, colon, value in pairs if colon and value.strip()}
 
 
 def run_command(command: list[str], environ: Mapping[str, str] | None = None) -> str | None:
-    """Return what a command prints within two seconds, ``None`` where it cannot be run; odd bytes become U+FFFD.
+    """Return the standard output of a command, or ``None`` if it fails to run within two seconds.
 
-    Its environment variables are those of this process if no others are given.
+    Args:
+        command: Command and arguments.
+        environ: Environment variables. If ``None``, those of this process.
+
+    Returns:
+        The output as text, in which undecodable bytes are replaced by U+FFFD.
     """
     import subprocess
 
     environment = {**(os.environ if environ is None else environ), "LC_ALL": "C"}
     try:
-        done = subprocess.run(  # noqa: S603 - the commands are ours
+        process = subprocess.run(  # noqa: S603 - the commands are constants of this package
             command, capture_output=True, timeout=2, env=environment, check=False, encoding="utf-8", errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout
+    return process.stdout
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory by which macOS and Activity Monitor judge a process, in bytes; compressed pages and memory of Metal count."""
+    """Memory footprint of a process in macOS and Activity Monitor, including compressed pages and Metal memory.
+
+    Attributes:
+        current: Current footprint in bytes.
+        peak: Maximum footprint during the life of the process, in bytes.
+    """
 
     current: int
-    peak: int  # The largest in the life of the process.
+    peak: int
 
 
-# Struct rusage_info_v4 of xnu's bsd/sys/resource.h, in every macOS since 10.13: a UUID and 35 numbers, of which
-# ri_phys_footprint is the eighth and ri_lifetime_max_phys_footprint the 29th. Every later form begins in the same way.
-USAGE = struct.Struct("<16x35Q")
-USAGE_FORM = 4
+# Struct rusage_info_v4 of xnu's bsd/sys/resource.h, in every macOS since 10.13: a UUID and 35 numbers. Number 8 is
+# ri_phys_footprint and number 29 is ri_lifetime_max_phys_footprint. Every later version starts with the same fields.
+RUSAGE_STRUCT = struct.Struct("<16x35Q")
+RUSAGE_VERSION = 4
 PHYS_FOOTPRINT_INDEX = 7
 MAX_FOOTPRINT_INDEX = 28
 
 
 def read_footprint(library: Any = None) -> Footprint | None:
-    """Return the footprint of this process, from macOS's C library; ``None`` on other systems, and where it is not known."""
+    """Return the footprint of this process from the C library of macOS, or ``None`` if it is unavailable."""
     if library is None and sys.platform != "darwin":
         return None
     import ctypes
 
     library = library or ctypes.CDLL("/usr/lib/libSystem.B.dylib")
-    usage = ctypes.create_string_buffer(USAGE.size)
-    refused = library.proc_pid_rusage(os.getpid(), USAGE_FORM, usage)
-    numbers = USAGE.unpack(usage.raw)
-    # No process has a footprint of no bytes.
-    return (
-        None
-        if refused or not numbers[PHYS_FOOTPRINT_INDEX]
-        else Footprint(numbers[PHYS_FOOTPRINT_INDEX], numbers[MAX_FOOTPRINT_INDEX])
-    )
+    usage = ctypes.create_string_buffer(RUSAGE_STRUCT.size)
+    error_code = library.proc_pid_rusage(os.getpid(), RUSAGE_VERSION, usage)
+    numbers = RUSAGE_STRUCT.unpack(usage.raw)
+    current = numbers[PHYS_FOOTPRINT_INDEX]
+    if error_code or not current:  # A process always has a footprint, so 0 means that it is unknown.
+        return None
+    return Footprint(current, numbers[MAX_FOOTPRINT_INDEX])
 
 
 def read_cpuinfo(file: Path = CPUINFO) -> str:
-    """Return what Linux says of the first processors, which is quick where there are hundreds; nothing on other systems."""
+    """Return the start of Linux's ``/proc/cpuinfo``, or an empty string on other operating systems.
+
+    The limit of 4,096 characters makes this fast on machines with hundreds of processors.
+    """
     try:
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            return opened.read(4096)
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(4096)
     except OSError:
         return ""
 
 
 def processor_name(file: Path = CPUINFO) -> str:
-    """Return the name of the first processor, or where it has none that can be read (as on most ARM), its architecture."""
+    """Return the name of the first processor, or its architecture if the name is unknown, as on most ARM machines."""
     match = re.search(r"^model name\s*:[ \t]*(.+)$", read_cpuinfo(file), re.MULTILINE)
     return (" ".join(match[1].split()) if match else "") or platform.processor() or platform.machine()
 
 
-DEFAULT_SIMULATED_MEMORY = "8 GiB"  # The RAM of a simulated Mac unless a person asks for another.
-MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
-SMALLEST = 1 << 20  # A Mac has more memory than that; a smaller number is one without its unit.
+DEFAULT_SIMULATED_MEMORY = "8 GiB"  # Default RAM of a simulated Mac.
+MEMORY_SIZE_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B\s*", re.ASCII | re.IGNORECASE)
+MIN_MEMORY_BYTES = 1 << 20  # Every Mac has more memory. A smaller number probably lacks its unit.
 
 
 def parse_memory(memory: str | int) -> int:
-    """Return an amount of memory in bytes; a Mac that is sold with "8 GB" has 8 GiB, so both mean that."""
-    match = MEMORY.fullmatch(memory) if isinstance(memory, str) else None
+    """Return a memory size in bytes. "GB" and "GiB" mean the same, because a Mac that is sold with "8 GB" has 8 GiB."""
+    match = MEMORY_SIZE_PATTERN.fullmatch(memory) if isinstance(memory, str) else None
     number = float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper())) if match else memory
-    if isinstance(number, (int, float)) and not isinstance(number, bool) and SMALLEST <= number < math.inf:
+    if isinstance(number, (int, float)) and not isinstance(number, bool) and MIN_MEMORY_BYTES <= number < math.inf:
         return int(number)
-    raise ConfigurationError(f"{describe_value(memory)} is not an amount of memory.", "Use one such as '8 GiB'.")
+    raise ConfigurationError(f"{describe_value(memory)} is not a valid memory size.", "Use a size such as '8 GiB'.")
 
 
-# The simulation that is on, if any; there is one for the process, and its tensors belong to the thread that began it.
+# The active simulation, if any. There is at most one per process, and its tensors belong to the thread that started it.
 ACTIVE_SIMULATIONS: list[object] = []
 
 
 def is_mps_simulated() -> bool:
-    """Tell whether a simulated MPS device is on in this process; torch is not imported for it."""
+    """Return whether a simulated MPS device is active, without importing torch."""
     return bool(ACTIVE_SIMULATIONS)
 
 
 def format_device(device: str) -> str:
-    """Return the name of a device as it is shown with a result: one that is simulated says so."""
+    """Return the name of a device for a result, with a suffix if the device is simulated."""
     name = normalize_device(device)
     return f"{name}{SIMULATED_SUFFIX}" if name == "mps" and is_mps_simulated() else name
 
 
-def is_marked_simulated(shown: str) -> bool:
-    """Tell whether the name of a device, as it is shown with a result, says that it is simulated."""
-    return shown.endswith(SIMULATED_SUFFIX)
+def is_marked_simulated(device_name: str) -> bool:
+    """Return whether a device name from a result has the suffix of a simulated device."""
+    return device_name.endswith(SIMULATED_SUFFIX)

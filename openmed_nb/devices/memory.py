@@ -1,4 +1,4 @@
-"""Running out of memory: how torch says it on each device, what its figures mean, and what to say to the person."""
+"""Out-of-memory errors: the texts of torch for each device, the sizes in them, and the errors shown to the user."""
 
 from __future__ import annotations
 
@@ -14,46 +14,52 @@ from .registry import DEVICE_TYPES, parse_device_argument
 
 
 def empty_cache(device: str) -> None:
-    """Hand cached blocks of a device back to the system; nothing to do on the CPU."""
+    """Release cached blocks of a device to the system; no effect on the CPU."""
     parse_device_argument(device).empty_cache()
 
 
-# What torch says instead of "out of memory", on one device or another.
-ALLOCATION_FAILURE = "|".join(device.lack_of_memory for device in DEVICE_TYPES.values())
-# "out of memory": CUDA's allocator, and "MPS backend out of memory" (MPSAllocator.mm:286, 297).
-OUT_OF_MEMORY = re.compile(f"out of memory|{ALLOCATION_FAILURE}", re.IGNORECASE)
-# How such messages of torch itself begin.
+# Texts of torch for a failed allocation that do not contain "out of memory". An empty pattern would match every error.
+ALLOCATION_FAILURES = "|".join(
+    device_class.allocation_failure_pattern
+    for device_class in DEVICE_TYPES.values()
+    if device_class.allocation_failure_pattern
+)
+# "out of memory" is the text of CUDA's allocator, and "MPS backend out of memory" that of MPS (MPSAllocator.mm:286, 297).
+OUT_OF_MEMORY_PATTERN = re.compile(f"out of memory|{ALLOCATION_FAILURES}", re.IGNORECASE)
+# Start of the messages of torch itself.
 TORCH_OOM_PATTERN = re.compile(
     r"(CUDA|HIP|XPU|MPS backend)( error:)? out of memory"
-    rf"|((CUDA|cuDNN) error: |\[enforce fail[^\]]*\][^.]*\. )?({ALLOCATION_FAILURE})",
+    rf"|((CUDA|cuDNN) error: |\[enforce fail[^\]]*\][^.]*\. )?({ALLOCATION_FAILURES})",
     re.IGNORECASE,
 )
 
-# What to do about it.
 SMALLER_BATCH_REMEDY = "Pass a smaller batch_size; nb.sweep() finds one that fits."
 SMALLER_MODEL_REMEDY = "Pass a smaller model, or other devices."
-ACCUMULATE_REMEDY = "Where memory ran out, use smaller batches and more of them in a group."
+ACCUMULATE_REMEDY = "Reduce the batch size and increase the number of accumulation steps."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error means that a smaller batch could work.
+    """Return whether an error indicates that a smaller batch could fit.
 
-    On MPS it is a plain ``RuntimeError``, not ``torch.OutOfMemoryError``, hence the texts.
+    MPS raises ``RuntimeError`` instead of ``torch.OutOfMemoryError``, so the text of the error is checked.
     """
-    said = isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
-    return said or isinstance(error, MemoryError)
+    is_torch_failure = isinstance(error, RuntimeError) and OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
+    return is_torch_failure or isinstance(error, MemoryError)
 
 
-def out_of_memory_error(what: str, device: str, error: BaseException, remedy: str) -> DeviceUnavailableError:
-    """Return the error for what does not fit in the memory of a device; of other errors than torch's the text may be a note."""
-    of_torch = isinstance(error, RuntimeError) and TORCH_OOM_PATTERN.match(str(error))
-    why = describe_error(error) if of_torch else type(error).__name__
-    return DeviceUnavailableError(f"{what} does not fit in the memory of {device}: {why}.", remedy)
+def out_of_memory_error(subject: str, device: str, error: BaseException, remedy: str) -> DeviceUnavailableError:
+    """Return the error for a subject that does not fit in the memory of a device.
+
+    Only the text of errors of torch is quoted, because the text of other errors may be part of a note.
+    """
+    is_torch_error = isinstance(error, RuntimeError) and TORCH_OOM_PATTERN.match(str(error))
+    reason = describe_error(error) if is_torch_error else type(error).__name__
+    return DeviceUnavailableError(f"{subject} does not fit in the memory of {device}: {reason}.", remedy)
 
 
 @contextmanager
-def explain_out_of_memory(what: str, device: str, remedy: str) -> Iterator[None]:
-    """Say what does not fit in the memory of a device, and what can be done.
+def explain_out_of_memory(subject: str, device: str, remedy: str) -> Iterator[None]:
+    """Replace out-of-memory errors in a block by an error that names the subject and a remedy.
 
     Example:
         >>> with explain_out_of_memory("A batch of 9 rows", "mps", "Pass a smaller batch_size."):
@@ -66,17 +72,18 @@ MPS backend out of memory. Pass a smaller batch_size.
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, DeviceUnavailableError) or not is_out_of_memory(error):  # Of two devices, one has said it.
+        # With two devices, the inner block has already replaced the error.
+        if isinstance(error, DeviceUnavailableError) or not is_out_of_memory(error):
             raise
-        raise out_of_memory_error(what, device, error, remedy) from error
+        raise out_of_memory_error(subject, device, error, remedy) from error
 
 
-# Every allocator divides by 1024, also those that wrote "GB" (MPS, before 2.13).
-UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+# Every allocator divides by 1024, including those that print "GB" (MPS before 2.13).
+BYTES_BY_UNIT = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 SIZE = r"(\d+(?:\.\d+)?) ?(bytes|[KMGT]?i?B)\b"
 
-# Where the figures stand: on MPS, and on CUDA (c10/cuda/CUDACachingAllocator.cpp).
+# Sizes in the messages of MPS and of CUDA (c10/cuda/CUDACachingAllocator.cpp).
 OOM_FIELD_PATTERNS = {
     "tried": (f"(?:Tried|you tried) to allocate {SIZE}", f"Invalid buffer size: {SIZE}", f"Unable to allocate {SIZE}"),
     "allocated": (f"MPS allocated: {SIZE}", f"{SIZE} is allocated by PyTorch"),
@@ -87,23 +94,27 @@ OOM_FIELD_PATTERNS = {
     "capacity": (f"total capacity of {SIZE}",),
 }
 
-DEVICES = (
-    ("mps", r"MPS backend|invalid buffer size"),
-    ("xpu", r"XPU out of memory"),
-    ("cuda", r"out of memory|CUBLAS|CUDNN"),  # HIP too: torch calls its devices "cuda".
-)
+# Patterns that identify the device type, in this order; "xpu" is a device type of torch without a class in this package.
+DEVICE_PATTERNS = {
+    "xpu": r"XPU out of memory",
+    **{
+        name: device_class.out_of_memory_pattern
+        for name, device_class in DEVICE_TYPES.items()
+        if device_class.out_of_memory_pattern
+    },
+}
 
 
 @dataclass(frozen=True)
 class OutOfMemoryDetails(JsonMixin):
-    """What an out-of-memory error says, in bytes; ``None`` where it gives no figure.
+    """Sizes in an out-of-memory error in bytes; ``None`` if the error does not contain a size.
 
     Attributes:
-        device: ``"mps"``, ``"cuda"``, ``"xpu"`` or ``"cpu"``.
-        allocated: What torch's allocator had given out.
-        other: What else the process held of the device: torch's cache, and memory outside of torch.
-        allowed: How much the process may hold: the limit where one is set, else what the device has.
-        tried: How much was asked for.
+        device: Device type: ``"mps"``, ``"cuda"``, ``"xpu"`` or ``"cpu"``.
+        allocated: Memory allocated by torch.
+        other_allocated: Other device memory of the process: the cache of torch, and memory outside torch.
+        limit: Maximum memory of the process: the limit if one is set, otherwise the capacity of the device.
+        requested: Size of the failed allocation.
     """
 
     device: str
@@ -114,12 +125,13 @@ class OutOfMemoryDetails(JsonMixin):
 
     @classmethod
     def parse(cls, error: BaseException) -> OutOfMemoryDetails | None:
-        """Return what an out-of-memory error says; ``None`` for any other error."""
+        """Return the sizes in an out-of-memory error, or ``None`` for any other error."""
         if not is_out_of_memory(error):
             return None
         text = str(error)
-        sizes = {name: _size(text, patterns) for name, patterns in OOM_FIELD_PATTERNS.items()}
-        device = next((name for name, words in DEVICES if re.search(words, text, re.IGNORECASE)), "cpu")
+        sizes = {name: _find_size(text, patterns) for name, patterns in OOM_FIELD_PATTERNS.items()}
+        matching = (name for name, pattern in DEVICE_PATTERNS.items() if re.search(pattern, text, re.IGNORECASE))
+        device = next(matching, "cpu")
         allocated = sizes["allocated"]
         other = sizes["cached"] if sizes["outside"] is None else sizes["outside"]
         if sizes["process"] is not None and allocated is not None:
@@ -128,19 +140,19 @@ class OutOfMemoryDetails(JsonMixin):
 
     def __str__(self) -> str:
         sizes = {
-            "wanted": self.requested,
+            "requested": self.requested,
             "allocated": self.allocated,
-            "held by others": self.other_allocated,
+            "in use by other allocations": self.other_allocated,
             "allowed": self.limit,
         }
-        figures = ", ".join(f"{format_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
-        return f"a lack of memory on {self.device}{f': {figures}' if figures else ''}"
+        details = ", ".join(f"{format_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
+        return f"an out-of-memory error on {self.device}{f': {details}' if details else ''}"
 
 
-def _size(text: str, patterns: tuple[str, ...]) -> int | None:
-    """Return the size that stands at the first of the places that the text has, in bytes."""
+def _find_size(text: str, patterns: tuple[str, ...]) -> int | None:
+    """Return the size in bytes from the first pattern that matches, or ``None``."""
     for pattern in patterns:
         if match := re.search(pattern, text, re.IGNORECASE):
             number, unit = match.groups()
-            return round(float(number) * UNITS[unit[0].lower()])
+            return round(float(number) * BYTES_BY_UNIT[unit[0].lower()])
     return None

@@ -1,14 +1,14 @@
-"""MPS, the GPU of a Mac with an Apple chip: ``environment`` has its variables, ``simulation`` an MPS that is not there."""
+"""MPS, the GPU of a Mac with Apple silicon. ``environment`` plans its variables, and ``simulation`` simulates it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from .backend import MINIMUM_TORCH, TENSOR_LOCK, import_torch, parse_release
-from .causes import ARM_PYTHON, DeviceContext, RejectionRule, min_macos_for, torch_requirement
+from .backend import MIN_TORCH, TENSOR_LOCK, import_torch, parse_release
+from .causes import ARM_PYTHON_REMEDY, DeviceContext, RejectionRule, min_macos_for, torch_requirement
 from .device import Device, MemoryStats
-from .environment import UNSET_BOTH
+from .environment import UNSET_BOTH_REMEDY
 from .machine import MachineInfo, apple_chip_generation
 
 LINUX_ON_APPLE = "Linux on an Apple chip"
@@ -23,70 +23,79 @@ BAD_WATERMARKS = "bad watermarks"
 
 RUN_NATIVELY_REMEDY = "Run on the Mac itself, outside of containers, virtual machines and sandboxes."
 
-# The first torch that counts peaks (pytorch#186748); only ``torch.accelerator`` tells them.
-COUNTS_PEAKS = (2, 13)
-# The first torch whose GradScaler works on MPS (pytorch#142397).
-SCALER = (2, 8)
-# The first torch whose fused optimizers obey a GradScaler (pytorch#186360), and whose GradScaler leaves 16-bit gradients
-# alone (pytorch#184286); both are in the notes of that release.
+# First torch release that counts peaks (pytorch#186748). Only ``torch.accelerator`` reports them.
+PEAK_MEMORY_SINCE = (2, 13)
+# First torch release whose GradScaler works on MPS (pytorch#142397).
+GRAD_SCALER_SINCE = (2, 8)
+# First torch release whose fused optimizers respect a GradScaler (pytorch#186360), and whose GradScaler leaves 16-bit
+# gradients unchanged (pytorch#184286). Both are in its release notes.
 FUSED_SCALER_SINCE = (2, 13)
 IGNORES_SCALER = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
-LAST_EMULATED_CHIP = 2  # The last generation of Apple's chips without bfloat16 of its own (transformers#40458).
+LAST_EMULATED_CHIP = 2  # Last generation of Apple chips without bfloat16 in hardware (transformers#40458).
 
 
 class Mps(Device):
-    """MPS. Every copy towards it waits, and for all that was started before."""
+    """The MPS device. Every copy to it waits for all work that was submitted before."""
 
     corrupts_unwaited_copies = True  # pytorch#189690
     can_be_simulated = True
     has_fallbacks = True
-    joins_processes = False  # Neither gloo nor nccl works with it (pytorch#160732).
+    joins_processes = False  # Neither gloo nor nccl supports MPS (pytorch#160732).
     attention_lacks_dropout = True
     sensor = "ioreg"
     has_allocator = True
-    headroom = 0.9  # The allocator splits blocks, and other batches are larger.
+    headroom = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 2.0  # torch/mps/__init__.py:105
     takes_no_limit = True
-    capacity = "what Metal recommends"
+    capacity = "the memory recommended by Metal"
     capacity_caption = "recommended by Metal"
     limit_caption = "high watermark"
-    lack_of_memory = r"invalid buffer size"  # One buffer larger than Metal allows (MPSAllocator.mm:236).
+    allocation_failure_pattern = r"invalid buffer size"  # A buffer larger than Metal allows (MPSAllocator.mm:236).
+    out_of_memory_pattern = r"MPS backend|invalid buffer size"
     pin_reason = (
-        "MPS does not use pinned memory; the loader would warn and go on without (torch/utils/data/dataloader.py)"
+        "MPS does not use pinned memory; the loader would warn and continue without it (torch/utils/data/dataloader.py)"
     )
-    # A guess between the CPU and CUDA, which AnnotationPipeline.calibrate can better.
+    # An estimate between the values of the CPU and CUDA. AnnotationPipeline.calibrate measures a better one.
     batch_tokens = 8192
     batch_waste = 256
-    few_shapes = True  # Each new shape is compiled.
-    float32_reason = "float64 does not exist on MPS, and reduced precision has not been validated for this model"
+    few_shapes = True  # MPS compiles a graph for each new shape.
+    float32_reason = "MPS does not support float64, and reduced precision has not been validated for this model"
     narrower: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
     fused_adamw_since = "2.5"  # pytorch#127242
     fused_adamw_types = ("float32", "float16", "bfloat16")
 
-    def causes(self, here: DeviceContext) -> Iterator[RejectionRule]:
-        machine = here.machine
-        torch = here.torch
-        shown_macos = ".".join(str(part) for part in machine.macos or ())
+    @classmethod
+    def is_gpu_of(cls, machine: MachineInfo) -> bool:
+        return machine.system == "Darwin"
+
+    def causes(self, context: DeviceContext) -> Iterator[RejectionRule]:
+        machine = context.machine
+        torch = context.torch
+        installed_macos = ".".join(str(part) for part in machine.macos or ())
         if machine.system == "Linux" and machine.apple_silicon:
-            reason = "this is Linux on an Apple chip, as in a container on a Mac, and only macOS has MPS"
+            reason = "MPS requires macOS; this machine runs Linux on an Apple chip, as in a container on a Mac"
             yield RejectionRule(LINUX_ON_APPLE, reason, RUN_NATIVELY_REMEDY)
         if machine.system != "Darwin":
-            yield RejectionRule(NO_MAC, f"this computer runs {machine.system}, and MPS is the GPU backend of macOS")
+            yield RejectionRule(NO_MAC, f"MPS requires macOS; this machine runs {machine.system}")
         if machine.apple_silicon and not machine.native_apple_silicon:
-            reason = f"this Python is built for {machine.architecture} and runs under Rosetta, which has no MPS"
-            yield RejectionRule(ROSETTA, reason, ARM_PYTHON)
+            reason = (
+                f"this Python is built for {machine.architecture} and runs under Rosetta, which does not support MPS"
+            )
+            yield RejectionRule(ROSETTA, reason, ARM_PYTHON_REMEDY)
         if not machine.apple_silicon:
             yield RejectionRule(INTEL, "this Mac has an Intel processor")
-        if machine.macos is not None and machine.macos < min_macos_for(MINIMUM_TORCH):
-            reason = f"macOS {shown_macos} is older than 13, the oldest on which torch 2.6 has MPS"
+        if machine.macos is not None and machine.macos < min_macos_for(MIN_TORCH):
+            reason = f"macOS {installed_macos} is older than 13, the oldest version on which torch 2.6 supports MPS"
             yield RejectionRule(OLD_MACOS, reason, "Update macOS to 14 or later.")
         needed = min_macos_for(torch.release)
         if machine.macos is not None and machine.macos < needed:
             first = ".".join(str(part) for part in needed)
-            reason = f"torch {torch.version} supports MPS from macOS {first} on, and this is macOS {shown_macos}"
+            reason = (
+                f"torch {torch.version} supports MPS from macOS {first} on; this machine has macOS {installed_macos}"
+            )
             install = f"python -m pip install {torch_requirement(machine)}"
-            yield RejectionRule(NEW_TORCH, reason, f"Update macOS, or install a torch for this one: {install}.")
-        yield from super().causes(here)
+            yield RejectionRule(NEW_TORCH, reason, f"Update macOS, or install a torch that supports it: {install}.")
+        yield from super().causes(context)
         if torch.mps_built is False:
             install = f"python -m pip install --force-reinstall {torch_requirement(machine)}"
             reason = f"torch {torch.version} was built without MPS"
@@ -96,13 +105,11 @@ class Mps(Device):
             yield RejectionRule(NO_METAL, reason, RUN_NATIVELY_REMEDY)
         failure = torch.probe_failure(self.name) or ""
         if "watermark ratio" in failure:
-            yield RejectionRule(
-                BAD_WATERMARKS, f"torch refuses the watermark ratios that it read: {failure}", UNSET_BOTH
-            )
-        yield from self.causes_in_probe(torch)
+            yield RejectionRule(BAD_WATERMARKS, f"PyTorch rejected the watermark ratios: {failure}", UNSET_BOTH_REMEDY)
+        yield from self.failed_probe(torch)
 
-    def hardware(self, here: DeviceContext) -> str:
-        return f"the chip is {here.machine.chip or 'Apple Silicon'}"
+    def hardware(self, context: DeviceContext) -> str:
+        return f"the chip is {context.machine.chip or 'Apple Silicon'}"
 
     def empty_cache(self) -> None:
         mps = import_torch().mps
@@ -116,12 +123,12 @@ class Mps(Device):
                 torch.mps.current_allocated_memory(),
                 torch.mps.driver_allocated_memory(),
                 torch.mps.recommended_max_memory(),
-                torch.accelerator.max_memory_allocated() if parse_release(torch.__version__) >= COUNTS_PEAKS else None,
+                torch.accelerator.max_memory_allocated() if _counts_peaks(torch) else None,
             )
 
     def reset_peak(self) -> None:
         torch = import_torch()
-        if parse_release(torch.__version__) >= COUNTS_PEAKS:
+        if _counts_peaks(torch):
             torch.accelerator.reset_peak_memory_stats()
 
     def limit(self, fraction: float) -> None:
@@ -134,27 +141,34 @@ class Mps(Device):
     def half_precision_obstacle(
         self, dtype: str, torch_release: tuple[int, ...], _capability: tuple[int, int] | None
     ) -> RejectionRule | None:
-        if dtype != "float16" or torch_release >= SCALER:
+        if dtype != "float16" or torch_release >= GRAD_SCALER_SINCE:
             return None
         torch = ".".join(map(str, torch_release))
         reason = f"float16 needs a GradScaler, which does not work on MPS with torch {torch} (pytorch#142397)"
-        return RejectionRule("float16", reason, "Use 'bfloat16', which needs none, or torch 2.8 or later.")
+        return RejectionRule(
+            "float16", reason, "Use 'bfloat16', which does not need a GradScaler, or torch 2.8 or later."
+        )
 
     def half_precision_notes(self, dtype: str, torch_release: tuple[int, ...], machine: MachineInfo) -> tuple[str, ...]:
         if dtype == "float16":
             if not self.ignores_scaler(torch_release):
                 return ()
-            what = "Keep weights in float32, as autocast does: GradScaler can set 16-bit gradients to 0 on MPS"
+            weights = "Keep weights in float32, as autocast does: GradScaler can set 16-bit gradients to 0 on MPS"
             fused = f"Use AdamW without fused=True. {IGNORES_SCALER}."
-            return f"{what} before torch 2.13 (pytorch#184286).", fused
+            return f"{weights} before torch 2.13 (pytorch#184286).", fused
         generation = apple_chip_generation(machine)
         if generation is None:
-            what = "The chip is not known; M1 and M2 compute bfloat16 in software and gain no speed"
+            note = "The chip is unknown; M1 and M2 compute bfloat16 in software, without a speedup"
         elif generation <= LAST_EMULATED_CHIP:
-            what = f"M{generation} computes bfloat16 in software: less memory for activations, but no speed gained"
+            note = f"M{generation} computes bfloat16 in software: it saves memory for activations, without a speedup"
         else:
             return ()
-        return (f"{what} (transformers#40458).",)
+        return (f"{note} (transformers#40458).",)
 
     def ignores_scaler(self, torch_release: tuple[int, ...]) -> bool:
         return tuple(torch_release) < FUSED_SCALER_SINCE
+
+
+def _counts_peaks(torch: Any) -> bool:
+    """Return whether torch counts the peak memory of MPS."""
+    return parse_release(torch.__version__) >= PEAK_MEMORY_SINCE

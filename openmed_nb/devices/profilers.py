@@ -1,4 +1,4 @@
-"""The profilers of torch and of MPS, and torch's modes."""
+"""Profilers of torch and of MPS, and the mode stacks of torch."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from .registry import parse_device_argument
 
 @contextmanager
 def push_modes(*modes: Any) -> Iterator[None]:
-    """Put modes on for this thread, and take these very ones off at the end.
+    """Enter modes in this thread, and remove exactly these modes at the end of the block.
 
-    torch takes a mode off its stack while the mode computes, and whoever ends takes off what is on top. Where an interrupt
-    falls between the two, the mode would stay behind, and see all that is computed later, or another would be lost
+    torch removes a mode from its stack while the mode runs, and the exit of a mode removes the top of the stack. After an
+    interrupt between the two, the mode would remain active, or another mode would be removed
     (``torch.utils._python_dispatch._pop_mode_temporarily``).
     """
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
-            stack.callback(_bring_to_top, mode)
+            stack.callback(_move_to_top, mode)
         yield
 
 
 def active_modes(mode: Any) -> list[Any]:
-    """Return the modes of the same kind that this thread has on, the outermost first."""
+    """Return the active modes of the same kind in this thread, the outermost first."""
     module, kind = _mode_stack(mode)
     return list(getattr(module, f"_get_current_{kind}_mode_stack")())
 
 
-def _bring_to_top(mode: Any) -> None:
-    """Let a mode be on its stack once, and on top, where its own end takes it off."""
+def _move_to_top(mode: Any) -> None:
+    """Move a mode to the top of its stack, where its exit removes it."""
     module, _kind = _mode_stack(mode)
-    now = active_modes(mode)
-    wanted = [*(one for one in now if one is not mode), mode]
-    if [*map(id, now)] == [*map(id, wanted)]:
+    current = active_modes(mode)
+    reordered = [*(active for active in current if active is not mode), mode]
+    if [*map(id, current)] == [*map(id, reordered)]:
         return
-    for _ in now:
-        module._pop_mode()  # noqa: SLF001 - torch has no other name for it
-    for one in wanted:
-        module._push_mode(one)  # noqa: SLF001
+    for _ in current:
+        module._pop_mode()  # noqa: SLF001 - torch does not have a public function for it
+    for active in reordered:
+        module._push_mode(active)  # noqa: SLF001
 
 
 def _mode_stack(mode: Any) -> tuple[Any, str]:
-    """Return the module of torch that keeps the stack of such modes, and what they see."""
+    """Return the torch module with the stack of such modes, and the kind of call that they intercept."""
     import_torch()
     from torch import overrides
     from torch.utils import _python_dispatch
@@ -66,26 +66,26 @@ def _mode_stack(mode: Any) -> tuple[Any, str]:
 
 STDERR_FD = 2
 
-# What torch 2.13's profiler writes at each start and end, whatever KINETO_LOG_LEVEL says, and once where torch is built for
-# CUDA and the computer has no driver, which is an error to nobody but kineto (its DeviceProperties.cpp).
+# Lines that torch 2.13's profiler prints at each start and end, regardless of KINETO_LOG_LEVEL, and once for a CUDA build on a
+# machine without a driver, which only kineto treats as an error (its DeviceProperties.cpp).
 KINETO_NOISE = (b"USDT:", b"gpuGetDeviceCount failed")
 
-CAPTURE_SUFFIX = ".gputrace"  # How the name of a Metal capture ends; torch adds it to every name (MPSProfiler.mm).
-
-MEMORY_EVENT = (
-    "[memory]"  # How torch's profiler names what an allocator gave or took back (torch/autograd/profiler.py).
-)
+CAPTURE_SUFFIX = ".gputrace"  # Suffix of a Metal capture, which torch adds to every name (MPSProfiler.mm).
+MEMORY_EVENT = "[memory]"  # Name of an allocation or deallocation in torch's profiler (torch/autograd/profiler.py).
 
 
 @contextlib.contextmanager
 def profile_device(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
-    """Let torch's profiler see what a block computes on a device: names and times, perhaps memory, no shapes and no code."""
+    """Profile a block on a device with torch's profiler.
+
+    The profiler records names and durations, and optionally memory, but no shapes and no source code.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
-    known = parse_device_argument(device)
-    if known.profiler_times_kernels:
-        activities.append(getattr(ProfilerActivity, known.type.upper()))
+    profiled = parse_device_argument(device)
+    if profiled.profiler_times_kernels:
+        activities.append(getattr(ProfilerActivity, profiled.type.upper()))
     # Without acc_events, torch 2.11 warns that later cycles clear events.
     profiler = profile(activities=activities, profile_memory=profile_memory, acc_events=True)
     try:
@@ -94,99 +94,105 @@ def profile_device(device: str, *, profile_memory: bool = False) -> Iterator[Any
         yield profiler
     finally:
         with defer_interrupts(), suppress_kineto_output():
-            if is_profiler_active():  # An interrupt may have come before it was.
+            if is_profiler_active():  # An interrupt can occur before the profiler starts.
                 profiler.__exit__(None, None, None)
 
 
 def iter_memory_changes(profiler: Any) -> list[int]:
-    """Return what the host's allocator gave (positive) and took back (negative) while a profiler was on, in bytes, in order.
+    """Return the allocations (positive) and deallocations (negative) of host memory in a profile, in bytes and in order.
 
-    ``profiler.events()`` has sums alone; the single changes stand in the results that it makes them of.
+    ``profiler.events()`` contains sums only. The individual changes are in the results from which it computes them.
     """
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == MEMORY_EVENT]
-    return [event.nbytes() for event in sorted(events, key=lambda one: one.start_ns()) if is_host_event(event)]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()) if is_host_event(event)]
 
 
 def is_host_event(event: Any) -> bool:
-    """Tell whether an event of a profiler is one of the host."""
+    """Return whether a profiler event occurred on the host."""
     device = event.device_type
     return str(device() if callable(device) else device).endswith("CPU")
 
 
 @contextlib.contextmanager
 def suppress_kineto_output() -> Iterator[None]:
-    """Leave the notes of torch's profiler out of what a block writes on standard error; the rest comes after the block."""
+    """Remove the lines of torch's profiler from the standard error of a block.
+
+    All other output appears after the block.
+    """
     try:
-        before = os.dup(STDERR_FD)
-    except OSError:  # A process without a standard error has no notes either.
+        original_fd = os.dup(STDERR_FD)
+    except OSError:  # The process does not have a standard error.
         yield
         return
-    with tempfile.TemporaryFile() as written, contextlib.closing(os.fdopen(before, "wb", buffering=0)) as stream:
+    with tempfile.TemporaryFile() as captured, contextlib.closing(os.fdopen(original_fd, "wb", buffering=0)) as stream:
         sys.stderr.flush()
-        os.dup2(written.fileno(), STDERR_FD)
+        os.dup2(captured.fileno(), STDERR_FD)
         try:
             yield
         finally:
             sys.stderr.flush()
-            os.dup2(before, STDERR_FD)
-            written.seek(0)
-            stream.write(b"".join(line for line in written if not any(note in line for note in KINETO_NOISE)))
+            os.dup2(original_fd, STDERR_FD)
+            captured.seek(0)
+            stream.write(b"".join(line for line in captured if not any(noise in line for noise in KINETO_NOISE)))
 
 
 def is_profiler_active() -> bool:
-    """Tell whether a profiler of torch is on: a second one would be an error."""
-    return bool(import_torch().autograd._profiler_enabled())  # noqa: SLF001 - torch has no other name for it
+    """Return whether a torch profiler is running. A second one would raise an error."""
+    return bool(import_torch().autograd._profiler_enabled())  # noqa: SLF001 - torch does not have a public function for it
 
 
 def check_no_profiler() -> None:
-    """Check that no other profiler of torch is on."""
+    """Raise an error if another torch profiler is running."""
     if is_profiler_active():
-        raise ConfigurationError("Another profiler of torch is on.", "Leave its with block first.")
+        raise ConfigurationError("Another torch profiler is already running.", "Exit its with block first.")
 
 
 def check_signposts(device: str) -> None:
-    """Check that torch can write signposts of what runs on a device."""
-    _check_mps("signposts", device, "Leave signposts=True out.")
+    """Raise an error if torch cannot write signposts for a device."""
+    _check_mps("Signposts", device, "Remove signposts=True.")
 
 
 def capture_name(name: Any) -> str:
-    """Return the name of a Metal capture; torch writes it to ``0000-NAME.gputrace`` in the current folder, and counts up.
+    """Validate and normalize the name of a Metal capture.
+
+    torch writes the capture to ``0000-NAME.gputrace`` in the current directory, with an increasing number.
 
     Example:
         >>> capture_name("step"), capture_name("step.gputrace")
         ('step', 'step')
     """
-    given = name.removesuffix(CAPTURE_SUFFIX) if isinstance(name, str) else ""
-    if not given or Path(given).name != given:
-        what = f"A Metal capture cannot be called {describe_value(name)}."
-        raise ConfigurationError(what, "Pass a name without a folder, such as 'step'.")
-    return given
+    stem = name.removesuffix(CAPTURE_SUFFIX) if isinstance(name, str) else ""
+    if not stem or Path(stem).name != stem:
+        message = f"{describe_value(name)} is not a valid name for a Metal capture."
+        raise ConfigurationError(message, "Pass a name without a directory, such as 'step'.")
+    return stem
 
 
 def check_metal_capture(device: str) -> None:
-    """Check that torch can capture the Metal calls of a device."""
-    _check_mps("Metal captures", device, "Leave metal_capture out.")
+    """Raise an error if torch cannot capture the Metal calls of a device."""
+    _check_mps("Metal captures", device, "Remove metal_capture.")
     torch = import_torch()
     if not hasattr(torch.mps.profiler, "metal_capture"):
-        what = f"torch {torch.__version__} has no torch.mps.profiler.metal_capture."
-        raise ConfigurationError(what, "Install torch 2.7 or newer.")
+        message = f"torch {torch.__version__} does not have torch.mps.profiler.metal_capture."
+        raise ConfigurationError(message, "Install torch 2.7 or newer.")
     if not torch.mps.profiler.is_metal_capture_enabled():
-        what = "Metal captures are off in this process."
-        raise ConfigurationError(what, "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.")
+        message = "Metal captures are disabled in this process."
+        raise ConfigurationError(message, "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.")
 
 
-def _check_mps(what: str, device: str, remedy: str) -> None:
+def _check_mps(feature: str, device: str, remedy: str) -> None:
+    """Raise an error if a device is not a real MPS device."""
     if parse_device_argument(device).type != "mps":
-        raise ConfigurationError(f"There are no {what} of {device}: torch writes them for MPS alone.", remedy)
+        raise ConfigurationError(f"{feature} are supported on MPS only, not on {device}.", remedy)
     if is_mps_simulated():
-        raise ConfigurationError(f"There are no {what} of a simulated MPS device.", remedy)
+        raise ConfigurationError(f"{feature} are not supported on a simulated MPS device.", remedy)
 
 
 def signposts() -> Any:
-    """Return a block whose operators on MPS leave signposts, which Instruments records (``torch.mps.profiler.profile``)."""
+    """Return a context manager whose MPS operators write signposts for Instruments (``torch.mps.profiler.profile``)."""
     return import_torch().mps.profiler.profile(mode="interval")
 
 
 def metal_capture(name: str) -> Any:
-    """Return a block whose Metal calls are captured under a name (``torch.mps.profiler.metal_capture``), for Xcode."""
+    """Return a context manager that captures Metal calls for Xcode (``torch.mps.profiler.metal_capture``)."""
     return import_torch().mps.profiler.metal_capture(name)

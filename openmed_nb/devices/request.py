@@ -1,4 +1,4 @@
-"""Which device is asked for: spellings, names, variables, and who has precedence."""
+"""Device requests: accepted names, environment variables and the resolution order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, UnknownDeviceError
 
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
 DEVICE_VARIABLE = "OPENMED_DEVICE"
-VARIABLES = (TORCH_DEVICE_VARIABLE, DEVICE_VARIABLE)
+DEVICE_VARIABLES = (TORCH_DEVICE_VARIABLE, DEVICE_VARIABLE)
 
 LIBRARY_VARIABLES = (
     "ACCELERATE_USE_CPU",
@@ -24,13 +24,13 @@ LIBRARY_VARIABLES = (
     "HF_HUB_OFFLINE",
     "TRANSFORMERS_OFFLINE",
 )
-# The variables that may be shown; nothing else of the environment may be kept in a value.
-VISIBLE_VARIABLES = (*VARIABLES, *LIBRARY_VARIABLES)
+# Allow list: no other environment variable may be stored in a result.
+VISIBLE_VARIABLES = (*DEVICE_VARIABLES, *LIBRARY_VARIABLES)
 
-SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
-SECRET_VALUE = re.compile(
-    r"(?P<scheme>\w{1,32}://)[^/\s]+@"  # the user and password of an address
-    r"|\b(hf|sk|gh[a-z]|github_pat)_\w+|\b(sk|glpat)-[\w-]+"  # tokens whose prefix tells whose they are
+SECRET_NAME_PATTERN = re.compile(r"key|token|secret|passw|pwd|credential|auth", re.IGNORECASE)
+SECRET_VALUE_PATTERN = re.compile(
+    r"(?P<scheme>\w{1,32}://)[^/\s]+@"  # Credentials in a URL.
+    r"|\b(hf|sk|gh[a-z]|github_pat)_\w+|\b(sk|glpat)-[\w-]+"  # Access tokens with a known prefix.
     r"|(key|token|secret|passw\w*|pwd)=\S+",
     re.IGNORECASE,
 )
@@ -38,43 +38,89 @@ MASK = "***"
 
 
 def mask_secrets(name: str, value: str) -> str:
-    """Return the value of a variable without what is secret in it."""
-    if SECRET_NAME.search(name):
+    """Return the value of an environment variable with secrets replaced by ``***``.
+
+    Args:
+        name: Name of the variable. If the name indicates a secret, the whole value is masked.
+        value: Value of the variable.
+    """
+    if SECRET_NAME_PATTERN.search(name):
         return MASK
-    return SECRET_VALUE.sub(lambda match: f"{match['scheme']}{MASK}@" if match["scheme"] else MASK, value)
+    return SECRET_VALUE_PATTERN.sub(lambda match: f"{match['scheme']}{MASK}@" if match["scheme"] else MASK, value)
 
 
 def visible_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may be shown and are set, masked."""
+    """Return the variables of the allow list that are set, with secrets masked."""
     return {name: mask_secrets(name, environ[name]) for name in VISIBLE_VARIABLES if name in environ}
 
 
-ACCEPTED_SPELLINGS = ("auto", "default", "cpu", "cuda", "cuda:N", "mps", "mps:0", "gpu")
-AUTO_SPELLINGS = ("", "auto", "default")
-SINGLE_DEVICE_ALIASES = {
-    "mps:0": "mps",
-    "cpu:0": "cpu",
-}  # Of these there is no second one, but their number is written, too.
-MISSPELT = 0.6  # How like a device a word is that misspells it, by difflib.
-NUMBERED = re.compile(r"(cuda):(\d{1,4})", re.ASCII)  # Of these there may be several.
-DEFAULT_SOURCE = "nobody"
+@dataclass(frozen=True)
+class DeviceNames:
+    """Names of a device type.
+
+    Attributes:
+        spellings: Accepted spellings, the type itself first.
+        vendors: Words for its vendor or driver. A request that starts with one of them means this type.
+        is_numbered: Whether there can be several devices of the type, each with an index.
+    """
+
+    spellings: tuple[str, ...]
+    vendors: tuple[str, ...] = ()
+    is_numbered: bool = False
+
+
+# One entry for each class of the registry, in the order of messages. The names are defined here and not in the classes,
+# because ``backend`` and ``machine`` need them and the classes import both.
+DEVICE_NAMES = {
+    "cpu": DeviceNames(spellings=("cpu",)),
+    "cuda": DeviceNames(spellings=("cuda", "cuda:N"), vendors=("nvidia",), is_numbered=True),
+    "mps": DeviceNames(spellings=("mps", "mps:0"), vendors=("apple", "metal")),
+}
+NUMBERED_TYPES = tuple(name for name, names in DEVICE_NAMES.items() if names.is_numbered)
+INDEXED_PATTERN = re.compile(rf"({'|'.join(NUMBERED_TYPES)}):(\d{{1,4}})", re.ASCII)
+# torch writes "mps:0", and Accelerate's ``PartialState.set_device`` writes "cpu:0". There is no second device of the type.
+SINGLE_DEVICE_ALIASES = {f"{name}:0": name for name, names in DEVICE_NAMES.items() if not names.is_numbered}
+CANONICAL_NAMES = {**{name: f"{name}:0" for name in NUMBERED_TYPES}, **SINGLE_DEVICE_ALIASES}
+
+AUTO_NAMES = ("auto", "default")
+AUTO_SPELLINGS = ("", *AUTO_NAMES)
+GPU = "gpu"  # The GPU type of the operating system.
+ACCEPTED_SPELLINGS = (
+    *AUTO_NAMES,
+    *(spelling for names in DEVICE_NAMES.values() for spelling in names.spellings),
+    GPU,
+)
+MIN_SIMILARITY = 0.6  # Minimum ratio of difflib for a word to count as a misspelled device name.
+DEFAULT_SOURCE = "default"
 
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """A wish for a device, and who has it."""
+    """A parsed request for a device.
 
-    value: str  # ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"`` or ``"gpu"``.
-    # Who asks: ``"argument"``, ``"OpenMedConfig"``, ``"%openmed_device"``, a variable's name, ``"nobody"``.
+    Attributes:
+        value: Normalized device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, ``"mps"`` or ``"gpu"``.
+        source: Origin of the request: ``"argument"``, ``"OpenMedConfig"``, ``"%openmed_device"``, the name of an
+            environment variable, or ``"default"``.
+    """
+
+    value: str
     source: str
 
     @classmethod
     def parse(cls, spelling: str, source: str) -> DeviceRequest:
-        """Return the wish that a spelling stands for: one of ``SPELLINGS``, in any case, with any space around it.
+        """Parse a device name.
+
+        Args:
+            spelling: One of ``ACCEPTED_SPELLINGS``. Case and surrounding white space are ignored.
+            source: Origin of the request.
+
+        Returns:
+            The parsed request.
 
         Raises:
-            UnknownDeviceError: For any other spelling; it names the source and the nearest spelling.
-            ConfigurationError: For a source that is not a text.
+            UnknownDeviceError: If the name is not valid. The message contains the source and the closest valid name.
+            ConfigurationError: If ``source`` is not a string.
 
         Example:
             >>> DeviceRequest.parse(" MPS:0 ", "argument").value
@@ -82,129 +128,155 @@ class DeviceRequest:
             >>> DeviceRequest.parse("cdua:1", "OPENMED_DEVICE")
             Traceback (most recent call last):
             ...
-            openmed_nb.errors.UnknownDeviceError: 'cdua:1' (from OPENMED_DEVICE) names no device. Use 'cuda:1'; accepted \
-are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
+            openmed_nb.errors.UnknownDeviceError: 'cdua:1' (from OPENMED_DEVICE) is not a valid device name. \
+Use 'cuda:1'; accepted values are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
         """
         if not isinstance(source, str):
-            raise invalid_value("source", source, "Pass a text that says who asks.")
+            raise invalid_value("source", source, "Pass a string that identifies the caller.")
         value = str(spelling).strip().lower()
         if value in AUTO_SPELLINGS:
             return cls("auto", source)
-        if match := NUMBERED.fullmatch(value):
+        if match := INDEXED_PATTERN.fullmatch(value):
             return cls(f"{match[1]}:{int(match[2])}", source)
         if value in (*ACCEPTED_SPELLINGS, *SINGLE_DEVICE_ALIASES):
             return cls(SINGLE_DEVICE_ALIASES.get(value, value), source)
-        kind, _, index = value.partition(":")
-        shown = mask_secrets(source, spelling) if isinstance(spelling, str) else spelling
-        what = f"{describe_value(shown)} (from {source}) names no device."
-        near = _meant(kind)
-        if not near:
-            raise UnknownDeviceError(what, f"Use one of {', '.join(ACCEPTED_SPELLINGS)}.")
-        suggestion = f"{near}:{index}" if NUMBERED.fullmatch(f"{near}:{index}") else near
-        raise UnknownDeviceError(what, f"Use {suggestion!r}; accepted are {', '.join(ACCEPTED_SPELLINGS)}.")
+        displayed = mask_secrets(source, spelling) if isinstance(spelling, str) else spelling
+        message = f"{describe_value(displayed)} (from {source}) is not a valid device name."
+        accepted = ", ".join(ACCEPTED_SPELLINGS)
+        suggestion = _suggest_device(value)
+        remedy = f"Use {suggestion!r}; accepted values are {accepted}." if suggestion else f"Use one of {accepted}."
+        raise UnknownDeviceError(message, remedy)
 
 
-# By whose GPU it is, or what drives it, a device is asked for too.
-OF_VENDORS = {"apple": "mps", "metal": "mps", "nvidia": "cuda"}
+def _suggest_device(value: str) -> str:
+    """Return the device name that an invalid name is closest to, with its index, or an empty string."""
+    word, _, index = value.partition(":")
+    name = _closest_device(word)
+    indexed = f"{name}:{index}"
+    return indexed if INDEXED_PATTERN.fullmatch(indexed) else name
 
 
-def _meant(kind: str) -> str:
-    """Return the device that a word misspells, empty where it is as near to another one: a tpu is neither a cpu nor a gpu."""
+def _closest_device(word: str) -> str:
+    """Return the closest device type, or an empty string if two are equally close: "tpu" is neither "cpu" nor "gpu"."""
     import difflib
 
-    for vendor, device in OF_VENDORS.items():
-        if kind.startswith(vendor):
-            return device
-    matcher = difflib.SequenceMatcher(b=kind)
-    likeness = {}
-    for known in ("cpu", "cuda", "mps", "gpu", "auto", "default"):
-        matcher.set_seq1(known)
-        likeness[known] = matcher.ratio()
-    first, second = sorted(likeness, key=likeness.__getitem__, reverse=True)[:2]
-    return first if likeness[first] >= MISSPELT and likeness[first] > likeness[second] else ""
+    for name, names in DEVICE_NAMES.items():
+        if word.startswith(names.vendors):
+            return name
+    matcher = difflib.SequenceMatcher(b=word)
+    similarities = {}
+    for name in (*DEVICE_NAMES, GPU, *AUTO_NAMES):
+        matcher.set_seq1(name)
+        similarities[name] = matcher.ratio()
+    first, second = sorted(similarities, key=similarities.__getitem__, reverse=True)[:2]
+    is_clear = similarities[first] >= MIN_SIMILARITY and similarities[first] > similarities[second]
+    return first if is_clear else ""
 
 
 @dataclass(frozen=True)
 class DeviceSetting(JsonMixin):
-    """One link of the precedence chain."""
+    """One entry of the resolution order: a source and the device that it requests.
 
-    source: str  # Whose wish it is.
-    value: str | None  # The device as it was spelled; ``None`` where nothing was.
-    overrides_auto: bool = False  # Whether ``auto`` ends the search here instead of leaving it to the next in line.
+    Attributes:
+        source: Origin of the setting.
+        value: Requested device as written by the user, or ``None`` if the source is not set.
+        overrides_auto: Whether ``"auto"`` from this source ends the search. For other sources, ``"auto"`` falls through
+            to the next entry.
+    """
+
+    source: str
+    value: str | None
+    overrides_auto: bool = False
 
     JSON_EXCLUDE = ("value", "overrides_auto")
     JSON_PROPERTIES = ("display_value",)
 
     @property
     def is_explicit(self) -> bool:
-        """Whether the search ends here."""
+        """Whether this setting determines the device."""
         return self.value is not None and (self.overrides_auto or self.value.strip().lower() not in AUTO_SPELLINGS)
 
     @property
     def display_value(self) -> str:
-        """The spelling without what is secret in it."""
-        return "(nothing)" if self.value is None else mask_secrets(self.source, self.value)
+        """Value for display, with secrets masked."""
+        return "(not set)" if self.value is None else mask_secrets(self.source, self.value)
 
 
 def resolution_order(
     environ: Mapping[str, str], argument: DeviceSetting | None = None, override: DeviceRequest | None = None
 ) -> tuple[DeviceSetting, ...]:
-    """Return the chain of wishes, the strongest first: an argument, the session's override, the two variables.
+    """Return the device settings in resolution order, highest priority first.
 
-    ``auto`` as an argument or in a variable leaves the choice to the next in line; ``auto`` that a person chose for the
-    session (by magic, panel or ``use``) is a wish of its own: it silences the variables.
+    The order is: argument, session override, ``OPENMED_TORCH_DEVICE``, ``OPENMED_DEVICE``. An argument or variable with
+    the value ``"auto"`` falls through to the next entry. A session override with the value ``"auto"``, set by a magic,
+    the panel or :func:`openmed_nb.use`, takes precedence over the variables.
+
+    Args:
+        environ: Environment variables.
+        argument: Setting from a function argument.
+        override: Override for the session.
     """
-    session = (
-        DeviceSetting(override.source, override.value, overrides_auto=True)
-        if override
-        else DeviceSetting("session", None)
-    )
-    return (
-        argument or DeviceSetting("argument", None),
-        session,
-        *(DeviceSetting(name, environ.get(name)) for name in VARIABLES),
-    )
+    if override is None:
+        session = DeviceSetting("session", None)
+    else:
+        session = DeviceSetting(override.source, override.value, overrides_auto=True)
+    variables = (DeviceSetting(name, environ.get(name)) for name in DEVICE_VARIABLES)
+    return (argument or DeviceSetting("argument", None), session, *variables)
 
 
-def first_explicit(chain: tuple[DeviceSetting, ...]) -> DeviceSetting | None:
-    """Return the first wish of the chain that asks for a device, ``None`` where none does."""
-    return next((wish for wish in chain if wish.is_explicit), None)
+def first_explicit(settings: tuple[DeviceSetting, ...]) -> DeviceSetting | None:
+    """Return the first setting that determines the device, or ``None``."""
+    return next((setting for setting in settings if setting.is_explicit), None)
 
 
-def resolve_request(chain: tuple[DeviceSetting, ...]) -> DeviceRequest:
-    """Return what the first wish of the chain that asks for a device asks for, or ``auto`` by nobody."""
-    wish = first_explicit(chain)
-    return DeviceRequest.parse(str(wish.value), wish.source) if wish else DeviceRequest("auto", DEFAULT_SOURCE)
+def resolve_request(settings: tuple[DeviceSetting, ...]) -> DeviceRequest:
+    """Return the request of the first explicit setting, or a default request for ``"auto"``.
+
+    Raises:
+        UnknownDeviceError: If the first explicit setting has an invalid value.
+    """
+    setting = first_explicit(settings)
+    if setting is None:
+        return DeviceRequest("auto", DEFAULT_SOURCE)
+    return DeviceRequest.parse(str(setting.value), setting.source)
 
 
 def device_type(device: str) -> str:
-    """Return what kind of device a name names: without the number of a GPU."""
+    """Return the type of a device, without its index."""
     return device.partition(":")[0]
 
 
 def normalize_device(device: str) -> str:
-    """Return the one spelling of a device: ``cuda`` is the first GPU, and torch calls ``mps`` also ``mps:0``.
+    """Return the canonical name of a device.
 
-    Accelerate calls the CPU ``cpu:0`` in one of several processes (its ``PartialState.set_device``).
+    ``"cuda"`` becomes ``"cuda:0"``. ``"mps:0"`` and ``"cpu:0"`` lose their redundant index.
     """
-    return {"cuda": "cuda:0", **SINGLE_DEVICE_ALIASES}.get(device, device)
+    return CANONICAL_NAMES.get(device, device)
 
 
-def parse_device_argument(thing: Any) -> str:
-    """Return the device of an argument: its name, a ``torch.device``, or what has one, such as an ``Accelerator``.
+def parse_device_argument(value: Any) -> str:
+    """Return the device name for a ``device=`` argument.
 
-    A whole number is what it is to pipelines of transformers: -1 is the CPU, and 0 the first GPU.
+    Args:
+        value: A device name, a ``torch.device``, an object with a ``device`` attribute such as an ``Accelerator``, or
+            an integer as in transformers pipelines: -1 for the CPU, 0 for the first GPU.
+
+    Returns:
+        The device name. A string is returned unchanged.
+
+    Raises:
+        ConfigurationError: If the value has no device.
 
     Example:
-        >>> [parse_device_argument(thing) for thing in (-1, 0, 1, "mps")]
+        >>> [parse_device_argument(value) for value in (-1, 0, 1, "mps")]
         ['cpu', 'gpu', 'cuda:1', 'mps']
     """
-    if not isinstance(thing, bool) and isinstance(thing, Integral):
-        return {-1: "cpu", 0: "gpu"}.get(int(thing), f"cuda:{thing}")
-    device = getattr(thing, "device", thing)
+    if not isinstance(value, bool) and isinstance(value, Integral):
+        return {-1: "cpu", 0: GPU}.get(int(value), f"cuda:{value}")
+    device = getattr(value, "device", value)
     if isinstance(device, str):
         return device
     if not (isinstance(getattr(device, "type", None), str) and hasattr(device, "index")):
-        what = f"{short_type_name(thing)} has no device."
-        raise ConfigurationError(what, "Pass a name such as 'cpu', or an Accelerator.")
+        message = f"{short_type_name(value)} objects have no 'device' attribute."
+        raise ConfigurationError(message, "Pass a name such as 'cpu', or an Accelerator.")
     return normalize_device(str(device))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from openmed_nb.devices.backend import (
-    MINIMUM_TORCH,
+    MIN_TORCH,
     NUMERICAL_MISMATCH,
     TorchInfo,
     _metal_name,
@@ -87,7 +87,7 @@ def test_files_and_torch_agree():
     assert planned.gpu_build == confirmed.gpu_build == gpu_build(torch.version.cuda, torch.version.hip)
     assert (planned.is_imported, confirmed.is_imported) == (False, True)
     assert None not in (confirmed.mps_built, confirmed.mps_available, confirmed.cuda_names)
-    assert confirmed.release >= MINIMUM_TORCH
+    assert confirmed.release >= MIN_TORCH
 
 
 def test_name_of_the_metal_device():
@@ -215,8 +215,8 @@ def test_interrupt_waits_until_torch_is_there(tmp_path):
         ("torch/__init__.py", "raise AttributeError('_ARRAY_API not found')", "_ARRAY_API not found. Reinstall"),
         ("torch/__init__.py", "raise AssertionError", "torch cannot be imported: AssertionError. Reinstall"),
         ("torch/__init__.py", "def half(:", "torch cannot be imported: invalid syntax"),
-        ("torch/__init__.py", "", "hides the real torch. Rename it, then restart the kernel."),
-        ("torch.py", "light = 'on'\n", "torch.py hides the real torch. Rename it, then restart the kernel."),
+        ("torch/__init__.py", "", "shadows the package torch. Rename it, then restart the kernel."),
+        ("torch.py", "light = 'on'\n", "torch.py shadows the package torch. Rename it, then restart the kernel."),
     ],
 )
 def test_torch_that_does_not_import(file, source, words, tmp_path):

@@ -60,8 +60,8 @@ TORCHES = {
     "loaded Mac build": TorchInfo("2.13.0", **METAL),
     "MPS works": TorchInfo("2.13.0", **METAL, probes=(("mps", ""),)),
     "MPS fails": TorchInfo("2.13.0", **METAL, probes=(("mps", "MPS backend out of memory"),)),
-    "MPS gives wrong numbers": TorchInfo("2.13.0", **METAL, probes=(("mps", "it gave other numbers than the CPU"),)),
-    "MPS refuses its watermarks": TorchInfo("2.13.0", **METAL, probes=(("mps", "invalid low watermark ratio 1.4"),)),
+    "MPS computes incorrect results": TorchInfo("2.13.0", **METAL, probes=(("mps", "results differ from the CPU"),)),
+    "MPS rejects its watermarks": TorchInfo("2.13.0", **METAL, probes=(("mps", "invalid low watermark ratio 1.4"),)),
     "built without MPS": TorchInfo("2.13.0", gpu_build="", cuda_names=(), **NO_MPS),
     "no Metal device": TorchInfo("2.13.0", **NO_METAL),
     "planned CPU build": TorchInfo("2.13.0+cpu", gpu_build=""),
@@ -156,7 +156,7 @@ def test_switch_of_accelerate_is_told():
     choice = select_device(request, here)
 
     assert choice.device == "cpu"
-    told = "ACCELERATE_USE_CPU=1 asks for the CPU", "Unset ACCELERATE_USE_CPU."
+    told = "ACCELERATE_USE_CPU=1 requests the CPU", "Unset ACCELERATE_USE_CPU."
     assert told in {(one.reason, one.remedy) for one in choice.rejected}
 
 
@@ -183,9 +183,9 @@ def test_list_of_devices(in_force, place):
         (DeviceStatus("mps", False, NO_MAC.reason, NO_MAC.remedy), *gpus, DeviceStatus("cpu")),
         in_force and choice(in_force),
     )
-    states = ["cannot be used", "usable", "not tried", "usable"]
+    states = ["unavailable", "usable", "not tested", "usable"]
     if place is not None:
-        states[place] = "in force"
+        states[place] = "active"
     assert [row[1] for row in listed.to_report().tables[0].rows] == states
     assert listed.to_dict()["active_device"] == in_force
     assert [device["usable"] for device in listed.to_dict()["devices"]] == [False, True, None, True]
@@ -246,9 +246,9 @@ def test_hidden_spelling_is_masked_and_escaped(spelling, shown, leak):
 def test_choice_in_words():
     """A choice says how sure it is, whether it is simulated, and what moved."""
     moved = choice("mps", rejected=(NO_MAC,), moved_models=("a", "b"))
-    planned = DeviceChoice("cpu", "auto", "nobody", "nothing else.", confirmed=False, simulated=True)
+    planned = DeviceChoice("cpu", "auto", "default", "nothing else.", confirmed=False, simulated=True)
 
     assert moved.to_report().title == "Device: mps (confirmed)"
     assert "Moved to mps: a, b." in moved.to_report().sentences
-    assert planned.to_report().title == "Device: cpu (SIMULATED, planned; torch is not loaded yet)"
+    assert planned.to_report().title == "Device: cpu (SIMULATED, not verified yet; torch is not imported)"
     assert moved.to_dict() == {**vars(moved), "rejected": [vars(NO_MAC)], "moved_models": ["a", "b"], "tuned_batch_tokens": []}

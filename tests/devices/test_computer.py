@@ -12,7 +12,7 @@ from openmed_nb.devices.environment import (
     LOW_WATERMARK_VARIABLE,
     PENDING,
     TOO_LATE,
-    UNSURE,
+    UNKNOWN,
     VARIABLES,
 )
 from openmed_nb.devices.machine import MachineInfo
@@ -115,11 +115,11 @@ TOLD = {
         *("FALLBACK=1 HIGH=0.7 enter load", "FALLBACK=1 HIGH=0.7 look load enter"),
         *("enter FALLBACK=0 look load", "enter load look FALLBACK= enter"),
     ),
-    (ACTIVE, UNSURE): ("enter load HIGH=0.7 compute", "enter load leave enter"),
+    (ACTIVE, UNKNOWN): ("enter load HIGH=0.7 compute", "enter load leave enter"),
     (ACTIVE, TOO_LATE): ("enter compute look HIGH=0.7",),
-    (UNSURE, ACTIVE): ("enter FALLBACK=0 load",),
+    (UNKNOWN, ACTIVE): ("enter FALLBACK=0 load",),
     (TOO_LATE, ACTIVE): ("enter load look FALLBACK=0", "enter FALLBACK= look load FALLBACK=1"),
-    (TOO_LATE, UNSURE): (
+    (TOO_LATE, UNKNOWN): (
         *("load enter", "load enter compute", "touch enter", "compute drop enter", "enter leave load enter"),
     ),
     (TOO_LATE, TOO_LATE): ("compute enter", "compute look drop enter", "enter leave compute enter"),
@@ -141,9 +141,9 @@ def test_person_who_imported_torch_before_the_first_look():
     kernel.load()
 
     assert kernel.effects == {
-        FALLBACK_VARIABLE: UNSURE,
-        HIGH_WATERMARK_VARIABLE: UNSURE,
-        LOW_WATERMARK_VARIABLE: UNSURE,
+        FALLBACK_VARIABLE: UNKNOWN,
+        HIGH_WATERMARK_VARIABLE: UNKNOWN,
+        LOW_WATERMARK_VARIABLE: UNKNOWN,
     }
 
 
@@ -227,7 +227,7 @@ def test_published_device_is_taken_back(shell):
     environ.update({} if shell is None else {"OPENMED_TORCH_DEVICE": shell})
     before = dict(environ)
     for device in ("cuda:1", "cpu", "cuda:0"):
-        computer.enter(device, published=True)
+        computer.enter(device, export=True)
         assert environ["OPENMED_TORCH_DEVICE"] == device
         assert computer.user_environ == before
     computer.restore_device_variable()
@@ -241,11 +241,11 @@ def test_published_device_that_the_person_changed():
     kernel = Kernel()
     environ, computer = kernel.environ, kernel.computer
     environ["OPENMED_TORCH_DEVICE"] = "cuda"
-    computer.enter("cpu", published=True)
+    computer.enter("cpu", export=True)
     environ["OPENMED_TORCH_DEVICE"] = "mps"
     assert computer.user_environ == {"OPENMED_TORCH_DEVICE": "mps"}
 
-    computer.enter("cpu", published=True)
+    computer.enter("cpu", export=True)
     computer.restore_device_variable()
 
     assert environ == {"OPENMED_TORCH_DEVICE": "mps"}

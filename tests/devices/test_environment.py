@@ -15,10 +15,10 @@ from openmed_nb.devices.environment import (
     LOW_WATERMARK_VARIABLE,
     NOT_FOR_DEVICE,
     PENDING,
-    RESTART,
+    RESTART_REMEDY,
     TOO_LATE,
-    UNSET_BOTH,
-    UNSURE,
+    UNSET_BOTH_REMEDY,
+    UNKNOWN,
     VARIABLES,
     TorchState,
     parse_ratio,
@@ -150,60 +150,60 @@ def test_odd_values_are_told():
         (
             {HIGH_WATERMARK_VARIABLE: "0,9"},
             HIGH_WATERMARK_VARIABLE,
-            "'0,9' is no number, and torch reads it as 0",
-            "Set it to a number, 0 to 2.",
+            "'0,9' is not a number; torch parses it as 0",
+            "Set it to a number from 0 to 2.",
         ),
         (
             {HIGH_WATERMARK_VARIABLE: "many"},
             HIGH_WATERMARK_VARIABLE,
-            "'many' is no number, and torch reads it as 0",
-            "Set it to a number, 0 to 2.",
+            "'many' is not a number; torch parses it as 0",
+            "Set it to a number from 0 to 2.",
         ),
         (
             {LOW_WATERMARK_VARIABLE: "0.5x"},
             LOW_WATERMARK_VARIABLE,
-            "'0.5x' is no number, and torch reads it as 0.5",
-            "Set it to a number, 0 to 2.",
+            "'0.5x' is not a number; torch parses it as 0.5",
+            "Set it to a number from 0 to 2.",
         ),
         (
             {LOW_WATERMARK_VARIABLE: ""},
             LOW_WATERMARK_VARIABLE,
-            "'' is no number, and torch reads it as 0",
-            "Set it to a number, 0 to 2.",
+            "'' is not a number; torch parses it as 0",
+            "Set it to a number from 0 to 2.",
         ),
         ({HIGH_WATERMARK_VARIABLE: "0"}, HIGH_WATERMARK_VARIABLE, "no limit", ""),
         (
             {HIGH_WATERMARK_VARIABLE: "nan"},
             HIGH_WATERMARK_VARIABLE,
-            "torch will say: invalid high watermark ratio nan",
-            UNSET_BOTH,
+            "torch will reject it: invalid high watermark ratio nan",
+            UNSET_BOTH_REMEDY,
         ),
         (
             {HIGH_WATERMARK_VARIABLE: "2.5"},
             HIGH_WATERMARK_VARIABLE,
-            "torch will say: invalid high watermark ratio 2.5",
-            UNSET_BOTH,
+            "torch will reject it: invalid high watermark ratio 2.5",
+            UNSET_BOTH_REMEDY,
         ),
         (
             {HIGH_WATERMARK_VARIABLE: "2.5"},
             LOW_WATERMARK_VARIABLE,
-            "torch will say: invalid high watermark ratio 2.5",
-            UNSET_BOTH,
+            "torch will reject it: invalid high watermark ratio 2.5",
+            UNSET_BOTH_REMEDY,
         ),
         (
             {LOW_WATERMARK_VARIABLE: "-1"},
             LOW_WATERMARK_VARIABLE,
-            "torch will say: invalid low watermark ratio -1",
-            UNSET_BOTH,
+            "torch will reject it: invalid low watermark ratio -1",
+            UNSET_BOTH_REMEDY,
         ),
         (
             {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "1.4"},
             LOW_WATERMARK_VARIABLE,
-            "torch will say: invalid low watermark ratio 1.4",
-            UNSET_BOTH,
+            "torch will reject it: invalid low watermark ratio 1.4",
+            UNSET_BOTH_REMEDY,
         ),
-        ({FALLBACK_VARIABLE: "false"}, FALLBACK_VARIABLE, "torch reads 'false' as on", "Set it to 0 or 1."),
-        ({FALLBACK_VARIABLE: ""}, FALLBACK_VARIABLE, "torch reads '' as on", "Set it to 0 or 1."),
+        ({FALLBACK_VARIABLE: "false"}, FALLBACK_VARIABLE, "torch treats 'false' as enabled", "Set it to 0 or 1."),
+        ({FALLBACK_VARIABLE: ""}, FALLBACK_VARIABLE, "torch treats '' as enabled", "Set it to 0 or 1."),
         ({FALLBACK_VARIABLE: "0"}, FALLBACK_VARIABLE, "", ""),
         ({}, HIGH_WATERMARK_VARIABLE, "", ""),
     ):
@@ -214,7 +214,7 @@ def test_odd_values_are_told():
 
 BEFORE = TorchState()
 UNTOUCHED = TorchState(torch_loaded=True, allocator_started=False)
-UNKNOWN = TorchState(torch_loaded=True, allocator_started=None)
+ALLOCATOR_UNKNOWN = TorchState(torch_loaded=True, allocator_started=None)
 IN_USE = TorchState(torch_loaded=True, allocator_started=True)
 
 
@@ -222,16 +222,16 @@ def test_effect_where_nobody_watched():
     """Without a watch, what torch sees follows from when it reads the variable and whether the value stood there."""
     for name, value, effects in (
         (FALLBACK_VARIABLE, None, (PENDING, TOO_LATE, TOO_LATE, TOO_LATE)),
-        (FALLBACK_VARIABLE, "1", (PENDING, UNSURE, UNSURE, UNSURE)),
-        (FALLBACK_VARIABLE, "0", (PENDING, UNSURE, UNSURE, UNSURE)),
-        (HIGH_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNSURE, TOO_LATE)),
-        (HIGH_WATERMARK_VARIABLE, "0.7", (PENDING, PENDING, UNSURE, UNSURE)),
-        (LOW_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNSURE, TOO_LATE)),
-        (LOW_WATERMARK_VARIABLE, "1.2", (PENDING, PENDING, UNSURE, UNSURE)),
+        (FALLBACK_VARIABLE, "1", (PENDING, UNKNOWN, UNKNOWN, UNKNOWN)),
+        (FALLBACK_VARIABLE, "0", (PENDING, UNKNOWN, UNKNOWN, UNKNOWN)),
+        (HIGH_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNKNOWN, TOO_LATE)),
+        (HIGH_WATERMARK_VARIABLE, "0.7", (PENDING, PENDING, UNKNOWN, UNKNOWN)),
+        (LOW_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNKNOWN, TOO_LATE)),
+        (LOW_WATERMARK_VARIABLE, "1.2", (PENDING, PENDING, UNKNOWN, UNKNOWN)),
         (HIGH_WATERMARK_VARIABLE, "2.5", (CONFLICT, CONFLICT, CONFLICT, CONFLICT)),
     ):
         person = {} if value is None else {name: value}
-        moments = (BEFORE, UNTOUCHED, UNKNOWN, IN_USE)
+        moments = (BEFORE, UNTOUCHED, ALLOCATOR_UNKNOWN, IN_USE)
         assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
 
 
@@ -250,8 +250,8 @@ def test_other_devices_need_nothing():
 
 
 def test_late_variables_need_a_restart():
-    for moment in (UNKNOWN, IN_USE):
-        assert {setting.remedy for setting in plan_mps_variables({}, "mps", moment).settings} == {RESTART}
+    for moment in (ALLOCATOR_UNKNOWN, IN_USE):
+        assert {setting.remedy for setting in plan_mps_variables({}, "mps", moment).settings} == {RESTART_REMEDY}
     assert [setting.source for setting in plan_mps_variables({HIGH_WATERMARK_VARIABLE: "0.7"}).settings] == [
         "set",
         "kept",
@@ -290,18 +290,18 @@ def test_a_long_number_is_read_soon():
 
 PREFILL = "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"
 UNREAD = [
-    ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", "no torch up to 2.15 reads it", "Unset it."),
-    ("PYTORCH_MPS_LOG_LEVEL", None, "no torch up to 2.15 reads it", "Unset it."),
+    ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", "not read by any torch release up to 2.15", "Unset it."),
+    ("PYTORCH_MPS_LOG_LEVEL", None, "not read by any torch release up to 2.15", "Unset it."),
     (
         "PYTORCH_MPS_HIGH_WATERMARK",
         "2.13.0",
-        "no torch up to 2.15 reads it",
+        "not read by any torch release up to 2.15",
         f"Use {HIGH_WATERMARK_VARIABLE}, or unset it.",
     ),
-    ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", "no torch up to 2.15 reads it", f"Use {FALLBACK_VARIABLE}, or unset it."),
-    ("PYTORCH_DEBUG_MPS", "2.13.0", "no torch up to 2.15 reads it", "Unset it."),
-    ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "torch 2.14.1 does not read it; 2.15 is the first that does", "Unset it."),
-    (PREFILL, "2.12.1", "torch 2.12.1 does not read it; 2.13 is the first that does", "Unset it."),
+    ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", "not read by any torch release up to 2.15", f"Use {FALLBACK_VARIABLE}, or unset it."),
+    ("PYTORCH_DEBUG_MPS", "2.13.0", "not read by any torch release up to 2.15", "Unset it."),
+    ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "read from torch 2.15 on; the installed version is 2.14.1", "Unset it."),
+    (PREFILL, "2.12.1", "read from torch 2.13 on; the installed version is 2.12.1", "Unset it."),
     *((name, "2.6.0", "", "") for name in ("PYTORCH_MPS_FAST_MATH", "PYTORCH_DEBUG_MPS_ALLOCATOR")),
     *((name, "2.13.0", "", "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_TEMPS", "MTL_CAPTURE_ENABLED")),
     *((name, torch, "", "") for name, torch in ((PREFILL, "2.13.0+cpu"), ("PYTORCH_MPS_METAL_VERSION", "2.15.0"))),
@@ -323,5 +323,5 @@ def test_variables_that_torch_does_not_read_on_other_devices():
     """On another device nothing has to be done about such a variable, and it is told all the same."""
     (other,) = plan_mps_variables({"PYTORCH_MPS_LOG_LEVEL": "hf_abcdefgh"}, "cpu").settings[3:]
 
-    assert (other.effect, other.note, other.remedy) == (NOT_FOR_DEVICE, "no torch up to 2.15 reads it", "")
+    assert (other.effect, other.note, other.remedy) == (NOT_FOR_DEVICE, "not read by any torch release up to 2.15", "")
     assert other.display_value == "***"

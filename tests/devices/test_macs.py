@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from openmed_nb.devices.backend import MINIMUM_TORCH, TorchInfo, parse_release
+from openmed_nb.devices.backend import MIN_TORCH, TorchInfo, parse_release
 from openmed_nb.devices.causes import MIN_MACOS_BY_TORCH, DeviceContext, min_macos_for, torch_requirement
 from openmed_nb.devices.choice import USE_AUTO_REMEDY, select_device
 from openmed_nb.devices.machine import MachineInfo
@@ -15,8 +15,8 @@ from openmed_nb.errors import DeviceUnavailableError
 
 REMEDIES = {
     "update": "Update macOS to 14 or later.",
-    "arm64": "Install an arm64 Python and make the environment with it.",
-    "conda": "Take it from conda-forge: conda install -c conda-forge pytorch.",
+    "arm64": "Install an arm64 build of Python and recreate the environment with it.",
+    "conda": "Install it from conda-forge: conda install -c conda-forge pytorch.",
     "outside": "Run on the Mac itself, outside of containers, virtual machines and sandboxes.",
     "nothing": USE_AUTO_REMEDY,
 }
@@ -86,9 +86,9 @@ def commanded(cell):
     asked = "torch" if cell.helps == "torch" else f"torch=={cell.helps}"
     if cell.torch == "none":
         return f"Install it: python -m pip install {asked}."
-    if parse_release(cell.torch) < MINIMUM_TORCH:
+    if parse_release(cell.torch) < MIN_TORCH:
         return f"Upgrade it: python -m pip install --upgrade {asked}."
-    return f"Update macOS, or install a torch for this one: python -m pip install {asked}."
+    return f"Update macOS, or install a torch that supports it: python -m pip install {asked}."
 
 
 @pytest.mark.parametrize("row", sorted({cell[:3] for cell in CELLS}), ids=" ".join)
@@ -117,7 +117,7 @@ def test_auto_agrees():
     for cell in (one for one in CELLS if one.device == "mps"):
         try:
             device = select_device(
-                DeviceRequest("auto", "nobody"), DeviceContext(machine_of(cell), facts_of(cell.torch), {})
+                DeviceRequest("auto", "default"), DeviceContext(machine_of(cell), facts_of(cell.torch), {})
             ).device
         except DeviceUnavailableError:
             device = "none"
@@ -139,7 +139,7 @@ def test_nightly_counts_as_its_release():
     """A nightly of 2.15 wants the macOS of 2.15."""
     (mac,) = (machine_of(cell) for cell in CELLS if cell[1:5] == ("arm64", "14.8.2", "none", "mps"))
 
-    with pytest.raises(DeviceUnavailableError, match=r"supports MPS from macOS 15 on, and this is macOS 14\.8\.2"):
+    with pytest.raises(DeviceUnavailableError, match=r"supports MPS from macOS 15 on; this machine has macOS 14\.8\.2"):
         select_device(
             DeviceRequest("mps", "argument"), DeviceContext(mac, TorchInfo("2.15.0.dev20260901", gpu_build=""), {})
         )

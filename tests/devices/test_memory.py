@@ -1,5 +1,6 @@
 """The memory of devices: figures, caches and limits of the chosen device, and what an out-of-memory error says."""
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from openmed_nb.devices.memory import (
     out_of_memory_error,
 )
 from openmed_nb.devices.mps import Mps
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import DEVICE_TYPES, parse_device_argument
 from openmed_nb.simulation.device import simulated_device
 
 # What stands in no recorded file.
@@ -62,6 +63,15 @@ def test_other_failure(error):
     """A failure that a smaller batch would meet again is not taken for a lack of memory, and has no figures."""
     assert not is_out_of_memory(error)
     assert OutOfMemoryDetails.parse(error) is None
+
+
+def test_device_class_without_patterns_matches_no_error(monkeypatch):
+    """The defaults of a new device class are empty patterns, which match every text."""
+    monkeypatch.setitem(DEVICE_TYPES, "lazy", Device)
+    memory = runpy.run_module("openmed_nb.devices.memory")
+    for error in OTHER:
+        assert not memory["is_out_of_memory"](error)
+    assert memory["OutOfMemoryDetails"].parse(SHORT["Python"]).device == "cpu"
 
 
 def test_allocator_of_this_computer():

@@ -263,12 +263,12 @@ def test_conversion_is_reported_once():
     """A conversion is reported in one sentence at the line that asked for it, by name, and not again for the next batch."""
     batch = {"weights": wide(1), "values": [torch.ones(1), wide(1)], "ids": torch.ones(1)}
     module = torch.nn.Sequential(*(torch.nn.Linear(1, 1, dtype=torch.float64) for _ in range(4)))
-    assert said(batch) == ["Converted float64 to float32, because MPS has no float64: weights, values[1]."]
+    assert said(batch) == ["Converted float64 to float32, because MPS does not support float64: weights, values[1]."]
     assert said({"weights": wide(2)}) == []
     assert said({"weights": wide(2).to(torch.complex128)}) == [
-        "Converted complex128 to complex64, because MPS has no complex128: weights."
+        "Converted complex128 to complex64, because MPS does not support complex128: weights."
     ]
-    assert said(wide(2)) == ["Converted float64 to float32, because MPS has no float64."]
+    assert said(wide(2)) == ["Converted float64 to float32, because MPS does not support float64."]
     (many,) = said(module)
     assert many.endswith(": 0.weight, 0.bias, 1.weight and 5 more.")
 
@@ -300,7 +300,7 @@ def test_names_of_layers_are_shown():
 )
 def test_number_that_does_not_fit(tensor):
     """A number that would become infinite is refused, with its name and no number."""
-    with pytest.raises(DtypeOverflowError, match="weights has 1 number") as caught:
+    with pytest.raises(DtypeOverflowError, match="weights has 1 value") as caught:
         to_device({"weights": tensor}, "mps")
     assert "e+3" not in str(caught.value)
 

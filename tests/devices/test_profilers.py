@@ -107,35 +107,35 @@ def test_a_second_profiler_is_refused():
     """While a profiler is on, another one is refused, and after it not any more."""
     with profile_device("cpu"):
         assert is_profiler_active()
-        with pytest.raises(ConfigurationError, match="Another profiler of torch is on"):
+        with pytest.raises(ConfigurationError, match="Another torch profiler is already running"):
             check_no_profiler()
 
     assert not is_profiler_active()
 
 
 WRITERS = [
-    (check_signposts, "signposts", "Leave signposts=True out."),
-    (check_metal_capture, "Metal captures", "Leave metal_capture out."),
+    (check_signposts, "Signposts", "Remove signposts=True."),
+    (check_metal_capture, "Metal captures", "Remove metal_capture."),
 ]
 
 
 def test_other_devices():
     """On another device than MPS there are none, and the remedy is to leave them out."""
-    for check, what, remedy in WRITERS:
+    for check, feature, remedy in WRITERS:
         for device in ("cpu", "cuda:1"):
             with pytest.raises(ConfigurationError) as caught:
                 check(device)
-            assert caught.value.message == f"There are no {what} of {device}: torch writes them for MPS alone."
+            assert caught.value.message == f"{feature} are supported on MPS only, not on {device}."
             assert caught.value.remedy == remedy
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_simulated_device():
     """Of a simulated MPS device there are none either."""
-    for check, what, remedy in WRITERS:
+    for check, feature, remedy in WRITERS:
         with simulated_device(), pytest.raises(ConfigurationError) as caught:
             check("mps")
-        assert caught.value.message == f"There are no {what} of a simulated MPS device."
+        assert caught.value.message == f"{feature} are not supported on a simulated MPS device."
         assert caught.value.remedy == remedy
 
 
@@ -155,6 +155,6 @@ def test_captures_that_torch_or_the_process_does_not_allow(monkeypatch):
     monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: True)
     check_metal_capture("mps")
     monkeypatch.delattr(torch.mps.profiler, "metal_capture")
-    said = r"no torch\.mps\.profiler\.metal_capture\. Install torch 2\.7 or newer\."
+    said = r"does not have torch\.mps\.profiler\.metal_capture\. Install torch 2\.7 or newer\."
     with pytest.raises(ConfigurationError, match=said):
         check_metal_capture("mps")

@@ -65,8 +65,8 @@ def test_unknown_spelling(spelling, suggestion):
         DeviceRequest.parse(spelling, "OPENMED_DEVICE")
 
     accepted = ", ".join(ACCEPTED_SPELLINGS)
-    assert caught.value.message == f"{describe_value(spelling)} (from OPENMED_DEVICE) names no device."
-    offer = f"Use {suggestion!r}; accepted are {accepted}." if suggestion else f"Use one of {accepted}."
+    assert caught.value.message == f"{describe_value(spelling)} (from OPENMED_DEVICE) is not a valid device name."
+    offer = f"Use {suggestion!r}; accepted values are {accepted}." if suggestion else f"Use one of {accepted}."
     assert caught.value.remedy == offer
 
 
@@ -138,7 +138,7 @@ def test_what_has_a_device():
     ):
         assert parse_device_argument(thing) == device
     for thing in (None, True, 7.5, ["cpu"], SimpleNamespace(), SimpleNamespace(device=7), object):
-        with pytest.raises(ConfigurationError, match="has no device"):
+        with pytest.raises(ConfigurationError, match="objects have no 'device' attribute"):
             parse_device_argument(thing)
 
 
