@@ -1,4 +1,4 @@
-"""What the tests of several folders share; pytest's importlib mode has no package to import it from."""
+"""Shared fixtures. In the importlib mode of pytest, tests cannot import them from a package."""
 
 from __future__ import annotations
 
@@ -23,47 +23,51 @@ NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 
 
 EXAMPLES = {"dev": 25, "ci": 50, "slow": 300, "simulated": 12}
-"""How many examples a property tries: the first lane's are the same each time, at a desk and in CI."""
+"""Number of examples of property tests. The examples of the fast suite are fixed, locally and in CI."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switches of the slow lane, and the one for the pictures of the panel."""
+    """Add the options for the slow suite, the simulated run, screenshots and snapshots."""
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too, and many more examples")
     parser.addoption(
         "--simulated-mps",
         action="store_true",
-        help="run every test on a simulated Mac, but for those of the real computer",
+        help="run all tests on a simulated Mac, except tests of the real machine",
     )
-    parser.addoption("--screenshots", metavar="FOLDER", help="keep the pictures that the browser tests take")
-    parser.addoption("--record", action="store_true", help="write snapshots into tests/recorded anew")
+    parser.addoption("--screenshots", metavar="FOLDER", help="save the screenshots of the browser tests")
+    parser.addoption("--record", action="store_true", help="regenerate the snapshots in tests/recorded")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples the properties try."""
+    """Select the number of examples of property tests."""
     for name, examples in EXAMPLES.items():
         fixed = name in ("dev", "ci")
         settings.register_profile(
             name, max_examples=examples, derandomize=fixed, deadline=None, database=None, print_blob=True
         )
-    lane = "simulated" if config.getoption("simulated_mps") else "slow" if config.getoption("slow") else None
-    settings.load_profile(lane or ("ci" if os.environ.get("CI") else "dev"))
+    profile = "ci" if os.environ.get("CI") else "dev"
+    if config.getoption("slow"):
+        profile = "slow"
+    if config.getoption("simulated_mps"):
+        profile = "simulated"
+    settings.load_profile(profile)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow tests out of the first lane, and the tests of the real computer out of the simulated run."""
-    out = set()
+    """Deselect slow tests in the fast suite, and tests of the real machine in the simulated run."""
+    deselected_markers = set()
     if not config.getoption("slow"):
-        out.add("slow")
+        deselected_markers.add("slow")
     if config.getoption("simulated_mps"):
-        out.add("real_computer")
-    left = [item for item in items if any(map(item.get_closest_marker, out))]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in set(left)]
+        deselected_markers.add("real_computer")
+    deselected = [item for item in items if any(map(item.get_closest_marker, deselected_markers))]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in set(deselected)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def simulated_mac(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the tests of a file, and what they share, on a simulated Mac, where the second run was asked for."""
+    """Run the tests and fixtures of a file on a simulated Mac in the simulated run."""
     if not request.config.getoption("simulated_mps"):
         yield
         return
@@ -76,7 +80,7 @@ def simulated_mac(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def still_simulated_mac(request: pytest.FixtureRequest) -> None:
-    """Begin the simulated Mac again, where the test before ended it."""
+    """Restart the simulated Mac if the previous test stopped it."""
     if request.config.getoption("simulated_mps") and not is_mps_simulated():
         from openmed_nb.session import SESSION
 
@@ -85,7 +89,7 @@ def still_simulated_mac(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def quick_collection() -> Iterator[None]:
-    """Collections that leave out what was there before the tests of a file: pytest, torch and transformers."""
+    """Faster garbage collection, which ignores the objects of pytest, torch and transformers."""
     gc.collect()
     gc.freeze()
     yield
@@ -93,7 +97,7 @@ def quick_collection() -> Iterator[None]:
 
 
 def load_module(file: Path) -> ModuleType:
-    """Return a plain file as a module."""
+    """Import a file as a module."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -104,7 +108,7 @@ def load_module(file: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def helper() -> Callable[[Path], ModuleType]:
-    """A function that loads a file beside a test as a module."""
+    """Function that imports a file next to a test as a module."""
     return load_module
 
 
@@ -116,15 +120,15 @@ def computers() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def home(request: pytest.FixtureRequest) -> str:
-    """The device on which models are tested: the CPU, and in the second run the simulated MPS."""
+    """Device for tests of models: the CPU, and in the simulated run the simulated MPS device."""
     return "mps" if request.config.getoption("simulated_mps") else "cpu"
 
 
 @pytest.fixture(scope="session")
 def second_device(home: str) -> str:
-    """A second device that really computes: torch's "lazy" one, which every build has and which starts only once.
+    """A second device that can compute: the "lazy" device of torch, which every build has and which can be started once.
 
-    It cannot run below a mode that sees operators, so in the second run it is the simulated MPS.
+    It does not support modes that intercept operators, so in the simulated run it is the simulated MPS device.
     """
     if home == "mps":
         return "mps:0"
@@ -136,7 +140,7 @@ def second_device(home: str) -> str:
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
-    """The module that makes tiny models."""
+    """Module that creates tiny models."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -145,19 +149,19 @@ def tiny() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def keyword_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that finds a few known words; tests read it and copy it, and do not change it."""
+    """Directory with a model that finds a few known words. Tests must not change it."""
     return tiny.save(tmp_path_factory.mktemp("keyword"), tiny.keyword_bert())
 
 
 @pytest.fixture(scope="session")
 def random_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model whose predictions are arbitrary but fixed."""
+    """Directory with a model whose predictions are arbitrary but fixed."""
     return tiny.save(tmp_path_factory.mktemp("random"), tiny.random_bert())
 
 
 @pytest.fixture(scope="session")
 def words_of() -> Callable[..., list[str]]:
-    """A function that returns the pieces of a text that a pipeline takes for entities."""
+    """Function that returns the entity texts that a pipeline predicts."""
 
     def words_of(pipe: Any, text: str = NOTE) -> list[str]:
         return [text[entity["start"] : entity["end"]] for entity in pipe(text)]
@@ -167,7 +171,7 @@ def words_of() -> Callable[..., list[str]]:
 
 @pytest.fixture(scope="session")
 def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
-    """A function that returns so many texts of up to so many words, the same every time."""
+    """Function that returns fixed texts with a maximum number of words."""
 
     def sentences(count: int, longest: int = 50, seed: int = 0) -> list[str]:
         generator = random.Random(seed)
@@ -180,7 +184,7 @@ def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
 
 @pytest.fixture(scope="session")
 def rounded() -> Callable[..., Any]:
-    """A function that returns answers with scores that can be compared: batches of other shapes differ in the last digits."""
+    """Function that makes scores comparable, because batches of different shapes differ in the last digits."""
 
     def rounded(answers: Any) -> list[Any]:
         return [
@@ -193,7 +197,7 @@ def rounded() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def pipe_of(home: str) -> Callable[..., Any]:
-    """A function that returns a pipeline over the model of a folder, the same one when asked again in a module."""
+    """Function that returns a pipeline for the model of a directory."""
     import openmed_nb
 
     def pipe_of(folder: Path, strategy: str = "first", **options: Any) -> Any:
@@ -204,7 +208,7 @@ def pipe_of(home: str) -> Callable[..., Any]:
 
 @pytest.fixture
 def found_in(keyword_model: Path, home: str) -> Callable[..., Any]:
-    """A function that returns what the keyword model finds here in texts."""
+    """Function that annotates texts with the keyword model."""
     import openmed_nb as nb
 
     return lambda texts, **options: nb.annotate(texts, keyword_model, device=home, progress=False, **options)
@@ -212,7 +216,7 @@ def found_in(keyword_model: Path, home: str) -> Callable[..., Any]:
 
 @pytest.fixture
 def clean() -> Iterator[None]:
-    """Leave the session as it was found: without a simulation, models and wishes."""
+    """Reset the session after a test: no simulation, models or overrides."""
     from openmed_nb.session import SESSION
 
     yield
@@ -224,7 +228,7 @@ def clean() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Let torch compute on one core: for tiny models, waiting for a second one takes longer than the work."""
+    """Limit torch to one thread, because the synchronization of threads takes longer than the work of tiny models."""
     import torch
 
     before = torch.get_num_threads()
@@ -235,7 +239,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def interruptible() -> Iterator[None]:
-    """SIGINT as in a terminal, here and in programs that start here: a job in the background of a shell ignores it."""
+    """Default handling of SIGINT in this process and its children, because background jobs of a shell ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

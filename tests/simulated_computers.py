@@ -1,4 +1,4 @@
-"""Computers that are not here: a session with its own environment and a torch that tells what a real one would."""
+"""Simulated machines: a session with its own environment and a stub of torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN_TORCH = TorchInfo("2.13.0+cpu", True, "", False, False, ())
 
 
 class SimulatedTorch:
-    """The torch of a computer that is not here: it reads its variables when the real one does, and tells no more."""
+    """Stub of the torch of another machine. It reads environment variables at the same time as torch."""
 
     def __init__(self, facts: TorchInfo, environ: dict[str, str], **failures: str) -> None:
         self.facts = facts
@@ -31,38 +31,38 @@ class SimulatedTorch:
         self.loading: Callable[[], None] = lambda: None
 
     def is_torch_imported(self) -> bool:
-        """Tell whether torch is imported."""
+        """Return whether torch is imported."""
         return FALLBACK_VARIABLE in self.read
 
     def inspect_installed_torch(self) -> TorchInfo:
-        """Return what the files say."""
+        """Return the facts from the files of torch."""
         return TorchInfo(self.facts.version, gpu_build=self.facts.gpu_build)
 
     def inspect_imported_torch(self) -> TorchInfo:
-        """Import torch, which reads the switch of the fallback."""
+        """Import torch, which reads the fallback variable."""
         self.loading()
         self.read.setdefault(FALLBACK_VARIABLE, self.environ.get(FALLBACK_VARIABLE))
         return self.facts
 
     def probe_device(self, device: str) -> str:
-        """Compute on the device, which starts the allocator where it is mps."""
+        """Compute on the device, which initializes the allocator of mps."""
         self.probed.append(device)
         if device == "mps":
             self.touch()
         return self.failures.get(device.replace(":", "_"), "")
 
     def touch(self) -> None:
-        """Compute on mps and leave no tensor behind."""
+        """Compute on mps without a remaining tensor."""
         for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE):
             self.read.setdefault(name, self.environ.get(name))
 
     def is_mps_allocator_initialized(self) -> bool | None:
-        """Tell what can be known: nothing."""
+        """Return ``None``, because the state of the allocator is unknown after the import."""
         return None if self.is_torch_imported() else False
 
 
 class Computer:
-    """A session with the environment and the torch that it sees."""
+    """A session with its environment and its stub of torch."""
 
     def __init__(self, machine: MachineInfo, facts: TorchInfo, environ: dict[str, str], **failures: str) -> None:
         self.environ = dict(environ)
@@ -71,12 +71,12 @@ class Computer:
 
     @property
     def effects(self) -> tuple[str, ...]:
-        """What is told of the three MPS variables."""
-        return tuple(one.effect for one in self.session.device_manager.mps_environment("mps").settings)
+        """Reported effects of the three MPS variables."""
+        return tuple(setting.effect for setting in self.session.device_manager.mps_environment("mps").settings)
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Everything that a failing verb must leave alone."""
+        """State that a failed operation must not change."""
         return (
             dict(self.environ),
             self.session.override,
@@ -86,7 +86,7 @@ class Computer:
 
 
 def mac(*, failing: str = "", **environ: str) -> Computer:
-    """Return a Mac whose MPS works, or fails with a message."""
+    """Return a Mac whose MPS device works, or fails with a message."""
     return Computer(MAC, MAC_TORCH, environ, mps=failing)
 
 

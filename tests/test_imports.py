@@ -1,4 +1,4 @@
-"""What importing and asking does not import: torch, transformers and ipywidgets come with the first model or panel."""
+"""Packages that importing and configuring openmed_nb does not import: torch, transformers and ipywidgets."""
 
 import json
 import os
@@ -44,7 +44,7 @@ LIGHT = {
     "every public name": "rooms = (nb, nb.compat, nb.runbook, nb.training)\n"
     "names = [getattr(room, name) for room in rooms for name in room.__all__]",
 }
-"""What needs no model and no GPU, cell by cell of one notebook."""
+"""Code without a model or GPU, as cells of one notebook."""
 
 OPEN_LINES = ["%openmed_device ", "%%openmed_ner --model ", "%%openmed_ner --strategy ", "%openmed_panel --model "]
 
@@ -52,14 +52,14 @@ LOOK = """
 import json, sys
 
 def imported():
-    ours = {name for name in sys.modules if name.startswith("openmed_nb.training")}
-    return sorted(ours | HEAVY & {name.partition(".")[0] for name in sys.modules})
+    package_modules = {name for name in sys.modules if name.startswith("openmed_nb.training")}
+    return sorted(package_modules | HEAVY & {name.partition(".")[0] for name in sys.modules})
 """
 
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
-    """What a terminal IPython has imported after each of these cells: heavy packages, and the files of training."""
+    """Heavy packages and training modules that IPython has imported after each cell."""
     folder = tmp_path_factory.mktemp("imports")
     cells = [f"{code}\nseen[{name!r}] = imported()" for name, code in LIGHT.items()]
     code = "\n".join(
@@ -84,14 +84,12 @@ def imported(tmp_path_factory):
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def test_nothing_heavy_is_imported(imported):
-    """What needs no model and no GPU leaves the heavy packages alone."""
+def test_light_calls_import_no_heavy_package(imported):
     assert list(imported) == list(LIGHT)
     assert {name: HEAVY & set(modules) for name, modules in imported.items() if HEAVY & set(modules)} == {}
 
 
-def test_loading_the_extension_leaves_training_alone(imported):
-    """%load_ext imports nothing of training, whose files come with the first question about it."""
+def test_load_ext_does_not_import_training(imported):
     assert imported["load_ext"] == []
     assert "openmed_nb.training.guards" in imported["every public name"]
 
@@ -112,11 +110,10 @@ import openmed_nb as nb
 assert nb.annotate(["She has asthma."], device="cpu")[0]
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
-"""A first answer of transformers, and then one of annotate: which modules that imports on top."""
+"""Modules that annotate imports in addition to a first prediction of transformers."""
 
 
-def test_annotate_imports_only_what_transformers_needs():
-    """A first annotate imports only the pipelines of transformers, and what looks for a batch that was measured here."""
+def test_annotate_imports_only_pipelines():
     process = subprocess.run(
         [sys.executable, "-c", ANNOTATE, str(BUNDLED["bundled_small"])],
         env={**os.environ, "OPENMED_TORCH_DEVICE": "cpu"},
@@ -132,13 +129,11 @@ def test_annotate_imports_only_what_transformers_needs():
     assert not {"openmed_nb.training", "openmed_nb.runbook"} & set(added)
 
 
-def test_every_public_name_is_there():
-    """Each name of __all__ can be had from the package, and dir() lists it."""
+def test_public_names_exist():
     assert [name for name in openmed_nb.__all__ if getattr(openmed_nb, name) is None] == []
     assert set(openmed_nb.__all__) <= set(dir(openmed_nb))
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    """A name that the package does not have is Python's own AttributeError."""
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         _ = openmed_nb.no_such_name

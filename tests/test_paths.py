@@ -1,4 +1,4 @@
-"""Every path that a person passes is checked in one place: what cannot be one is a clear error, and nothing is lost."""
+"""Validation of path arguments."""
 
 import os
 from collections.abc import Callable
@@ -23,22 +23,19 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("path", UNUSABLE, ids=repr)
-def test_what_is_no_path(path):
-    """Another type, a NUL, half a character, an unknown home and a name that is too long give one clear error."""
+def test_check_path_rejects_invalid_values(path):
     with pytest.raises(ConfigurationError, match="Invalid path for folder"):
         check_path(path, "folder")
 
 
 @pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
-def test_every_function_checks_its_path(taker):
-    """Whatever a function does with a path, an unusable one ends it with an error of ours."""
+def test_functions_reject_invalid_paths(taker):
     for path in UNUSABLE[3:]:
         with pytest.raises(OpenMedError):
             taker(path)
 
 
-def test_folder_that_may_not_be_read(tmp_path):
-    """A folder of somebody else gives the same clear error, whoever asks."""
+def test_functions_report_unreadable_directory(tmp_path):
     tmp_path.chmod(0o755)
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
@@ -56,6 +53,5 @@ def test_folder_that_may_not_be_read(tmp_path):
         closed.chmod(0o700)
 
 
-def test_home_is_found():
-    """A tilde stands for the person's home, and nothing need be there."""
+def test_check_path_expands_home():
     assert check_path("~/no/such/file", "folder") == Path.home() / "no/such/file"

@@ -1,4 +1,4 @@
-"""The line that shows what is under way: what it says, when it is drawn, for whom, and that nothing of it is left."""
+"""Progress display: text, estimates, output and threads."""
 
 import gc
 import io
@@ -23,8 +23,8 @@ from openmed_nb._events.progress import (
 from openmed_nb.session import SESSION
 
 
-def of_texts(done, total=300):
-    """Return that so many texts of a run are done."""
+def text_event(done, total=300):
+    """Return an event of an annotation run."""
     return ProgressEvent("Annotating", "bundled on cpu", done, total, "text")
 
 
@@ -33,20 +33,20 @@ def of_texts(done, total=300):
     [
         (ProgressLine(ProgressEvent(LOADING, "bundled"), 0.44), "Loading: bundled, 0.4 s"),
         (ProgressLine(ProgressEvent(LOADING, "bundled"), 12.9, "stopped"), "Loading: bundled, stopped after 12 s"),
-        (ProgressLine(of_texts(0), 3.21), "Annotating: bundled on cpu ░░░░░░░░░░ text 1 of 300, 3.2 s"),
+        (ProgressLine(text_event(0), 3.21), "Annotating: bundled on cpu ░░░░░░░░░░ text 1 of 300, 3.2 s"),
         (
-            ProgressLine(of_texts(99), 83, eta_seconds=41.8, rate=2.3456),
+            ProgressLine(text_event(99), 83, eta_seconds=41.8, rate=2.3456),
             "Annotating: bundled on cpu ███░░░░░░░ text 100 of 300, 1:23, about 41 s left, 2.35 texts/s",
         ),
         (
-            ProgressLine(of_texts(60, 61), 83, eta_seconds=0.4),
+            ProgressLine(text_event(60, 61), 83, eta_seconds=0.4),
             "Annotating: bundled on cpu █████████░ text 61 of 61, 1:23",
         ),
         (
-            ProgressLine(of_texts(300), 4000, "finished", eta_seconds=0.0, rate=25, loading_seconds=12),
+            ProgressLine(text_event(300), 4000, "finished", eta_seconds=0.0, rate=25, loading_seconds=12),
             "Annotating: bundled on cpu ██████████ 300 texts, finished after 1:06:40 (loading took 12 s), 25 texts/s",
         ),
-        (ProgressLine(of_texts(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
+        (ProgressLine(text_event(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
         (
             ProgressLine(ProgressEvent("Moving to mps", "bundled", 1, 2), 0.5, "finished"),
             "Moving to mps: bundled ██████████ 2 of 2, finished after 0.5 s",
@@ -57,21 +57,18 @@ def of_texts(done, total=300):
         ),
     ],
 )
-def test_what_a_line_says(line, said):
-    """A line says what is done, how far it is, for how long, and what is left; a finished one that it is finished."""
+def test_line_text(line, said):
     assert str(line) == repr(line) == said
 
 
-def test_html_is_the_text_with_a_bar_of_the_browser():
-    """In a notebook the bar is that of the browser, with its name for a screen reader; names are escaped."""
+def test_line_html_has_progress_element():
     shown = ProgressLine(ProgressEvent("Comparing", "<b>", 5, 20, "turn"), 12, "stopped")._repr_html_()
 
     bar = '<progress max="1" value="0.250" aria-label="Comparing: &lt;b&gt;"></progress>'
     assert shown == f"<div>Comparing: &lt;b&gt; {bar} turn 6 of 20, stopped after 12 s</div>"
 
 
-def test_a_dot_pulses_until_the_end():
-    """While the verb goes on, a dot pulses before the line, on and on where it is drawn again; at the end it is gone."""
+def test_line_html_has_pulsing_dot_until_end():
     activity = ProgressEvent(LOADING, "bundled")
     first, next_one = (ProgressLine(activity, seconds)._repr_html_() for seconds in (12.1, 12.5))
 
@@ -81,147 +78,149 @@ def test_a_dot_pulses_until_the_end():
     assert ProgressLine(activity, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
 
 
-def lines_of(told, total=300):
-    """Return the lines at the moments at which so many texts are done."""
-    course, lines = ProgressHistory(0.0), []
-    for time, done in told:
-        course.record(of_texts(done, total), time)
-        lines.append(course.snapshot(time))
-    return course, lines
+def record_lines(completed_by_time, total=300):
+    """Record events at the given times, and return the history and the lines."""
+    history, lines = ProgressHistory(0.0), []
+    for time, done in completed_by_time:
+        history.record(text_event(done, total), time)
+        lines.append(history.snapshot(time))
+    return history, lines
 
 
-def test_the_first_batch_is_no_measure_of_what_is_left():
-    """Nothing is said of what is left until two batches came after the first, which warms up; then it is theirs that counts."""
-    course, lines = lines_of([(0, 0), (60, 1), (61, 21), (63, 61), (65, 101)])
+def test_eta_ignores_first_step():
+    history, lines = record_lines([(0, 0), (60, 1), (61, 21), (63, 61), (65, 101)])
 
-    assert [one.eta_seconds for one in lines] == [None, None, None, pytest.approx(239 * 3 / 60), pytest.approx(199 * 5 / 100)]
-    assert course.snapshot(68.0).eta_seconds == pytest.approx(199 * 5 / 100 - 3)
-    assert course.snapshot(1000.0).eta_seconds == 0
+    assert [line.eta_seconds for line in lines] == [
+        None,
+        None,
+        None,
+        pytest.approx(239 * 3 / 60),
+        pytest.approx(199 * 5 / 100),
+    ]
+    assert history.snapshot(68.0).eta_seconds == pytest.approx(199 * 5 / 100 - 3)
+    assert history.snapshot(1000.0).eta_seconds == 0
 
 
-def test_what_an_earlier_run_did_is_no_part_of_the_speed():
-    """The speed counts what is done in this run, from its first text on, and not the time to load."""
-    _course, lines = lines_of([(5, 200), (15, 250)])
+def test_rate_counts_this_run_only():
+    _course, lines = record_lines([(5, 200), (15, 250)])
 
     assert lines[-1].rate == 5
-    assert lines_of([(0, 0), (10, 50)], total=60)[1][-1].rate is None  # Of so few nobody wants to know.
-    assert lines_of([(0, 0), (10, 50)], total=None)[1][-1].rate == 5
+    assert record_lines([(0, 0), (10, 50)], total=60)[1][-1].rate is None  # Of so few nobody wants to know.
+    assert record_lines([(0, 0), (10, 50)], total=None)[1][-1].rate == 5
 
 
-def test_the_time_to_load_is_said():
-    """The seconds count from the first model that is loaded, and how many of them went into loading is said."""
-    course = ProgressHistory(10.0)
-    course.record(ProgressEvent(IMPORTING, "torch"), 10.0)
-    course.record(ProgressEvent(LOADING, "bundled"), 12.0)
+def test_loading_time_is_reported():
+    history = ProgressHistory(10.0)
+    history.record(ProgressEvent(IMPORTING, "torch"), 10.0)
+    history.record(ProgressEvent(LOADING, "bundled"), 12.0)
     assert (
-        str(course.snapshot(14.0, "stopped")) == "Loading: bundled, stopped after 4.0 s"
+        str(history.snapshot(14.0, "stopped")) == "Loading: bundled, stopped after 4.0 s"
     )  # It says what took the time.
-    course.record(of_texts(0), 14.0)
-    course.record(of_texts(300), 20.0)
-    line = course.snapshot(20.0, "finished")
+    history.record(text_event(0), 14.0)
+    history.record(text_event(300), 20.0)
+    line = history.snapshot(20.0, "finished")
 
     assert (line.loading_seconds, line.seconds) == (4, 10)
     assert "finished after 10 s (loading took 4.0 s)" in str(line)
 
 
-def test_finished_line_names_the_work_and_not_a_load_after_it():
-    """What is read or loaded behind the work, such as files whose fingerprint is kept, is no work that finishes."""
-    course = ProgressHistory(0.0)
-    course.record(ProgressEvent(LOADING, "bundled"), 0.0)
-    course.record(ProgressEvent("Sweeping", "bundled, 4 rows", 1, 3, "round"), 5.0)
-    course.record(ProgressEvent(LOADING, "bundled"), 58.0)
-    course.record(ProgressEvent(IMPORTING, "torch"), 59.0)
+def test_finished_line_describes_work_instead_of_loading():
+    history = ProgressHistory(0.0)
+    history.record(ProgressEvent(LOADING, "bundled"), 0.0)
+    history.record(ProgressEvent("Sweeping", "bundled, 4 rows", 1, 3, "round"), 5.0)
+    history.record(ProgressEvent(LOADING, "bundled"), 58.0)
+    history.record(ProgressEvent(IMPORTING, "torch"), 59.0)
 
-    assert str(course.snapshot(60.0)).startswith("Importing: torch")
-    assert str(course.snapshot(60.0, "finished")).startswith("Sweeping: bundled, 4 rows")
-    assert "finished after 1:00 (loading took 6.0 s)" in str(course.snapshot(60.0, "finished"))
-    assert str(course.snapshot(60.0, "stopped")).startswith("Importing: torch")  # What was under way when it stopped.
+    assert str(history.snapshot(60.0)).startswith("Importing: torch")
+    assert str(history.snapshot(60.0, "finished")).startswith("Sweeping: bundled, 4 rows")
+    assert "finished after 1:00 (loading took 6.0 s)" in str(history.snapshot(60.0, "finished"))
+    assert str(history.snapshot(60.0, "stopped")).startswith(
+        "Importing: torch"
+    )  # The operation in progress at the time of the failure.
 
 
-def test_time_left_counts_the_size_of_texts():
-    """Where it is known how long the texts are, a short text is little work and a long one is much."""
-    course = ProgressHistory(0.0)
+def test_eta_uses_size_of_items():
+    history = ProgressHistory(0.0)
     for time, done, size in ((0, 0, 0), (1, 10, 100), (2, 20, 200), (3, 30, 300)):
-        course.record(ProgressEvent("Annotating", "bundled", done, 40, "text", size, 1300), time)
+        history.record(ProgressEvent("Annotating", "bundled", done, 40, "text", size, 1300), time)
 
-    assert course.snapshot(3.0).eta_seconds == pytest.approx(10.0)  # By texts it would be a second.
-    assert course.snapshot(3.0).fraction == pytest.approx(300 / 1300)
-    assert "text 31 of 40" in str(course.snapshot(3.0))
+    assert history.snapshot(3.0).eta_seconds == pytest.approx(10.0)  # By texts it would be a second.
+    assert history.snapshot(3.0).fraction == pytest.approx(300 / 1300)
+    assert "text 31 of 40" in str(history.snapshot(3.0))
 
 
-def test_annotate_tells_how_much_of_all_characters_is_done():
-    """Of texts at hand the characters are counted, also while a long text is under way; a stream has no total."""
-    told, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 9000]
-    stop = SESSION.subscribe(lambda one: told.append(one) if one and one.operation == "Annotating" else None)
+def test_annotate_reports_completed_characters():
+    events, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 9000]
+    stop = SESSION.subscribe(lambda event: events.append(event) if event and event.operation == "Annotating" else None)
     try:
         nb.annotate(notes, "bundled_small", device="cpu")
-        of_list = told.copy()
-        told.clear()
+        of_list = events.copy()
+        events.clear()
         nb.annotate(iter(notes), "bundled_small", device="cpu")
     finally:
         stop()
 
     assert (of_list[0].size_done, of_list[-1].size_done) == (0, of_list[-1].size)
     assert of_list[-1].size == sum(len(note) + 1 for note in notes)
-    assert [one.size_done for one in of_list] == sorted(one.size_done for one in of_list)
-    last = max(one.completed for one in of_list if one.completed < len(notes))
-    assert len({one.size_done for one in of_list if one.completed == last}) > 3  # The long text is seen to go on.
-    assert {one.size for one in told} == {None}
+    assert [event.size_done for event in of_list] == sorted(event.size_done for event in of_list)
+    last = max(event.completed for event in of_list if event.completed < len(notes))
+    assert (
+        len({event.size_done for event in of_list if event.completed == last}) > 3
+    )  # A long text sends several events.
+    assert {event.size for event in events} == {None}
 
 
-def test_a_line_can_be_asked_for_at_any_moment():
-    """A line can be asked for while something is heard, before each of its statements, as the thread that draws does."""
-    course, lines = ProgressHistory(0.0), []
+def test_snapshot_is_consistent_during_record():
+    history, lines = ProgressHistory(0.0), []
 
     def between(_frame, _event, _argument):
-        lines.append(course.snapshot(9.0))
+        lines.append(history.snapshot(9.0))
         return between
 
     for done in range(4):
-        course.record(of_texts(done), float(done))
+        history.record(text_event(done), float(done))
     before = sys.gettrace()
     sys.settrace(lambda frame, *_event: between if frame.f_code is ProgressHistory.record.__code__ else None)
     try:
-        course.record(ProgressEvent("Comparing", "bundled", 0, 20, "turn"), 4.0)
+        history.record(ProgressEvent("Comparing", "bundled", 0, 20, "turn"), 4.0)
     finally:
         sys.settrace(before)
 
-    assert {one.activity.operation for one in lines} == {"Annotating", "Comparing"}
-    assert all((one.eta_seconds is None) == (one.activity.operation == "Comparing") for one in lines)
+    assert {line.activity.operation for line in lines} == {"Annotating", "Comparing"}
+    assert all((line.eta_seconds is None) == (line.activity.operation == "Comparing") for line in lines)
 
 
 class Page:
-    """A surface that keeps what is drawn, and tells that something was."""
+    """Output that stores the drawn lines."""
 
     def __init__(self):
         self.lines = []
         self.drawn = threading.Event()
 
     def draw(self, line):
-        """Keep a line."""
+        """Store a line."""
         self.lines.append(line)
         self.drawn.set()
 
 
 def threads():
-    """Return the threads that draw."""
-    return [one for one in threading.enumerate() if one.name == "openmed_nb progress"]
+    """Return the drawing threads."""
+    return [thread for thread in threading.enumerate() if thread.name == "openmed_nb progress"]
 
 
-def watched(patience=0.001):
-    """Return listeners with a page on which what is under way is drawn."""
+def make_dispatcher(draw_interval=0.001):
+    """Return a dispatcher and the page on which it draws."""
     page = Page()
-    return EventDispatcher(ProgressBar({}, lambda _environ: page, patience)), page
+    return EventDispatcher(ProgressBar({}, lambda _environ: page, draw_interval)), page
 
 
 @pytest.mark.parametrize(
     ("error", "end"), [(None, "finished"), (ValueError, "stopped"), (KeyboardInterrupt, "stopped")]
 )
-def test_a_line_is_drawn_while_a_step_takes_long(error, end):
-    """A line is drawn while a step goes on without telling, says at the end how it ended, and no thread is left."""
-    listeners, page = watched()
-    with pytest.raises(error) if error else nullcontext(), listeners.operation(), listeners.operation():
-        listeners.notify(ProgressEvent(LOADING, "bundled"))
+def test_line_is_drawn_during_long_step(error, end):
+    dispatcher, page = make_dispatcher()
+    with pytest.raises(error) if error else nullcontext(), dispatcher.operation(), dispatcher.operation():
+        dispatcher.notify(ProgressEvent(LOADING, "bundled"))
         assert page.drawn.wait(60)
         if error:
             raise error
@@ -232,46 +231,42 @@ def test_a_line_is_drawn_while_a_step_takes_long(error, end):
     assert threads() == []
 
 
-def test_what_is_quick_is_not_drawn():
-    """Of a verb that is done before anybody waits nothing is drawn, and no thread is left."""
-    listeners, page = watched(patience=3600)
-    with listeners.operation():
-        listeners.notify(of_texts(300))
+def test_short_operation_is_not_drawn():
+    dispatcher, page = make_dispatcher(draw_interval=3600)
+    with dispatcher.operation():
+        dispatcher.notify(text_event(300))
 
     assert (page.lines, threads()) == ([], [])
 
 
-def test_the_line_says_what_was_told_last():
-    """The line is of the last step that was told; each verb begins a new line."""
-    listeners, page = watched()
+def test_line_describes_last_event():
+    dispatcher, page = make_dispatcher()
     for model in ("one", "two"):
         page.drawn.clear()
-        with listeners.operation():
-            for _ in listeners.track("Comparing", model, range(3), "turn"):
+        with dispatcher.operation():
+            for _ in dispatcher.track("Comparing", model, range(3), "turn"):
                 page.drawn.wait(60)
         assert page.lines[-1].activity == ProgressEvent("Comparing", model, 3, 3, "turn")
         assert page.lines[-1].outcome == "finished"
 
 
 @pytest.mark.parametrize("activity", [ProgressEvent(IMPORTING, "torch"), ProgressEvent(RELEASING, "memory")])
-def test_what_keeps_the_interpreter_is_drawn_before_it_begins(activity):
-    """An import and a collection of garbage are drawn before, because nothing can be drawn while they go on."""
-    listeners, page = watched(patience=3600)
-    with listeners.operation():
-        listeners.notify(ProgressEvent(LOADING, "bundled"))
+def test_blocking_operation_is_drawn_before_start(activity):
+    dispatcher, page = make_dispatcher(draw_interval=3600)
+    with dispatcher.operation():
+        dispatcher.notify(ProgressEvent(LOADING, "bundled"))
         assert page.lines == []
-        listeners.notify(activity)
+        dispatcher.notify(activity)
         assert page.lines[0].activity == activity
 
     assert [line.outcome for line in page.lines] == ["", "finished"]
 
 
-def test_a_collection_is_drawn_before_it_begins():
-    """Before garbage is collected everywhere the line is drawn, whatever is under way; nothing of that is left at the end."""
-    listeners, page = watched(patience=3600)
+def test_line_is_drawn_before_full_collection():
+    dispatcher, page = make_dispatcher(draw_interval=3600)
     callbacks, drawn_before = gc.callbacks.copy(), []
-    with listeners.operation():
-        listeners.notify(of_texts(1))
+    with dispatcher.operation():
+        dispatcher.notify(text_event(1))
         gc.collect(1)
         assert page.lines == []
         gc.callbacks.append(lambda *_phase: drawn_before.append(page.drawn.is_set()))
@@ -284,74 +279,71 @@ def test_a_collection_is_drawn_before_it_begins():
 
 
 class Interrupted(Page):
-    """A surface whose last line is interrupted."""
+    """Output whose last line is interrupted."""
 
     def draw(self, line):
-        """Keep a line; raise what Ctrl-C raises at the end."""
+        """Store a line, and raise KeyboardInterrupt for the last one."""
         super().draw(line)
         if line.outcome:
             raise KeyboardInterrupt
 
 
-def test_an_interrupt_of_the_last_line_leaves_nothing_behind():
-    """Where the last line is interrupted, listeners look again all the same, and the next verb has a line of its own."""
-    pages, heard = [Interrupted(), Page()], []
+def test_interrupt_of_last_line_cleans_up():
+    pages, events = [Interrupted(), Page()], []
     left = iter(pages)
-    listeners = EventDispatcher(ProgressBar({}, lambda _environ: next(left), 0.001))
-    listeners.subscribe(heard.append)
+    dispatcher = EventDispatcher(ProgressBar({}, lambda _environ: next(left), 0.001))
+    dispatcher.subscribe(events.append)
     for page, error in zip(pages, (KeyboardInterrupt, None), strict=True):
-        with pytest.raises(error) if error else nullcontext(), listeners.operation():
-            listeners.notify(of_texts(1))
+        with pytest.raises(error) if error else nullcontext(), dispatcher.operation():
+            dispatcher.notify(text_event(1))
             assert page.drawn.wait(60)
 
-    assert heard == [of_texts(1), None] * 2
+    assert events == [text_event(1), None] * 2
     assert pages[1].lines[-1].outcome == "finished"
     assert threads() == []
 
 
-def in_thread(listeners):
-    """Tell what a verb in another thread does."""
-    thread = threading.Thread(target=verb, args=[listeners])
+def run_in_thread(dispatcher):
+    """Run an operation in another thread."""
+    thread = threading.Thread(target=run_operation, args=[dispatcher])
     thread.start()
     thread.join()
 
 
-def verb(listeners, **options):
-    """Tell what a verb does."""
-    with listeners.operation(**options):
-        listeners.notify(ProgressEvent(LOADING, "bundled"))
+def run_operation(dispatcher, **options):
+    """Run an operation with one event."""
+    with dispatcher.operation(**options):
+        dispatcher.notify(ProgressEvent(LOADING, "bundled"))
 
 
 @pytest.mark.parametrize(
     "quiet",
     [
-        in_thread,
-        lambda listeners: verb(listeners, progress=False),
-        lambda listeners: listeners.notify(ProgressEvent(LOADING, "bundled")),
+        run_in_thread,
+        lambda dispatcher: run_operation(dispatcher, progress=False),
+        lambda dispatcher: dispatcher.notify(ProgressEvent(LOADING, "bundled")),
     ],
-    ids=["another thread", "progress=False", "no verb"],
+    ids=["another thread", "progress=False", "no run_operation"],
 )
-def test_what_shows_nothing(quiet):
-    """Nothing is drawn for another thread, without progress, and of what belongs to no verb; a listener hears it all the same."""
-    listeners, page = watched()
-    heard = []
-    listeners.subscribe(heard.append)
-    quiet(listeners)
+def test_silent_events_are_not_drawn(quiet):
+    dispatcher, page = make_dispatcher()
+    events = []
+    dispatcher.subscribe(events.append)
+    quiet(dispatcher)
 
     assert threads() == []
     assert page.lines == []
-    assert heard[0] == ProgressEvent(LOADING, "bundled")
+    assert events[0] == ProgressEvent(LOADING, "bundled")
 
 
-def test_a_verb_without_progress_within_another():
-    """A verb without progress shows nothing of itself in the line of the verb that called it, which goes on."""
-    listeners, page = watched()
-    with listeners.operation():
-        listeners.notify(of_texts(0))
-        verb(listeners, progress=False)
+def test_silent_operation_inside_displayed_operation():
+    dispatcher, page = make_dispatcher()
+    with dispatcher.operation():
+        dispatcher.notify(text_event(0))
+        run_operation(dispatcher, progress=False)
         page.drawn.wait(60)
 
-    assert page.lines[-1].activity == of_texts(0)
+    assert page.lines[-1].activity == text_event(0)
 
 
 @pytest.mark.parametrize(
@@ -364,13 +356,12 @@ def test_a_verb_without_progress_within_another():
     ],
     ids=["a person", "nbval and nbconvert", "a click", "nothing yet"],
 )
-def test_who_sees_a_line(parent, asked):
-    """A line is for a person who runs a cell: not for what runs notebooks by itself, nor for a click, which the panel shows."""
+def test_is_interactive(parent, asked):
     assert is_interactive(parent) is asked
 
 
 class Terminals:
-    """A stream that is a terminal, or is not."""
+    """Stream that is a terminal or not."""
 
     def __init__(self, real):
         self.isatty = lambda: real
@@ -386,33 +377,31 @@ class Terminals:
         ({"OPENMED_NB_PROGRESS": "1"}, True, True),
     ],
 )
-def test_a_script_shows_lines_in_a_terminal(environ, terminal, shown, monkeypatch):
-    """A script shows lines in a terminal, not in a file; a variable switches them off."""
+def test_detect_output_in_script(environ, terminal, shown, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminals(terminal))
 
     assert isinstance(detect_output(environ), TerminalOutput) is shown
 
 
 def closed():
-    """Return a stream that is closed."""
+    """Return a closed stream."""
     stream = io.StringIO()
     stream.close()
     return stream
 
 
 def hung_up():
-    """Return the stream of a terminal whose window is closed."""
+    """Return the stream of a closed terminal window."""
     window, terminal = pty.openpty()
     os.close(window)
     return os.fdopen(terminal, "w")
 
 
 @pytest.mark.parametrize("stream", [closed, hung_up])
-def test_a_terminal_that_is_gone_ends_no_verb(stream):
-    """Where the terminal is closed during a long verb, nothing is drawn any more, and the verb goes on."""
+def test_closed_terminal_does_not_raise(stream):
     terminal = TerminalOutput(stream())
-    terminal.draw(ProgressLine(of_texts(1), 1.0))
-    terminal.draw(ProgressLine(of_texts(1), 1.0, "stopped"))
+    terminal.draw(ProgressLine(text_event(1), 1.0))
+    terminal.draw(ProgressLine(text_event(1), 1.0, "stopped"))
 
 
 SCRIPT = """
@@ -430,8 +419,7 @@ print("done")
 """
 
 
-def test_in_a_terminal():
-    """In a terminal one line is drawn over and over, cut to the width, and ends as a line of its own that says so."""
+def test_terminal_line_is_truncated_and_finished():
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-c", SCRIPT])  # noqa: S606 - pty.fork has no other

@@ -1,4 +1,4 @@
-"""The verbs of the session, on simulated computers: what they answer, and that a failing one changes nothing."""
+"""Operations of the session on simulated machines, and that failed operations change nothing."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,8 +33,7 @@ from openmed_nb.session import Session
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
 
 
-def test_probe_runs_once(computers):
-    """A GPU proves itself once, however often the device is asked for and by whichever spelling."""
+def test_device_check_runs_once(computers):
     here = computers.box()
     for spelling in (None, "cuda", "cuda:0", "gpu", "auto"):
         assert here.session.device(spelling).confirmed
@@ -42,8 +41,7 @@ def test_probe_runs_once(computers):
     assert here.torch.probed == ["cuda"]
 
 
-def test_cpu_is_planned_until_torch_is_loaded(computers):
-    """The CPU needs no torch to be chosen, and is confirmed once someone has loaded it."""
+def test_cpu_is_confirmed_after_torch_import(computers):
     here = computers.plain()
     assert not here.session.device().confirmed
     assert not here.torch.is_torch_imported()
@@ -52,8 +50,7 @@ def test_cpu_is_planned_until_torch_is_loaded(computers):
     assert here.session.device().confirmed
 
 
-def test_argument_is_for_one_call(computers):
-    """A device that is asked for by argument is answered and changes nothing for the session."""
+def test_device_argument_applies_to_one_call(computers):
     here = computers.box()
     before = here.session.device()
     assert here.session.device("cuda:1").device == "cuda:1"
@@ -88,8 +85,7 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
 
 @pytest.mark.parametrize(("kind", "fail"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("override", [None, "cpu", "auto"])
-def test_failing_verb_changes_nothing(computers, kind, fail, override):
-    """A verb that fails leaves the override, the device, the environment and the models as they were."""
+def test_failed_operation_changes_nothing(computers, kind, fail, override):
     here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="auto")
     if override:
         here.session.use(override)
@@ -101,8 +97,7 @@ def test_failing_verb_changes_nothing(computers, kind, fail, override):
     assert here.session.device() == replace(choice, confirmed=here.torch.is_torch_imported())
 
 
-def test_failing_first_verb_changes_nothing(computers):
-    """A model that is not found leaves a fresh session as it was, though the device was settled on the way."""
+def test_failed_first_operation_changes_nothing(computers):
     here = computers.mac()
     before = here.state
     with pytest.raises(UnknownModelError):
@@ -113,8 +108,7 @@ def test_failing_first_verb_changes_nothing(computers):
     assert here.effects == (ACTIVE,) * 3
 
 
-def test_failing_reset_keeps_the_override(computers):
-    """A reset to a bad variable fails, and the override stays published and in force."""
+def test_failed_reset_preserves_override(computers):
     here = computers.plain(OPENMED_DEVICE="nonsense")
     here.session.use("cpu")
     before = here.state
@@ -126,8 +120,7 @@ def test_failing_reset_keeps_the_override(computers):
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError])
-def test_interrupted_import_of_torch(computers, failure):
-    """An import of torch that is interrupted leaves the environment as it was, and the next try works."""
+def test_interrupted_torch_import_changes_nothing(computers, failure):
     here = computers.mac()
 
     def interrupt():
@@ -144,26 +137,23 @@ def test_interrupted_import_of_torch(computers, failure):
 
 
 @pytest.mark.parametrize("ask", [nb.device, nb.use, nb.compat.resolve_torch_device])
-def test_a_device_is_named_or_has_a_name(ask):
-    """A device is asked for by its name or by what has one; what has none is refused, whichever function is asked."""
-    for thing in ("cpu", torch.device("cpu"), torch.zeros(1)):
-        found = ask(thing)
+def test_device_accepts_names_and_objects(ask):
+    for value in ("cpu", torch.device("cpu"), torch.zeros(1)):
+        found = ask(value)
         assert getattr(found, "device", found) == "cpu"
-    for thing in (0.5, True, [None], object(), ("x",)):
-        with pytest.raises(ConfigurationError, match=f"{type(thing).__name__} objects have no 'device' attribute"):
-            ask(thing)
+    for value in (0.5, True, [None], object(), ("x",)):
+        with pytest.raises(ConfigurationError, match=f"{type(value).__name__} objects have no 'device' attribute"):
+            ask(value)
 
 
 @pytest.mark.parametrize("ask", [nb.device, nb.use])
-def test_who_asks_is_a_text(ask):
-    """A source that is not a text is refused: it would stand in the reason of the choice."""
+def test_source_must_be_a_string(ask):
     for source in (None, 5):
         with pytest.raises(ConfigurationError, match=f"Invalid value for source: {source}. Pass a string"):
             ask("cpu", source)
 
 
-def test_bad_spelling_names_its_source(computers):
-    """The error of a bad spelling names who wrote it: an argument, a configuration, or a magic."""
+def test_unknown_device_names_source(computers):
     session = computers.plain().session
     asked = {
         "argument": lambda: create_pipeline(session, None, OpenMedConfig(), device="mpss"),
@@ -189,19 +179,17 @@ def test_bad_spelling_names_its_source(computers):
     ],
     ids=["Mac", "unusable Mac", "CUDA", "second GPU", "no GPU", "bad variable", "variable that cannot be had"],
 )
-def test_list_of_devices(computers, kind, environ, names, in_force):
-    """Every device is listed, also where the wish itself is in error, and the one in force is named."""
+def test_list_devices(computers, kind, environ, names, in_force):
     listed = getattr(computers, kind)(**environ).session.list_devices()
 
-    assert [one.device for one in listed.devices] == names
+    assert [status.device for status in listed.devices] == names
     assert listed.to_dict()["active_device"] == in_force
 
 
-def test_failed_gpu_is_listed_as_failed(computers):
-    """A GPU that failed its probe under one spelling is listed as failed under the other."""
+def test_list_devices_shows_failed_gpu(computers):
     here = computers.Computer(computers.BOX, computers.BOX_TORCH, {}, cuda="CUDA error: out of memory")
 
-    assert {one.device: one.usable for one in here.session.list_devices().devices} == {
+    assert {status.device: status.usable for status in here.session.list_devices().devices} == {
         "mps": False,
         "cuda:0": False,
         "cuda:1": None,
@@ -209,8 +197,7 @@ def test_failed_gpu_is_listed_as_failed(computers):
     }
 
 
-def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers):
-    """Where the wish is in error, the explanation shows the error with its remedy, and who asked."""
+def test_explanation_contains_error(computers):
     here = computers.plain(OPENMED_DEVICE="mps")
     explained = here.session.explain()
 
@@ -219,17 +206,15 @@ def test_explanation_of_a_wish_that_cannot_be_fulfilled(computers):
     assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
 
 
-def test_explanation_shows_what_we_set_for_a_model_on_another_device(computers):
-    """Variables that were set for a model on mps are shown with their values while the session is on the CPU."""
+def test_explanation_shows_applied_variables(computers):
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.device("mps")
     settings = here.session.explain().environment.settings
 
-    assert [(one.value, one.source) for one in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
+    assert [(setting.value, setting.source) for setting in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
 
 
-def test_explanation_of_what_torch_does_not_read(computers):
-    """A variable of MPS that torch does not have is explained as one, and a torch that is no release is named as what it is."""
+def test_explanation_shows_ignored_variables(computers):
     here = computers.mac(PYTORCH_MPS_LOG_LEVEL="debug")
     released = here.session.explain()
     here.torch.facts = replace(here.torch.facts, version="2.16.0.dev20261101")
@@ -244,18 +229,17 @@ def test_explanation_of_what_torch_does_not_read(computers):
     assert "torch is 2.16.0.dev20261101, a nightly build." in str(nightly)
 
 
-def test_explanation_tells_the_shell_apart_from_us(computers):
-    """An explanation shows what the person set, and not what was published for the openmed package."""
+def test_explanation_shows_user_variables(computers):
     here = computers.mac(OPENMED_TORCH_DEVICE="gpu")
     here.session.use("mps")
     explained = here.session.explain().to_dict()
 
     assert explained["variables"] == {TORCH_DEVICE: "gpu"}
     assert [link["display_value"] for link in explained["resolution_order"]] == ["(not set)", "mps", "gpu", "(not set)"]
-    assert [one["source"] for one in explained["environment"]["settings"]] == ["set"] * 3
+    assert [setting["source"] for setting in explained["environment"]["settings"]] == ["set"] * 3
 
 
-VERBS: dict[str, Callable[[Any], object]] = {
+OPERATIONS: dict[str, Callable[[Any], object]] = {
     "start": lambda here: here.session.start(),
     "stop": lambda here: here.session.stop(),
     "device": lambda here: here.session.device(),
@@ -274,7 +258,7 @@ VERBS: dict[str, Callable[[Any], object]] = {
         for device in ("mps", "cuda", "cpu", "x")
     },
 }
-SHELLS = st.fixed_dictionaries(
+ENVIRONMENTS = st.fixed_dictionaries(
     {},
     optional={
         TORCH_DEVICE: st.sampled_from(["", "cpu", "mps", "cuda:1", "nonsense"]),
@@ -287,28 +271,26 @@ SHELLS = st.fixed_dictionaries(
 KINDS = st.sampled_from([("mac", {}), ("mac", {"failing": "no"}), ("box", {}), ("plain", {})])
 
 
-@given(kind=KINDS, shell=SHELLS, verbs=st.lists(st.sampled_from(sorted(VERBS)), max_size=10))
-def test_any_sequence_of_verbs(computers, kind, shell, verbs):
-    """In any order of verbs a failing one changes nothing, every claim is true, and stopping gives the shell back."""
+@given(kind=KINDS, environ=ENVIRONMENTS, operations=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=10))
+def test_any_sequence_of_operations(computers, kind, environ, operations):
     name, failing = kind
-    here = getattr(computers, name)(**failing, **shell)
-    for verb in verbs:
+    here = getattr(computers, name)(**failing, **environ)
+    for operation in operations:
         before = here.state
         try:
-            VERBS[verb](here)
+            OPERATIONS[operation](here)
         except OpenMedError:
             assert here.state == before
-        for one in here.session.device_manager.mps_environment("mps").settings:
-            assert one.effect != PENDING or one.name not in here.torch.read
-            assert one.effect != ACTIVE or here.torch.read.get(one.name, one.value) == one.value
-            assert one.effect != TOO_LATE or here.torch.read[one.name] != one.value
+        for setting in here.session.device_manager.mps_environment("mps").settings:
+            assert setting.effect != PENDING or setting.name not in here.torch.read
+            assert setting.effect != ACTIVE or here.torch.read.get(setting.name, setting.value) == setting.value
+            assert setting.effect != TOO_LATE or here.torch.read[setting.name] != setting.value
     here.session.stop()
 
-    assert here.environ == shell
+    assert here.environ == environ
 
 
-def test_model_that_cannot_move_leaves_everything(computers):
-    """Where a loaded model cannot be moved to the new device, it, the override and the environment stay as they were."""
+def test_model_that_cannot_move_changes_nothing(computers):
     if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
     here = computers.mac(OPENMED_DEVICE="cpu")

@@ -1,4 +1,4 @@
-"""What a session does to the environment: in time, told truly, published for the openmed package, and taken back."""
+"""Environment variables of a session: set in time, reported correctly, exported and restored."""
 
 import pytest
 
@@ -17,8 +17,7 @@ MPS_VARIABLES = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WAT
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
 
 
-def test_start_sets_the_variables_before_torch_is_loaded(computers):
-    """Starting on a Mac sets the three variables without importing torch, and torch then reads them."""
+def test_start_sets_variables_before_torch_import(computers):
     here = computers.mac()
     here.session.start()
     assert here.environ == MPS_VARIABLES
@@ -40,8 +39,7 @@ def test_start_sets_the_variables_before_torch_is_loaded(computers):
         ("rosetta", {}),
     ],
 )
-def test_start_elsewhere_changes_nothing(computers, kind, environ):
-    """Starting where mps is not planned says nothing, sets nothing and loads nothing."""
+def test_start_without_mps_changes_nothing(computers, kind, environ):
     here = getattr(computers, kind)(**environ)
     here.session.start()
 
@@ -49,8 +47,7 @@ def test_start_elsewhere_changes_nothing(computers, kind, environ):
     assert not here.torch.is_torch_imported()
 
 
-def test_unusable_mps_in_auto(computers):
-    """An MPS that fails its probe is ruled out with the reason, the CPU is taken, and the environment is as before."""
+def test_auto_skips_failing_mps(computers):
     here = computers.mac(failing="MPS backend out of memory", HOME="/Users/me")
     here.session.start()
     choice = here.session.device()
@@ -60,8 +57,7 @@ def test_unusable_mps_in_auto(computers):
     assert here.environ == {"HOME": "/Users/me"}
 
 
-def test_refused_watermarks_name_the_variables(computers):
-    """Watermarks that torch refuses are told as such, with the remedy for them and not for a broken driver."""
+def test_rejected_watermarks_have_own_remedy(computers):
     here = computers.mac(
         failing="invalid low watermark ratio 1.4",
         PYTORCH_MPS_HIGH_WATERMARK_RATIO="0.7",
@@ -73,8 +69,7 @@ def test_refused_watermarks_name_the_variables(computers):
     assert caught.value.remedy.startswith(f"Unset {HIGH_WATERMARK_VARIABLE} and {LOW_WATERMARK_VARIABLE}")
 
 
-def test_leaving_mps_and_coming_back(computers):
-    """Leaving mps takes the variables back; coming back sets them again, and they are in force as torch read them."""
+def test_variables_follow_active_device(computers):
     here = computers.mac()
     here.session.device()
     here.session.use("cpu")
@@ -85,8 +80,7 @@ def test_leaving_mps_and_coming_back(computers):
     assert here.effects == (ACTIVE,) * 3
 
 
-def test_watermarks_changed_after_a_call_on_mps(computers):
-    """A probe for a single call reads the watermarks for good: what is typed after it is too late."""
+def test_watermarks_are_too_late_after_probe(computers):
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.device("mps")
     here.environ[HIGH_WATERMARK_VARIABLE] = "0.5"
@@ -94,8 +88,7 @@ def test_watermarks_changed_after_a_call_on_mps(computers):
     assert here.effects == (ACTIVE, TOO_LATE, TOO_LATE)
 
 
-def test_override_is_published_and_taken_back(computers):
-    """An override stands where the openmed package looks, and a reset gives the shell's value back."""
+def test_override_is_exported_and_restored(computers):
     here = computers.box(OPENMED_TORCH_DEVICE="cuda:1", OPENMED_DEVICE="cpu")
     assert here.session.use("gpu").device == "cuda"
     assert here.environ[TORCH_DEVICE] == "cuda"
@@ -105,8 +98,7 @@ def test_override_is_published_and_taken_back(computers):
     assert here.environ == {TORCH_DEVICE: "cuda:1", "OPENMED_DEVICE": "cpu"}
 
 
-def test_variable_that_the_person_changes_under_an_override(computers):
-    """A variable changed under an override does not beat it, and decides after the reset."""
+def test_user_variable_decides_after_reset(computers):
     here = computers.box(OPENMED_TORCH_DEVICE="cuda:1")
     here.session.use("cuda:0")
     here.environ[TORCH_DEVICE] = "cpu"
@@ -117,12 +109,11 @@ def test_variable_that_the_person_changes_under_an_override(computers):
 
 
 @pytest.mark.parametrize(
-    "shell",
+    "environ",
     [{}, {TORCH_DEVICE: "cpu"}, {HIGH_WATERMARK_VARIABLE: "0.7"}, {FALLBACK_VARIABLE: "0", "OPENMED_DEVICE": "gpu"}],
 )
-def test_stop_leaves_no_trace(computers, shell):
-    """Stopping gives the environment back as the person had it, and can be repeated."""
-    here = computers.mac(**shell)
+def test_stop_restores_environment(computers, environ):
+    here = computers.mac(**environ)
     for _ in range(2):
         here.session.start()
         here.session.use("mps")
@@ -130,12 +121,11 @@ def test_stop_leaves_no_trace(computers, shell):
         here.session.stop()
         here.session.stop()
 
-        assert here.environ == shell
+        assert here.environ == environ
         assert here.session.override is None
 
 
-def test_tuning_by_hand_stays(computers):
-    """Variables that are set by hand for any device stay until the session stops."""
+def test_manual_variables_remain_until_stop(computers):
     here = computers.plain()
     assert here.session.apply_mps_variables().items() >= MPS_VARIABLES.items()
     here.session.device()
@@ -147,8 +137,7 @@ def test_tuning_by_hand_stays(computers):
 
 
 @pytest.mark.real_computer
-def test_tuning_by_hand_outlives_a_simulation():
-    """What was set by hand on another device is there again after a simulated Mac, and after one that was refused."""
+def test_manual_variables_survive_simulation():
     environ: dict[str, str] = {"OPENMED_TORCH_DEVICE": "cpu"}
     session = Session(environ)
     session.apply_mps_variables()
@@ -166,8 +155,7 @@ def test_tuning_by_hand_outlives_a_simulation():
 
 
 @pytest.mark.real_computer
-def test_limits_of_memory_that_are_in_force():
-    """A limit that was set counts before the watermark of the environment; only MPS has a lower one."""
+def test_memory_fraction_prefers_limit_over_watermark():
     session = Session({"OPENMED_TORCH_DEVICE": "cpu"})
     session.simulate("8 GiB")
     watermarks = session.device_manager.memory_fraction("mps"), session.device_manager.low_watermark("mps")

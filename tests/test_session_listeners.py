@@ -1,4 +1,4 @@
-"""Who follows a session: told once when a verb is done, whoever called it, and of what takes a while meanwhile."""
+"""Events of session operations."""
 
 import contextlib
 import threading
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_collection")
 NOTE = "He has asthma."
 SMALL = "bundled_small"
 
-VERBS: dict[str, Callable[[Session], object]] = {
+OPERATIONS: dict[str, Callable[[Session], object]] = {
     "device": lambda session: session.device(),
     "device for a call": lambda session: session.device("cpu"),
     "use": lambda session: session.use("cpu"),
@@ -56,7 +56,7 @@ FAILURES: dict[str, Callable[[Session], object]] = {
     "no text": lambda session: annotate_text(session, 7, SMALL),
 }
 
-LOOKS: dict[str, Callable[[Session], object]] = {
+QUERIES: dict[str, Callable[[Session], object]] = {
     "list": lambda session: session.list_devices(confirm=False),
     "explain": lambda session: session.explain(confirm=False),
     "inventory": lambda session: session.inventory(),
@@ -65,8 +65,8 @@ LOOKS: dict[str, Callable[[Session], object]] = {
 }
 
 
-def is_free(session):
-    """Tell whether another thread could call a verb now."""
+def is_idle_for_others(session):
+    """Return whether another thread could run an operation now."""
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(session.is_idle()))
     thread.start()
@@ -74,106 +74,99 @@ def is_free(session):
     return found[0]
 
 
-class Listening:
-    """A listener that notes what it is told, in which thread, and whether the session is free then."""
+class RecordingListener:
+    """Listener that records events, their threads, and whether the session is idle at the end of an operation."""
 
     def __init__(self, session):
         self.session = session
-        self.told: list[str | None] = []
+        self.events: list[str | None] = []
         self.threads: set[int] = set()
         self.free: list[bool] = []
         self.remove = session.subscribe(self)
 
     def __call__(self, activity):
-        """Note what is told."""
-        self.told.append(None if activity is None else str(activity))
+        """Record an event."""
+        self.events.append(None if activity is None else str(activity))
         self.threads.add(threading.get_ident())
         if activity is None:
-            self.free.append(is_free(self.session))
+            self.free.append(is_idle_for_others(self.session))
 
 
 @pytest.fixture
 def session(computers):
-    """A session on a computer without a GPU."""
+    """Session on a machine without a GPU."""
     return computers.plain().session
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_every_verb_tells_once(session, verb):
-    """Every verb tells its listeners at its end, once, when the session is free for others again."""
-    listening = Listening(session)
-    verb(session)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_operation_notifies_once(session, operation):
+    listener = RecordingListener(session)
+    operation(session)
 
-    assert listening.told[-1:] == [None]
-    assert listening.told.count(None) == 1
-    assert listening.free == [True]
+    assert listener.events[-1:] == [None]
+    assert listener.events.count(None) == 1
+    assert listener.free == [True]
 
 
-@pytest.mark.parametrize("verb", FAILURES.values(), ids=FAILURES)
-def test_a_failing_verb_tells_once(session, verb):
-    """A verb that fails tells its listeners once too, when the session is free for others again."""
-    listening = Listening(session)
+@pytest.mark.parametrize("operation", FAILURES.values(), ids=FAILURES)
+def test_failed_operation_notifies_once(session, operation):
+    listener = RecordingListener(session)
     with pytest.raises(OpenMedError):
-        verb(session)
+        operation(session)
 
-    assert listening.told[-1:] == [None]
-    assert listening.told.count(None) == 1
-    assert listening.free == [True]
+    assert listener.events[-1:] == [None]
+    assert listener.events.count(None) == 1
+    assert listener.free == [True]
 
 
 @pytest.mark.parametrize("kind", ["mac", "box"])
-@pytest.mark.parametrize("verb", ["device", "list", "explain", "use again", "reset", "resolve"])
-def test_a_verb_that_confirms_a_gpu_tells_once(computers, kind, verb):
-    """A verb that lets a GPU prove itself on the way tells that torch is imported for it, and once after it."""
+@pytest.mark.parametrize("operation", ["device", "list", "explain", "use again", "reset", "resolve"])
+def test_operation_with_device_check_notifies_once(computers, kind, operation):
     session = getattr(computers, kind)().session
-    listening = Listening(session)
-    VERBS[verb](session)
+    listener = RecordingListener(session)
+    OPERATIONS[operation](session)
 
-    assert listening.told == ["Importing: torch", None]
-    assert listening.free == [True]
+    assert listener.events == ["Importing: torch", None]
+    assert listener.free == [True]
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_a_look_tells_nobody(computers, look):
-    """A look that confirms nothing changes nothing, and tells nobody: those who are told look."""
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_query_does_not_notify(computers, query):
     session = computers.box().session
-    listening = Listening(session)
-    look(session)
+    listener = RecordingListener(session)
+    query(session)
 
-    assert listening.told == []
+    assert listener.events == []
 
 
-@pytest.mark.parametrize("look", ["list", "explain"])
-def test_a_listener_may_look(computers, look):
-    """A listener may look at the session, and sees what the verb has done."""
+@pytest.mark.parametrize("query", ["list", "explain"])
+def test_listener_can_query_session(computers, query):
     session = computers.box().session
     seen: list[str] = []
-    session.subscribe(lambda _activity: seen.append(str(LOOKS[look](session))))
+    session.subscribe(lambda _activity: seen.append(str(QUERIES[query](session))))
     session.use("cuda:1")
 
-    assert len(seen) == 2  # torch is imported, and the verb is done.
+    assert len(seen) == 2  # torch is imported, and the operation is done.
     assert "cuda:1" in seen[-1]
 
 
-def test_loading_is_told(session):
-    """A model that is loaded is told of by name, once, and torch before it; what is there already is not."""
-    listening = Listening(session)
+def test_loading_sends_events(session):
+    listener = RecordingListener(session)
     for _ in range(2):
         session.load_model(SMALL, OpenMedConfig(device="cpu"))
 
-    assert listening.told == ["Importing: torch", f"Loading: {SMALL}", None, None]
+    assert listener.events == ["Importing: torch", f"Loading: {SMALL}", None, None]
 
 
-def test_annotating_is_told(session):
-    """Annotating is told of after loading, and its end when the entities are there."""
-    listening = Listening(session)
+def test_annotating_text_sends_events(session):
+    listener = RecordingListener(session)
     annotate_text(session, NOTE, SMALL)
 
-    assert listening.told == ["Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}", None]
+    assert listener.events == ["Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}", None]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "events"),
     [
         (([NOTE, NOTE], SMALL), [f"Annotating: {SMALL} on cpu ({count})" for count in ("text 1 of 2", "2 texts")]),
         ((5, SMALL), []),
@@ -181,159 +174,150 @@ def test_annotating_is_told(session):
     ],
     ids=["texts", "no texts", "no pipeline"],
 )
-def test_annotating_many_texts_is_told(arguments, told):
-    """A run over many texts is told of, and its end once, also when it fails; the session is free for others then."""
+def test_annotating_texts_sends_events(arguments, events):
     nb.load_pipeline(SMALL, "cpu")
-    listening = Listening(SESSION)
+    listener = RecordingListener(SESSION)
     try:
         with contextlib.suppress(OpenMedError):
             nb.annotate(*arguments, device="cpu", progress=False)
     finally:
-        listening.remove()
+        listener.remove()
 
-    assert listening.told == [*told, None]
-    assert listening.free == [True]
+    assert listener.events == [*events, None]
+    assert listener.free == [True]
 
 
-def test_loading_that_fails_ends(session, tmp_path):
-    """A model that cannot be loaded is told of, and that this is over."""
+def test_failed_loading_notifies_end(session, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    listening = Listening(session)
+    listener = RecordingListener(session)
     with pytest.raises(OpenMedError):
         session.load_model(str(tmp_path), OpenMedConfig(device="cpu"))
 
-    assert listening.told == ["Importing: torch", f"Loading: {tmp_path}", None]
+    assert listener.events == ["Importing: torch", f"Loading: {tmp_path}", None]
 
 
 @pytest.fixture
 def store(keyword_model, random_model):
-    """A store with two models that follow the session, what it tells, and the names of the models."""
-    told: list[Any] = []
-    store = ModelStore(told.append)
+    """Store with two models that follow the session, its events, and the names of the models."""
+    events: list[Any] = []
+    store = ModelStore(events.append)
     names = load_both(store, keyword_model, random_model)
-    assert [str(one) for one in told] == [f"Loading: {name}" for name in names]
-    told.clear()
-    return store, told, names
+    assert [str(event) for event in events] == [f"Loading: {name}" for name in names]
+    events.clear()
+    return store, events, names
 
 
 def load_both(store, *folders):
-    """Load models that follow the session into a store, and return their names."""
+    """Load models that follow the session device into a store, and return their names."""
     specs = [LoadSpec.from_name(str(folder), OpenMedConfig()) for folder in folders]
     for spec in specs:
         store.get(spec, "cpu", follows=True)
     return [spec.reference.name for spec in specs]
 
 
-def test_moving_is_told(store, second_device):
-    """Each model that moves is told of before it does, with which of how many it is; those that stay are not."""
-    models, told, (first, second) = store
+def test_moving_sends_events(store, second_device):
+    models, events, (first, second) = store
     models.move_followers(second_device)
     there = [f"Moving to {second_device}: {first} (1 of 2)", f"Moving to {second_device}: {second} (2 of 2)"]
-    assert [str(one) for one in told] == there
+    assert [str(event) for event in events] == there
 
     models.move_followers(second_device)
-    assert len(told) == 2
+    assert len(events) == 2
     models.move_followers("cpu")
-    assert str(told[3]) == f"Moving to cpu: {second} (2 of 2)"
+    assert str(events[3]) == f"Moving to cpu: {second} (2 of 2)"
 
 
-def test_a_listener_that_is_interrupted_stops_the_move(keyword_model, random_model, second_device):
-    """An interrupt while a listener is told of a move brings all models back."""
-    told: list[Any] = []
+def test_interrupt_in_listener_restores_models(keyword_model, random_model, second_device):
+    events: list[Any] = []
 
     def interrupt(activity):
-        told.append(activity)
+        events.append(activity)
         if activity.completed == 1:
             raise KeyboardInterrupt
 
     models = ModelStore(interrupt)
     load_both(models, keyword_model, random_model)
-    told.clear()
+    events.clear()
     with pytest.raises(KeyboardInterrupt):
         models.move_followers(second_device)
 
-    assert len(told) == 2
-    assert {one.device for one in models.inventory()} == {"cpu"}
+    assert len(events) == 2
+    assert {model.device for model in models.inventory()} == {"cpu"}
 
 
-def test_a_move_that_fails_ends(computers):
-    """A model that cannot be moved is told of, and that this is over; it is where it was then."""
+def test_failed_move_notifies_end(computers):
     if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
     here = computers.mac(OPENMED_DEVICE="cpu")
     loaded = here.session.load_model(SMALL, OpenMedConfig())
-    listening = Listening(here.session)
+    listener = RecordingListener(here.session)
     places = []
     here.session.subscribe(lambda activity: places.append((activity is None, loaded.model.device.type)))
     with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
         here.session.use("mps")
 
-    assert listening.told == [f"Moving to mps: {SMALL}", None]
+    assert listener.events == [f"Moving to mps: {SMALL}", None]
     assert places == [(False, "cpu"), (True, "cpu")]
 
 
 @pytest.fixture
-def listening():
-    """A listener of the session of this process, which is left as it was."""
-    listening = Listening(SESSION)
-    yield listening
-    listening.remove()
+def listener():
+    """Listener of the session of this process, which is reset afterwards."""
+    listener = RecordingListener(SESSION)
+    yield listener
+    listener.remove()
     SESSION.unload()
     SESSION.reset()
     SESSION.stop()
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_a_simulation_is_told(listening):
-    """Beginning and ending a simulation tell once each, with the models that move there and back in between."""
+def test_simulation_sends_events(listener):
     names = ("bundled", SMALL)
     for name in names:
         nb.load_pipeline(name)
-    listening.told.clear()
+    listener.events.clear()
     with nb.simulated_mps("8 GiB"):
         there = ["Moving to mps: bundled (1 of 2)", f"Moving to mps: {SMALL} (2 of 2)", None]
-        assert listening.told == there
+        assert listener.events == there
         nb.use("cpu")
     back = ["Moving to cpu: bundled (1 of 2)", f"Moving to cpu: {SMALL} (2 of 2)", None]
 
-    assert listening.told == [*there, *back, None]
-    assert all(listening.free)
+    assert listener.events == [*there, *back, None]
+    assert all(listener.free)
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_one_of_two_models_does_not_fit(listening):
-    """Where the second of two models does not fit, the first is brought back, and the end is told once."""
+def test_failed_move_of_second_model_restores_first(listener):
     import torch
 
     with nb.simulated_mps("64 MiB"):
         nb.use("cpu")
         first, second = (
-            sum(one.nbytes for one in nb.load_pipeline(name).model.parameters()) for name in ("bundled", SMALL)
+            sum(weight.nbytes for weight in nb.load_pipeline(name).model.parameters()) for name in ("bundled", SMALL)
         )
         other = torch.empty(torch.mps.recommended_max_memory() - first - second // 2, dtype=torch.uint8, device="mps")
-        listening.told.clear()
+        listener.events.clear()
         with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
             nb.use("mps")
 
-        assert listening.told == ["Moving to mps: bundled (1 of 2)", f"Moving to mps: {SMALL} (2 of 2)", None]
-        assert [(one.name, one.device) for one in SESSION.inventory()] == [("bundled", "cpu"), (SMALL, "cpu")]
+        assert listener.events == ["Moving to mps: bundled (1 of 2)", f"Moving to mps: {SMALL} (2 of 2)", None]
+        assert [(model.name, model.device) for model in SESSION.inventory()] == [("bundled", "cpu"), (SMALL, "cpu")]
         assert nb.device().device == "cpu"
         del other
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_a_simulation_that_does_not_begin_is_told(listening):
-    """A simulation that is refused tells once."""
+def test_rejected_simulation_notifies_once(listener):
     with pytest.raises(OpenMedError), nb.simulated_mps("no memory"):
         pass
 
-    assert listening.told == [None]
+    assert listener.events == [None]
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-@pytest.mark.usefixtures("listening")
-def test_a_limit_is_told_when_it_is_in_force():
-    """A memory limit is told once, and stands then already."""
+@pytest.mark.usefixtures("listener")
+def test_memory_limit_is_active_when_notified():
     with nb.simulated_mps("8 GiB"):
         limits = []
         remove = SESSION.subscribe(lambda _activity: limits.append(SESSION.device_manager.memory_fraction("mps")))
@@ -343,36 +327,35 @@ def test_a_limit_is_told_when_it_is_in_force():
     assert limits == [0.5]
 
 
-def test_a_release_is_told_once(listening):
-    """Releasing memory tells of each cause, and to look again once, when everything was let go of."""
+def test_release_sends_events(listener):
     nb.load_pipeline(SMALL)
-    listening.told.clear()
+    listener.events.clear()
     loaded = []
     remove = SESSION.subscribe(lambda activity: None if activity else loaded.append(len(SESSION.inventory())))
     nb.release(namespace={})
     remove()
 
     causes = [f"cause {number} of 4" for number in range(1, 5)] + ["4 causes"]
-    assert listening.told == ["Releasing: memory", *(f"Releasing: memory ({cause})" for cause in causes), None]
+    assert listener.events == ["Releasing: memory", *(f"Releasing: memory ({cause})" for cause in causes), None]
     assert loaded == [0]
 
 
-def test_epochs_are_told(listening):
-    """Each end of an epoch is told, so that the memory after it can be looked at."""
+def test_epochs_notify(listener):
     loop = nb.epochs(2, "cpu")
-    listening.told.clear()
+    listener.events.clear()
     list(loop)
 
-    assert listening.told == [None, None]
+    assert listener.events == [None, None]
 
 
-def test_a_session_is_free_between_verbs(session):
-    """A session is free, but for other threads while a verb is inside; asking waits for nobody."""
+def test_is_idle_between_operations(session):
     free: list[bool] = []
     session.device_manager.load_torch()
-    session.subscribe(lambda activity: free.extend([is_free(session), session.is_idle()] if activity else []))
-    assert is_free(session)
+    session.subscribe(
+        lambda activity: free.extend([is_idle_for_others(session), session.is_idle()] if activity else [])
+    )
+    assert is_idle_for_others(session)
     session.load_model(SMALL, OpenMedConfig(device="cpu"))
 
     assert free == [False, True]
-    assert is_free(session)
+    assert is_idle_for_others(session)

@@ -1,7 +1,7 @@
-"""Tiny real models for tests, saved as folders: a few kilobytes each, made in milliseconds.
+"""Tiny real models for tests in directories of a few kilobytes.
 
-The keyword model's weights are set by hand so that what it finds is known beforehand; the others are random, which is
-all that comparing two programs needs.
+The weights of the keyword model are set explicitly, so that its predictions are known. The weights of the other models are
+random, which is sufficient to compare two programs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from transformers import (
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PLAIN = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen", ".", ",", "type", "2")
 FIRST = ("asthma", "diabetes", "hyper")
-"""Words, or beginnings of words, that the keyword model takes for the beginning of a disease."""
+"""Words and first word pieces that the keyword model labels as the start of a disease."""
 INNER = ("mellitus", "##tension")
-"""Words, or ends of words, that the keyword model takes for the inside of a disease."""
+"""Words and word pieces that the keyword model labels as the inside of a disease."""
 
 VOCABULARY = {token: index for index, token in enumerate((*SPECIAL, *PLAIN, *FIRST, *INNER))}
 LABELS = ("O", "B-DISEASE", "I-DISEASE")
@@ -49,14 +49,14 @@ SMALL: dict[str, Any] = {
 
 
 def save(folder: Path, model: PreTrainedModel, **tokenizer_settings: Any) -> Path:
-    """Save a model and a tokenizer of the vocabulary above into a folder, and return the folder."""
+    """Save a model and a tokenizer into a directory, and return the directory."""
     model.save_pretrained(folder)
     tokenizer(**tokenizer_settings).save_pretrained(folder)
     return folder
 
 
 def tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
-    """Return a fast tokenizer that splits at white space and then into the longest known pieces."""
+    """Return a fast WordPiece tokenizer for the vocabulary."""
     words = Tokenizer(WordPiece(VOCABULARY, unk_token=SPECIAL[1]))
     words.pre_tokenizer = BertPreTokenizer()
     words.decoder = WordPieceDecoder()
@@ -67,7 +67,7 @@ def tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
 
 
 def labeled(labels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the two mappings between labels and numbers that a configuration takes."""
+    """Return ``id2label`` and ``label2id`` for a configuration."""
     return {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: index for index, label in enumerate(labels)},
@@ -89,7 +89,7 @@ def random_roberta() -> RobertaForTokenClassification:
 
 
 def random_privacy_filter() -> OpenAIPrivacyFilterForTokenClassification:
-    """Return a model of the architecture of ``openai/privacy-filter``, with its own labels."""
+    """Return a model with the architecture and labels of ``openai/privacy-filter``."""
     torch.manual_seed(0)
     config = OpenAIPrivacyFilterConfig(
         vocab_size=len(VOCABULARY),
@@ -109,9 +109,9 @@ def random_privacy_filter() -> OpenAIPrivacyFilterForTokenClassification:
 
 
 def keyword_bert() -> BertForTokenClassification:
-    """Return a BERT that finds the words of ``FIRST`` and ``INNER``, and nothing else.
+    """Return a BERT that predicts only the words of ``FIRST`` and ``INNER``.
 
-    Two numbers of each embedding say which words these are; attention and the feed-forward layer add nothing.
+    Two values of each embedding encode these words. Attention and the feed-forward layer add zero.
     """
     model = random_bert()
     with torch.no_grad():
@@ -122,9 +122,9 @@ def keyword_bert() -> BertForTokenClassification:
         model.bert.embeddings.position_embeddings.weight.zero_()
         model.bert.embeddings.token_type_embeddings.weight.zero_()
         layer = model.bert.encoder.layer[0]
-        for silent in (layer.attention.output.dense, layer.output.dense):
-            silent.weight.zero_()
-            silent.bias.zero_()
+        for dense in (layer.attention.output.dense, layer.output.dense):
+            dense.weight.zero_()
+            dense.bias.zero_()
         model.classifier.weight.zero_()
         model.classifier.weight[1, 0] = model.classifier.weight[2, 1] = 10
         model.classifier.bias.copy_(torch.tensor([20.0, 0.0, 0.0]))

@@ -1,4 +1,4 @@
-"""The seam to torch: what is learned of it, its import, probes and random numbers."""
+"""Adapter to torch: facts, import, device checks and states of random number generators."""
 
 import contextlib
 import gc
@@ -36,15 +36,14 @@ RECORDED = ROOT / "tests" / "recorded"
 
 
 def python(code, *options, folder=None):
-    """Return what code prints as JSON in a fresh interpreter, with a folder in front of the packages."""
+    """Run code in a new interpreter with a directory at the start of the path, and return its JSON output."""
     path = os.pathsep.join(str(part) for part in (folder, ROOT) if part)
     command = [sys.executable, *options, "-c", "import json, sys\nfrom openmed_nb.devices.backend import *\n" + code]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True)
     return json.loads(done.stdout)
 
 
-def test_installed_torch_is_not_imported():
-    """Version and build are read from files, and torch stays unimported."""
+def test_inspect_installed_torch_does_not_import():
     code = """
 facts = inspect_installed_torch()
 heavy = [name for name in sys.modules if name.split(".")[0] in ("torch", "transformers")]
@@ -53,7 +52,7 @@ print(json.dumps([facts.version, facts.gpu_build, facts.is_imported, is_torch_im
     assert python(code) == [version("torch"), inspect_imported_torch().gpu_build, False, False, False, []]
 
 
-def test_no_torch_installed():
+def test_inspect_installed_torch_without_torch():
     code = """print(json.dumps([inspect_installed_torch().version, "torch" in sys.modules]))"""
 
     assert python(code, "-S") == [None, False]
@@ -73,13 +72,11 @@ def test_no_torch_installed():
         ("cudart = '12.4'\n", ""),
     ],
 )
-def test_build_from_a_version_file(text, build):
-    """The build is read from the text of torch's version.py as its generator writes it; only cuda and hip count."""
+def test_parse_gpu_build_reads_version_file(text, build):
     assert parse_gpu_build(text) == build
 
 
-def test_files_and_torch_agree():
-    """What the files of the installed torch say is what torch says of itself once it is loaded."""
+def test_installed_and_imported_facts_agree():
     planned, confirmed = inspect_installed_torch(), inspect_imported_torch()
 
     # Wheels for a GPU leave their build out of the version in their files.
@@ -90,9 +87,7 @@ def test_files_and_torch_agree():
     assert confirmed.release >= MIN_TORCH
 
 
-def test_name_of_the_metal_device():
-    """The Metal device is named with its cores; where torch or the driver do not know them, nothing is said of it."""
-
+def test_metal_name_has_cores():
     def unknown():
         raise RuntimeError("Failed to find the service")
 
@@ -114,8 +109,7 @@ def test_name_of_the_metal_device():
         ("2.14.0a0+git035290b", (2, 14, 0), "built from source, not released"),
     ],
 )
-def test_version(text, release, unreleased):
-    """A version is compared as numbers, and one that is no release is named as what it is."""
+def test_torch_info_release_and_prerelease(text, release, unreleased):
     facts = TorchInfo(text)
     assert (facts.release, facts.prerelease_note) == (release, unreleased)
     assert facts.display_version == (f"{text}, {unreleased}" if unreleased else text or "")
@@ -131,13 +125,11 @@ def test_version(text, release, unreleased):
         ("mps", "cpu", False),
     ],
 )
-def test_probe_is_remembered_by_device(probed, asked, same):
-    """The outcome of a probe holds for every spelling of the same device, and for no other."""
+def test_probe_failure_matches_all_spellings(probed, asked, same):
     assert TorchInfo("2.13.0", probes=((probed, "no"),)).probe_failure(asked) == ("no" if same else None)
 
 
-def test_probe_of_the_cpu():
-    """The CPU computes what the CPU computes, whatever type, device and reduced precision a person has set."""
+def test_probe_device_passes_on_cpu():
     former = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -152,8 +144,7 @@ def test_probe_of_the_cpu():
 
 @pytest.mark.real_computer  # It begins its own simulation.
 @pytest.mark.parametrize("defect", ["", "pytorch#192934", "pytorch#188438"])
-def test_probe_computes_as_models_do(defect):
-    """A device on which linear layers over three dimensions go wrong fails its probe, also under autocast."""
+def test_probe_device_detects_linear_defects(defect):
     with simulated_device(environ={}, defects=defect or ()):
         failure = probe_device("mps")
         assert (failure.startswith(NUMERICAL_MISMATCH), defect in failure) == (bool(defect), True)
@@ -170,16 +161,14 @@ def test_probe_computes_as_models_do(defect):
         ("cuda", "Torch not compiled with CUDA enabled", inspect_imported_torch().gpu_build),
     ],
 )
-def test_probe_of_a_device_that_is_not_there(device, words, works):
-    """A device that computes nothing comparable fails its probe with torch's own words, in one line."""
+def test_probe_device_reports_missing_device(device, words, works):
     if works:
         pytest.skip("this computer has it")
 
     assert words in probe_device(device)
 
 
-def test_living_mps_tensor():
-    """A living tensor that says it is on MPS proves that the allocator has started; one that is gone proves nothing."""
+def test_allocator_initialized_by_live_tensor():
     assert is_mps_allocator_initialized() is None
     kept = [type("OnMps", (torch.Tensor,), {"is_mps": True})()]
     assert is_mps_allocator_initialized() is True
@@ -196,8 +185,7 @@ except KeyboardInterrupt:
     print(json.dumps(hasattr(sys.modules.get("torch"), "Tensor")))"""
 
 
-def test_interrupt_waits_until_torch_is_there(tmp_path):
-    """After half of the import no process can import torch any more."""
+def test_import_torch_defers_interrupt(tmp_path):
     (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nclass Tensor: pass\n")
 
     assert python(INTERRUPTED, folder=tmp_path) is True
@@ -219,8 +207,7 @@ def test_interrupt_waits_until_torch_is_there(tmp_path):
         ("torch.py", "light = 'on'\n", "torch.py shadows the package torch. Rename it, then restart the kernel."),
     ],
 )
-def test_torch_that_does_not_import(file, source, words, tmp_path):
-    """A torch that is damaged, or hidden by a file of the same name, is one clean error of ours."""
+def test_import_torch_reports_damaged_installation(file, source, words, tmp_path):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(source, "utf-8")
     code = """
@@ -238,13 +225,11 @@ except TorchImportError as error:
 @pytest.mark.parametrize(
     ("release", "named"), [("2.13.0+cpu", "torch==2.13.0"), ("2.14.1", "torch==2.14.1"), (None, "torch")]
 )
-def test_same_release_is_reinstalled(release, named):
-    """The newest torch may want a newer macOS."""
+def test_reinstall_remedy_keeps_release(release, named):
     assert reinstall_remedy(release).endswith(f" --force-reinstall {named}.")
 
 
-def test_imported_objects_are_old_at_once():
-    """What was made while the collector rested is not young afterwards, so that the next collection does not go through it."""
+def test_gc_disabled_moves_objects_to_oldest_generation():
     gc.unfreeze()
     with gc_disabled():
         assert not gc.isenabled()
@@ -253,8 +238,7 @@ def test_imported_objects_are_old_at_once():
     assert not any(young is made for young in gc.get_objects(generation=0))
 
 
-def test_collector_that_the_person_changed():
-    """A collector that was off stays off, and what was frozen stays frozen."""
+def test_gc_disabled_preserves_user_state():
     gc.disable()
     gc.freeze()
     try:
@@ -274,9 +258,7 @@ def test_collector_that_the_person_changed():
     "device",
     ["cpu", pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))],
 )
-def test_random_numbers_are_repeated(device):
-    """From a state the same numbers come again, and then, also after a failure, numbers go on from where they were."""
-
+def test_use_rng_states_repeats_and_restores(device):
     def numbers():
         return torch.rand(5, device=device), torch.rand(5)
 

@@ -1,4 +1,4 @@
-"""What the resolver answers: the rows of choice_matrix.txt, and the longer answers with the whole way to the choice."""
+"""Device selection: the rows of choice_matrix.txt, and the reports of choices, lists and explanations."""
 
 import json
 import shlex
@@ -84,25 +84,25 @@ ERRORS = {"unavailable": DeviceUnavailableError, "unknown": UnknownDeviceError}
 
 
 class Row(NamedTuple):
-    """One row: the facts, who wishes what, the answer, and the words that must stand in it."""
+    """A row of the table: facts, request, result, and text that the result contains."""
 
     machine: str
     torch: str
-    wish: str
+    request: str
     answer: str
     words: tuple[str, ...]
 
 
 def read_rows(text):
-    """Return the rows of the table; its head explains how it is read."""
+    """Return the rows of the table, whose header explains the format."""
     rows = []
     for line in text.splitlines():
         if line.startswith("## "):
             machine, torch = line[3:].split(" | ")
         elif "->" in line and not line.startswith("#"):
-            wish, answer = line.split("->")
+            request, answer = line.split("->")
             expected, *words = (part.strip() for part in answer.split(" | "))
-            rows.append(Row(machine, torch, wish.strip(), expected, tuple(words)))
+            rows.append(Row(machine, torch, request.strip(), expected, tuple(words)))
     return rows
 
 
@@ -110,8 +110,8 @@ ROWS = read_rows(Path(__file__).with_name("choice_matrix.txt").read_text("utf-8"
 
 
 def ask(row):
-    """Return the answer to a row's wish, spelled as in the table, and everything that it says."""
-    said = dict(pair.split("=", 1) for pair in shlex.split(row.wish.removeprefix("-")))
+    """Return the result of the request of a row in the notation of the table, and its text."""
+    said = dict(pair.split("=", 1) for pair in shlex.split(row.request.removeprefix("-")))
     argument = DeviceSetting("argument", said.pop("argument", None))
     if "config" in said:
         argument = DeviceSetting("OpenMedConfig", said.pop("config"))
@@ -130,16 +130,14 @@ def ask(row):
     return f"{choice.device} {grade}{' probe' if unprobed else ''}", str(choice)
 
 
-def test_answers():
-    """The resolver answers each row of the table with its device or error and in its words; an error is one line with a remedy."""
+def test_select_device_matches_table():
     for row in ROWS:
         answer, said = ask(row)
         assert (answer, [word for word in row.words if word not in said]) == (row.answer, []), f"{row}: {said}"
         assert answer not in ERRORS or (said.endswith(".") and "\n" not in said), f"{row}: {said}"
 
 
-def test_nobody_is_sent_to_another_computer():
-    """A remedy is for the computer that is there: who runs Linux or Windows is not told of a Mac, but in a container on one."""
+def test_remedies_never_suggest_another_machine():
     for name, machine in MACHINES.items():
         for torch in TORCHES.values():
             for device in DEVICE_TYPES:
@@ -148,20 +146,18 @@ def test_nobody_is_sent_to_another_computer():
                 assert "Use a " not in remedy, (name, remedy)
 
 
-def test_switch_of_accelerate_is_told():
-    """Where Accelerate's switch asks for the CPU, each other device is ruled out for that, with what switches it back."""
+def test_accelerate_switch_rejects_gpus():
     environ = {"ACCELERATE_USE_CPU": "1"}
     request = resolve_request(resolution_order(environ, DeviceSetting("argument", None), None))
     here = DeviceContext(MACHINES["Linux with NVIDIA driver"], TORCHES["two GPUs that work"], environ)
     choice = select_device(request, here)
 
     assert choice.device == "cpu"
-    told = "ACCELERATE_USE_CPU=1 requests the CPU", "Unset ACCELERATE_USE_CPU."
-    assert told in {(one.reason, one.remedy) for one in choice.rejected}
+    expected = "ACCELERATE_USE_CPU=1 requests the CPU", "Unset ACCELERATE_USE_CPU."
+    assert expected in {(rejection.reason, rejection.remedy) for rejection in choice.rejected}
 
 
-def test_table_is_large_and_whole():
-    """The table has at least 200 different rows and uses every machine and every torch that is named."""
+def test_table_has_all_machines_and_torches():
     assert len(set(ROWS)) == len(ROWS) >= 200
     assert {row.machine for row in ROWS} == set(MACHINES)
     assert {row.torch for row in ROWS} == set(TORCHES)
@@ -171,13 +167,12 @@ NO_MAC = Rejection("mps", "this computer runs Linux", "Use a Mac.")
 
 
 def choice(device="cpu", **facts):
-    """Return a choice of a device that was asked for."""
+    """Return the choice of a requested device."""
     return DeviceChoice(device, device, "argument", f"{device!r} was asked for.", confirmed=True, **facts)
 
 
 @pytest.mark.parametrize(("in_force", "place"), {"cuda": 1, "cuda:0": 1, "cuda:1": 2, "cpu": 3, None: None}.items())
-def test_list_of_devices(in_force, place):
-    """Each device has its state; that in force is marked under either spelling."""
+def test_device_list_labels_active_device(in_force, place):
     gpus = (DeviceStatus("cuda:0"), DeviceStatus("cuda:1", usable=None))
     listed = DeviceList(
         (DeviceStatus("mps", False, NO_MAC.reason, NO_MAC.remedy), *gpus, DeviceStatus("cpu")),
@@ -202,25 +197,23 @@ def test_list_of_devices(in_force, place):
         ({"OPENMED_TORCH_DEVICE": ""}, "auto", None, "automatic"),
     ],
 )
-def test_chain_shows_who_decides(environ, argument, override, decides):
-    """Exactly one link of the chain is marked as the one that decides."""
+def test_explanation_marks_decisive_setting(environ, argument, override, decides):
     chain = resolution_order(environ, DeviceSetting("argument", argument), override)
     explained = Explanation(chain, choice(), plan_mps_variables({}, "cpu"), {})
     assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "decides"] == [decides]
 
 
-def test_explanation_as_json():
-    """An explanation is the chain, the choice with what was ruled out, the variables, and an odd torch."""
+def test_explanation_to_dict():
     chain = resolution_order({"OPENMED_DEVICE": "cpu"})
     explained = Explanation(
         chain, choice(rejected=(NO_MAC,)), plan_mps_variables({}), {"HF_HUB_OFFLINE": "1"}, "2.16.0.dev1"
     )
 
-    told = json.loads(json.dumps(explained.to_dict()))
-    assert list(told) == ["resolution_order", "choice", "environment", "variables", "unreleased"]
-    assert told["resolution_order"][-1] == {"source": "OPENMED_DEVICE", "display_value": "cpu"}
-    assert told["choice"]["rejected"] == [vars(NO_MAC)]
-    assert (told["variables"], told["unreleased"]) == ({"HF_HUB_OFFLINE": "1"}, "2.16.0.dev1")
+    data = json.loads(json.dumps(explained.to_dict()))
+    assert list(data) == ["resolution_order", "choice", "environment", "variables", "unreleased"]
+    assert data["resolution_order"][-1] == {"source": "OPENMED_DEVICE", "display_value": "cpu"}
+    assert data["choice"]["rejected"] == [vars(NO_MAC)]
+    assert (data["variables"], data["unreleased"]) == ({"HF_HUB_OFFLINE": "1"}, "2.16.0.dev1")
     assert "2.16.0.dev1" in str(explained)
 
 
@@ -232,8 +225,7 @@ def test_explanation_as_json():
         ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;", "<script>"),
     ],
 )
-def test_hidden_spelling_is_masked_and_escaped(spelling, shown, leak):
-    """The value of a variable that does not count is masked where it looks secret, and escaped in HTML."""
+def test_explanation_masks_and_escapes_values(spelling, shown, leak):
     chain = resolution_order({"OPENMED_TORCH_DEVICE": "cpu", "OPENMED_DEVICE": spelling})
     explained = Explanation(chain, choice(), plan_mps_variables({}, "cpu"), {})
     html = explained._repr_html_()
@@ -243,12 +235,16 @@ def test_hidden_spelling_is_masked_and_escaped(spelling, shown, leak):
     assert "s3cret" not in str(explained) + json.dumps(explained.to_dict())
 
 
-def test_choice_in_words():
-    """A choice says how sure it is, whether it is simulated, and what moved."""
+def test_device_choice_report():
     moved = choice("mps", rejected=(NO_MAC,), moved_models=("a", "b"))
     planned = DeviceChoice("cpu", "auto", "default", "nothing else.", confirmed=False, simulated=True)
 
     assert moved.to_report().title == "Device: mps (confirmed)"
     assert "Moved to mps: a, b." in moved.to_report().sentences
     assert planned.to_report().title == "Device: cpu (SIMULATED, not verified yet; torch is not imported)"
-    assert moved.to_dict() == {**vars(moved), "rejected": [vars(NO_MAC)], "moved_models": ["a", "b"], "tuned_batch_tokens": []}
+    assert moved.to_dict() == {
+        **vars(moved),
+        "rejected": [vars(NO_MAC)],
+        "moved_models": ["a", "b"],
+        "tuned_batch_tokens": [],
+    }

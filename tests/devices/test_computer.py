@@ -1,4 +1,4 @@
-"""What was done to the environment: told truly whatever a person does between, and taken back."""
+"""Device manager: MPS variables in the environment, and the effect that is reported for them."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ from openmed_nb.devices.machine import MachineInfo
 
 
 class Kernel:
-    """A kernel on a Mac with a torch that reads its variables when the real one does, and a person who types."""
+    """A kernel on a Mac with a stub of torch, and the actions of a user. The stub reads variables at the same time as torch."""
 
     def __init__(self):
         self.environ: dict[str, str] = {}
@@ -28,34 +28,34 @@ class Kernel:
         self.tensor_lives = False
 
     def is_torch_imported(self):
-        """Tell whether torch was imported."""
+        """Return whether torch is imported."""
         return FALLBACK_VARIABLE in self.read
 
     def is_mps_allocator_initialized(self):
-        """Tell what can be known from outside: a tensor that is gone leaves no trace."""
+        """Return the observable state: a deleted tensor cannot be detected."""
         return True if self.tensor_lives else None
 
     def inspect_installed_torch(self):
-        """Return what nobody asks for here."""
+        """Return facts that these tests do not use."""
         raise NotImplementedError
 
     inspect_imported_torch = inspect_installed_torch
 
     def probe_device(self, device):
-        """Compute nothing."""
+        """Return a passed device check."""
         raise NotImplementedError
 
     def load(self):
-        """Type ``import torch``."""
+        """Import torch."""
         self.read.setdefault(FALLBACK_VARIABLE, self.environ.get(FALLBACK_VARIABLE))
 
     def compute(self):
-        """Make an MPS tensor and keep it."""
+        """Create an MPS tensor and keep a reference."""
         self.touch()
         self.tensor_lives = True
 
     def touch(self):
-        """Make an MPS tensor and drop it, which leaves no trace."""
+        """Create an MPS tensor and delete it."""
         self.load()
         for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE):
             self.read.setdefault(name, self.environ.get(name))
@@ -65,19 +65,19 @@ class Kernel:
         self.tensor_lives = False
 
     def enter(self):
-        """Choose mps."""
+        """Activate mps."""
         self.computer.apply_mps_variables()
 
     def leave(self):
-        """Choose another device."""
+        """Activate another device."""
         self.computer.restore_mps_variables()
 
     def look(self):
-        """Ask for the plan."""
+        """Read the plan."""
         self.computer.mps_environment("mps")
 
     def type(self, name, value):
-        """Look, then set or unset a variable."""
+        """Read the plan, then set or unset a variable."""
         self.look()
         if value is None:
             self.environ.pop(name, None)
@@ -86,8 +86,8 @@ class Kernel:
 
     @property
     def effects(self):
-        """What is told of each variable."""
-        return {one.name: one.effect for one in self.computer.mps_environment("mps").settings}
+        """Reported effect of each variable."""
+        return {setting.name: setting.effect for setting in self.computer.mps_environment("mps").settings}
 
 
 VERBS = ("load", "compute", "touch", "drop", "enter", "leave", "look")
@@ -95,7 +95,7 @@ NAMES = {"FALLBACK": FALLBACK_VARIABLE, "HIGH": HIGH_WATERMARK_VARIABLE, "LOW": 
 
 
 def play(*steps):
-    """Return a kernel in which these steps were done: a verb of it, ``HIGH=0.7``, or ``HIGH=`` to unset."""
+    """Return a kernel after actions: the name of a method, ``HIGH=0.7``, or ``HIGH=`` to unset a variable."""
     kernel = Kernel()
     for step in steps:
         if step in VERBS:
@@ -126,16 +126,16 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize(("told", "story"), [(told, story) for told, stories in TOLD.items() for story in stories])
-def test_story(told, story):
-    """After what a person does in a notebook, each variable is told as torch has read it, or as unsure."""
+@pytest.mark.parametrize(
+    ("expected", "story"), [(expected, story) for expected, stories in TOLD.items() for story in stories]
+)
+def test_effects_of_event_sequence(expected, story):
     effects = play(*story.split()).effects
 
-    assert (effects[FALLBACK_VARIABLE], effects[HIGH_WATERMARK_VARIABLE]) == told
+    assert (effects[FALLBACK_VARIABLE], effects[HIGH_WATERMARK_VARIABLE]) == expected
 
 
-def test_person_who_imported_torch_before_the_first_look():
-    """What a kernel.json set is kept and told as unsure where torch was imported before anyone looked."""
+def test_effects_after_earlier_torch_import():
     kernel = Kernel()
     kernel.environ[FALLBACK_VARIABLE] = "1"
     kernel.load()
@@ -152,31 +152,28 @@ STORIES = st.lists(st.sampled_from(VERBS) | st.sampled_from(CHANGES), max_size=1
 
 
 @given(STORIES)
-def test_every_claim_is_true(story):
-    """Whatever is done in which order: "in force" is what torch read, "too late" is not, "in time" is still to come."""
+def test_reported_effects_are_true(story):
     kernel = play(*story)
 
-    for one in kernel.computer.mps_environment("mps").settings:
-        if one.effect == ACTIVE and one.name in kernel.read:
-            assert kernel.read[one.name] == one.value
-        if one.effect == TOO_LATE:
-            assert kernel.read[one.name] != one.value
-        if one.effect == PENDING:
-            assert one.name not in kernel.read
+    for setting in kernel.computer.mps_environment("mps").settings:
+        if setting.effect == ACTIVE and setting.name in kernel.read:
+            assert kernel.read[setting.name] == setting.value
+        if setting.effect == TOO_LATE:
+            assert kernel.read[setting.name] != setting.value
+        if setting.effect == PENDING:
+            assert setting.name not in kernel.read
 
 
 @given(STORIES)
-def test_plan_shows_what_stands_there(story):
-    """Once mps is entered, the table shows the values of the environment itself."""
+def test_plan_has_values_of_environment(story):
     kernel = play(*story, "enter")
 
-    shown = {one.name: one.value for one in kernel.computer.mps_environment("mps").settings}
+    shown = {setting.name: setting.value for setting in kernel.computer.mps_environment("mps").settings}
     assert shown == {name: kernel.environ.get(name) for name in VARIABLES}
 
 
 @given(STORIES)
-def test_nothing_of_ours_remains(story):
-    """After leaving, only what the person set is left, and all of it that differs from what we would have set."""
+def test_restore_removes_all_package_values(story):
     kernel = play(*story, "leave")
     alone = play(*(step for step in story if step not in ("enter", "leave")))
 
@@ -192,8 +189,7 @@ def test_nothing_of_ours_remains(story):
     st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
     st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
 )
-def test_leaving_takes_back_only_ours(person, later):
-    """Leaving mps keeps what the person had and what they changed since, and nothing of ours."""
+def test_restore_preserves_user_values(person, later):
     kernel = Kernel()
     kernel.environ.update({"HOME": "/home/me", **person})
     kernel.enter()
@@ -205,8 +201,7 @@ def test_leaving_takes_back_only_ours(person, later):
     assert kernel.environ == {"HOME": "/home/me", **person, **kept}
 
 
-def test_failed_step_gives_former_values_back():
-    """Going back to what had been applied restores our former values, and keeps the person's."""
+def test_restore_previous_variables():
     kernel = play("enter", "HIGH=0.5")
     before = kernel.computer.applied_variables
     kernel.enter()
@@ -220,8 +215,7 @@ def test_failed_step_gives_former_values_back():
 
 
 @pytest.mark.parametrize("shell", [None, "cuda:1", "cpu"])
-def test_published_device_is_taken_back(shell):
-    """The variable of the openmed package gets its former value back, after any number of devices."""
+def test_device_variable_is_restored(shell):
     kernel = Kernel()
     environ, computer = kernel.environ, kernel.computer
     environ.update({} if shell is None else {"OPENMED_TORCH_DEVICE": shell})
@@ -236,8 +230,7 @@ def test_published_device_is_taken_back(shell):
     assert environ == before
 
 
-def test_published_device_that_the_person_changed():
-    """A value that the person wrote meanwhile is theirs, and stands again after the next device is taken back."""
+def test_device_variable_of_user_is_restored():
     kernel = Kernel()
     environ, computer = kernel.environ, kernel.computer
     environ["OPENMED_TORCH_DEVICE"] = "cuda"

@@ -1,4 +1,4 @@
-"""The MPS variables: the pair of watermarks against torch's own check, and what torch sees at which moment."""
+"""Plan of the MPS variables: values, effects, notes and remedies."""
 
 import ctypes
 import itertools
@@ -17,8 +17,8 @@ from openmed_nb.devices.environment import (
     PENDING,
     RESTART_REMEDY,
     TOO_LATE,
-    UNSET_BOTH_REMEDY,
     UNKNOWN,
+    UNSET_BOTH_REMEDY,
     VARIABLES,
     TorchState,
     parse_ratio,
@@ -38,7 +38,7 @@ UNSET_OR_WRITTEN = st.none() | WRITTEN
 
 
 def torch_refuses(environ):
-    """Return what torch raises for the watermarks of an environment: the checks of MPSAllocator.mm:86 and :100."""
+    """Return the error of torch for the watermarks of an environment, as in MPSAllocator.mm:86 and :100."""
     high = strtod(environ.get(HIGH_WATERMARK_VARIABLE, "1.7").encode(), None)
     low = strtod(environ.get(LOW_WATERMARK_VARIABLE, "1.4").encode(), None)
     if not 0 <= high <= 2.0:
@@ -49,7 +49,7 @@ def torch_refuses(environ):
 
 
 def shell(high, low):
-    """Return an environment in which a person set these watermarks."""
+    """Return an environment with watermarks of the user."""
     return {
         name: value
         for name, value in ((HIGH_WATERMARK_VARIABLE, high), (LOW_WATERMARK_VARIABLE, low))
@@ -58,17 +58,17 @@ def shell(high, low):
 
 
 def with_plan(person):
-    """Return the environment after the plan for MPS is applied to what a person set."""
+    """Return the environment of the user after the plan for MPS is applied."""
     return {**person, **plan_mps_variables(person).variables_to_set}
 
 
 def settings_of(person, moment=None, device="mps"):
-    """Return the settings of a plan by the names of their variables."""
-    return {one.name: one for one in plan_mps_variables(person, device, moment).settings}
+    """Return the settings of a plan by name."""
+    return {setting.name: setting for setting in plan_mps_variables(person, device, moment).settings}
 
 
 def check_pair(high, low):
-    """Check one pair against torch's own rules."""
+    """Assert that the plan for a pair of ratios satisfies the checks of torch."""
     person = shell(high, low)
     environ = with_plan(person)
     planned = settings_of(person)
@@ -81,8 +81,7 @@ def check_pair(high, low):
     assert torch_refuses(environ) in planned[HIGH_WATERMARK_VARIABLE].note, person
 
 
-def test_pair_on_the_grid():
-    """No pair that torch takes is broken, no person's value is changed, and every refusal is foretold word by word."""
+def test_plan_watermarks_on_grid():
     for high, low in PAIRS:
         check_pair(high, low)
 
@@ -91,25 +90,21 @@ def test_pair_on_the_grid():
 @example("0.7x", None)
 @example(None, "1,2")
 @example("5e-324", None)
-def test_pair_of_any_spelling(high, low):
-    """The same holds for whatever a person may write, numbers or not."""
+def test_plan_watermarks_for_any_text(high, low):
     check_pair(high, low)
 
 
 @given(WRITTEN.filter(lambda text: 0 <= strtod(text.encode(), None) <= 2.0))
-def test_high_alone_is_rescued(high):
-    """A high ratio that is legal by itself never ends in torch's error, even where it does in the bare shell."""
+def test_plan_fixes_high_watermark_without_low(high):
     assert torch_refuses(with_plan(shell(high, None))) == ""
 
 
 @given(WRITTEN)
-def test_ratio_is_read_as_c_reads_it(text):
-    """A ratio in decimal notation is read as C's strtod reads it, whatever stands behind or instead of the number."""
+def test_parse_ratio_matches_strtod(text):
     assert repr(abs(parse_ratio(text))) == repr(abs(strtod(text.encode(), None)))
 
 
-def test_what_is_added():
-    """Only what a person left unset is added, and the watermarks adapt to what they set."""
+def test_plan_adds_unset_variables():
     pairs = (
         {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "1.4"},
         {HIGH_WATERMARK_VARIABLE: "1.5", LOW_WATERMARK_VARIABLE: "0.5"},
@@ -144,8 +139,7 @@ def test_what_is_added():
         assert plan_mps_variables(person).variables_to_set == expected, person
 
 
-def test_odd_values_are_told():
-    """A value that torch refuses, or reads otherwise than it looks, is kept and explained with a remedy."""
+def test_plan_explains_invalid_values():
     for person, name, note, remedy in (
         (
             {HIGH_WATERMARK_VARIABLE: "0,9"},
@@ -207,9 +201,9 @@ def test_odd_values_are_told():
         ({FALLBACK_VARIABLE: "0"}, FALLBACK_VARIABLE, "", ""),
         ({}, HIGH_WATERMARK_VARIABLE, "", ""),
     ):
-        one = settings_of(person)[name]
-        assert (one.note, one.remedy) == (note, remedy)
-        assert one.value == person.get(name, one.value)
+        setting = settings_of(person)[name]
+        assert (setting.note, setting.remedy) == (note, remedy)
+        assert setting.value == person.get(name, setting.value)
 
 
 BEFORE = TorchState()
@@ -218,8 +212,7 @@ ALLOCATOR_UNKNOWN = TorchState(torch_loaded=True, allocator_started=None)
 IN_USE = TorchState(torch_loaded=True, allocator_started=True)
 
 
-def test_effect_where_nobody_watched():
-    """Without a watch, what torch sees follows from when it reads the variable and whether the value stood there."""
+def test_effect_without_observations():
     for name, value, effects in (
         (FALLBACK_VARIABLE, None, (PENDING, TOO_LATE, TOO_LATE, TOO_LATE)),
         (FALLBACK_VARIABLE, "1", (PENDING, UNKNOWN, UNKNOWN, UNKNOWN)),
@@ -235,8 +228,7 @@ def test_effect_where_nobody_watched():
         assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
 
 
-def test_other_devices_need_nothing():
-    """For any other device nothing is set and nothing is complained about."""
+def test_plan_for_other_devices_sets_nothing():
     persons = (
         {},
         {HIGH_WATERMARK_VARIABLE: "0.7"},
@@ -246,10 +238,10 @@ def test_other_devices_need_nothing():
         planned = plan_mps_variables(person, device, IN_USE)
         assert planned.variables_to_set == {}
         idle = [(person.get(name), NOT_FOR_DEVICE, "") for name in VARIABLES]
-        assert [(one.value, one.effect, one.remedy) for one in planned.settings] == idle
+        assert [(setting.value, setting.effect, setting.remedy) for setting in planned.settings] == idle
 
 
-def test_late_variables_need_a_restart():
+def test_late_variables_require_restart():
     for moment in (ALLOCATOR_UNKNOWN, IN_USE):
         assert {setting.remedy for setting in plan_mps_variables({}, "mps", moment).settings} == {RESTART_REMEDY}
     assert [setting.source for setting in plan_mps_variables({HIGH_WATERMARK_VARIABLE: "0.7"}).settings] == [
@@ -259,8 +251,7 @@ def test_late_variables_need_a_restart():
     ]
 
 
-def test_high_watermark_that_is_in_force():
-    """The high watermark is known where torch reads it or has read it, and not where it has read or refuses another."""
+def test_high_watermark_is_value_of_torch():
     low = {HIGH_WATERMARK_VARIABLE: "0.7"}
     for environ, moment, high in (
         ({}, BEFORE, 1.0),
@@ -275,15 +266,13 @@ def test_high_watermark_that_is_in_force():
         assert plan_mps_variables(environ, "mps", moment).high_watermark == high
 
 
-def test_a_secret_in_a_variable_is_not_shown():
-    """A token that was pasted into a variable appears neither in the text nor in the JSON of the plan."""
+def test_plan_masks_secrets():
     planned = plan_mps_variables({FALLBACK_VARIABLE: "hf_abcdefgh", HIGH_WATERMARK_VARIABLE: "token=abcdefgh"})
 
     assert "abcdefgh" not in f"{planned} {planned.to_dict()}"
 
 
-def test_a_long_number_is_read_soon():
-    """A ratio of a hundred thousand digits is read once, not once for each of its digits."""
+def test_parse_ratio_is_linear_in_length():
     assert plan_mps_variables({HIGH_WATERMARK_VARIABLE: "9" * 100_000 + "x"}).settings[1].effect == CONFLICT
     assert parse_ratio("9" * 100_000 + "x") == math.inf
 
@@ -298,7 +287,12 @@ UNREAD = [
         "not read by any torch release up to 2.15",
         f"Use {HIGH_WATERMARK_VARIABLE}, or unset it.",
     ),
-    ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", "not read by any torch release up to 2.15", f"Use {FALLBACK_VARIABLE}, or unset it."),
+    (
+        "PYTORCH_MPS_ENABLE_FALLBACK",
+        "2.13.0",
+        "not read by any torch release up to 2.15",
+        f"Use {FALLBACK_VARIABLE}, or unset it.",
+    ),
     ("PYTORCH_DEBUG_MPS", "2.13.0", "not read by any torch release up to 2.15", "Unset it."),
     ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "read from torch 2.15 on; the installed version is 2.14.1", "Unset it."),
     (PREFILL, "2.12.1", "read from torch 2.13 on; the installed version is 2.12.1", "Unset it."),
@@ -308,19 +302,20 @@ UNREAD = [
 ]
 
 
-def test_variables_that_torch_does_not_read():
-    """A variable of MPS that this torch does not read is listed after the others, with what to do; it changes nothing."""
+def test_plan_lists_ignored_variables():
     for name, torch, note, remedy in UNREAD:
         planned = plan_mps_variables({name: "1"}, "mps", torch=torch)
-        others = [(one.name, one.value, one.source, one.effect, one.note, one.remedy) for one in planned.settings[3:]]
+        others = [
+            (setting.name, setting.value, setting.source, setting.effect, setting.note, setting.remedy)
+            for setting in planned.settings[3:]
+        ]
 
         assert others == ([(name, "1", "kept", IGNORED, note, remedy)] if note else []), (name, torch)
         assert planned.variables_to_set == plan_mps_variables({}).variables_to_set
         assert (name in str(planned)) == bool(note)
 
 
-def test_variables_that_torch_does_not_read_on_other_devices():
-    """On another device nothing has to be done about such a variable, and it is told all the same."""
+def test_plan_lists_ignored_variables_on_other_devices():
     (other,) = plan_mps_variables({"PYTORCH_MPS_LOG_LEVEL": "hf_abcdefgh"}, "cpu").settings[3:]
 
     assert (other.effect, other.note, other.remedy) == (NOT_FOR_DEVICE, "not read by any torch release up to 2.15", "")

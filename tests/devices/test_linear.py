@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN give the numbers of torch's own, and nothing else changes."""
+"""Linear layers with oneDNN compute the results of torch, and nothing else changes."""
 
 import contextlib
 
@@ -42,16 +42,14 @@ CASES = {
 
 @needs_onednn
 @pytest.mark.parametrize("case", CASES)
-def test_same_numbers(case):
-    """For inputs of any shape, and for views, both ways compute the same."""
+def test_fast_linear_matches_torch(case):
     with torch.no_grad(), get_linear_mode_class()():
         computed = functional.linear(*CASES[case])
     torch.testing.assert_close(computed, functional.linear(*CASES[case]), rtol=1e-4, atol=1e-4)
 
 
 @needs_onednn
-def test_changed_weights():
-    """Weights that change between two calls take effect: in place, replaced, or loaded."""
+def test_fast_linear_uses_changed_weights():
     layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48)
     with torch.no_grad(), get_linear_mode_class()():
         layer(inputs)
@@ -64,8 +62,7 @@ def test_changed_weights():
 
 
 @needs_onednn
-def test_whole_model(tiny):
-    """A model with many layers gives the same logits."""
+def test_fast_linear_matches_whole_model(tiny):
     model, ids = tiny.random_bert(), torch.arange(5, 21).repeat(16, 2)
     with torch.no_grad():
         expected = model(ids).logits
@@ -75,8 +72,7 @@ def test_whole_model(tiny):
 
 
 @needs_onednn
-def test_gradients():
-    """Where gradients are recorded they are those of torch, for the inputs, the weight and the bias."""
+def test_fast_linear_leaves_gradients():
     layer, inputs = torch.nn.Linear(48, 16), numbers(64, 48).requires_grad_()
     expected = torch.autograd.grad(layer(inputs).square().sum(), (inputs, *layer.parameters()))
     with get_linear_mode_class()():
@@ -85,8 +81,7 @@ def test_gradients():
 
 
 @needs_onednn
-def test_autocast():
-    """In a block of autocast a product has the type that was asked for there."""
+def test_fast_linear_leaves_autocast():
     with torch.no_grad(), get_linear_mode_class()(), torch.autocast("cpu", torch.bfloat16):
         assert torch.nn.Linear(48, 16)(numbers(64, 48)).dtype == torch.bfloat16
 
@@ -109,8 +104,7 @@ LEFT_ALONE = {
 
 @needs_onednn
 @pytest.mark.parametrize("case", LEFT_ALONE)
-def test_product_that_is_left_alone(case):
-    """Other types, other functions and odd shapes give exactly torch's own result, or torch's own error."""
+def test_fast_linear_leaves_unsupported_products(case):
     function, *arguments = LEFT_ALONE[case]
 
     def outcome():
@@ -130,14 +124,12 @@ def test_product_that_is_left_alone(case):
     ("device", "rows"),
     [("cpu", MIN_ROWS - 1), *((name, 1000) for name in ("mps", "cuda", "cuda:1", "meta", "lazy"))],
 )
-def test_no_context_without_a_gain(device, rows):
-    """On any device but the CPU, and for few rows, the context does nothing: looking at every function costs time."""
+def test_fast_linear_has_no_effect_on_gpu_or_few_rows(device, rows):
     assert isinstance(fast_linear(torch.device(device), rows), contextlib.nullcontext)
 
 
 @pytest.mark.skipif(measure_onednn_speedup() < MIN_ONEDNN_SPEEDUP, reason="the context does nothing here")
-def test_interrupt_while_torch_has_taken_it_off():
-    """An interrupt while torch computes without the mode takes no other mode along, such as one of the person's."""
+def test_interrupt_preserves_other_modes():
     with BaseTorchFunctionMode() as own:
         with contextlib.suppress(KeyboardInterrupt), fast_linear(torch.device("cpu"), 1000):
             _pop_mode()
@@ -148,14 +140,12 @@ def test_interrupt_while_torch_has_taken_it_off():
 @pytest.mark.parametrize(
     ("inputs", "expected"), [((MIN_ROWS, 48), True), ((MIN_ROWS - 1, 48), False), ((2, MIN_ROWS, 48), True)]
 )
-def test_fewest_rows(inputs, expected):
-    """A product of few rows is left to torch."""
+def test_candidate_requires_min_rows(inputs, expected):
     with torch.no_grad():
         assert is_onednn_candidate(numbers(*inputs), numbers(16, 48)) is expected
 
 
-def test_gain():
-    """The gain is measured once, and decides whether the CPU's context does anything."""
+def test_onednn_speedup_is_measured_once():
     gain = measure_onednn_speedup()
     assert gain > 0
     assert measure_onednn_speedup() is gain
@@ -163,11 +153,11 @@ def test_gain():
 
 
 class TestMasks:
-    """A mask tells from what the host knows whether it is full, and is otherwise a tensor like any."""
+    """Masks that store whether they are full behave like other tensors otherwise."""
 
     @pytest.fixture
     def mask(self):
-        """A mask that says it is full although it is not, so that one can see who answers."""
+        """A mask with an incorrect stored value, which shows where a result comes from."""
         mask = torch.tensor([[1, 1, 1], [1, 0, 0]]).as_subclass(get_mask_class())
         mask.full = True
         return mask
@@ -184,7 +174,7 @@ class TestMasks:
     )
     @pytest.mark.parametrize("full", [True, False])
     def test_answers_for_the_device(self, ask, full):
-        """It answers itself, also once it has another type; a device that has no numbers at all could not."""
+        """The stored value is used, also after a cast; a meta device could not compute it."""
         answer = ask(wrap_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
         assert answer.device.type == "cpu"
         assert bool(answer) is full
@@ -205,13 +195,13 @@ class TestMasks:
         ],
     )
     def test_all_else_is_of_its_numbers(self, mask, work):
-        """Whatever else is done with it gives what a plain tensor gives, and that is a plain tensor."""
+        """All other functions return the same plain tensors as for a plain tensor."""
         got, expected = work(mask), work(mask.as_subclass(torch.Tensor))
         assert type(got) is type(expected)
         assert torch.equal(got, expected) if isinstance(got, torch.Tensor) else got == expected
 
     def test_none_on_the_cpu(self):
-        """On the CPU a mask stays as it is."""
+        """On the CPU a mask is returned unchanged."""
         mask = torch.ones(2, 3)
         assert wrap_mask(mask, full=True) is mask
 
@@ -226,8 +216,7 @@ class TestMasks:
         ("cuda", torch.float16, True),
     ],
 )
-def test_attention_without_plans(kind, dtype, changed):
-    """Only CUDA's attention of 16 bits makes plans, so only there cuDNN's is left out."""
+def test_cudnn_attention_disabled_only_in_16_bits(kind, dtype, changed):
     from torch.backends.cuda import cudnn_sdp_enabled
 
     before = cudnn_sdp_enabled()

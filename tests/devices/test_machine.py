@@ -1,4 +1,4 @@
-"""The facts of a computer from what its system answers, the footprint of a process, and the names of devices."""
+"""Facts of the machine, names of devices, and memory footprint."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 def mac(*facts):
-    """Return a Mac, which is never asked for a driver."""
+    """Return the facts of a Mac with the given output of sysctl."""
     return MachineInfo("Darwin", *facts, gpu_driver=False)
 
 
@@ -47,34 +47,27 @@ MACS = {
 
 
 @pytest.mark.parametrize(("recorded", "architecture"), MACS, ids=lambda value: value)
-def test_mac(recorded, architecture):
-    """A Mac is read from one answer of sysctl, and what it does not say is unknown."""
+def test_read_machine_parses_sysctl(recorded, architecture):
     text = (RECORDED / f"sysctl_{recorded}.txt").read_text("utf-8")
 
     assert read_machine("Darwin", architecture, run=lambda _: text) == MACS[recorded, architecture]
 
 
-def test_mac_whose_sysctl_cannot_be_run():
-    """A Mac is asked once, by the full path of sysctl, and with -i, which passes over what the system does not know.
-
-    Where that cannot be run it is still known by its system and the architecture of this Python.
-    """
+def test_read_machine_without_sysctl():
     asked: list[list[str]] = []
 
     assert read_machine("Darwin", "arm64", run=asked.append) == MACS["unreadable", "arm64"]
     assert asked == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
 
 
-def test_native_apple_silicon():
-    """Only an Apple chip with a Python built for it counts as native."""
+def test_native_apple_silicon_requires_arm_python():
     native = {recorded for (recorded, _), machine in MACS.items() if machine.native_apple_silicon}
 
     assert native == {"m4_max", "old_macos", "unreadable"}
     assert not MACS["unreadable", "x86_64"].native_apple_silicon
 
 
-def test_gpu_driver():
-    """A file of an NVIDIA, WSL or AMD driver on Linux, or NVIDIA's library on Windows, tells of a driver; sysctl is not asked."""
+def test_gpu_driver_is_detected():
     for file in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd"):
         assert read_machine("Linux", "x86_64", exists=lambda path, file=file: path == file).gpu_driver is True
     assert read_machine("Windows", "AMD64", exists=lambda path: path.endswith("nvcuda.dll")).gpu_driver is True
@@ -93,11 +86,10 @@ CPUINFO = {
     "vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)\n": False,
     "": False,
 }
-"""What Linux says of its first processor, and whether it is one of Apple's: docker/for-mac#6512 has the fourth, of 2022."""
+"""Texts of Linux for the first processor, and whether it is an Apple chip. The fourth is from docker/for-mac#6512 (2022)."""
 
 
-def test_linux_on_an_apple_chip(tmp_path):
-    """Linux in a container on a Mac is known by its processor; it is no native Mac, and nothing else is changed."""
+def test_apple_chip_on_linux_is_detected(tmp_path):
     file = tmp_path / "cpuinfo"
     for text, apple in CPUINFO.items():
         file.write_text("processor\t: 0\nBogoMIPS\t: 48.00\n" + text)
@@ -108,14 +100,12 @@ def test_linux_on_an_apple_chip(tmp_path):
 
 
 @given(st.text(max_size=200))
-def test_any_answer_of_sysctl(text):
-    """Whatever sysctl prints, a Mac comes out, and a value is never empty."""
+def test_read_machine_accepts_any_sysctl_output(text):
     assert read_machine("Darwin", "arm64", run=lambda _: text).system == "Darwin"
     assert all(parse_sysctl(text).values())
 
 
-def test_version_and_counts():
-    """A version is read as numbers, but for the 10.16 that old programs are told; a count is a number or unknown."""
+def test_read_machine_parses_version_and_counts():
     versions = {"26.6.2": (26, 6, 2), "14": (14,), "10.15.7": (10, 15, 7), "15.0-beta": (15, 0)}
     for text, version in {**versions, "10.16": None, "10.16.1": None, "": None, "beta": None}.items():
         mac = read_machine("Darwin", "arm64", run=lambda _, text=text: f"kern.osproductversion: {text}")
@@ -124,22 +114,19 @@ def test_version_and_counts():
         assert read_machine("Darwin", "arm64", run=lambda _, text=text: f"hw.physicalcpu: {text}").cores == number
 
 
-def test_command():
-    """A command's output comes back, in the plain C locale; one that is missing or cannot be run gives nothing, and no error."""
+def test_run_command_returns_output():
     assert run_command([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]) == "C\n"
     assert [run_command([path]) for path in ("/nowhere/sysctl", "/")] == [None, None]
 
 
-def test_this_computer():
-    """This computer is read as what Python's own platform module says."""
+def test_read_machine_matches_platform():
     machine = read_machine()
 
     assert (machine.system, machine.architecture) == (platform.system(), platform.machine())
     assert machine.gpu_driver is not None
 
 
-def test_generation_of_a_chip():
-    """A chip's name tells its generation where it is one of Apple's M chips, or the one of another kind in a Mac."""
+def test_apple_chip_generation():
     names = {"M1": 1, "M1 Ultra": 1, "M1 (Virtual)": 1, "M2 Pro": 2, "M3 Max": 3, "M10": 10, "M22": 22, "A18 Pro": 4}
     names |= dict.fromkeys(("A18", "A12Z Bionic", "processor", "M", "M2X"))
     others = dict.fromkeys(("VirtualApple @ 2.50GHz", "Intel(R) Core(TM) M3-7Y32", None))
@@ -153,8 +140,7 @@ TWO_GPUS, UNKNOWN = TorchInfo("2.13.0", cuda_names=("NVIDIA A100", "NVIDIA T4"))
 HERE = processor_name()
 
 
-def test_name_of_a_device():
-    """A GPU has the name that torch knows or its number, a Mac's devices that of the chip, and other CPUs the processor's."""
+def test_device_own_name():
     for device, machine, torch, name in (
         ("cuda", LINUX, TWO_GPUS, "NVIDIA A100"),
         ("cuda:0", LINUX, TWO_GPUS, "NVIDIA A100"),
@@ -170,8 +156,7 @@ def test_name_of_a_device():
         assert parse_device_argument(device).own_name(machine, torch) == name
 
 
-def test_name_of_a_processor(tmp_path):
-    """Linux tells the name of the first processor, with single spaces; without one it is the architecture at least."""
+def test_processor_name_on_linux(tmp_path):
     here, file = {platform.processor(), platform.machine()}, tmp_path / "cpuinfo"
     two = b"processor\t: 0\nvendor_id\t: AMD\nmodel name\t: AMD  EPYC \t9655 \nmodel name\t: another\n"
     texts = {
@@ -187,7 +172,7 @@ def test_name_of_a_processor(tmp_path):
 
 
 class Library:
-    """A C library that fills in the usage of a process as the kernel does, or refuses to."""
+    """A stub of the C library that fills the usage of a process, or returns an error."""
 
     def __init__(self, footprint, peak=0, fails=False):
         # rusage_info_v4 of xnu's bsd/sys/resource.h: a uuid and 35 numbers of 64 bits, ri_phys_footprint the eighth and
@@ -202,8 +187,7 @@ class Library:
         return -self.fail_if
 
 
-def test_footprint_of_this_process():
-    """The kernel is asked for this process, in the fourth form, with as much room as that form needs."""
+def test_read_footprint_of_this_process():
     library = Library(6 * GIB, 7 * GIB)
 
     assert read_footprint(library) == Footprint(6 * GIB, 7 * GIB)
@@ -211,7 +195,6 @@ def test_footprint_of_this_process():
 
 
 @pytest.mark.parametrize("library", [Library(1, fails=True), Library(0)])
-def test_no_footprint(library):
-    """Where the kernel refuses, and where it says 0, the footprint is not known; only macOS has one."""
+def test_read_footprint_unavailable(library):
     assert read_footprint(library) is None
     assert (read_footprint() is None) is (sys.platform != "darwin")

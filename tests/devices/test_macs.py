@@ -1,4 +1,4 @@
-"""Which Mac computes on what with which torch, and what helps where it does not: the cells of mac_matrix.txt."""
+"""MPS and CPU on Macs by torch release, and the suggested actions: the cells of mac_matrix.txt."""
 
 import re
 from pathlib import Path
@@ -20,11 +20,11 @@ REMEDIES = {
     "outside": "Run on the Mac itself, outside of containers, virtual machines and sandboxes.",
     "nothing": USE_AUTO_REMEDY,
 }
-"""What a person does, by the words of the table; a version of torch stands for a command."""
+"""Remedies by the words of the table. A version of torch stands for a command."""
 
 
 class Cell(NamedTuple):
-    """One case: the Mac, the torch that it has, the device that is asked for, and what helps."""
+    """A case: the Mac, its torch, the requested device, and the suggested action."""
 
     chip: str
     python: str
@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 
 def read_cells(text):
-    """Return the cells of the tables; the head of the file explains how they are read."""
+    """Return the cells of the tables. The header of the file explains the format."""
     device, releases, cells = "", [], []
     for line in text.splitlines():
         left, bar, right = line.partition("|")
@@ -52,7 +52,7 @@ CELLS = read_cells(Path(__file__).with_name("mac_matrix.txt").read_text("utf-8")
 
 
 def machine_of(cell):
-    """Return the computer of a cell."""
+    """Return the machine of a cell."""
     if cell.chip.startswith("container"):
         return MachineInfo(
             "Linux", {"amd64": "x86_64"}.get(cell.python, cell.python), apple_silicon=True, gpu_driver=False
@@ -67,12 +67,12 @@ def machine_of(cell):
 
 
 def facts_of(torch):
-    """Return what is known of an installed release that nobody imported."""
+    """Return the facts of an installed release that is not imported."""
     return TorchInfo(None if torch == "none" else torch, gpu_build=None if torch == "none" else "")
 
 
 def answer(cell, torch):
-    """Return the device that a cell's Mac takes with a torch for the device that is asked for, and its error's text."""
+    """Return the selected device for a cell and a torch, and the remedy of the error."""
     try:
         return select_device(
             DeviceRequest(cell.device, "argument"), DeviceContext(machine_of(cell), torch, {})
@@ -82,7 +82,7 @@ def answer(cell, torch):
 
 
 def commanded(cell):
-    """Return the command with which a cell's torch is installed, and what stands before it."""
+    """Return the remedy that installs the torch of a cell."""
     asked = "torch" if cell.helps == "torch" else f"torch=={cell.helps}"
     if cell.torch == "none":
         return f"Install it: python -m pip install {asked}."
@@ -92,9 +92,8 @@ def commanded(cell):
 
 
 @pytest.mark.parametrize("row", sorted({cell[:3] for cell in CELLS}), ids=" ".join)
-def test_what_helps(row):
-    """Each Mac computes on the device, or is told what its cell says, and nothing else."""
-    for cell in (one for one in CELLS if one[:3] == row):
+def test_remedy_matches_table(row):
+    for cell in (cell for cell in CELLS if cell[:3] == row):
         device, remedy = answer(cell, facts_of(cell.torch))
         if cell.helps == cell.device:
             assert (device, remedy) == (cell.device, ""), cell
@@ -102,8 +101,7 @@ def test_what_helps(row):
             assert (device, remedy) == ("", REMEDIES.get(cell.helps) or commanded(cell)), cell
 
 
-def test_what_is_told_helps():
-    """Who installs the torch that a remedy names can compute with it on the device that was asked for."""
+def test_remedy_makes_device_usable():
     named = [cell for cell in CELLS if re.fullmatch(r"[\d.]+", cell.helps)]
 
     assert len(named) > 50
@@ -112,9 +110,8 @@ def test_what_is_told_helps():
         assert answer(cell, TorchInfo(cell.helps, gpu_build="")) == (cell.device, ""), cell
 
 
-def test_auto_agrees():
-    """Without a wish, a Mac takes MPS where its cell says so, and otherwise never."""
-    for cell in (one for one in CELLS if one.device == "mps"):
+def test_auto_matches_table():
+    for cell in (cell for cell in CELLS if cell.device == "mps"):
         try:
             device = select_device(
                 DeviceRequest("auto", "default"), DeviceContext(machine_of(cell), facts_of(cell.torch), {})
@@ -124,8 +121,7 @@ def test_auto_agrees():
         assert (device == "mps") is (cell.helps == "mps"), cell
 
 
-def test_table_is_large_and_whole():
-    """The tables have at least 120 different cells, on both sides of each release at which the oldest macOS changes."""
+def test_table_has_all_cells():
     releases = {parse_release(cell.torch)[:2] for cell in CELLS}
 
     assert len({cell[:5] for cell in CELLS}) == len(CELLS) >= 120
@@ -136,7 +132,6 @@ def test_table_is_large_and_whole():
 
 
 def test_nightly_counts_as_its_release():
-    """A nightly of 2.15 wants the macOS of 2.15."""
     (mac,) = (machine_of(cell) for cell in CELLS if cell[1:5] == ("arm64", "14.8.2", "none", "mps"))
 
     with pytest.raises(DeviceUnavailableError, match=r"supports MPS from macOS 15 on; this machine has macOS 14\.8\.2"):

@@ -1,4 +1,4 @@
-"""The memory of devices: figures, caches and limits of the chosen device, and what an out-of-memory error says."""
+"""Memory statistics, caches and limits of devices, and out-of-memory errors."""
 
 import runpy
 from pathlib import Path
@@ -22,7 +22,7 @@ from openmed_nb.devices.mps import Mps
 from openmed_nb.devices.registry import DEVICE_TYPES, parse_device_argument
 from openmed_nb.simulation.device import simulated_device
 
-# What stands in no recorded file.
+# Errors without a recorded file.
 ROCM = "HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
 NUMPY = "Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000) and data type float64"
 SHORT = {
@@ -49,8 +49,7 @@ OTHER = [
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_lack_of_memory(name):
-    """What an allocator says where memory is short is known as that, and names the device that was short of it."""
+def test_out_of_memory_is_recognized(name):
     assert is_out_of_memory(SHORT[name])
     device = "cpu" if name in {"Python", "numpy"} else "cuda"
     assert OutOfMemoryDetails.parse(SHORT[name]) == OutOfMemoryDetails(
@@ -59,8 +58,7 @@ def test_lack_of_memory(name):
 
 
 @pytest.mark.parametrize("error", OTHER, ids=repr)
-def test_other_failure(error):
-    """A failure that a smaller batch would meet again is not taken for a lack of memory, and has no figures."""
+def test_other_errors_are_not_out_of_memory(error):
     assert not is_out_of_memory(error)
     assert OutOfMemoryDetails.parse(error) is None
 
@@ -74,8 +72,7 @@ def test_device_class_without_patterns_matches_no_error(monkeypatch):
     assert memory["OutOfMemoryDetails"].parse(SHORT["Python"]).device == "cpu"
 
 
-def test_allocator_of_this_computer():
-    """More memory than any computer has is refused by torch's own allocator, in words that are known, with its figure."""
+def test_cpu_allocator_error_is_recognized():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**15)
     assert OutOfMemoryDetails.parse(caught.value) == OutOfMemoryDetails("cpu", requested=4 * 10**15)
@@ -90,8 +87,7 @@ def test_allocator_of_this_computer():
         lambda: torch.zeros(2, device="cuda" if torch.backends.mps.is_available() else "mps"),
     ],
 )
-def test_other_error_of_this_torch(fails):
-    """Torch's real errors about shapes, rows and devices are no lack of memory."""
+def test_torch_errors_are_not_out_of_memory(fails):
     with pytest.raises((RuntimeError, IndexError, AssertionError)) as caught:
         fails()
     assert not is_out_of_memory(caught.value)
@@ -105,7 +101,7 @@ def size(number, unit):
     return round(number * unit)
 
 
-FIGURES = {
+EXPECTED_DETAILS = {
     "mps_gib": OutOfMemoryDetails("mps", size(9.57, G), size(17.35, G), size(27.20, G), size(292.5, M)),
     "mps_gib_small_other": OutOfMemoryDetails("mps", size(15.72, G), size(2.41, M), size(18.13, G), size(5.81, G)),
     "mps_gb": OutOfMemoryDetails("mps", size(8.89, G), size(172.98, M), size(9.07, G), size(6.25, M)),
@@ -123,39 +119,34 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_figures(name):
-    """The figures in a recorded text, in old units and in new ones, are read as bytes."""
-    assert OutOfMemoryDetails.parse(RuntimeError(TEXTS[name])) == FIGURES[name]
-    assert FIGURES.keys() == TEXTS.keys()
+@pytest.mark.parametrize("name", EXPECTED_DETAILS)
+def test_parse_recorded_sizes(name):
+    assert OutOfMemoryDetails.parse(RuntimeError(TEXTS[name])) == EXPECTED_DETAILS[name]
+    assert EXPECTED_DETAILS.keys() == TEXTS.keys()
 
 
 @pytest.mark.parametrize("error", [*map(RuntimeError, TEXTS.values()), SHORT["ROCm"], SHORT["cuDNN"]])
 def test_error_quotes_torch(error):
-    """The error that says what does not fit quotes torch, whatever its words."""
     assert str(error)[:20] in out_of_memory_error("A batch", "cuda", error, "Pass a smaller one.").message
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("John Doe is out of memory"), RuntimeError("Out of memory: John"), MemoryError("John")]
 )
-def test_error_quotes_no_person(error):
-    """Of anyone else's error the kind alone is told."""
+def test_error_does_not_quote_other_errors(error):
     refused = out_of_memory_error("A window", "mps", error, "Pass a shorter one.")
     assert type(error).__name__ in refused.message
     assert "John" not in str(refused)
 
 
 @given(st.text(max_size=200), st.sampled_from([RuntimeError, MemoryError, ValueError]))
-def test_any_text(text, kind):
-    """Whatever an error says, it is read where it is a lack of memory, and only there."""
+def test_parse_any_text(text, kind):
     error = kind(text)
     assert (OutOfMemoryDetails.parse(error) is None) == (not is_out_of_memory(error))
 
 
 @given(st.integers(0, 1023), st.sampled_from(["bytes", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TiB"]))
-def test_every_unit(number, unit):
-    """A size is read in every unit, old or new, as a multiple of 1024."""
+def test_parse_every_unit(number, unit):
     power = "bkmgt".index(unit[0].lower())
     said = f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool."
     assert OutOfMemoryDetails.parse(RuntimeError(said)) == OutOfMemoryDetails("mps", requested=number * 1024**power)
@@ -165,15 +156,13 @@ def test_every_unit(number, unit):
     ("name", "kind"),
     [("cuda", Cuda), ("cuda:1", Cuda), ("mps", Mps), ("mps:0", Mps), ("cpu", Cpu), ("lazy:0", Device)],
 )
-def test_device_of_a_name(name, kind):
-    """The name decides the class; of a device that only torch knows nothing is asked."""
+def test_parse_device_argument_selects_class(name, kind):
     device = parse_device_argument(name)
     assert (type(device), device.name, device.type) == (kind, name, name.partition(":")[0])
     assert parse_device_argument(torch.device(name)).type == device.type
 
 
-def test_cpu_has_no_figures():
-    """On the CPU there is nothing to empty, to limit and to ask, and nothing raises."""
+def test_cpu_has_no_memory_stats():
     cpu = parse_device_argument("cpu")
     empty_cache("cpu")
     cpu.reset_peak()
@@ -182,8 +171,8 @@ def test_cpu_has_no_figures():
     assert cpu.memory() == MemoryStats()
 
 
-def figures_of(device):
-    """Return the figures of a device before it has a tensor of 64 MiB, with it, without it and with its cache emptied."""
+def measure_memory(device):
+    """Return memory statistics before a tensor of 64 MiB, with it, after its deletion and after emptying the cache."""
     before = parse_device_argument(device).memory()
     tensor = torch.zeros(16 * M, device=device)
     held = parse_device_argument(device).memory()
@@ -193,10 +182,9 @@ def figures_of(device):
     return before, held, freed, parse_device_argument(device).memory()
 
 
-def test_mps_figures_and_cache():
-    """On MPS the figures follow the tensors, and emptying the cache hands back what no tensor uses."""
+def test_mps_memory_stats_and_cache():
     with simulated_device("8 GiB") as device:
-        before, held, freed, emptied = figures_of("mps")
+        before, held, freed, emptied = measure_memory("mps")
 
     assert held.allocated - before.allocated == 64 * M
     assert (freed.allocated, freed.reserved) == (before.allocated, held.reserved)
@@ -205,8 +193,7 @@ def test_mps_figures_and_cache():
     assert before.recommended == device.allocator.memory.recommended
 
 
-def test_mps_peaks():
-    """On MPS the peak is the most since it was reset; torch counts it from 2.13 on, and before there is none."""
+def test_mps_peak_since_torch_2_13():
     with simulated_device("8 GiB"):
         mps = parse_device_argument("mps")
         mps.reset_peak()
@@ -223,11 +210,10 @@ def test_mps_peaks():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_figures_and_cache():
-    """On CUDA the figures follow the tensors, the peak can be reset, and emptying the cache hands blocks back."""
+def test_cuda_memory_stats_and_cache():
     cuda = parse_device_argument("cuda:0")
     cuda.empty_cache()
-    before, held, freed, emptied = figures_of("cuda:0")
+    before, held, freed, emptied = measure_memory("cuda:0")
     cuda.reset_peak()
 
     assert held.allocated - before.allocated == 64 * M
@@ -239,13 +225,12 @@ def test_cuda_figures_and_cache():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_limit_on_cuda_is_kept():
-    """Behind a limit CUDA refuses more memory."""
+def test_cuda_limit_is_enforced():
     cuda = parse_device_argument("cuda:0")
-    share = 0.05
-    cuda.limit(share)
+    fraction = 0.05
+    cuda.limit(fraction)
     try:
         with pytest.raises(torch.OutOfMemoryError):
-            torch.zeros(int(cuda.memory().recommended * 2 * share), dtype=torch.uint8, device="cuda:0")
+            torch.zeros(int(cuda.memory().recommended * 2 * fraction), dtype=torch.uint8, device="cuda:0")
     finally:
         cuda.limit(1.0)

@@ -1,4 +1,4 @@
-"""Tensors inside of other values are found, changed and moved; only float64 is narrowed for MPS, and never silently."""
+"""Tensors in nested values: moved to devices, converted for MPS, and reported."""
 
 import dataclasses
 import warnings
@@ -36,14 +36,14 @@ Pair = namedtuple("Pair", ["inputs", "labels"])  # noqa: PYI024 - what old loade
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """A batch that cannot be changed."""
+    """A frozen batch."""
 
     inputs: torch.Tensor
     count: int
 
 
 class Rows(list):
-    """A list that is made of something else than its items."""
+    """A list whose constructor does not take its items."""
 
     def __init__(self, first, second):
         super().__init__([first, second])
@@ -51,7 +51,7 @@ class Rows(list):
 
 
 class Both(tuple):  # noqa: SLOT001 - it has an attribute
-    """A tuple that is made of something else than its items."""
+    """A tuple whose constructor does not take its items."""
 
     def __new__(cls, first, second):
         made = super().__new__(cls, [first, second])
@@ -61,7 +61,7 @@ class Both(tuple):  # noqa: SLOT001 - it has an attribute
 
 @pytest.fixture
 def mps():
-    """The simulated device, with the memory of what was reported put aside."""
+    """The simulated device, without previously reported conversions."""
     before = set(REPORTED_CONVERSIONS)
     REPORTED_CONVERSIONS.clear()
     with simulated_device() as device:
@@ -72,7 +72,7 @@ def mps():
 
 @pytest.fixture
 def quiet():
-    """Let warnings of conversions pass."""
+    """Ignore warnings about conversions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OpenMedWarning)
         yield
@@ -84,8 +84,7 @@ def wide(*values):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_types_on_mps(mps):
-    """float64 and complex128 are narrowed for MPS; whole numbers and all other types are as before."""
+def test_dtypes_on_mps(mps):
     narrowed = {torch.float64: torch.float32, torch.complex128: torch.complex64}
     for dtype in (*narrowed, torch.float32, torch.bfloat16, torch.int64, torch.bool):
         moved = to_device(torch.ones(3).to(dtype), "mps")
@@ -96,7 +95,7 @@ def test_types_on_mps(mps):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float16])
 @pytest.mark.filterwarnings("error")
-def test_types_on_the_cpu(dtype):
+def test_dtypes_on_cpu(dtype):
     assert to_device({"values": ONES.to(dtype)}, "cpu")["values"].dtype == dtype
 
 
@@ -123,8 +122,7 @@ BATCHES = [
 
 @pytest.mark.usefixtures("mps", "quiet")
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
-def test_kind_of_batch(batch):
-    """A batch comes back as what it was, with all tensors moved, or changed, and its own attributes."""
+def test_to_device_preserves_batch_type(batch):
     moved = to_device(batch, "mps")
     doubled = map_tensors(batch, lambda tensor: tensor * 2)
     before = dict(named_tensors(batch))
@@ -155,8 +153,7 @@ def test_kind_of_batch(batch):
         (np.array([True]), torch.bool),
     ],
 )
-def test_arrays_become_tensors(array, dtype):
-    """An array of numbers becomes a tensor of its own on the device, float64 narrowed; the array is left as it is."""
+def test_to_device_converts_arrays(array, dtype):
     moved = to_device({"values": array}, "mps")["values"]
     assert (moved.dtype, moved.device.type) == (dtype, "mps")
     assert moved.cpu().tolist() == array.tolist()
@@ -175,8 +172,7 @@ def test_arrays_become_tensors(array, dtype):
     ],
     ids=str,
 )
-def test_leaf_that_stays_itself(array):
-    """Arrays of something else, single numbers, and tensors that are there already, are not copied."""
+def test_to_device_leaves_other_leaves(array):
     assert to_device([array], "cpu")[0] is array
 
 
@@ -191,8 +187,7 @@ CIRCLE["self"] = [CIRCLE]
     [[LAYER], Frozen(LAYER, 3), OPTIMIZER, {"optimizer": OPTIMIZER}, CIRCLE],
     ids=["module", "record", "optimizer", "inside", "circle"],
 )
-def test_value_that_cannot_be_moved(refused):
-    """A module inside of something else, an optimizer, and a value that holds itself are refused, not left unmoved."""
+def test_to_device_rejects_unmovable_values(refused):
     with pytest.raises(ConfigurationError):
         to_device(refused, "cpu")
 
@@ -207,8 +202,7 @@ def test_value_that_cannot_be_moved(refused):
         lambda tensor: torch.nested.nested_tensor([tensor, wide(1)], layout=torch.jagged),
     ],
 )
-def test_sparse_and_nested_float64(pack):
-    """Sparse and nested float64 is narrowed as well, and a number that does not fit is refused there too."""
+def test_to_device_converts_sparse_and_nested(pack):
     tensor = pack(wide(0, 3.0))
     moved = to_device(tensor, "mps")
     assert (moved.dtype, moved.layout) == (torch.float32, tensor.layout)
@@ -217,8 +211,7 @@ def test_sparse_and_nested_float64(pack):
 
 
 @pytest.mark.usefixtures("mps", "quiet")
-def test_several_sparse_tensors():
-    """Sparse tensors, which share no memory that can be told, stay different tensors."""
+def test_to_device_keeps_sparse_tensors_separate():
     moved = to_device([wide(0, 1.0).to_sparse(), wide(0, 2.0).to_sparse()], "mps")
 
     assert [float(tensor.to_dense().sum()) for tensor in moved] == [1.0, 2.0]
@@ -241,8 +234,7 @@ def leaves(nested):
 
 
 @given(NESTED)
-def test_nothing_is_lost(nested):
-    """Whatever is nested in whatever, every leaf is there afterwards, in its place; a value that is there twice, too."""
+def test_to_device_preserves_structure(nested):
     before, after = leaves([nested, nested]), leaves(to_device([nested, nested], "cpu"))
 
     assert len(before) == len(after)
@@ -250,7 +242,7 @@ def test_nothing_is_lost(nested):
 
 
 def said(batch):
-    """Return what a move to MPS warns of."""
+    """Return the warnings of a move to MPS."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         to_device(batch, "mps")
@@ -260,7 +252,6 @@ def said(batch):
 
 @pytest.mark.usefixtures("mps")
 def test_conversion_is_reported_once():
-    """A conversion is reported in one sentence at the line that asked for it, by name, and not again for the next batch."""
     batch = {"weights": wide(1), "values": [torch.ones(1), wide(1)], "ids": torch.ones(1)}
     module = torch.nn.Sequential(*(torch.nn.Linear(1, 1, dtype=torch.float64) for _ in range(4)))
     assert said(batch) == ["Converted float64 to float32, because MPS does not support float64: weights, values[1]."]
@@ -282,14 +273,13 @@ def test_conversion_is_reported_once():
         *((key, key) for key in ("input_ids", "conv2d.bias", "layer.11.weight")),
     ],
 )
-def test_key_that_could_be_a_text_is_not_shown(key, shown):
+def test_conversion_hides_possible_note_in_key(key, shown):
     (message,) = said({key: wide(1)})
     assert message.endswith(f": {shown}.")
 
 
 @pytest.mark.usefixtures("mps")
-def test_names_of_layers_are_shown():
-    """All names of a state dict are those of layers."""
+def test_conversion_shows_layer_names():
     module = torch.nn.ModuleDict({"LayerNorm": torch.nn.LayerNorm(1, dtype=torch.float64)})
     assert ": LayerNorm.weight, LayerNorm.bias." in said(module.state_dict())[0]
 
@@ -298,16 +288,14 @@ def test_names_of_layers_are_shown():
 @pytest.mark.parametrize(
     "tensor", [wide(1, 1e39, 2), wide(-1e300), torch.tensor([complex(0, 1e39)], dtype=torch.complex128)]
 )
-def test_number_that_does_not_fit(tensor):
-    """A number that would become infinite is refused, with its name and no number."""
+def test_overflow_is_an_error(tensor):
     with pytest.raises(DtypeOverflowError, match="weights has 1 value") as caught:
         to_device({"weights": tensor}, "mps")
     assert "e+3" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("mps", "quiet")
-def test_numbers_that_are_infinite_already():
-    """Infinity and NaN stay what they are, and so does the largest float32."""
+def test_infinite_values_are_preserved():
     largest = torch.finfo(torch.float32).max
     moved = to_device(wide(float("inf"), -float("inf"), largest, float("nan"), 1e-320), "mps").cpu()
 
@@ -317,8 +305,7 @@ def test_numbers_that_are_infinite_already():
 
 
 @pytest.mark.usefixtures("mps")
-def test_refused_module_is_not_changed():
-    """A module with one number that does not fit stays on its device, in its types."""
+def test_rejected_module_is_unchanged():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2, dtype=torch.float64), torch.nn.Linear(2, 2, dtype=torch.float64))
     module[1].bias.data.fill_(1e200)
     with pytest.raises(DtypeOverflowError, match=r"1\.bias"):
@@ -327,7 +314,7 @@ def test_refused_module_is_not_changed():
 
 
 class Tied(torch.nn.Module):
-    """A module with tied weights, a shared buffer, a buffer that is not saved, and 16-bit weights."""
+    """A module with tied weights, a shared buffer, a non-persistent buffer, and 16-bit weights."""
 
     def __init__(self):
         super().__init__()
@@ -343,8 +330,7 @@ class Tied(torch.nn.Module):
 
 @pytest.mark.usefixtures("mps", "quiet")
 @pytest.mark.parametrize("device", ["mps", "cpu", pytest.param("cuda", marks=needs_cuda)])
-def test_module_in_place(device):
-    """A module is moved in place; tied weights, shared buffers and the optimizer's parameters stay the same."""
+def test_module_is_moved_in_place(device):
     module = Tied()
     weight, values = module.embedding.weight, module.embedding.weight.detach().clone()
     weight.grad = torch.ones_like(weight)
@@ -364,7 +350,6 @@ def test_module_in_place(device):
 
 @pytest.mark.usefixtures("mps")
 def test_later_buffer_is_converted():
-    """A float64 buffer that a module got since is converted by the next call, and reported."""
     module = to_device(torch.nn.Linear(2, 2), "mps")
     module.register_buffer("late", wide(1, 2))
     assert len(said(module)) == 1
@@ -372,8 +357,7 @@ def test_later_buffer_is_converted():
 
 
 @pytest.mark.usefixtures("mps", "quiet")
-def test_state_dict_keeps_its_ties():
-    """Tied weights of a state dict are one tensor afterwards, it keeps its versions, and it can be loaded."""
+def test_state_dict_keeps_tied_weights():
     state = Tied().state_dict()
     moved = to_device(state, "mps")
 
@@ -386,16 +370,14 @@ def test_state_dict_keeps_its_ties():
 
 
 @pytest.mark.usefixtures("mps", "quiet")
-def test_gradients_pass():
-    """A tensor that needs a gradient gets it through the move."""
+def test_gradients_pass_through_move():
     weight = wide(1, 1).requires_grad_()
     to_device(weight * 3, "mps").sum().backward()
     assert weight.grad.tolist() == [3, 3]
 
 
 @needs_cuda
-def test_on_cuda():
-    """On CUDA float64 stays, and pinned memory is copied without waiting."""
+def test_move_to_cuda():
     batch = {"wide": wide(1, 2), "pinned": torch.arange(1_000_000).pin_memory()}
     moved = to_device(batch, "cuda")
     assert moved["wide"].dtype == torch.float64
@@ -405,24 +387,21 @@ def test_on_cuda():
 @pytest.mark.parametrize(
     "value", [None, "text", 5, [1, (2,)], torch.Size([2]), {}, MappingProxyType({"a": 1})], ids=str
 )
-def test_value_without_tensors(value):
-    """A value without a tensor stays itself."""
+def test_value_without_tensors_is_unchanged(value):
     assert list(named_tensors(value)) == []
     assert map_tensors(value, torch.neg) is value
     moved = to_device(value, "cpu")
     assert (moved, type(moved)) == (value, type(value))
 
 
-def test_names_of_tensors():
-    """Names tell the place, a tensor alone has none, and a value that holds itself is looked through once."""
+def test_named_tensors():
     batch = {"labels": ONES, "pair": (ONES, {"deep": ONES}), "text": "secret"}
     batch["self"] = batch
     assert [name for name, _ in named_tensors(batch)] == ["labels", "pair.0", "pair.1.deep"]
     assert [name for name, _ in named_tensors(ONES)] == [""]
 
 
-def test_copy_of_a_model():
-    """A copy is one of the model inside of a compiled one; a type that MPS lacks is refused before anything is copied."""
+def test_copy_model():
     model = torch.nn.Linear(2, 1)
     copied = copy_model(torch.compile(model))
 
@@ -441,8 +420,7 @@ LARGE = [np.arange(1_000_000) + shift for shift in range(8)]
 @pytest.mark.parametrize(
     ("name", "arrays"), [("cpu", ARRAYS), ("mps", ARRAYS), pytest.param("cuda", LARGE, marks=needs_cuda)]
 )
-def test_arrays_there_and_back(name, arrays):
-    """Arrays go to a device in one copy, with their shapes, and come back; towards MPS and back both copies wait."""
+def test_arrays_to_device_and_back(name, arrays):
     with simulated_device() as mps:
         tensors = arrays_to_device(arrays, torch.device(name))
         assert mps.copies == [DeviceCopy("cpu", "mps", False)] * (name == "mps")

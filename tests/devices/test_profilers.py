@@ -1,4 +1,4 @@
-"""torch's modes and profilers: taken off as they were put on, one at a time, and refused where only a Mac has them."""
+"""Profilers of torch and of MPS, and mode stacks."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ from openmed_nb.simulation.device import simulated_device
 
 
 class Passing(TorchDispatchMode):
-    """Sees every operator, and changes nothing."""
+    """Mode that intercepts every operator without a change."""
 
     def __torch_dispatch__(self, operator, _types, args=(), kwargs=None):
         """Call the operator."""
@@ -40,8 +40,7 @@ POP = {Passing: _python_dispatch._pop_mode, BaseTorchFunctionMode: overrides._po
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lost", [False, True], ids=["put on again", "lost"])
-def test_a_mode_is_taken_off_alone(kind, lost):
-    """A mode that was put on twice, or that torch has taken off itself, is gone afterwards, and the one around it stays."""
+def test_push_modes_removes_only_its_mode(kind, lost):
     with kind() as outer:
         mode = kind()
         with contextlib.suppress(KeyboardInterrupt), push_modes(mode):
@@ -52,8 +51,8 @@ def test_a_mode_is_taken_off_alone(kind, lost):
     assert active_modes(outer) == []
 
 
-def test_default_device_that_is_set_meanwhile_stays():
-    """What somebody else puts on inside of the block, such as a default device, stays as it is."""
+def test_push_modes_preserves_default_device():
+    """Modes that other code enters inside the block, such as a default device, are preserved."""
     try:
         with push_modes(BaseTorchFunctionMode()):
             torch.set_default_device("meta")
@@ -64,8 +63,7 @@ def test_default_device_that_is_set_meanwhile_stays():
     assert active_modes(BaseTorchFunctionMode()) == []
 
 
-def test_memory_is_seen_in_order():
-    """Every tensor is seen when it comes and when it goes, in bytes."""
+def test_memory_changes_are_in_order():
     with profile_device("cpu", profile_memory=True) as profiler:
         first = torch.ones(10, device="cpu")
         second = torch.ones(20, device="cpu")
@@ -75,8 +73,7 @@ def test_memory_is_seen_in_order():
     assert iter_memory_changes(profiler) == [40, 80, -40, -80]
 
 
-def test_an_interrupt_at_any_moment_leaves_no_profiler_on():
-    """Wherever in torch's start or end of a profile an interrupt comes, it is raised, and no profiler stays on."""
+def test_interrupt_leaves_no_profiler_active():
     number, ended = 0, False
     while not ended:
         ended, number = profile_interrupted_at(number + 1), number + 1
@@ -85,7 +82,7 @@ def test_an_interrupt_at_any_moment_leaves_no_profiler_on():
 
 
 def profile_interrupted_at(number):
-    """Profile while an interrupt comes at a call of torch's profiler; return whether there were fewer calls."""
+    """Profile with an interrupt at the given call of torch's profiler, and return whether there were fewer calls."""
     left = itertools.count(1 - number)
 
     def interrupt(frame, event, _argument):
@@ -103,8 +100,7 @@ def profile_interrupted_at(number):
     return True
 
 
-def test_a_second_profiler_is_refused():
-    """While a profiler is on, another one is refused, and after it not any more."""
+def test_second_profiler_is_an_error():
     with profile_device("cpu"):
         assert is_profiler_active()
         with pytest.raises(ConfigurationError, match="Another torch profiler is already running"):
@@ -119,8 +115,7 @@ WRITERS = [
 ]
 
 
-def test_other_devices():
-    """On another device than MPS there are none, and the remedy is to leave them out."""
+def test_checks_reject_other_devices():
     for check, feature, remedy in WRITERS:
         for device in ("cpu", "cuda:1"):
             with pytest.raises(ConfigurationError) as caught:
@@ -130,8 +125,7 @@ def test_other_devices():
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_simulated_device():
-    """Of a simulated MPS device there are none either."""
+def test_checks_reject_simulated_device():
     for check, feature, remedy in WRITERS:
         with simulated_device(), pytest.raises(ConfigurationError) as caught:
             check("mps")
@@ -140,15 +134,13 @@ def test_simulated_device():
 
 
 @pytest.mark.real_computer
-def test_mps():
-    """Nothing speaks against them on MPS itself, under either of its names."""
+def test_checks_accept_mps():
     for device in ("mps", "mps:0"):
         check_signposts(device)
 
 
 @pytest.mark.real_computer
-def test_captures_that_torch_or_the_process_does_not_allow(monkeypatch):
-    """A torch without captures of Metal names the first that has them, and a process without them the variable."""
+def test_check_metal_capture_requirements(monkeypatch):
     monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: False)
     with pytest.raises(ConfigurationError, match="MTL_CAPTURE_ENABLED=1"):
         check_metal_capture("mps")

@@ -1,4 +1,4 @@
-"""Spellings of a device, whose wish counts, and which variables are shown without anything secret."""
+"""Device requests: accepted names, resolution order, and masking of secrets."""
 
 import re
 from types import SimpleNamespace
@@ -35,8 +35,7 @@ MEANINGS = {
 }
 
 
-def test_spelling():
-    """Every accepted spelling is understood in any case and with any space around it."""
+def test_parse_accepted_spellings():
     for spelling, value in MEANINGS.items():
         for written in (spelling, spelling.upper(), spelling.title(), f" \t{spelling}\n"):
             assert DeviceRequest.parse(written, "argument") == DeviceRequest(value, "argument")
@@ -54,13 +53,12 @@ SUGGESTIONS = {
     "gup": "gpu",
 }
 
-# Other devices of torch, and words as near to one of ours as to another: nothing is offered in the place of what was asked for.
+# Other devices of torch, and words that are equally close to two devices: there is no suggestion.
 UNLIKE = ("tpu", "TPU", "tpu:0", "xpu", "npu", "hpu:1", "ipu", "meta", "xla", "hip", "vulkan", "0", "zzz", "banana")
 
 
 @pytest.mark.parametrize(("spelling", "suggestion"), [*SUGGESTIONS.items(), *((word, None) for word in UNLIKE)])
-def test_unknown_spelling(spelling, suggestion):
-    """A bad spelling is an error that names the value, its source, what was meant, if that is clear, and all accepted ones."""
+def test_parse_suggests_closest_name(spelling, suggestion):
     with pytest.raises(UnknownDeviceError) as caught:
         DeviceRequest.parse(spelling, "OPENMED_DEVICE")
 
@@ -71,8 +69,7 @@ def test_unknown_spelling(spelling, suggestion):
 
 
 @given(st.text(max_size=80) | st.from_regex(r"(cuda|cdua|mps|cpu) ?: ?[0-9]{0,6}", fullmatch=True))
-def test_any_text(spelling):
-    """Any text is a device or one short line of error whose suggestion is itself accepted."""
+def test_parse_any_text(spelling):
     accepted = re.fullmatch(r"\s*(cuda:[0-9]{1,4})\s*", spelling.lower())
     if accepted or spelling.strip().lower() in MEANINGS:
         asks = spelling.strip().lower() not in ("", "auto", "default")
@@ -91,8 +88,7 @@ SESSION = DeviceRequest("mps", "use()")
 BY_HAND = DeviceRequest("auto", "use()")
 
 
-def test_precedence():
-    """An argument beats the override, which beats the two variables in their order, which beat the automatic choice."""
+def test_resolution_order():
     for argument, override, environ, expected in (
         (None, None, {}, ("auto", DEFAULT_SOURCE)),
         ("cpu", SESSION, {"OPENMED_TORCH_DEVICE": "cuda", "OPENMED_DEVICE": "gpu"}, ("cpu", "argument")),
@@ -112,23 +108,20 @@ def test_precedence():
         ) == DeviceRequest(*expected)
 
 
-def test_bad_variable_that_counts():
-    """A bad value is an error where nothing stronger hides it."""
+def test_invalid_variable_is_an_error():
     with pytest.raises(UnknownDeviceError, match="from OPENMED_DEVICE"):
         resolve_request(resolution_order({"OPENMED_TORCH_DEVICE": "auto", "OPENMED_DEVICE": "nonsense"}))
 
 
-def test_a_secret_in_a_bad_spelling_is_not_shown():
-    """A token that was pasted where a device belongs is not repeated by the error."""
+def test_parse_error_masks_secret():
     with pytest.raises(UnknownDeviceError) as caught:
         DeviceRequest.parse("hf_abcdefgh", "OPENMED_DEVICE")
 
     assert "abcdefgh" not in str(caught.value)
 
 
-def test_what_has_a_device():
-    """Names, devices, and what has one are understood; anything else is a clear error."""
-    for thing, device in (
+def test_parse_device_argument():
+    for value, device in (
         ("cuda", "cuda"),
         (torch.device("cuda", 1), "cuda:1"),
         (torch.device("mps"), "mps"),
@@ -136,14 +129,13 @@ def test_what_has_a_device():
         (SimpleNamespace(device="mps"), "mps"),
         (SimpleNamespace(device=torch.device("cuda", 0)), "cuda:0"),
     ):
-        assert parse_device_argument(thing) == device
-    for thing in (None, True, 7.5, ["cpu"], SimpleNamespace(), SimpleNamespace(device=7), object):
+        assert parse_device_argument(value) == device
+    for value in (None, True, 7.5, ["cpu"], SimpleNamespace(), SimpleNamespace(device=7), object):
         with pytest.raises(ConfigurationError, match="objects have no 'device' attribute"):
-            parse_device_argument(thing)
+            parse_device_argument(value)
 
 
-def test_one_spelling_of_a_device():
-    """Each device has one spelling, whether torch or Accelerate named it; its kind is the part before its number."""
+def test_normalize_device():
     others = {"cpu:0": "cpu", "mps:0": "mps", "cuda": "cuda:0"}
     for spelling in (*others, "cpu", "cpu:1", "mps", "cuda:0", "cuda:1"):
         device = others.get(spelling, spelling)
@@ -163,15 +155,13 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("name", "value"), PLANTED)
-def test_planted_secret(name, value):
-    """A secret is masked by the name of its variable or by its look."""
+def test_mask_secrets_hides_secrets(name, value):
     shown = mask_secrets(name, value)
     assert SECRET not in shown
     assert MASK in shown
 
 
-def test_plain_value():
-    """A value without a secret is shown as it is."""
+def test_mask_secrets_preserves_other_values():
     for name, value in (
         ("OPENMED_TORCH_DEVICE", "cuda:1"),
         ("OPENMED_DEVICE", " MPS "),
@@ -185,8 +175,7 @@ def test_plain_value():
         assert mask_secrets(name, value) == value
 
 
-def test_only_the_allowed_variables_are_shown():
-    """Of a whole environment only the variables of the allow list remain, in its order."""
+def test_visible_variables_are_allow_list():
     environ = dict.fromkeys(reversed(VISIBLE_VARIABLES), "1") | {
         "HOME": "/home/me",
         "PATIENT": "Jane",
@@ -205,12 +194,10 @@ def test_only_the_allowed_variables_are_shown():
     ),
     st.sampled_from(VISIBLE_VARIABLES),
 )
-def test_no_other_variable_leaks(environ, name):
-    """Whatever else the environment holds, it is not shown."""
+def test_visible_variables_exclude_others(environ, name):
     assert visible_variables({**environ, name: f"https://x:{SECRET}@y"}) == {name: f"https://{MASK}@y"}
 
 
-def test_a_long_value_is_masked_soon():
-    """A value of a hundred thousand characters is read once, not once for each of its characters."""
+def test_mask_secrets_is_linear_in_length():
     assert mask_secrets("OPENMED_DEVICE", "x" * 100_000) == "x" * 100_000
     assert mask_secrets("HF_ENDPOINT", "x" * 100_000 + "://me:pass@hub") == "x" * 100_000 + "://***@hub"
