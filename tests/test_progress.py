@@ -354,7 +354,7 @@ def test_silent_operation_inside_displayed_operation():
         ({"header": {"msg_type": "comm_msg"}, "content": {"data": {}}}, False),
         ({}, False),
     ],
-    ids=["a person", "nbval and nbconvert", "a click", "nothing yet"],
+    ids=["user", "nbval and nbconvert", "click", "no message"],
 )
 def test_is_interactive(parent, asked):
     assert is_interactive(parent) is asked

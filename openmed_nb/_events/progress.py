@@ -92,13 +92,13 @@ class ProgressLine:
     def suffix(self) -> str:
         """Text after the bar."""
         parts = [self.activity.counter] if self.activity.counter else []
-        time = format_duration(self.seconds)
+        time = _format_duration(self.seconds)
         if not self.outcome:
             parts.append(time)
             if self.eta_seconds is not None and self.eta_seconds >= 1:
-                parts.append(f"about {format_duration(self.eta_seconds)} left")
+                parts.append(f"about {_format_duration(self.eta_seconds)} left")
         elif self.loading_seconds >= 1 and self.activity.operation not in LOADING_OPERATIONS:
-            parts.append(f"{self.outcome} after {time} (loading took {format_duration(self.loading_seconds)})")
+            parts.append(f"{self.outcome} after {time} (loading took {_format_duration(self.loading_seconds)})")
         else:
             parts.append(f"{self.outcome} after {time}")
         if self.rate is not None:
@@ -125,11 +125,11 @@ class ProgressLine:
         return f"<div>{pulse}{label}{bar}{escape(self.suffix)}</div>"
 
 
-def format_duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Return a human-readable duration.
 
     Example:
-        >>> format_duration(0.4), format_duration(12.6), format_duration(75), format_duration(3700)
+        >>> _format_duration(0.4), _format_duration(12.6), _format_duration(75), _format_duration(3700)
         ('0.4 s', '12 s', '1:15', '1:01:40')
     """
     if seconds < 10:  # noqa: PLR2004 - short durations are displayed with tenths of a second

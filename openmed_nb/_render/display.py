@@ -471,16 +471,16 @@ def _min_width(table: Table) -> int:
 
 def _cell_style(column: tuple[str, ...]) -> str:
     """Return the style of the cells of a column, including its header. Short cells are not wrapped."""
-    align = "right" if is_numeric(column[1:]) else "left"
+    align = "right" if _is_numeric(column[1:]) else "left"
     nowrap = ";white-space:nowrap" if max(map(len, column)) <= MAX_NOWRAP_CHARACTERS else ""
     return f"{CELL};text-align:{align}{nowrap}"
 
 
-def is_numeric(cells: Iterable[str]) -> bool:
+def _is_numeric(cells: Iterable[str]) -> bool:
     """Return whether a column contains numbers, optionally with units or as ranges. Empty cells are ignored.
 
     Example:
-        >>> is_numeric(["1,024", "", "3.1 MiB", "1.4 to 1.88"]), is_numeric(["12 %", "no limit"]), is_numeric([""])
+        >>> _is_numeric(["1,024", "", "3.1 MiB", "1.4 to 1.88"]), _is_numeric(["12 %", "no limit"]), _is_numeric([""])
         (True, False, False)
     """
     nonempty_cells = [cell for cell in cells if cell]

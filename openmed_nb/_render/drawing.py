@@ -191,7 +191,7 @@ def bar_chart(
     bars = tuple(
         Bar(label, value, format_value(value), emphasized=label == emphasized)
         for label, value in values
-        if is_drawable(value)
+        if _is_drawable(value)
     )
     return Chart(caption, bars)
 
@@ -223,7 +223,7 @@ def status_badge(status: str) -> str:
     return f'<span style="{BADGE};background-color:{color}">{sign}</span>'
 
 
-def is_drawable(value: float | None) -> bool:
+def _is_drawable(value: float | None) -> bool:
     """Return whether a value can be drawn: it is not ``None``, not NaN, and not too large."""
     return value is not None and abs(value) <= MAX_DRAWABLE
 
@@ -249,10 +249,10 @@ def nice_ticks(maximum: float, whole: bool = False) -> tuple[float, ...]:
     return tuple(step * index for index in range(math.ceil(maximum / step) + 1))
 
 
-def drawable_points(line: Series) -> Points:
+def _drawable_points(line: Series) -> Points:
     """Return the points of a line that can be drawn, with their tooltips."""
     points = zip(line.x, line.y, line.tooltips, strict=True)
-    return [(x, y, tooltip) for x, y, tooltip in points if is_drawable(x) and is_drawable(y)]
+    return [(x, y, tooltip) for x, y, tooltip in points if _is_drawable(x) and _is_drawable(y)]
 
 
 def _percent(value: float, minimum: float, maximum: float) -> float:
@@ -263,7 +263,7 @@ def _percent(value: float, minimum: float, maximum: float) -> float:
 
 def _bars(bars: Sequence[Bar]) -> str:
     """Return bars as a table of labels, bars and values, which is readable without styles."""
-    ends = [end for bar in bars for end in (_bar_end(bar), bar.high) if end is not None and is_drawable(end)]
+    ends = [end for bar in bars for end in (_bar_end(bar), bar.high) if end is not None and _is_drawable(end)]
     maximum = max(ends, default=0.0)
     any_emphasized = any(bar.emphasized for bar in bars)
     width = min(20.0, 0.62 * max(len(bar.label) for bar in bars) + 1)
@@ -293,12 +293,12 @@ def _bars(bars: Sequence[Bar]) -> str:
 
 def _bar_end(bar: Bar) -> float | None:
     """Return the end of a bar, or ``None`` if it cannot be drawn."""
-    return bar.start + bar.value if bar.value is not None and is_drawable(bar.value) else None
+    return bar.start + bar.value if bar.value is not None and _is_drawable(bar.value) else None
 
 
 def _interval(bar: Bar, maximum: float) -> str:
     """Return the interval of a bar in the text color, which is visible on the bar and on the page."""
-    if bar.low is None or bar.high is None or not is_drawable(bar.low) or not is_drawable(bar.high):
+    if bar.low is None or bar.high is None or not _is_drawable(bar.low) or not _is_drawable(bar.high):
         return ""
     low = _percent(bar.low, 0, maximum)
     high = _percent(bar.high, 0, maximum)
@@ -320,14 +320,14 @@ def _indicators(indicators: Iterable[StatusIndicator]) -> str:
 
 def _drawable_lines(chart: Chart) -> list[tuple[Series, Points]]:
     """Return the lines of a chart that can be drawn, each with its points."""
-    return [(line, points) for line in chart.lines if (points := drawable_points(line))]
+    return [(line, points) for line in chart.lines if (points := _drawable_points(line))]
 
 
 def _y_ticks(lines: Sequence[tuple[Series, Points]], axes: Axes) -> tuple[float, ...]:
     """Return the ticks of the y axis."""
     values = [y for _, points in lines for _, y, _ in points]
-    values += [marker.position for marker in axes.reference_lines if is_drawable(marker.position)]
-    values += [end for line, _ in lines for interval in line.intervals for end in interval if is_drawable(end)]
+    values += [marker.position for marker in axes.reference_lines if _is_drawable(marker.position)]
+    values += [end for line, _ in lines for interval in line.intervals for end in interval if _is_drawable(end)]
     return nice_ticks(max(values, default=0))
 
 
@@ -336,12 +336,12 @@ def _left_margin(chart: Chart) -> int:
     if chart.axes is None:
         return 0
     ticks = _y_ticks(_drawable_lines(chart), chart.axes)
-    return max(len(format_number(tick)) for tick in ticks) + len(chart.axes.y_unit) + 1
+    return max(len(_format_number(tick)) for tick in ticks) + len(chart.axes.y_unit) + 1
 
 
 def _drawable_markers(markers: Iterable[AxisMarker]) -> list[AxisMarker]:
     """Return the markers that can be drawn."""
-    return [marker for marker in markers if is_drawable(marker.position)]
+    return [marker for marker in markers if _is_drawable(marker.position)]
 
 
 def _vertical_marker_labels(markers: Iterable[AxisMarker], x_percent: Callable[[float], float]) -> list[str]:
@@ -364,7 +364,7 @@ def _interval_paths(
     return [
         _path([(x_percent(x), y_percent(end)) for end in interval], color, "", 1.5)
         for x, interval in zip(line.x, line.intervals, strict=False)
-        if is_drawable(x) and all(map(is_drawable, interval))
+        if _is_drawable(x) and all(map(_is_drawable, interval))
     ]
 
 
@@ -406,7 +406,7 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
     for tick in y_ticks:
         unit = f" {axes.y_unit}" if tick == y_ticks[-1] else ""
         style = f"right:100%;top:{y_percent(tick)}%;margin:-0.5em 0.6em 0 0"
-        labels.append(_label(style, f"{format_number(tick)}{unit}"))
+        labels.append(_label(style, f"{_format_number(tick)}{unit}"))
     centered = "top:100%;width:6em;margin:0.5em 0 0 -3em;text-align:center"
     labels += [_label(f"left:{x_percent(marker.position)}%;{centered}", marker.name) for marker in ticks]
     labels.append(_label("left:0;top:100%;width:100%;margin:1.8em 0 0 0;text-align:center", axes.x_label))
@@ -420,7 +420,7 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
         f"{''.join(paths)}</svg>"
     )
     source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-    image = f'<img alt="{escape(describe_chart(caption, lines, axes))}" src="{source}" style="{IMAGE}">'
+    image = f'<img alt="{escape(_describe_chart(caption, lines, axes))}" src="{source}" style="{IMAGE}">'
     top = 1.7 if vertical_markers else 0.7
     frame = f"position:relative;height:{axes.height:g}em;margin:{top}em 1.5em 3em {0.55 * left_margin + 0.8:.3g}em"
     names = f"<div>{''.join(legend)}</div>" if len(legend) > 1 else ""
@@ -443,26 +443,26 @@ def _label(position_style: str, text: str) -> str:
     return f'<span style="{LABEL};{position_style}">{escape(text)}</span>'
 
 
-def describe_chart(caption: str, lines: Iterable[tuple[Series, Points]], axes: Axes) -> str:
+def _describe_chart(caption: str, lines: Iterable[tuple[Series, Points]], axes: Axes) -> str:
     """Return the alternative text of a line chart for screen readers."""
     descriptions = [
-        f"{line.name}: {format_number(points[0][1])} to {format_number(points[-1][1])} {axes.y_unit}, "
-        f"{len(points)} points, at most {format_number(max(y for _, y, _ in points))}"
+        f"{line.name}: {_format_number(points[0][1])} to {_format_number(points[-1][1])} {axes.y_unit}, "
+        f"{len(points)} points, at most {_format_number(max(y for _, y, _ in points))}"
         for line, points in lines
     ]
     descriptions += [
-        f"{marker.name}: {format_number(marker.position)} {axes.y_unit}"
+        f"{marker.name}: {_format_number(marker.position)} {axes.y_unit}"
         for marker in _drawable_markers(axes.reference_lines)
     ]
     descriptions += [marker.name for marker in axes.vertical_markers]
     return f"{caption}, by {axes.x_label}. {'; '.join(descriptions)}."
 
 
-def format_number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Return a number for display with about three significant digits.
 
     Example:
-        >>> format_number(1250.0), format_number(0.123456), format_number(2_000_000), format_number(12.345)
+        >>> _format_number(1250.0), _format_number(0.123456), _format_number(2_000_000), _format_number(12.345)
         ('1,250', '0.123', '2,000,000', '12.3')
     """
     digits = max(3, math.floor(math.log10(abs(value))) + 1) if value else 1

@@ -16,7 +16,7 @@ import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from .._render.display import Displayable, Report, Table
 from .._utils.validation import closest_match
@@ -55,8 +55,10 @@ CONFLICT = "conflict"
 IGNORED = "ignored"
 NOT_FOR_DEVICE = "not applicable"
 
+SettingSource: TypeAlias = Literal["set", "kept", "unset"]
+
 # Display text for the source of a setting.
-SET_BY = {"set": "openmed_nb", "kept": "you", "unset": "default"}
+SET_BY: dict[SettingSource, str] = {"set": "openmed_nb", "kept": "you", "unset": "default"}
 
 # Stands for an unknown value before the first check. No environment variable can contain it.
 UNOBSERVED = "\0"
@@ -102,7 +104,7 @@ class EnvSetting:
 
     name: str
     value: str | None
-    source: str
+    source: SettingSource
     effect: str
     note: str = ""
     remedy: str = ""
@@ -177,7 +179,7 @@ def plan_mps_variables(
     """
     conflict = ""
     if device == "mps":
-        high, low = watermark_defaults(environ.get(HIGH_WATERMARK_VARIABLE), environ.get(LOW_WATERMARK_VARIABLE))
+        high, low = _watermark_defaults(environ.get(HIGH_WATERMARK_VARIABLE), environ.get(LOW_WATERMARK_VARIABLE))
         defaults = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: high, LOW_WATERMARK_VARIABLE: low}
         applied_variables = {name: value for name, value in defaults.items() if value is not None}
         conflict = watermark_conflict(
@@ -186,7 +188,7 @@ def plan_mps_variables(
     applied_variables = applied_variables or {}
     settings = []
     for name in VARIABLES:
-        source = "unset"
+        source: SettingSource = "unset"
         if name in environ:
             source = "kept"
         elif name in applied_variables:
@@ -216,7 +218,7 @@ def _ignored_variables(environ: Mapping[str, str], device: str, torch: str | Non
         yield setting
 
 
-def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
+def _watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
     """Return the high and low watermark ratios to set; ``None`` for a ratio that is not changed.
 
     Args:
@@ -224,9 +226,9 @@ def watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, s
         low: Low watermark ratio of the user as written, or ``None`` if it is not set.
 
     Example:
-        >>> watermark_defaults(None, None), watermark_defaults("0.7", None), watermark_defaults(None, "1.2")
+        >>> _watermark_defaults(None, None), _watermark_defaults("0.7", None), _watermark_defaults(None, "1.2")
         (('1.0', '0.9'), (None, '0.63'), ('1.2', None))
-        >>> watermark_defaults("2.5", None), watermark_defaults("1.5", "0.5")
+        >>> _watermark_defaults("2.5", None), _watermark_defaults("1.5", "0.5")
         ((None, None), (None, None))
     """
     if high is None and low is None:

@@ -105,7 +105,7 @@ def read_machine(
         driver = exists(str(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"))
         return MachineInfo(system, architecture, gpu_driver=driver)
     if system != "Darwin":
-        apple = APPLE_CPU.search(read_cpuinfo(cpuinfo)) is not None
+        apple = APPLE_CPU.search(_read_cpuinfo(cpuinfo)) is not None
         return MachineInfo(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
     facts = parse_sysctl((run or run_command)(["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]))
     memory = facts.get("hw.memsize", "")
@@ -199,7 +199,7 @@ def read_footprint(library: Any = None) -> Footprint | None:
     return Footprint(current, numbers[MAX_FOOTPRINT_INDEX])
 
 
-def read_cpuinfo(file: Path = CPUINFO) -> str:
+def _read_cpuinfo(file: Path = CPUINFO) -> str:
     """Return the start of Linux's ``/proc/cpuinfo``, or an empty string on other operating systems.
 
     The limit of 4,096 characters makes this fast on machines with hundreds of processors.
@@ -213,7 +213,7 @@ def read_cpuinfo(file: Path = CPUINFO) -> str:
 
 def processor_name(file: Path = CPUINFO) -> str:
     """Return the name of the first processor, or its architecture if the name is unknown, as on most ARM machines."""
-    match = re.search(r"^model name\s*:[ \t]*(.+)$", read_cpuinfo(file), re.MULTILINE)
+    match = re.search(r"^model name\s*:[ \t]*(.+)$", _read_cpuinfo(file), re.MULTILINE)
     return (" ".join(match[1].split()) if match else "") or platform.processor() or platform.machine()
 
 

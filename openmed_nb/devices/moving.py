@@ -72,11 +72,13 @@ def copy_to_host_async(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", non_blocking=True) if parse_device_argument(tensor.device).queues_copies else tensor
 
 
-def to_numpy(tensor: torch.Tensor) -> Any:
-    return tensor.cpu().numpy()
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array in host memory."""
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
 
 
-def get_children(value: Any) -> list[tuple[Any, Any]] | None:
+def _get_children(value: Any) -> list[tuple[Any, Any]] | None:
     """Return the children of a mapping, sequence, set or dataclass with their keys, indices or field names.
 
     A ``BatchEncoding`` of transformers is a mapping but not a ``dict``. A ``ModelOutput`` is both a ``dict`` and a dataclass.
@@ -94,8 +96,8 @@ def get_children(value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def replace_children(value: Any, children: list[Any]) -> Any:
-    """Return a value of the same type with other children, in the order of :func:`get_children`.
+def _replace_children(value: Any, children: list[Any]) -> Any:
+    """Return a value of the same type with other children, in the order of :func:`_get_children`.
 
     A read-only mapping becomes a ``dict``, unless it is a ``MappingProxyType``. A tuple with unchanged children, such as a
     ``torch.Size``, is returned unchanged.
@@ -110,7 +112,7 @@ def replace_children(value: Any, children: list[Any]) -> Any:
         return changed_tuple
     if isinstance(value, (set, frozenset)):
         return type(value)(children)
-    pairs = {key: child for (key, _), child in zip(get_children(value) or (), children, strict=True)}
+    pairs = {key: child for (key, _), child in zip(_get_children(value) or (), children, strict=True)}
     is_mapping = isinstance(value, Mapping)
     if is_mapping and not isinstance(value, MutableMapping):
         return MappingProxyType(pairs) if isinstance(value, MappingProxyType) else pairs
@@ -132,7 +134,7 @@ def named_tensors(value: Any, name: str = "", parents: tuple[int, ...] = ()) -> 
     if isinstance(value, torch.Tensor):
         yield name, value
     elif id(value) not in parents:  # A value may contain a reference to itself.
-        for key, child in get_children(value) or ():
+        for key, child in _get_children(value) or ():
             yield from named_tensors(child, f"{name}.{key}" if name else str(key), (*parents, id(value)))
 
 
@@ -164,7 +166,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         return change(value)
     if next(named_tensors(value), None) is None:
         return value
-    return replace_children(value, [map_tensors(child, change) for _, child in get_children(value) or ()])
+    return _replace_children(value, [map_tensors(child, change) for _, child in _get_children(value) or ()])
 
 
 def get_module(value: Any, remedy: str = "Pass the name of a model, a torch module or a pipeline.") -> torch.nn.Module:
@@ -204,7 +206,7 @@ WORD = r"([a-z]+([0-9]{1,2}[a-z]*)?|[0-9]{1,3})"
 FIELD_NAME_PATTERN = re.compile(rf"(?=.{{1,60}}\Z){WORD}([._]{WORD})*")
 
 
-def safe_key_name(key: Any, index: int) -> str:
+def safe_key_name(key: object, index: int) -> str:
     """Return a key for display if it is a field name, otherwise its index."""
     return key if isinstance(key, str) and FIELD_NAME_PATTERN.fullmatch(key) else f"[{index}]"
 
@@ -213,7 +215,7 @@ def safe_key_name(key: Any, index: int) -> str:
 MAX_BYTES_BY_KIND = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
 
 
-def is_numeric_array(value: Any) -> bool:
+def _is_numeric_array(value: Any) -> bool:
     """Return whether a value is an array that can become a tensor; a masked array cannot."""
     numpy = sys.modules.get("numpy")  # If numpy is not imported, there are no arrays.
     if numpy is None or not isinstance(value, numpy.ndarray) or hasattr(value, "mask"):
@@ -232,7 +234,7 @@ def to_device(value: T, device: str | torch.device) -> T:
 
     mover = TensorMover(torch.device(device))
     moved: T = mover.move_module(value) if isinstance(value, torch.nn.Module) else mover(value, "")
-    warn_of_conversions(mover.converted, mover.device.type)
+    _warn_of_conversions(mover.converted, mover.device.type)
     return moved
 
 
@@ -259,7 +261,7 @@ class TensorMover:
 
         if isinstance(value, torch.Tensor):
             return self._move_once(value, name, self._move_tensor)
-        if is_numeric_array(value):  # torch.from_numpy rejects negative strides and other byte orders.
+        if _is_numeric_array(value):  # torch.from_numpy rejects negative strides and other byte orders.
             native = value.astype(value.dtype.newbyteorder("="), order="C")
             return self._move_tensor(torch.from_numpy(native), name)
         type_name = type(value).__name__
@@ -271,13 +273,13 @@ class TensorMover:
         if id(value) in self._parents:
             message = f"A {type_name} contains a reference to itself and cannot be moved."
             raise ConfigurationError(message, "Remove that reference from the value.")
-        children = get_children(value)
+        children = _get_children(value)
         if children is None:
             return value
         self._parents.add(id(value))
         try:
             moved = [self._move_child(value, name, index, *pair) for index, pair in enumerate(children)]
-            return replace_children(value, moved)
+            return _replace_children(value, moved)
         finally:
             self._parents.discard(id(value))
 
@@ -296,7 +298,7 @@ class TensorMover:
                 return child  # torch reads it on the CPU.
         return self(child, f"{name}.{child_name}".lstrip("."))
 
-    def move_module(self, module: Any) -> Any:
+    def move_module(self, module: torch.nn.Module) -> Any:
         """Move a module in place. Buffers that several modules share remain shared."""
         import torch
 
@@ -345,7 +347,7 @@ class TensorMover:
         return narrow
 
 
-def _iter_module_tensors(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _iter_module_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters of a module, their gradients and all buffers, persistent or not, with their names."""
     for name, parameter in module.named_parameters():
         yield name, parameter
@@ -354,9 +356,9 @@ def _iter_module_tensors(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
-def _shared_buffers(module: Any) -> list[list[tuple[Any, str]]]:
+def _shared_buffers(module: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
     """Return the locations of each buffer that several modules share: pairs of a module and a name."""
-    locations_by_buffer: dict[int, list[tuple[Any, str]]] = {}
+    locations_by_buffer: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for owner in module.modules():
         for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
             locations_by_buffer.setdefault(id(buffer), []).append((owner, name))
@@ -433,7 +435,7 @@ REPORTED_CONVERSIONS: set[tuple[str, str]] = set()
 MAX_LISTED_NAMES = 3  # Maximum number of names in a warning.
 
 
-def warn_of_conversions(converted: Mapping[str, tuple[str, str]], device: str) -> None:
+def _warn_of_conversions(converted: Mapping[str, tuple[str, str]], device: str) -> None:
     """Issue one warning for all conversions that were not reported before in this process."""
     new = {name: types for name, types in converted.items() if (name, types[0]) not in REPORTED_CONVERSIONS}
     if not new:

@@ -106,8 +106,8 @@ def play(*steps):
     return kernel
 
 
-# What is told of the fallback and of the high watermark -> what a person did before.
-TOLD = {
+# Effects of the fallback and of the high watermark -> actions of the user.
+ACTIONS_BY_EFFECTS = {
     (PENDING, PENDING): ("enter",),
     (ACTIVE, ACTIVE): (
         *("enter load", "enter load compute", "enter leave enter load"),
@@ -127,7 +127,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize(
-    ("expected", "story"), [(expected, story) for expected, stories in TOLD.items() for story in stories]
+    ("expected", "story"), [(expected, story) for expected, stories in ACTIONS_BY_EFFECTS.items() for story in stories]
 )
 def test_effects_of_event_sequence(expected, story):
     effects = play(*story.split()).effects
