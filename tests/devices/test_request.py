@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb._utils.text import describe_value
+from openmed_nb.devices.registry import DEVICE_TYPES
+from openmed_nb.devices.registry import parse_device_argument as parse_device
 from openmed_nb.devices.request import (
     ACCEPTED_SPELLINGS,
     DEFAULT_SOURCE,
+    DEVICE_NAMES,
     MASK,
     VISIBLE_VARIABLES,
     DeviceRequest,
@@ -201,3 +204,9 @@ def test_visible_variables_exclude_others(environ, name):
 def test_mask_secrets_is_linear_in_length():
     assert mask_secrets("OPENMED_DEVICE", "x" * 100_000) == "x" * 100_000
     assert mask_secrets("HF_ENDPOINT", "x" * 100_000 + "://me:pass@hub") == "x" * 100_000 + "://***@hub"
+
+
+def test_device_names_cover_registry():
+    """Names are defined separately from the classes, which import them."""
+    assert DEVICE_NAMES.keys() == DEVICE_TYPES.keys()
+    assert [name for name in DEVICE_NAMES if parse_device(name).is_numbered] == ["cuda"]
