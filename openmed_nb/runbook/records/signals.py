@@ -1,8 +1,9 @@
-"""``nb.signals``: load, memory, power and heat of the computer at one moment, which of it makes a computer slow, how busy it is.
+"""``nb.system_status``: snapshot of the GPU, memory, power and thermal state of this machine, and device utilization.
 
-Commands of macOS and of NVIDIA's driver are asked, each with a pure parser of its own; none needs administrator rights. macOS is
-asked by full paths, because a kernel that was started from the Dock has a short ``PATH``. What cannot be read, or cannot be, is
-``None``. The keys are those of real outputs; ``tests/recorded/signals`` holds some.
+The values come from commands of macOS and of the NVIDIA driver. Each command has a pure parser, and no command needs
+administrator rights. The commands of macOS have full paths, because a kernel that was started from the Dock has a short
+``PATH``. Values that are unreadable or out of range are ``None``. The parsers follow recorded outputs in
+``tests/recorded/signals``.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ POWER_SOURCES = {True: "adapter", False: "battery", None: None}
 
 @dataclass(frozen=True)
 class GpuStatus:
-    """What a GPU says of itself; ``None`` if it cannot be read, never a guess.
+    """Status of one GPU. A value that cannot be read is ``None``, never a guess.
 
     Attributes:
-        name: Its name, such as ``"Apple M4"``.
-        cores: How many cores it has; only Apple's GPUs say it.
-        utilization: How much of the last moment it was busy, in percent, for all processes together.
-        memory_used: The memory that it uses, in bytes, for all processes together.
-        memory_total: The memory that it has for itself, in bytes; Apple's GPUs share that of the computer.
-        temperature: In degrees Celsius.
-        power: In watts.
-        thermal_throttling: Whether it runs slower than it could because of heat.
-        uuid: The UUID by which NVIDIA names this one GPU.
+        name: Name of the GPU, such as ``"Apple M4"``.
+        cores: Number of cores. Only Apple GPUs report it.
+        utilization: Recent utilization by all processes, in percent.
+        memory_used: Memory used by all processes, in bytes.
+        memory_total: Dedicated memory in bytes. Apple GPUs share the memory of the machine and have none.
+        temperature: Temperature in degrees Celsius.
+        power: Power draw in watts.
+        thermal_throttling: Whether the GPU reduces its clock rate because of its temperature.
+        uuid: UUID of the GPU, as reported by the NVIDIA driver.
     """
 
     name: str | None = None
@@ -66,33 +67,34 @@ class GpuStatus:
 
 @dataclass(frozen=True, repr=False)
 class SystemStatus(Displayable):
-    """What the computer says at one moment; ``None`` if it cannot be read, never a guess.
+    """Snapshot of the status of this machine. A value that cannot be read is ``None``, never a guess.
 
     Attributes:
-        gpu: What the GPU says.
-        memory_pressure: ``"normal"``, ``"warning"`` or ``"critical"``; only macOS says.
-        memory_free: The share of memory that is free, in percent, as macOS counts it.
-        memory_available: The memory that programs can still have, in bytes.
-        swap_used: What is in the swap, in bytes; macOS leaves it there after use, so only its growth says something.
+        gpu: Status of the GPU.
+        memory_pressure: ``"normal"``, ``"warning"`` or ``"critical"``. Only macOS reports it.
+        memory_free: Free memory in percent, as counted by macOS.
+        memory_available: Memory that is available to processes, in bytes.
+        swap_used: Used swap space in bytes. macOS does not clear it after use, so only its growth is meaningful.
         power_source: ``"adapter"``, ``"battery"`` or ``"UPS"``.
-        battery: The charge of the battery, in percent.
-        power_mode: ``"automatic"``, ``"low"`` or ``"high"``; Low Power Mode is ``"low"``.
-        heat: ``"limited"`` if the system slows its processor down or reports a heavy thermal pressure, ``"moderate"`` for a
-            moderate one, ``"nominal"`` if it says that there is none, and ``"nothing reported"`` if it says nothing.
-        speed_limit: How fast the processor may run, in percent.
-        chip: The processor's name.
-        performance_cores: How many fast cores it has.
-        efficiency_cores: How many slow cores it has.
-        simulated: Whether the computer is a simulated Mac, of which nothing can be read.
+        battery: Charge of the battery in percent.
+        power_mode: ``"automatic"``, ``"low"`` (Low Power Mode) or ``"high"``.
+        thermal_state: ``"limited"`` if the system limits the speed of the processor or reports heavy thermal pressure,
+            ``"moderate"`` for moderate thermal pressure, ``"nominal"`` if the system reports no thermal pressure, and
+            ``"nothing reported"`` if the system has no record of it.
+        cpu_speed_limit: Limit of the processor speed in percent.
+        chip: Name of the processor.
+        performance_cores: Number of performance cores.
+        efficiency_cores: Number of efficiency cores.
+        simulated: Whether the machine is a simulated Mac, whose values cannot be read.
 
     Example:
-        >>> print(Signals(memory_pressure="normal", power_source="battery"))
-        Signals
-          signal           state
+        >>> print(SystemStatus(memory_pressure="normal", power_source="battery"))
+        System status
+          condition        state
           memory pressure  normal
           power            battery
           power mode       not known
-          heat             not known
+          thermal state    not known
     """
 
     gpu: GpuStatus = field(default_factory=GpuStatus)
@@ -111,48 +113,57 @@ class SystemStatus(Displayable):
     simulated: bool = False
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return what of it makes a computer slow, in words without figures."""
+        """Return one finding for each condition that can reduce performance, without measurements."""
         return tuple(condition.finding(self) for condition in CONDITIONS)
 
     def to_report(self) -> Report:
-        """Return the states in words and the hardware; the figures stand in the HTML."""
-        states = tuple((condition.name, condition.state_of(self) or UNKNOWN) for condition in CONDITIONS)
-        parts = tuple((row.name, shown) for row in HARDWARE if (shown := row.shown(self)))
-        figures = tuple((row.name, row.shown(self) or UNKNOWN) for row in METRICS)
+        """Return the states and the hardware. Only the HTML form contains the measurements."""
+        states = tuple((condition.name, condition.get_state(self) or UNKNOWN) for condition in CONDITIONS)
+        hardware = tuple((row.name, text) for row in HARDWARE if (text := row.format(self)))
+        readings = tuple((row.name, row.format(self) or UNKNOWN) for row in METRICS)
         findings = self.findings()
-        slow = tuple(
+        warnings = tuple(
             f"{finding.name.capitalize()}: {finding.evidence.partition(': ')[2]}. {finding.remedy}"
             for finding in findings
             if finding.status == WARNING
         )
-        said = "this computer may be slow now" if slow else "nothing is known to slow this computer down"
-        # Where macOS does not say it, nothing does.
-        elsewhere = () if self.memory_pressure else ("On a Mac, nb.signals() reads what is not known here.",)
+        summary = "performance may be reduced" if warnings else "no known cause of reduced performance"
+        # Only macOS reports memory pressure.
+        hint = () if self.memory_pressure else ("On a Mac, nb.system_status() reads the missing values.",)
         return Report(
-            "Signals",
-            html_sentences=(f"Signals: {said}", *slow, *elsewhere),
+            "System status",
+            html_sentences=(f"System status: {summary}", *warnings, *hint),
             status=worst_status(findings),
-            tables=(Table("", ("signal", "state"), states), Table("Hardware", ("part", "what it is"), parts)),
-            metrics=(Table("Figures of this moment", ("signal", "figure"), figures),),
+            tables=(Table("", ("condition", "state"), states), Table("Hardware", ("component", "value"), hardware)),
+            metrics=(Table("Current readings", ("reading", "value"), readings),),
         )
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One state that can make a computer slow."""
+    """Condition of the machine that can reduce performance.
 
-    name: str  # What it is.
-    field: str  # The field of ``Signals`` that has it.
-    messages: dict[str, str]  # What to know of each state that is slow.
-    remedy: str  # One thing to do then.
+    Attributes:
+        name: Name of the condition.
+        field: Field of :class:`SystemStatus` that contains its state.
+        messages: Effect of each state that reduces performance.
+        remedy: Suggested action for these states.
+    """
 
-    def state_of(self, signals: SystemStatus) -> str | None:
-        """Return the state in one word, ``None`` if it is not known; of heat the worst that the system and its GPU report."""
-        state: str | None = getattr(signals, self.field)
-        return _worst_heat(state, THROTTLING_STATES[signals.gpu.thermal_throttling]) if self.field == "heat" else state
+    name: str
+    field: str
+    messages: dict[str, str]
+    remedy: str
 
-    def finding(self, signals: SystemStatus) -> Finding:
-        state = self.state_of(signals)
+    def get_state(self, status: SystemStatus) -> str | None:
+        """Return the state, or ``None`` if it is unknown. The thermal state is the worse one of system and GPU."""
+        state: str | None = getattr(status, self.field)
+        if self.field == "thermal_state":
+            return _worst_thermal_state(state, THROTTLING_STATES[status.gpu.thermal_throttling])
+        return state
+
+    def finding(self, status: SystemStatus) -> Finding:
+        state = self.get_state(status)
         if state in {None, NOTHING_REPORTED}:
             return Finding(self.name, NOT_APPLICABLE, state or UNKNOWN)
         if state in self.messages:
@@ -160,58 +171,57 @@ class Condition:
         return Finding(self.name, OK, state)
 
 
-def _worst_heat(*states: str | None) -> str | None:
+def _worst_thermal_state(*states: str | None) -> str | None:
     return next((state for state in ("limited", "moderate", "nominal", NOTHING_REPORTED) if state in states), None)
 
 
-# The states that make a computer slow.
 CONDITIONS = (
     Condition(
         "memory pressure",
         "memory_pressure",
         {
-            "warning": "macOS compresses memory, which makes everything slower",
-            "critical": "macOS moves memory to the disk, which makes everything much slower",
+            "warning": "macOS compresses memory, which slows down all processes",
+            "critical": "macOS swaps memory to the disk, which slows down all processes severely",
         },
-        "Close other programs, or use a smaller batch.",
+        "Close other applications, or use a smaller batch.",
     ),
     Condition(
         "power",
         "power_source",
         {
             "battery": "the processor may run slower than on the power adapter",
-            "UPS": "the mains have failed, and the computer may shut down",
+            "UPS": "mains power failed, and the machine may shut down",
         },
-        "Connect it to mains power before times are measured.",
+        "Connect the machine to mains power before you measure times.",
     ),
     Condition(
         "power mode",
         "power_mode",
-        {"low": "Low Power Mode slows processor and GPU down"},
-        "Switch Low Power Mode off: System Settings, Battery.",
+        {"low": "Low Power Mode reduces the speed of the processor and the GPU"},
+        "Disable Low Power Mode in System Settings, Battery.",
     ),
     Condition(
-        "heat",
-        "heat",
+        "thermal state",
+        "thermal_state",
         {
-            "moderate": "the computer is warm, and the system may slow itself down",
-            "limited": "the system slows itself down because it is hot",
+            "moderate": "the machine is warm, and the system may reduce its speed",
+            "limited": "the system reduces its speed because the machine is hot",
         },
-        "Let the computer cool down, and give it air.",
+        "Let the machine cool down, and check its airflow.",
     ),
 )
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of the report: a field, or one of its GPU, with its unit."""
+    """Row of the report: a field of the status or of its GPU, with the unit."""
 
     name: str
     field: str
     unit: str = ""
 
-    def shown(self, signals: SystemStatus) -> str:
-        value = attrgetter(self.field)(signals)
+    def format(self, status: SystemStatus) -> str:
+        value = attrgetter(self.field)(status)
         if self.unit == BYTES:
             return format_bytes(value)
         if isinstance(value, str):
@@ -238,27 +248,28 @@ METRICS = (
     _Row("available memory", "memory_available", BYTES),
     _Row("swap in use", "swap_used", BYTES),
     _Row("battery", "battery", " %"),
-    _Row("processor speed limit", "speed_limit", " %"),
+    _Row("processor speed limit", "cpu_speed_limit", " %"),
 )
 
 
-# Runs a command and returns what it prints, ``None`` if it cannot be run.
-Run = Callable[[list[str]], "str | None"]
+# Runs a command and returns its output, or ``None`` if it cannot be run.
+RunCommand = Callable[[list[str]], "str | None"]
 
 
 def system_status() -> SystemStatus:
-    """Read load, memory pressure, swap, power source, Low Power Mode and heat of this computer, without administrator rights.
+    """Read the GPU, memory, swap, power and thermal state of this machine, without administrator rights.
+
+    The values come from system commands on macOS (``ioreg``, ``sysctl``, ``memory_pressure``, ``pmset``), from
+    ``nvidia-smi`` on CUDA, and from psutil. Each command may take up to two seconds, and torch is not imported. GPU
+    values cover all processes. On a simulated MPS device, no value is read.
 
     Returns:
-        The signals of this moment; what cannot be read is ``None`` and shown as "not known", never a guess. ``gpu`` is
-        the GPU of the device in force. Its text form has the states in words only; the figures stand in the HTML.
-
-    On macOS the system's own commands are asked (``ioreg``, ``sysctl``, ``memory_pressure``, ``pmset``), on CUDA
-    ``nvidia-smi``, elsewhere psutil; each may take up to two seconds, and torch is not loaded. Figures of a GPU are those
-    of all processes together. Under a simulated MPS device nothing is read.
+        The current status. A value that cannot be read is ``None`` and displayed as "not known", never a guess. ``gpu``
+        is the GPU of the active device. The text form contains the states only; the HTML form also contains the
+        measurements.
 
     Example:
-        >>> signals().memory_available > 0
+        >>> system_status().memory_available > 0
         True
     """
     with SESSION.lock:
@@ -270,42 +281,42 @@ def system_status() -> SystemStatus:
 def read_signals(
     machine: MachineInfo,
     device: str,
-    run: Run = run_command,
+    run: RunCommand = run_command,
     environ: Mapping[str, str] = os.environ,
     uuid: str | None = None,
 ) -> SystemStatus:
-    """Read the signals of a computer, with the GPU of a device; what cannot be read is ``None``, as all of a simulated one."""
+    """Read the status of a machine and of the GPU of a device. The values of a simulated machine are ``None``."""
     if machine.simulated:
         return SystemStatus(simulated=True)
-    read = _read_system()
+    values = _read_system()
     if machine.system == "Darwin":
-        read |= {name: value for name, value in _read_mac(run).items() if value is not None}
+        values |= {name: value for name, value in _read_mac(run).items() if value is not None}
     if parse_device_argument(device).sensor == "nvidia-smi":
-        read["gpu"] = _read_nvidia(device, run, environ, uuid)
-    return SystemStatus(chip=machine.chip, **read)
+        values["gpu"] = _read_nvidia(device, run, environ, uuid)
+    return SystemStatus(chip=machine.chip, **values)
 
 
 def _read_system() -> dict[str, Any]:
-    """Return what psutil says on every system, by the names of the fields of ``Signals``."""
+    """Return the values of psutil, available on every system, by field of :class:`SystemStatus`."""
     psutil = import_psutil()
 
-    def answer_to(question: str) -> Any:
+    def query(function: str) -> Any:
         try:
-            return getattr(psutil, question)()
+            return getattr(psutil, function)()
         except (OSError, RuntimeError, AttributeError, psutil.Error):  # Containers hide files, some have no battery.
             return None
 
-    battery = answer_to("sensors_battery")
+    battery = query("sensors_battery")
     charge = getattr(battery, "percent", None)
     return {
-        "memory_available": getattr(answer_to("virtual_memory"), "available", None),
-        "swap_used": getattr(answer_to("swap_memory"), "used", None),
+        "memory_available": getattr(query("virtual_memory"), "available", None),
+        "swap_used": getattr(query("swap_memory"), "used", None),
         "power_source": POWER_SOURCES[getattr(battery, "power_plugged", None)],
         "battery": round(charge) if charge is not None and 0 <= charge <= 100 else None,  # noqa: PLR2004 - percent
     }
 
 
-# What macOS is asked; each is run once.
+# Commands of macOS. Each runs once per snapshot.
 MAC_COMMANDS = {
     "ioreg": ["/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"],
     "sysctl": [
@@ -318,12 +329,12 @@ MAC_COMMANDS = {
     "memory": ["/usr/bin/memory_pressure", "-Q"],
     "battery": ["/usr/bin/pmset", "-g", "batt"],
     "power": ["/usr/bin/pmset", "-g"],
-    "heat": ["/usr/bin/pmset", "-g", "therm"],
+    "thermal state": ["/usr/bin/pmset", "-g", "therm"],
     "thermal pressure": ["/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel"],
 }
 
 MAX_CORES = 4096
-MAX_BYTES = 1 << 50  # A petabyte; a larger size was misread.
+MAX_BYTES = 1 << 50  # 1 PiB. A larger size is a parse error.
 SOURCES = {
     "AC Power": "adapter",
     "Battery Power": "battery",
@@ -332,14 +343,22 @@ SOURCES = {
 }
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}
 
-# What the levels of thermal pressure mean: nominal, moderate, heavy, trapping and sleeping (``OSThermalNotification.h``). A Mac
-# without a fan was seen to slow down at the nominal one (angristan/MacThrottle#19).
-PRESSURES = {"0": "nominal", "1": "moderate", **dict.fromkeys("234", "limited")}
+# Levels of thermal pressure: nominal, moderate, heavy, trapping and sleeping (``OSThermalNotification.h``). One report
+# describes a fanless Mac that throttles at the nominal level (angristan/MacThrottle#19).
+THERMAL_STATES = {"0": "nominal", "1": "moderate", **dict.fromkeys("234", "limited")}
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """A field of ``Signals`` in what a command of macOS prints: the one group of a pattern, as a number or as its word."""
+    """Value in the output of a command of macOS.
+
+    Attributes:
+        field: Field of :class:`SystemStatus` that the value belongs to.
+        command: Key of the command in ``MAC_COMMANDS``.
+        pattern: Regular expression whose only group matches the value.
+        max_number: Largest valid number.
+        words: State for each matched text. If ``None``, the value is a number.
+    """
 
     field: str
     command: str
@@ -347,12 +366,12 @@ class _Reading:
     max_number: int = 100
     words: Mapping[str, str] | None = None
 
-    def value_in(self, outputs: Mapping[str, str | None]) -> Any:
-        text = _group_in(self.pattern, outputs[self.command])
-        return _number(text, self.max_number) if self.words is None else self.words.get(text or "")
+    def parse(self, outputs: Mapping[str, str | None]) -> str | int | float | None:
+        text = _first_group(self.pattern, outputs[self.command])
+        return _parse_number(text, self.max_number) if self.words is None else self.words.get(text or "")
 
 
-# Of two readings of one field, the later one that is known counts.
+# If several readings of one field have a value, the last one is used.
 MAC_READINGS = (
     _Reading("memory_pressure", "sysctl", r"^kern\.memorystatus_vm_pressure_level: (\d+)$", words=PRESSURE_LEVELS),
     _Reading("performance_cores", "sysctl", r"^hw\.perflevel0\.physicalcpu: ([1-9]\d*)$", MAX_CORES),
@@ -360,72 +379,77 @@ MAC_READINGS = (
     _Reading("memory_free", "memory", r"free percentage:\s*(\d+)%"),
     _Reading("power_source", "battery", rf"^(?:Now drawing from ')?({'|'.join(SOURCES)})", words=SOURCES),
     _Reading("battery", "battery", r"-InternalBattery-\d+[^\n]*?\s(\d+)%;"),
-    # macOS has renamed the setting; only the new name, the second, has a third value.
+    # macOS renamed the setting from lowpowermode to powermode. Only powermode has a third value.
     _Reading("power_mode", "power", r"^\s*lowpowermode\s+(\d+)\s*$", words=POWER_MODES),
     _Reading("power_mode", "power", r"^\s*powermode\s+(\d+)\s*$", words=POWER_MODES),
-    _Reading("speed_limit", "heat", r"\bCPU_Speed_Limit\s*=\s*(\d+)"),
+    _Reading("cpu_speed_limit", "thermal state", r"\bCPU_Speed_Limit\s*=\s*(\d+)"),
     _Reading(
-        "heat", "thermal pressure", r"^com\.apple\.system\.thermalpressurelevel[ \t]+(\d+)[ \t]*$", words=PRESSURES
+        "thermal_state",
+        "thermal pressure",
+        r"^com\.apple\.system\.thermalpressurelevel[ \t]+(\d+)[ \t]*$",
+        words=THERMAL_STATES,
     ),
 )
 
 NO_REPORTS = ("No thermal warning level has been recorded", "No performance warning level has been recorded")
 
 
-def _group_in(pattern: str, text: str | None) -> str | None:
-    """Return what the one group of a pattern matches in a text, in any of its lines."""
+def _first_group(pattern: str, text: str | None) -> str | None:
+    """Return the text of the only group of a pattern at its first match in any line, or ``None`` without a match."""
     match = re.search(pattern, text or "", re.ASCII | re.MULTILINE)
     return match[1] if match else None
 
 
-def _number(text: str | None, max_number: int) -> Any:
-    """Return the number that a text is, ``None`` for anything else, and for one that is too large."""
+def _parse_number(text: str | None, max_number: int) -> Any:
+    """Return the number in a text, or ``None`` if the text is not a number or the number is too large."""
     if text is None or not re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text, re.ASCII):
         return None
     number = float(text) if "." in text else int(text)
     return number if number <= max_number else None
 
 
-def _read_mac(run: Run) -> dict[str, Any]:
-    """Return what macOS says, by the names of the fields of ``Signals``."""
+def _read_mac(run: RunCommand) -> dict[str, Any]:
+    """Return the values of the commands of macOS by field of :class:`SystemStatus`."""
     outputs = {name: run(command) for name, command in MAC_COMMANDS.items()}
-    read: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for reading in MAC_READINGS:
-        value = reading.value_in(outputs)
+        value = reading.parse(outputs)
         if value is not None:
-            read[reading.field] = value
-    read["heat"] = _worst_heat(read.get("heat"), _heat_of_limit(read.get("speed_limit"), outputs["heat"] or ""))
-    read["gpu"] = _apple_gpu(outputs["ioreg"])
-    return read
+            values[reading.field] = value
+    limit_state = _thermal_state_from_limit(values.get("cpu_speed_limit"), outputs["thermal state"] or "")
+    values["thermal_state"] = _worst_thermal_state(values.get("thermal_state"), limit_state)
+    values["gpu"] = _parse_ioreg(outputs["ioreg"])
+    return values
 
 
-def _heat_of_limit(limit: int | None, output: str) -> str | None:
-    """Return whether the system slows the processor down, from ``pmset -g therm``.
+def _thermal_state_from_limit(limit: int | None, output: str) -> str | None:
+    """Return the thermal state according to ``pmset -g therm``.
 
-    Apple Silicon reports no limit although it slows down (exelban/stats#749, macmade/Hot#80), so that no report says nothing.
+    Apple Silicon reports no speed limit even while it throttles (exelban/stats#749, macmade/Hot#80). A missing limit is
+    therefore "nothing reported", not "nominal".
     """
     if limit is not None:
         return "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
     return NOTHING_REPORTED if all(note in output for note in NO_REPORTS) else None
 
 
-def _apple_gpu(output: str | None) -> GpuStatus:
-    """Return what the Apple GPU says of itself, of the whole system and of one moment; other accelerators are left out."""
+def _parse_ioreg(output: str | None) -> GpuStatus:
+    """Return the status of the Apple GPU for all processes, from the output of ``ioreg``. Ignore other accelerators."""
     entries = re.split(r"^(?=\+-o )", output or "", flags=re.MULTILINE)
     entry = next((entry for entry in entries if entry.startswith("+-o AGX")), "")
-    statistics = _group_in(r'"PerformanceStatistics"\s*=\s*\{([^}]*)\}', entry)
-    busy = _group_in(r'"Device Utilization %"=(\d+)', statistics) or _group_in(
+    statistics = _first_group(r'"PerformanceStatistics"\s*=\s*\{([^}]*)\}', entry)
+    utilization = _first_group(r'"Device Utilization %"=(\d+)', statistics) or _first_group(
         r'"Renderer Utilization %"=(\d+)', statistics
     )
     return GpuStatus(
-        name=_group_in(r'"model"\s*=\s*"([^"\n]+)"', entry),
-        cores=_number(_group_in(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
-        utilization=_number(busy, 100),
-        memory_used=_number(_group_in(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
+        name=_first_group(r'"model"\s*=\s*"([^"\n]+)"', entry),
+        cores=_parse_number(_first_group(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
+        utilization=_parse_number(utilization, 100),
+        memory_used=_parse_number(_first_group(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
     )
 
 
-# Where the driver puts ``nvidia-smi``: on Linux, in containers, under WSL 2 and on Windows.
+# Paths of ``nvidia-smi`` on Linux, in containers, under WSL 2 and on Windows.
 NVIDIA_SMI = (
     "/usr/bin/nvidia-smi",
     "/usr/local/nvidia/bin/nvidia-smi",
@@ -433,7 +457,7 @@ NVIDIA_SMI = (
     r"C:\Windows\System32\nvidia-smi.exe",
 )
 
-# What it is asked; newer drivers call the last two ``clocks_event_reasons`` and still know them by these names.
+# Newer drivers name the last two fields ``clocks_event_reasons`` but still accept these names.
 NVIDIA_FIELDS = (
     "uuid",
     "name",
@@ -452,31 +476,31 @@ MAX_CELSIUS = 150
 MAX_WATTS = 10_000
 
 
-def _read_nvidia(device: str, run: Run, environ: Mapping[str, str], uuid: str | None = None) -> GpuStatus:
-    """Return what the GPU says that torch calls by this name."""
-    answers = (_nvidia_gpus(run([path, *QUERY])) for path in NVIDIA_SMI)
-    gpus = next((gpus for gpus in answers if gpus), [])
+def _read_nvidia(device: str, run: RunCommand, environ: Mapping[str, str], uuid: str | None = None) -> GpuStatus:
+    """Return the status of the GPU with the given name in torch."""
+    listings = (_parse_nvidia_smi(run([path, *QUERY])) for path in NVIDIA_SMI)
+    gpus = next((gpus for gpus in listings if gpus), [])
     return _select_gpu(gpus, device, environ, uuid) or GpuStatus()
 
 
-def _nvidia_gpus(output: str | None) -> list[GpuStatus]:
-    """Return what each GPU says, in the order of ``nvidia-smi``; what it does not support is ``None``."""
+def _parse_nvidia_smi(output: str | None) -> list[GpuStatus]:
+    """Return the status of each GPU in the order of ``nvidia-smi``. Unsupported values are ``None``."""
     gpus = []
     for line in (output or "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(NVIDIA_FIELDS):
             continue
-        uuid, name, busy, used, total, temperature, power, *slowed = cells
-        used_mebibytes = _number(used, MAX_MEBIBYTES)
-        total_mebibytes = _number(total, MAX_MEBIBYTES)
+        uuid, name, utilization, used, total, temperature, power, *throttling = cells
+        used_mebibytes = _parse_number(used, MAX_MEBIBYTES)
+        total_mebibytes = _parse_number(total, MAX_MEBIBYTES)
         gpu = GpuStatus(
             name=None if name.startswith("[") else name or None,
-            utilization=_number(busy, 100),
+            utilization=_parse_number(utilization, 100),
             memory_used=None if used_mebibytes is None else round(used_mebibytes) << 20,
             memory_total=round(total_mebibytes or 0) << 20 or None,
-            temperature=_number(temperature, MAX_CELSIUS),
-            power=_number(power, MAX_WATTS),
-            thermal_throttling="Active" in slowed if {"Active", "Not Active"}.intersection(slowed) else None,
+            temperature=_parse_number(temperature, MAX_CELSIUS),
+            power=_parse_number(power, MAX_WATTS),
+            thermal_throttling="Active" in throttling if {"Active", "Not Active"}.intersection(throttling) else None,
             uuid=None if uuid.startswith("[") else uuid or None,
         )
         gpus.append(gpu)
@@ -486,57 +510,62 @@ def _nvidia_gpus(output: str | None) -> list[GpuStatus]:
 def _select_gpu(
     gpus: Sequence[GpuStatus], device: str, environ: Mapping[str, str], uuid: str | None
 ) -> GpuStatus | None:
-    """Return the GPU of ``nvidia-smi`` that torch calls ``"cuda"`` or ``"cuda:N"``, ``None`` if that is not certain.
+    """Return the GPU of ``nvidia-smi`` that torch names ``"cuda"`` or ``"cuda:N"``, or ``None`` if the match is ambiguous.
 
-    torch numbers the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, the fastest first unless ``CUDA_DEVICE_ORDER`` is
-    ``PCI_BUS_ID``, and ``nvidia-smi`` all of them by their place on the bus (CUDA C++ programming guide, "CUDA
-    environment variables"). If the two can differ, only the UUID that torch names tells.
+    torch numbers only the GPUs in ``CUDA_VISIBLE_DEVICES``, with the fastest first unless ``CUDA_DEVICE_ORDER`` is
+    ``PCI_BUS_ID``. ``nvidia-smi`` numbers all GPUs by their position on the bus (CUDA C++ programming guide, "CUDA
+    environment variables"). If the two orders can differ, only the UUID identifies the GPU.
     """
     name = uuid or device.partition(":")[2] or "0"
     if uuid is None and "CUDA_VISIBLE_DEVICES" in environ:
-        visible = [visible.strip() for visible in environ["CUDA_VISIBLE_DEVICES"].split(",")]
-        valid = all(re.fullmatch(r"\d+|GPU-[0-9a-fA-F-]+", name, re.ASCII) for name in visible)
+        visible = [entry.strip() for entry in environ["CUDA_VISIBLE_DEVICES"].split(",")]
+        valid = all(re.fullmatch(r"\d+|GPU-[0-9a-fA-F-]+", entry, re.ASCII) for entry in visible)
         if not valid or int(name) >= len(visible):
             return None
         name = visible[int(name)]
     if not name.isdecimal():
-        start = name.removeprefix("GPU-")
-        named = [gpu for gpu in gpus if (gpu.uuid or "").removeprefix("GPU-").startswith(start)]
-        return named[0] if len(named) == 1 else None
+        prefix = name.removeprefix("GPU-")
+        matches = [gpu for gpu in gpus if (gpu.uuid or "").removeprefix("GPU-").startswith(prefix)]
+        return matches[0] if len(matches) == 1 else None
     same_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
     return gpus[int(name)] if same_order and int(name) < len(gpus) else None
 
 
-# Returns how busy a device is just now, as a share from 0 to 1, or since it was last asked; ``None`` if it cannot be read.
+# Returns the utilization of a device in [0, 1], at present or since the previous call, or ``None`` if it is unreadable.
 UtilizationReader = Callable[[], "float | None"]
 
 IDLE_STATES = ("idle", "iowait")
-# Linux counts these in ``user`` and ``nice`` too (proc(5)).
+# Linux includes these times in ``user`` and ``nice`` (proc(5)).
 GUESTS = ("guest", "guest_nice")
 
 
 def make_utilization_reader(
     device: str,
     machine: MachineInfo,
-    run: Run = run_command,
+    run: RunCommand = run_command,
     environ: Mapping[str, str] = os.environ,
     uuid: str | None = None,
 ) -> UtilizationReader | None:
-    """Return what reads how busy a device is; ``None`` under a simulation, and if this cannot be read.
+    """Return a reader of the utilization of a device, or ``None`` under simulation or if the utilization is unreadable.
 
-    ``environ`` says what CUDA calls its devices, and ``uuid`` how torch names the CUDA GPU.
+    Args:
+        device: Name of the device in torch.
+        machine: Machine of the device.
+        run: Runs a command.
+        environ: Environment variables, which can renumber CUDA devices.
+        uuid: UUID of the CUDA GPU, as reported by torch.
     """
     if machine.simulated or is_mps_simulated():
         return None
-    known = parse_device_argument(device)
-    if not known.is_accelerator:
+    target = parse_device_argument(device)
+    if not target.is_accelerator:
         return _CpuReader() if _cpu_times() else None
 
     def read() -> float | None:
         gpu = GpuStatus()
-        if known.sensor == "ioreg":
-            gpu = _apple_gpu(run(MAC_COMMANDS["ioreg"]))
-        elif known.sensor == "nvidia-smi":
+        if target.sensor == "ioreg":
+            gpu = _parse_ioreg(run(MAC_COMMANDS["ioreg"]))
+        elif target.sensor == "nvidia-smi":
             gpu = _read_nvidia(device, run, environ, uuid)
         return None if gpu.utilization is None else gpu.utilization / 100
 
@@ -544,9 +573,9 @@ def make_utilization_reader(
 
 
 class _CpuReader:
-    """Reads how busy the processor was since it was last asked, of all cores together.
+    """Reader of the mean utilization of all processor cores since its previous call.
 
-    ``psutil.cpu_percent`` does the same, but cannot tell an idle processor from a time in which no counter has moved.
+    ``psutil.cpu_percent`` is not used, because it also returns 0 if the counters did not change between two calls.
     """
 
     def __init__(self) -> None:
@@ -559,7 +588,7 @@ class _CpuReader:
 
 
 def _cpu_times() -> dict[str, float]:
-    """Return the seconds that the processor has spent in each state, of all cores together; empty if they cannot be read."""
+    """Return the seconds that all cores spent in each state, or an empty mapping if they are unreadable."""
     psutil = import_psutil()
     try:
         return dict(psutil.cpu_times()._asdict())
@@ -568,7 +597,7 @@ def _cpu_times() -> dict[str, float]:
 
 
 def busy_fraction(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """Return which share of the time between two readings of the processor was work, ``None`` if none has passed."""
+    """Return the busy fraction of the processor time between two readings, or ``None`` if no time passed."""
     spent = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after if name not in GUESTS}
     total = sum(spent.values())
     return 1 - sum(spent.get(name, 0.0) for name in IDLE_STATES) / total if total and before else None

@@ -1,4 +1,4 @@
-"""The sections of a logbook, each a value."""
+"""Sections of a logbook as immutable values."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ UtcTimestamp = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9
 Count = Annotated[int, Minimum(0)]
 Size = Annotated[int, Minimum(1)]
 
-HYPOTHESES_NOTICE = "Hypotheses are kept in the words of the person: no note and no name of a patient may be in them."
+HYPOTHESES_NOTICE = "Hypotheses are stored verbatim: they must not contain text from notes or patient names."
 
 
 @dataclass(frozen=True)
 class Model:
-    """Which model.
+    """Identity of the model.
 
     Attributes:
-        name: What the person calls it.
-        source: Whether the fingerprints are of files or of a model in memory; the two cannot be compared.
-        weights: A fingerprint of the weights.
-        settings: A fingerprint of the settings.
-        tokenizer: A fingerprint of the tokenizer; null for a model without one.
-        dtype: The type of the weights in memory.
-        certificate: Of a reduced type, ``counts`` where the precision certificate does on the device, else why none does.
+        name: Name of the model, as passed by the user.
+        source: Whether the fingerprints are of files or of a model in memory. The two kinds are not comparable.
+        weights: Fingerprint of the weights.
+        settings: Fingerprint of the settings.
+        tokenizer: Fingerprint of the tokenizer, or null for a model without a tokenizer.
+        dtype: Data type of the weights in memory.
+        validation: For a reduced dtype, ``valid`` if a validation record applies on the device, otherwise the reason
+            why no record applies. Null for other dtypes.
     """
 
     name: str
@@ -40,20 +41,20 @@ class Model:
     settings: Fingerprint
     tokenizer: Fingerprint | None
     dtype: str | None
-    certificate: str | None = None
+    validation: str | None = None
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Which texts, by fingerprints alone.
+    """Fingerprints of the dataset. The texts themselves are not stored.
 
     Attributes:
-        kind: What was read.
-        checksum: SHA-256 of the content; of texts, each with its length in front of it; of a folder, the names and the
-            checksums of its files.
-        items: How many texts, or files.
-        bytes: How large they are.
-        shards: SHA-256 of each file of a folder, in the order of their names, which are not kept.
+        kind: Kind of the source.
+        checksum: SHA-256 of the content. For texts, each text is preceded by its length. For a folder, the content is
+            the names and the checksums of its files.
+        items: Number of texts or files.
+        bytes: Total size in bytes.
+        shards: SHA-256 of each file of a folder, sorted by name. The names are not stored.
     """
 
     kind: Literal["texts", "file", "folder"]
@@ -65,18 +66,18 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Loader:
-    """How batches were loaded in training.
+    """Configuration of the data loader of a training.
 
     Attributes:
-        workers: How many processes read ahead.
-        batch_size: How many items a batch has.
-        pin_memory: Whether batches lie in pinned memory.
-        persistent_workers: Whether the processes live on after an epoch.
-        prefetch_factor: How many batches each process reads ahead.
-        start_method: How the processes are started, where that was said.
-        seeded: Whether the order and the workers have a generator of their own.
-        worker_seeding: Who seeds the workers: ``worker_init_fn``, torch alone (which leaves other libraries as they are), or
-            no one, without workers.
+        workers: Number of worker processes.
+        batch_size: Number of items per batch.
+        pin_memory: Whether batches are copied to pinned memory.
+        persistent_workers: Whether worker processes stay alive after an epoch.
+        prefetch_factor: Number of batches that each worker prefetches.
+        start_method: Start method of the worker processes, or null if the loader does not set one.
+        seeded: Whether the loader has a separate generator for the order and the workers.
+        worker_seeding: Source of the seeds of the workers: ``worker_init_fn``, ``torch`` (which does not seed other
+            libraries), or ``no workers``.
     """
 
     workers: Count
@@ -91,19 +92,19 @@ class Loader:
 
 @dataclass(frozen=True)
 class Run:
-    """What was done, as the person or a report said it.
+    """Workload of a run, as specified by the user or reported by a report.
 
     Attributes:
-        task: What a step did, such as ``annotation``.
-        batch_size: How many rows a batch had.
-        length: How many tokens a row had.
-        workers: How many processes read ahead.
-        peak_memory_bytes: The most memory that a report tells of.
-        dtype: The type of the model's numbers.
-        row_shape: The shape of a row, its resolution, where rows are no texts, such as ``3x224x224``.
-        checkpointed: The modules whose activations a training computed again.
-        accumulation: How many batches went into a step of the optimizer.
-        autocast: The type that the products of a training ran in.
+        task: Task of a step, such as ``annotation``.
+        batch_size: Number of rows per batch.
+        length: Number of tokens per row.
+        workers: Number of loader processes.
+        peak_memory_bytes: Largest peak memory in a report, in bytes.
+        dtype: Data type of the model.
+        row_shape: Shape of a row that is not a text, such as ``3x224x224``.
+        checkpointed: Names of the modules with activation checkpointing.
+        accumulation: Number of batches per optimizer step.
+        autocast: Autocast dtype of a training.
     """
 
     task: str | None = None
@@ -120,11 +121,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What was suspected and is ruled out.
+    """Hypothesis that was rejected.
 
     Attributes:
-        hypothesis: What was suspected.
-        rejected_because: What rules it out.
+        hypothesis: Suspected cause.
+        rejected_because: Reason for the rejection.
     """
 
     hypothesis: str
@@ -133,16 +134,16 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class ReportMetrics:
-    """What a report found, in numbers alone.
+    """Metrics of a report. The texts of the report are not stored.
 
     Attributes:
-        report: Which report.
-        subject: What was measured.
-        device: Where.
-        verdict: What it says in a word; null where it says nothing.
-        simulated: Whether the device was a simulated one, whose figures are none of a real one.
-        values: The figures by their names, which name their units.
-        run: What the report says of what was done; figures of other runs are never set beside each other.
+        report: Kind of the report.
+        subject: Name of the measured model or function.
+        device: Device of the measurement.
+        verdict: Verdict of the report, or null if it has none.
+        simulated: Whether the device was simulated. Such metrics do not represent real hardware.
+        values: Metrics by name. Each name contains the unit.
+        run: Workload of the report. Metrics of different workloads are not compared.
     """
 
     report: str
@@ -155,24 +156,27 @@ class ReportMetrics:
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """What it is of: the report, what was measured, and the device."""
+        """Report, subject and device, which identify the metrics."""
         return self.report, self.subject, self.device
 
     @property
     def canonical_device(self) -> str | None:
-        """The device in its one spelling, without a mark."""
+        """Normalized device name, without the suffix of simulated devices."""
         return normalize_device(self.device.removesuffix(SIMULATED_SUFFIX)) if self.device else None
 
 
 def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return those values that are finite numbers.
+    """Return the values that are finite numbers. A bool is not a number.
 
     Example:
-        >>> numbers({"rows": 8, "why": "a text", "gain": float("nan"), "exact": True})
+        >>> finite_numbers({"rows": 8, "reason": "a text", "gain": float("nan"), "exact": True})
         {'rows': 8}
     """
-    kept = {name: one for name, one in values.items() if isinstance(one, (int, float)) and not isinstance(one, bool)}
-    return {name: one for name, one in kept.items() if math.isfinite(one)}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
 
 Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]
@@ -180,16 +184,16 @@ Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
 @dataclass(frozen=True)
 class Software:
-    """What ran.
+    """Versions of the software.
 
     Attributes:
-        openmed_nb: The version of this toolkit.
-        python: The version of Python.
-        torch: The version of torch, with its build.
-        transformers: The version of transformers.
-        packages: The versions of other packages that change speed or answers.
-        system: The operating system with its version, such as ``macOS 14.5``.
-        architecture: What Python was built for, such as ``arm64``.
+        openmed_nb: Version of this package.
+        python: Version of Python.
+        torch: Version of torch, including the build.
+        transformers: Version of transformers.
+        packages: Versions of other packages that affect speed or results.
+        system: Operating system and version, such as ``macOS 14.5``.
+        architecture: Architecture of the Python build, such as ``arm64``.
     """
 
     openmed_nb: str
@@ -203,12 +207,12 @@ class Software:
 
 @dataclass(frozen=True)
 class Code:
-    """The state of the person's own code, as git says; no name of a file, a branch or a remote.
+    """State of the user's code according to git, without names of files, branches and remotes.
 
     Attributes:
-        commit: The commit that is checked out.
-        changed: How many files differ from it.
-        untracked: How many files it does not know.
+        commit: Commit that is checked out.
+        changed: Number of files that differ from the commit.
+        untracked: Number of untracked files.
     """
 
     commit: Commit | None = None
@@ -217,23 +221,23 @@ class Code:
 
     @property
     def dirty(self) -> bool | None:
-        """Whether the code is not that of the commit."""
+        """Whether the code differs from the commit, or ``None`` if that is unknown."""
         return None if self.changed is None or self.untracked is None else bool(self.changed + self.untracked)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where it ran.
+    """Hardware of the machine and memory use of this process.
 
     Attributes:
-        device: The device, such as ``mps``, ``cuda:0`` or ``cpu``.
-        name: What the device calls itself.
-        chip: The processor.
-        memory_bytes: The memory of the computer.
-        threads: How many threads torch computes with on the CPU.
-        memory_limit: The share of the device's memory at which torch refuses more.
-        device_peak_bytes: The most that tensors used on the device in this process, where torch counts it.
-        resident_peak_bytes: The most memory that this process had.
+        device: Device, such as ``mps``, ``cuda:0`` or ``cpu``.
+        name: Name of the device according to its driver.
+        chip: Name of the processor.
+        memory_bytes: Memory of the machine in bytes.
+        threads: Number of CPU threads of torch.
+        memory_limit: Fraction of the device memory that torch may allocate.
+        device_peak_bytes: Peak memory of tensors on the device in this process, if torch reports it.
+        resident_peak_bytes: Peak memory of this process in bytes.
     """
 
     device: str
@@ -248,16 +252,16 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Randomness:
-    """Where random numbers came from, and what was asked of torch.
+    """Seeds, and settings of torch for determinism.
 
     Attributes:
-        seeds: The seeds that the person named.
-        torch_seed: What torch's generator of the CPU was seeded with last; a random number if it never was.
-        deterministic_algorithms: Whether torch refuses operators whose results differ from run to run.
-        warn_only: Whether it only warns of them.
-        cudnn_deterministic: Whether cuDNN may only use algorithms that always give the same.
-        cudnn_benchmark: Whether cuDNN tries which algorithm is fastest.
-        matmul_precision: How exactly float32 matrices are multiplied: ``highest``, ``high`` or ``medium``.
+        seeds: Seeds, as passed by the user.
+        torch_seed: Last seed of the CPU generator of torch. It is random if the generator was never seeded.
+        deterministic_algorithms: Whether torch raises an error for nondeterministic operators.
+        warn_only: Whether torch only warns about nondeterministic operators.
+        cudnn_deterministic: Whether cuDNN is limited to deterministic algorithms.
+        cudnn_benchmark: Whether cuDNN benchmarks its algorithms and selects the fastest.
+        matmul_precision: Precision of float32 matrix multiplication: ``highest``, ``high`` or ``medium``.
     """
 
     seeds: dict[str, int] = field(default_factory=dict)
@@ -271,13 +275,13 @@ class Randomness:
 
 @dataclass(frozen=True)
 class MpsVariable:
-    """What became of one of torch's variables for MPS.
+    """State of an MPS environment variable of torch.
 
     Attributes:
-        name: The variable.
-        value: Its value; null where it is not set.
-        set_by: Who set it.
-        effect: Whether torch has read it.
+        name: Name of the variable.
+        value: Value of the variable, or null if it is not set.
+        set_by: Source of the value.
+        effect: Effect of the variable on torch.
     """
 
     name: str
@@ -288,26 +292,26 @@ class MpsVariable:
 
 @dataclass(frozen=True)
 class SystemConditions:
-    """Power, heat and memory of the computer at one moment.
+    """Snapshot of the power, thermal state and memory of the machine.
 
     Attributes:
-        moment: Whether they were read before the run, or after it, when its reports were there already.
+        phase: Whether the snapshot is from before or after the run.
         power_source: ``adapter``, ``battery`` or ``UPS``.
         power_mode: ``automatic``, ``low`` (Low Power Mode) or ``high``.
-        heat: ``limited``, ``moderate``, ``nominal`` or ``nothing reported``.
+        thermal_state: ``limited``, ``moderate``, ``nominal`` or ``nothing reported``.
         memory_pressure: ``normal``, ``warning`` or ``critical``.
-        speed_limit: How fast the processor may run, in percent.
-        battery: The charge of the battery, in percent.
-        memory_available: The memory that programs could still have, in bytes.
-        swap_used: What is in the swap, in bytes.
+        cpu_speed_limit: Limit of the processor speed in percent.
+        battery: Charge of the battery in percent.
+        memory_available: Memory that was available to processes, in bytes.
+        swap_used: Used swap space in bytes.
     """
 
-    moment: Literal["before", "after"]
+    phase: Literal["before", "after"]
     power_source: str | None = None
     power_mode: str | None = None
     thermal_state: str | None = None
     memory_pressure: str | None = None
-    speed_limit: int | None = None
+    cpu_speed_limit: int | None = None
     battery: int | None = None
     memory_available: int | None = None
     swap_used: int | None = None
@@ -315,47 +319,47 @@ class SystemConditions:
 
 @dataclass(frozen=True)
 class BackgroundLoad:
-    """What other programs did at the same moment.
+    """Load of other processes at the time of the snapshot.
 
     Attributes:
-        busy: How many of them took a tenth of a processor or more.
-        share: The share of all processors that was not idle and not ours, 0 to 1.
-        names: The busiest of them, the first the busiest; null if no names were asked for.
+        busy_processes: Number of other processes that used at least a tenth of a processor.
+        cpu_fraction: Fraction of all processors used by other processes, in [0, 1].
+        names: Names of the busiest processes in descending order of load, or null if names were not requested.
     """
 
-    busy: int | None = None
+    busy_processes: int | None = None
     cpu_fraction: float | None = None
     names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class StorageLocation:
-    """Where something lies that is read again and again.
+    """Storage of a cache or a model.
 
     Attributes:
-        what: What lies there.
-        path: Where, the person's home shortened.
-        filesystem: The type of the file system.
-        kind: What sort of storage that is; in a ``cloud``, files may have to be fetched before they can be read.
+        contents: Contents of the directory.
+        path: Path, with ``~`` for the home directory.
+        filesystem: Type of the file system.
+        kind: Kind of storage. Files in ``cloud`` storage may have to be downloaded before they are read.
     """
 
     contents: str
     path: str
     filesystem: str | None
-    kind: Literal["local", "network", "cloud", "external", "memory", "not known"]
+    kind: Literal["local", "network", "cloud", "external", "memory", "unknown"]
 
 
 @dataclass(frozen=True)
 class NetworkLatency:
-    """How long it takes to reach an artifact store: connections over TCP, with nothing sent.
+    """Time to connect to an artifact store over TCP. No data is sent.
 
     Attributes:
-        host: The host, without user and password.
-        port: The port.
-        samples: How many connections were made.
-        failures: How many failed.
-        median_seconds: The middle one of those that did not.
-        largest_seconds: The longest one.
+        host: Host, without user and password.
+        port: Port.
+        samples: Number of connection attempts.
+        failures: Number of failed attempts.
+        median_seconds: Median connection time of the successful attempts.
+        max_seconds: Longest connection time of the successful attempts.
     """
 
     host: str
@@ -363,7 +367,7 @@ class NetworkLatency:
     samples: int
     failures: int
     median_seconds: float | None
-    largest_seconds: float | None
+    max_seconds: float | None
 
 
 SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
@@ -371,32 +375,32 @@ SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
 
 @dataclass(frozen=True, repr=False)
 class LogbookData:
-    """What a logbook holds. No text of a note, no secret and no name of a file is in it.
+    """Contents of a logbook, without text from notes, secrets and file names.
 
     Attributes:
-        schema: The name and the number of this form.
-        written: When it was written, in UTC.
-        simulated: Whether the device was a simulated one, whose figures are none of a real one.
-        software: What ran.
-        code: The state of the person's own code.
-        hardware: Where it ran.
-        model: Which model; null if that is not known.
-        dataset: Which texts; null if that is not known.
-        run: What was done.
-        loader: How batches were loaded; null if that is not known.
-        randomness: Where random numbers came from.
-        environment: The variables of an allow list that were set, by their names.
-        mps_variables: What became of the variables of MPS; empty on other devices.
-        conditions: Power, heat and memory.
-        background: What other programs did.
-        storage: Where caches and models lie.
-        network: The way to an artifact store; null if it was not asked for.
-        hypotheses: What is ruled out, in the person's words.
-        figures: What reports found, in numbers.
+        schema: Name and version of the schema.
+        created_at: Time of creation in UTC.
+        simulated: Whether the device was simulated. Such metrics do not represent real hardware.
+        software: Versions of the software.
+        code: State of the user's code.
+        hardware: Hardware of the machine.
+        model: Identity of the model, or null if it is unknown.
+        dataset: Fingerprints of the dataset, or null if it is unknown.
+        run: Workload of the run.
+        loader: Configuration of the data loader, or null if it is unknown.
+        randomness: Seeds and determinism settings.
+        environment: Values of the environment variables on the allow list, by name.
+        mps_variables: State of the MPS environment variables. Empty on other devices.
+        conditions: Power, thermal state and memory.
+        background: Load of other processes.
+        storage: Storage of caches and models.
+        network: Time to connect to the artifact store, or null if none was requested.
+        hypotheses: Rejected hypotheses, verbatim.
+        metrics: Metrics of reports.
     """
 
     schema: Literal["openmed_nb/logbook/1"]
-    written: UtcTimestamp
+    created_at: UtcTimestamp
     simulated: bool
     software: Software
     code: Code
@@ -417,5 +421,5 @@ class LogbookData:
 
     @property
     def device(self) -> str:
-        """Where it ran, marked where that is simulated."""
+        """Name of the device, labeled if it is simulated."""
         return f"{self.hardware.device}{SIMULATED_SUFFIX if self.simulated else ''}"
