@@ -1,4 +1,4 @@
-"""Gathering a logbook: the one place that asks the computer, torch and git, and reads the dataset."""
+"""Collection of a logbook from the machine, torch, git and the dataset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from ...._events.activity import ProgressEvent
@@ -42,12 +42,15 @@ from ....session import SESSION
 from ....training.activations import ActivationCheckpointing
 from ....training.curve import installed_bytes
 from ....training.steps import GradientAccumulation, Precision
-from ..signals import read_signals
+from ..signals import RunCommand, read_signals
 from . import privacy, sections
 from .logbook import Logbook, report_device
 
-TOOLKIT = "openmed-nb"  # What this package is called where it is installed.
-# Packages that change speed, answers, or how they are shown.
+if TYPE_CHECKING:
+    import torch
+
+TOOLKIT = "openmed-nb"  # Distribution name of this package.
+# Packages that affect speed, results or their display.
 PACKAGES = (
     "numpy",
     "tokenizers",
@@ -64,7 +67,7 @@ PACKAGES = (
 )
 
 
-def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
+def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the user
     *reports: Any,
     model: Any = None,
     dataset: Any = None,
@@ -79,43 +82,47 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
     folder: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Logbook:
-    """Write down what figures are measured with: versions, code, device, model, dataset, settings, power, heat and other programs.
+    """Record the conditions of a measurement: versions, code, device, model, dataset, settings, power and background load.
 
-    Called right before a run, it has power and heat of that moment; ``book.with_reports(report)`` adds the figures afterwards.
+    If you call it right before a run, the logbook contains the power and the thermal state at the start of the run. Add
+    the metrics afterwards with ``book.with_reports(report)``.
+
+    A logbook does not contain texts, file names or secrets. Environment variables are stored only if they are on an allow
+    list, and a value only if it has the expected format (``runbook.records.logbook.privacy``). The JSON Schema is
+    ``runbook/records/logbook/logbook.schema.json``.
 
     Args:
-        reports: What :func:`sweep`, :func:`compare`, :func:`parity`, :func:`openmed_nb.training.last_curve` and the others returned; their
-            numbers are kept, and batch, length, workers and peak memory where they have them.
-        model: The name of a model, whose files are fingerprinted; a pipeline or a torch module, of which every weight is;
-            ``None`` for the one that was loaded last.
-        dataset: Texts in an order, such as a list, or the path of a file or of a folder with shards; SHA-256 of it is kept.
-        batch_size: How many rows a batch has, where no report says it.
-        length: How many tokens a row has, where no report says it.
-        seeds: A seed, or seeds by name: ``{"torch": 1, "numpy": 2}``.
-        loader: The ``DataLoader`` of a training; nothing is read from it.
-        strategies: What a training saved memory or time with: what :func:`~openmed_nb.training.checkpoint_activations` and
-            :func:`~openmed_nb.training.precision` returned, and the :class:`~openmed_nb.training.GradientAccumulation`.
-        hypotheses: Pairs of what was suspected and what rules it out. These words are kept, so no note may be in them.
-        applications: Whether the busiest other programs are named; they are counted anyway.
-        artifact_store: A host and a port, or an address, to which connections are timed; nothing is sent.
-        folder: A folder of your code, whose commit git names; ``None`` for the one in which Python runs.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        reports: Reports of :func:`sweep`, :func:`compare`, :func:`parity`, :func:`openmed_nb.training.last_curve` and
+            other measurements. Their metrics are stored, and their batch size, length, workers and peak memory if known.
+        model: Name of a model, pipeline or torch module. The fingerprint covers the files of a named model, or all
+            weights of a pipeline or module. If ``None``, use the model that was loaded last.
+        dataset: Ordered texts, such as a list, or the path of a file or a folder with shards. Its SHA-256 is stored.
+        batch_size: Number of rows per batch. Reports take precedence.
+        length: Number of tokens per row. Reports take precedence.
+        seeds: Seed, or seeds by name: ``{"torch": 1, "numpy": 2}``.
+        loader: ``DataLoader`` of a training. No item is read from it.
+        strategies: Memory and speed strategies of a training: results of
+            :func:`~openmed_nb.training.checkpoint_activations` and :func:`~openmed_nb.training.precision`, and the
+            :class:`~openmed_nb.training.GradientAccumulation`.
+        hypotheses: Pairs of a rejected hypothesis and the reason for the rejection. They are stored verbatim, so they
+            must not contain text from notes.
+        applications: Whether to store the names of the busiest other processes. Their number is always stored.
+        artifact_store: Host and port, or URL, to which connections are timed. No data is sent.
+        folder: Directory of your code, whose git commit is stored. If ``None``, use the working directory.
+        progress: Whether to display the progress of operations that take longer than half a second.
 
     Returns:
-        The logbook: ``save("run.json")``, ``save("run.md")``, ``Logbook.read("run.json")``, ``markdown()``, ``to_dict()``, and
-        ``diff(other)``, which says first whether the figures of both may be compared at all: only where both are known to be of
-        one model, one dataset and one batch. Its text names what it is of; all that it holds stands in its HTML.
+        The logbook. Its text form contains the settings, its HTML form all values. ``save("run.json")``,
+        ``save("run.md")``, ``to_markdown()`` and ``to_dict()`` export it, and ``Logbook.read("run.json")`` reads it.
+        ``diff(other)`` compares it with another logbook. Metrics are comparable only if both logbooks are known to have
+        the same model, dataset and batch size.
 
     Raises:
-        ConfigurationError: For what is not a report, dataset, loader, strategy, seed or store, and for hypotheses that are long or have
-            words of the dataset; for reports of several devices.
-        DeviceError: For reports of a device that is not here.
-        ModelError: For a model that cannot be had.
-        TorchImportError: Where torch does not import.
-
-    No text, no name of a file and no secret is kept: of environment variables those of an allow list, each if its value looks
-    as such a value does (``runbook.records.logbook.privacy``). The form of the JSON is published in
-    ``runbook/records/logbook/logbook.schema.json``.
+        ConfigurationError: If an argument is not valid, if hypotheses are too long or contain text of the dataset, or if
+            the reports are of several devices.
+        DeviceError: If the device of a report is not available.
+        ModelError: If the model is not available.
+        TorchImportError: If torch cannot be imported.
 
     Example:
         >>> book = logbook(model="bundled", dataset=["She has asthma."], batch_size=8)
@@ -126,62 +133,64 @@ def logbook(  # noqa: PLR0913 - each is one thing that a person may want to say
 
     check_bool("applications", applications)
     with SESSION.operation(progress):
-        SESSION.notify(ProgressEvent("Writing", "logbook"))
-        computer = SESSION.device_manager
-        computer.load_torch()
+        SESSION.notify(ProgressEvent("Collecting", "logbook"))
+        device_manager = SESSION.device_manager
+        device_manager.load_torch()
         device = SESSION.device().device
-        known_model, model_files = _model_and_folder(model, device)
-        # What a person says is checked before anything is asked of the computer.
+        model_identity, model_files = _resolve_model(model, device)
+        # The arguments are validated before the machine is inspected.
         batch_size = check_optional_integer("batch_size", batch_size, most=MAX_INTEGER - 1)
         length = check_optional_integer("length", length, most=MAX_INTEGER - 1)
-        reported = report_device(map(extract_metrics, reports))
-        texts = None if dataset is None else privacy.fingerprint_dataset(dataset)
-        run = sections.Run(batch_size=batch_size, length=length, **_strategy_fields(strategies))
+        reported_device = report_device(map(extract_metrics, reports))
+        dataset_identity = None if dataset is None else privacy.fingerprint_dataset(dataset)
+        run = sections.Run(batch_size=batch_size, length=length, **_describe_strategies(strategies))
         run_loader = describe_loader(loader)
         named_seeds = _normalize_seeds(seeds)
-        ruled_out = privacy.validate_hypotheses(hypotheses, dataset)
+        rejected_hypotheses = privacy.validate_hypotheses(hypotheses, dataset)
         code = check_path(folder or ".", "folder")
-        if reported is not None and reported != normalize_device(device):
-            device = computer.confirm(DeviceRequest.parse(reported, "report")).device
-        network = None if artifact_store is None else measure_round_trip(artifact_store)
-        book = collect_logbook(computer, device, known_model, model_files, texts, code, applications)
+        if reported_device is not None and reported_device != normalize_device(device):
+            device = device_manager.confirm(DeviceRequest.parse(reported_device, "report")).device
+        network = None if artifact_store is None else measure_latency(artifact_store)
+        book = collect_logbook(
+            device_manager, device, model_identity, model_files, dataset_identity, code, applications
+        )
         book = replace(
             book,
             run=run,
             loader=run_loader,
             randomness=replace(book.randomness, seeds=named_seeds),
-            conditions=replace(book.conditions, moment="after" if reports else "before"),
+            conditions=replace(book.conditions, phase="after" if reports else "before"),
             network=network,
-            hypotheses=ruled_out,
+            hypotheses=rejected_hypotheses,
         )
         return book.with_reports(*reports)
 
 
-def _model_and_folder(model: Any, device: str) -> tuple[sections.Model | None, Path | None]:
-    """Return the model of a name, a pipeline or a module, and where its files are; ``None`` is the one that was loaded last."""
+def _resolve_model(model: Any, device: str) -> tuple[sections.Model | None, Path | None]:
+    """Return the identity of a model and the folder of its files. ``None`` is the model that was loaded last."""
     if not is_model_name(model):
         module = get_module(model)
-        described = privacy.model_from_module(module, getattr(model, "tokenizer", None))
-        return replace(described, certificate=_certificate_state(module, device)), None
+        identity = privacy.model_from_module(module, getattr(model, "tokenizer", None))
+        return replace(identity, validation=_validation_status(module, device)), None
     if loaded := SESSION.models.find(None if model is None else str(model)):
         last = loaded[-1]
-        described = privacy.model_from_files(last.name, last.folder, dtype_of(last.model))
-        return replace(described, certificate=_certificate_state(last.model, device)), last.folder
+        identity = privacy.model_from_files(last.name, last.folder, dtype_of(last.model))
+        return replace(identity, validation=_validation_status(last.model, device)), last.folder
     if model is None:
         return None, None
     folder = model_folder(SESSION.load_spec(str(model), {})[0])
     return privacy.model_from_files(str(model), folder, None), folder
 
 
-def _certificate_state(module: Any, device: str) -> str | None:
-    """Return what is known of the certificate of a model that was loaded in a reduced type; ``None`` for others."""
+def _validation_status(module: torch.nn.Module, device: str) -> str | None:
+    """Return the status of the dtype validation of a model in a reduced dtype, or ``None`` for other models."""
     key = SESSION.models.key_of(module)
-    known = key and get_dtype_validation(key, key.device or device, SESSION.device_manager, SESSION.environ)
-    return privacy.redact_secrets(known.reason or "counts") if known else None
+    validation = key and get_dtype_validation(key, key.device or device, SESSION.device_manager, SESSION.environ)
+    return privacy.redact_secrets(validation.reason or "valid") if validation else None
 
 
-def collect_logbook(  # noqa: PLR0913, PLR0917 - each is another thing
-    computer: DeviceManager,
+def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate part of the logbook
+    device_manager: DeviceManager,
     device: str,
     model: sections.Model | None,
     folder: Path | None,
@@ -189,15 +198,23 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each is another thing
     code: Path = Path(),
     applications: bool = False,
 ) -> Logbook:
-    """Return the logbook of this moment: of a computer on which torch is loaded, and a model whose files are in a folder."""
-    machine = computer.machine
-    signals = read_signals(machine, device, uuid=parse_device_argument(device).uuid())
-    states = {
-        field.name: getattr(signals, field.name)
-        for field in fields(sections.SystemConditions)
-        if field.name != "moment"
+    """Return a logbook of the current state. torch must be loaded.
+
+    Args:
+        device_manager: Devices of this machine.
+        device: Name of the device.
+        model: Identity of the model.
+        folder: Directory of the model files.
+        dataset: Fingerprints of the dataset.
+        code: Directory of the user's code.
+        applications: Whether to store the names of the busiest other processes.
+    """
+    machine = device_manager.machine
+    status = read_signals(machine, device, uuid=parse_device_argument(device).uuid())
+    conditions = {
+        field.name: getattr(status, field.name) for field in fields(sections.SystemConditions) if field.name != "phase"
     }
-    # Of other variables not even the names are kept.
+    # The names of other variables are not stored, because they may be private.
     variables = tuple(
         sections.MpsVariable(
             setting.name,
@@ -205,7 +222,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each is another thing
             SET_BY[setting.source],
             setting.effect,
         )
-        for setting in computer.mps_environment(device).settings
+        for setting in device_manager.mps_environment(device).settings
         if setting.effect not in {NOT_FOR_DEVICE, IGNORED}
     )
     folders = _cache_folders()
@@ -213,32 +230,32 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each is another thing
         folders["model"] = folder
     return Logbook(
         schema=sections.SCHEMA,
-        written=utc_timestamp(),
+        created_at=utc_timestamp(),
         simulated=machine.simulated and parse_device_argument(device).can_be_simulated,
-        software=software(computer),
+        software=software(device_manager),
         code=read_code(code),
-        hardware=_hardware(computer, device),
+        hardware=_read_hardware(device_manager, device),
         model=model,
         dataset=dataset,
         run=sections.Run(),
         loader=None,
         randomness=read_randomness(),
-        environment=privacy.sanitize_environ(computer.environ),
+        environment=privacy.sanitize_environ(device_manager.environ),
         mps_variables=variables,
-        conditions=sections.SystemConditions("before", **states),
+        conditions=sections.SystemConditions("before", **conditions),
         background=sections.BackgroundLoad() if machine.simulated else _sample_background_load(applications),
-        storage=storage_places(folders, _read_mounts()),
+        storage=locate_storage(folders, _read_mounts()),
     )
 
 
-def software(computer: DeviceManager) -> sections.Software:
-    """Return the versions of what runs; no package is imported for that."""
-    machine = computer.machine
+def software(device_manager: DeviceManager) -> sections.Software:
+    """Return the versions of the software without importing packages."""
+    machine = device_manager.machine
     macos = ".".join(map(str, machine.macos)) if machine.macos else None
     return sections.Software(
-        own_version(),
+        _package_version(),
         platform.python_version(),
-        computer.torch.version,
+        device_manager.torch.version,
         version_of("transformers"),
         {name: version for name in PACKAGES if (version := version_of(name)) is not None},
         f"macOS {macos}" if macos else f"{platform.system()} {platform.release()}",
@@ -246,38 +263,38 @@ def software(computer: DeviceManager) -> sections.Software:
     )
 
 
-def own_version() -> str:
-    """Return the version of the toolkit that runs, which need not be the installed one."""
+def _package_version() -> str:
+    """Return the version of the running package, which may differ from the installed version."""
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def version_of(name: str) -> str | None:
-    """Return the version of an installed package, ``None`` if it is not installed."""
+    """Return the version of an installed package, or ``None`` if the package is not installed."""
     distribution = distribution_of(name)
     return None if distribution is None else distribution.version
 
 
-def _hardware(computer: DeviceManager, device: str) -> sections.Hardware:
-    """Return what the device is, and the most memory that was used until now."""
+def _read_hardware(device_manager: DeviceManager, device: str) -> sections.Hardware:
+    """Return the hardware of the machine and the peak memory of this process."""
     import torch
 
-    machine = computer.machine
+    machine = device_manager.machine
     return sections.Hardware(
         device=device,
-        name=parse_device_argument(device).own_name(machine, computer.torch),
+        name=parse_device_argument(device).own_name(machine, device_manager.torch),
         chip=machine.chip or processor_name(),
         memory_bytes=machine.memory_bytes or installed_bytes(),
         threads=torch.get_num_threads(),
-        memory_limit=computer.memory_fraction(device),
+        memory_limit=device_manager.memory_fraction(device),
         device_peak_bytes=parse_device_argument(device).memory().peak,
         resident_peak_bytes=resident_peak(),
     )
 
 
 def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
-    """Return the most memory that this process had, in bytes.
+    """Return the peak memory of this process in bytes.
 
-    On macOS that is its footprint. Linux counts in kibibytes (``getrusage``), Windows has a count of its own.
+    On macOS, this is the peak footprint, on other systems the peak resident memory.
     """
     footprint = read()
     if footprint is not None:
@@ -286,14 +303,15 @@ def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
         return int(import_psutil().Process().memory_info().peak_wset)
     import resource
 
+    # getrusage returns bytes on macOS and kibibytes on Linux.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def describe_loader(loader: Any) -> sections.Loader | None:
-    """Return how a ``DataLoader`` loads; nothing is read from it.
+    """Return the configuration of a ``DataLoader`` without reading items from it.
 
     Raises:
-        ConfigurationError: For what is not a ``DataLoader``.
+        ConfigurationError: If ``loader`` is not a ``DataLoader``.
     """
     if loader is None:
         return None
@@ -311,18 +329,18 @@ def describe_loader(loader: Any) -> sections.Loader | None:
         }
         if not loader.num_workers:
             facts["worker_seeding"] = "no workers"
-        described: sections.Loader = from_json_data(sections.Loader, facts)
+        description: sections.Loader = from_json_data(sections.Loader, facts)
     except (AttributeError, ValueError):
-        what = f"{short_type_name(loader)} is not a DataLoader."
-        raise ConfigurationError(what, "Pass the loader of the training.") from None
-    return described
+        message = f"{short_type_name(loader)} is not a DataLoader."
+        raise ConfigurationError(message, "Pass the data loader of the training.") from None
+    return description
 
 
-def _strategy_fields(strategies: Any) -> dict[str, Any]:
-    """Return the strategies of a training by the fields of a run.
+def _describe_strategies(strategies: Any) -> dict[str, Any]:
+    """Return the strategies of a training by field of :class:`.sections.Run`.
 
     Raises:
-        ConfigurationError: For what is no strategy.
+        ConfigurationError: If a value is not a training strategy.
     """
     by_field: dict[str, Any] = {}
     for strategy in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
@@ -334,21 +352,21 @@ def _strategy_fields(strategies: Any) -> dict[str, Any]:
             by_field["autocast"] = strategy.dtype
         else:
             raise ConfigurationError(
-                f"{short_type_name(strategy)} is no strategy of a training.",
-                "Pass what checkpoint_activations(), GradientAccumulation() or precision() of nb.training returned.",
+                f"{short_type_name(strategy)} is not a training strategy.",
+                "Pass a result of checkpoint_activations(), GradientAccumulation() or precision() of nb.training.",
             )
     return by_field
 
 
-SEED_NAME = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
-SEEDS = "Pass a whole number, or names and whole numbers, such as {'torch': 1, 'numpy': 2}."
+SEED_NAME_PATTERN = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
+SEEDS_REMEDY = "Pass an integer, or integers by name, such as {'torch': 1, 'numpy': 2}."
 
 
 def _normalize_seeds(seeds: Any) -> dict[str, int]:
-    """Return seeds by what they are of.
+    """Return the seeds by name.
 
     Raises:
-        ConfigurationError: For a seed that is not a whole number, and a name that is not a short word.
+        ConfigurationError: If a seed is not an integer or is too large, or if a name is not a short identifier.
 
     Example:
         >>> _normalize_seeds(7), _normalize_seeds({"numpy": 1}), _normalize_seeds(None)
@@ -358,22 +376,22 @@ def _normalize_seeds(seeds: Any) -> dict[str, int]:
         return {}
     named = seeds if isinstance(seeds, Mapping) else {"seed": seeds}
     for name, seed in named.items():
-        if not isinstance(name, str) or not SEED_NAME.fullmatch(name):
-            raise ConfigurationError("The name of a seed is not a short word.", SEEDS)
+        if not isinstance(name, str) or not SEED_NAME_PATTERN.fullmatch(name):
+            raise ConfigurationError("The name of a seed is not a short identifier.", SEEDS_REMEDY)
         if type(seed) is not int or abs(seed) >= MAX_INTEGER:
-            what = f"The seed {describe_value(name)} is {short_type_name(seed)}, or too large."
-            raise ConfigurationError(what, SEEDS)
+            message = f"The seed {describe_value(name)} is {short_type_name(seed)}, or too large."
+            raise ConfigurationError(message, SEEDS_REMEDY)
     return dict(named)
 
 
 def read_randomness() -> sections.Randomness:
-    """Return what torch was asked for; seeds are what a person says."""
+    """Return the determinism settings of torch and its last seed, without the user's seeds."""
     import torch
 
     cudnn = torch.backends.cudnn
     try:
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch hides it once the newer setting was used (``aten/src/ATen/Context.cpp``).
+    except RuntimeError:  # torch raises after the newer setting was used (``aten/src/ATen/Context.cpp``).
         precision = torch.backends.cuda.matmul.fp32_precision
     return sections.Randomness(
         torch_seed=int(torch.initial_seed()),
@@ -385,70 +403,68 @@ def read_randomness() -> sections.Randomness:
     )
 
 
-WATCH_SECONDS = 0.4  # How long other programs are watched.
-BUSY_PERCENT = 10  # Of one processor: who takes more disturbs others.
+SAMPLING_SECONDS = 0.4
+BUSY_PERCENT = 10  # Load in percent of one processor from which a process counts as busy.
 MAX_NAMES = 5
 MAX_NAME_CHARACTERS = 40
 
 
 class Program(NamedTuple):
-    """Another program, and how much of one processor it took, in percent."""
+    """Another process, and its load in percent of one processor."""
 
     name: str
     percent: float
 
 
 def _sample_background_load(names: bool) -> sections.BackgroundLoad:
-    """Watch the programs of this computer for a moment; those that may not be asked count in the whole alone."""
+    """Sample the load of other processes. Inaccessible processes count only towards the total load."""
     psutil = import_psutil()
-    this = psutil.Process()
-    family = {this, *this.children(recursive=True)}
+    this_process = psutil.Process()
+    family = {this_process, *this_process.children(recursive=True)}
     processes = [*family, *(process for process in psutil.process_iter() if process not in family)]
-    own = 0.0
+    family_percent = 0.0
     programs = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            process.cpu_percent()  # The first call starts the watch.
+            process.cpu_percent()  # The first call starts the measurement.
     try:
-        share = psutil.cpu_percent(WATCH_SECONDS) / 100
+        total_fraction = psutil.cpu_percent(SAMPLING_SECONDS) / 100
     except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
         return sections.BackgroundLoad()
     for process in processes:
         with contextlib.suppress(psutil.Error):
             percent = process.cpu_percent()
             if process in family:
-                own += percent
+                family_percent += percent
             else:
                 programs.append(Program(process.name(), percent))
-    return background_load(programs, share - own / 100 / (psutil.cpu_count() or 1), names)
+    return background_load(programs, total_fraction - family_percent / 100 / (psutil.cpu_count() or 1), names)
 
 
-def background_load(programs: list[Program], share: float, names: bool) -> sections.BackgroundLoad:
-    """Return what other programs did; ``names`` tells whether the busiest are named."""
+def background_load(programs: list[Program], cpu_fraction: float, names: bool) -> sections.BackgroundLoad:
+    """Return the load of other processes, with the names of the busiest processes if ``names`` is true."""
     busy = sorted(
         (program for program in programs if program.percent >= BUSY_PERCENT), key=lambda program: -program.percent
     )
-    named = tuple(privacy.redact_secrets(program.name)[:MAX_NAME_CHARACTERS] for program in busy[:MAX_NAMES])
-    return sections.BackgroundLoad(len(busy), round(min(1.0, max(0.0, share)), 3), named if names else None)
+    busiest = tuple(privacy.redact_secrets(program.name)[:MAX_NAME_CHARACTERS] for program in busy[:MAX_NAMES])
+    return sections.BackgroundLoad(len(busy), round(min(1.0, max(0.0, cpu_fraction)), 3), busiest if names else None)
 
 
-NETWORK = re.compile(
+NETWORK_PATTERN = re.compile(
     r"nfs\d?|smbfs|smb3|cifs|afpfs|webdav|ncpfs|9p|virtiofs|ceph|glusterfs|lustre|gpfs|beegfs|afs|davfs|ftp"
     r"|fuse\.(sshfs|rclone|s3fs|gcsfuse|goofys|glusterfs|ceph\S*)|macfuse|osxfuse|fuse"
 )
-MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
-EXTERNAL = ("/Volumes/", "/media/", "/run/media/")  # Where systems mount what was plugged in.
+MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
+EXTERNAL_PREFIXES = ("/Volumes/", "/media/", "/run/media/")  # Mount points of external drives.
 
-# Folders of a person's home that macOS keeps in iCloud Drive, or other providers elsewhere, and what marks more of them, such as
-# a Desktop that is kept in iCloud: their files can be moved away, and come back only when they are read.
+# Folders in the home directory that are synchronized with iCloud Drive or other providers, and the extended attributes of other
+# such folders, for example of a Desktop in iCloud. Their files may exist only remotely until they are read.
 CLOUD_FOLDERS = ("Library/Mobile Documents", "Library/CloudStorage")
-CLOUD_MARKS = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
-
-RunCommand = Callable[[list[str]], "str | None"]
+CLOUD_ATTRIBUTE_PATTERN = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
 
 
 def _read_mounts() -> list[Any]:
-    """Return the mounted file systems of this computer, as psutil lists them."""
+    """Return the mounted file systems of this machine, as listed by psutil."""
     try:
         return list(import_psutil().disk_partitions(all=True))
     except OSError:  # Some containers hide the list.
@@ -456,70 +472,70 @@ def _read_mounts() -> list[Any]:
 
 
 def _cache_folders() -> dict[str, Path]:
-    """Return where models are cached, as huggingface_hub and torch have read it from their variables."""
+    """Return the cache directories of huggingface_hub and torch."""
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return {"Hugging Face cache": Path(HF_HUB_CACHE), "torch cache": Path(torch.hub.get_dir()).parent}
 
 
-def storage_places(
+def locate_storage(
     folders: Mapping[str, Path], mounts: list[Any], home: Path | None = None, run: RunCommand = run_command
 ) -> tuple[sections.StorageLocation, ...]:
-    """Return where each of some paths lies; links are followed, and a path that is not there yet counts as if it were."""
+    """Return the storage of each directory. Links are resolved, and a directory need not exist."""
     home = Path(os.path.realpath(home or privacy.home_folder()))
-    places = []
-    for what, path in folders.items():
-        # os.path answers for any path; Path raises for a circle of links and an unknown person.
+    locations = []
+    for contents, path in folders.items():
+        # os.path accepts any path. Path raises for a loop of links and for an unknown user.
         real = Path(os.path.realpath(os.path.expanduser(path)))  # noqa: PTH111
         above = {str(folder) for folder in (real, *real.parents)}
-        # Of several file systems mounted at one place, the last hides the others.
+        # If several file systems have the same mount point, the last one hides the others.
         mount = max(
             (mount for mount in reversed(mounts) if mount.mountpoint in above),
             key=lambda mount: len(mount.mountpoint),
             default=None,
         )
-        kind = "not known" if mount is None else _storage_kind(mount, real, home, run)
-        places.append(sections.StorageLocation(what, privacy.sanitize_path(path), mount and mount.fstype, kind))
-    return tuple(places)
+        kind = "unknown" if mount is None else _storage_kind(mount, real, home, run)
+        locations.append(sections.StorageLocation(contents, privacy.sanitize_path(path), mount and mount.fstype, kind))
+    return tuple(locations)
 
 
 def _storage_kind(
     mount: Any, path: Path, home: Path, run: RunCommand
 ) -> Literal["local", "network", "cloud", "external", "memory"]:
-    """Return what sort of storage a path on a mounted file system is."""
+    """Return the kind of storage of a path on a mounted file system."""
     filesystem = mount.fstype.lower()
     options = mount.opts.split(",")
-    if NETWORK.fullmatch(filesystem) or "remote" in options:
+    if NETWORK_PATTERN.fullmatch(filesystem) or "remote" in options:
         return "network"
-    if filesystem in MEMORY:
+    if filesystem in MEMORY_FILESYSTEMS:
         return "memory"
-    if mount.mountpoint.startswith(EXTERNAL) or "removable" in options:
+    if mount.mountpoint.startswith(EXTERNAL_PREFIXES) or "removable" in options:
         return "external"
-    return "cloud" if filesystem == "apfs" and _is_in_cloud(path, home, run) else "local"
+    return "cloud" if filesystem == "apfs" and _is_cloud_synced(path, home, run) else "local"
 
 
-def _is_in_cloud(path: Path, home: Path, run: RunCommand) -> bool:
-    """Return whether macOS or a provider keeps a path of a person's home elsewhere, too."""
+def _is_cloud_synced(path: Path, home: Path, run: RunCommand) -> bool:
+    """Return whether a path in the home directory is synchronized with iCloud Drive or another provider."""
     if any(path.is_relative_to(home / cloud) for cloud in CLOUD_FOLDERS):
         return True
     above = [str(folder) for folder in (path, *path.parents) if home in folder.parents]
-    existing = [folder for folder in above if os.path.exists(folder)]  # noqa: PTH110 - for any path, as above
-    return bool(existing) and CLOUD_MARKS.search(run(["/usr/bin/xattr", *existing]) or "") is not None
+    existing = [folder for folder in above if os.path.exists(folder)]  # noqa: PTH110 - Path raises for some paths
+    return bool(existing) and CLOUD_ATTRIBUTE_PATTERN.search(run(["/usr/bin/xattr", *existing]) or "") is not None
 
 
-# On a Mac without developer tools, this one opens a window that offers to install them.
+# On a Mac without developer tools, this program opens a dialog that offers to install them.
 APPLE_STUB = "/usr/bin/git"
-MAC_PATHS = (
+MAC_GIT_PATHS = (
     "/opt/homebrew/bin/git",
     "/usr/local/bin/git",
     "/Library/Developer/CommandLineTools/usr/bin/git",
     "/Applications/Xcode.app/Contents/Developer/usr/bin/git",
 )
-# Nothing is written into the repository, and the program that it names for watching files is not run.
-OPTIONS = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
-# The line that names the branch comes first: without it git has failed, such as for a damaged index, and says nothing of files.
-STATUS = [
+# git must not write to the repository or run the file system monitor of the repository.
+GIT_OPTIONS = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
+# The output starts with the line of the branch. If that line is missing, git failed, for example because of a corrupt index.
+GIT_STATUS = [
     "status",
     "--porcelain",
     "--branch",
@@ -528,84 +544,85 @@ STATUS = [
     "--no-renames",
     "--ignore-submodules=dirty",
 ]
-# The programs that it names for reading files; ``git status`` would run them (git's ``convert.c``), so each gets no value.
-FILTERS = ["config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"]
-COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+# ``git status`` runs the filter programs of the repository (git's ``convert.c``), so each of these settings is overridden.
+GIT_FILTERS = ["config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"]
+COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def git_program(system: str = sys.platform, path: str | None = None) -> str | None:
-    """Return the full path of git, ``None`` if there is none that can be run without a question."""
+    """Return the full path of git, or ``None`` if no git can run without a dialog."""
     path = path or shutil.which("git")
     if system != "darwin" or (path and path != APPLE_STUB):
         return path
-    return next((path for path in MAC_PATHS if os.access(path, os.X_OK)), None)
+    return next((path for path in MAC_GIT_PATHS if os.access(path, os.X_OK)), None)
 
 
 def _run_git(command: list[str]) -> str | None:
-    """Return what git prints within two seconds, ``None`` if it cannot be run.
+    """Return the output of git, or ``None`` if git cannot run or takes longer than two seconds.
 
-    Its own variables, such as ``GIT_DIR``, are taken away: they would let it answer for another repository.
+    Variables of git, such as ``GIT_DIR``, are removed, because they can select another repository.
     """
-    others = {name: value for name, value in os.environ.items() if not name.upper().startswith("GIT_")}
-    return run_command(command, {**others, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"})
+    environ = {name: value for name, value in os.environ.items() if not name.upper().startswith("GIT_")}
+    return run_command(command, {**environ, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"})
 
 
 def read_code(folder: Path, run: RunCommand = _run_git, program: str | None = None) -> sections.Code:
-    """Return the commit and the state of the repository around a folder; what git does not say is ``None``."""
+    """Return the commit and the state of the repository that contains a folder. Unknown values are ``None``."""
     program = program or git_program()
     if program is None:
         return sections.Code()
-    git = [program, "-C", str(folder), *OPTIONS]
+    git = [program, "-C", str(folder), *GIT_OPTIONS]
     commit = (run([*git, "rev-parse", "--verify", "HEAD"]) or "").strip()
-    if not COMMIT.fullmatch(commit):
+    if not COMMIT_PATTERN.fullmatch(commit):
         return sections.Code()
-    filters = run([*git, *FILTERS])
-    if filters is None or "=" in filters:  # Such a name cannot be written as an option, so git must not be asked.
+    filters = run([*git, *GIT_FILTERS])
+    if filters is None or "=" in filters:  # An option of git cannot override a name that contains "=".
         return sections.Code(commit)
     for name in filters.split("\0"):
         if name:
             git += ["-c", f"{name}="]
-    branch, *files = (run([*git, *STATUS]) or "").strip("\n").split("\n")
+    branch, *files = (run([*git, *GIT_STATUS]) or "").strip("\n").split("\n")
     if not branch:
         return sections.Code(commit)
     untracked = sum(line.startswith("??") for line in files)
     return sections.Code(commit, len(files) - untracked, untracked)
 
 
-CONNECTIONS = 5
-CONNECT_SECONDS = 2.0
-# Where a scheme is answered if an address names no port.
-PORTS = {"https": 443, "http": 80, "ssh": 22, "sftp": 22, "ftp": 21}
-HOST_AND_PORT = "Pass a host and a port, such as 'store.example:443', or an https address."
+LATENCY_SAMPLES = 5
+CONNECT_TIMEOUT_SECONDS = 2.0
+# Default ports of URL schemes.
+DEFAULT_PORTS = {"https": 443, "http": 80, "ssh": 22, "sftp": 22, "ftp": 21}
+HOST_AND_PORT_REMEDY = "Pass a host and a port, such as 'store.example:443', or an https URL."
 
 
-def measure_round_trip(
-    store: str, samples: int = CONNECTIONS, timeout: float = CONNECT_SECONDS
+def measure_latency(
+    store: str, samples: int = LATENCY_SAMPLES, timeout: float = CONNECT_TIMEOUT_SECONDS
 ) -> sections.NetworkLatency:
-    """Connect to an artifact store some times, and return how long that took.
+    """Measure the time to connect to an artifact store.
 
     Args:
-        store: A host and a port, or an address; user, password, path and query are not read.
-        samples: How often.
-        timeout: How long each may take, in seconds.
+        store: Host and port, or URL. User, password, path and query are ignored.
+        samples: Number of connection attempts.
+        timeout: Timeout of each attempt in seconds.
 
     Raises:
-        ConfigurationError: If there is no host and port; what was passed is not shown, because it may hold a password.
+        ConfigurationError: If ``store`` has no host or port. The error does not contain ``store``, which may contain a
+            password.
     """
     text = str(store)
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         host = parts.hostname or ""
-        port = parts.port or PORTS.get(parts.scheme)
+        port = parts.port or DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
         host = ""
         port = None
     if not host or not port or any(character.isspace() for character in host):
-        raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT)
+        raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT_REMEDY)
     seconds = []
     for _ in range(samples):
         start = current_time()
-        # UnicodeError for a name that no network can have.
+        # A host name that cannot be encoded raises UnicodeError.
         with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host, port), timeout=timeout):
             seconds.append(current_time() - start)
     return sections.NetworkLatency(
