@@ -1,1 +1,1 @@
-"""Record what was measured: logbook, system status, report, bring-up, handoff."""
+"""Records of measurements: logbook, system status, report, bring-up and handoff."""

@@ -1,1 +1,1 @@
-"""The handoff: a folder that another computer can run, and that proves there that it does what it did here."""
+"""Handoff: a bundle that runs a model on another machine and checks that the results are the same."""

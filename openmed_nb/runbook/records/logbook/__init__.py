@@ -1,1 +1,1 @@
-"""The logbook: what figures were measured with, so that only what can be compared is."""
+"""Logbook: the conditions of a measurement, which decide whether two measurements are comparable."""

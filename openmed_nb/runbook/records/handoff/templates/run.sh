@@ -1,5 +1,5 @@
 #!/bin/sh
-# @@what
+# @@description
 set -eu
 script=$0
 while [ -L "$script" ]; do
