@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(scope="session")
 def logbooks(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module of logbooks as values."""
+    """Module with the complete logbook."""
     return helper(Path(__file__).parent / "logbooks.py")

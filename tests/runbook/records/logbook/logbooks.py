@@ -1,4 +1,4 @@
-"""Logbooks as values, for the tests: one that is whole, and others that differ from it in one place."""
+"""Logbooks for the tests: a complete logbook, and variants with one different value."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from openmed_nb.runbook.records.logbook.sections import (
     SystemConditions,
 )
 
-WHOLE = Logbook(
+COMPLETE = Logbook(
     schema=SCHEMA,
-    written="2026-03-01T12:00:00Z",
+    created_at="2026-03-01T12:00:00Z",
     simulated=False,
     software=Software("0.1.0", "3.11.7", "2.13.0", "5.23.0", {"numpy": "2.4.6"}, "macOS 14.5", "arm64"),
     code=Code("5c" * 20, 1, 0),
     hardware=Hardware("mps", "Apple M2 Pro", "Apple M2 Pro", 16 << 30, 8, 1.0, 1 << 30, 2 << 30),
-    model=Model("bundled", "files", "ab" * 16, "cd" * 16, "ef" * 16, "float32", "counts"),
+    model=Model("bundled", "files", "ab" * 16, "cd" * 16, "ef" * 16, "float32", "valid"),
     dataset=Dataset("folder", "12" * 32, 2, 2048, ("34" * 32, "56" * 32)),
     run=Run("annotation", 32, 128, 0, 1 << 28, "float32", None, "encoder.layer.0", 4, "bfloat16"),
     loader=Loader(2, 32, False, True, 2, "fork", True, "worker_init_fn"),
     randomness=Randomness({"torch": 1}, 1, False, False, False, False, "highest"),
     environment={"OMP_NUM_THREADS": "8"},
-    mps_variables=(MpsVariable("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "in force"),),
+    mps_variables=(MpsVariable("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "active"),),
     conditions=SystemConditions("before", "adapter", "automatic", "nominal", "normal", 100, 80, 8 << 30, 0),
     background=BackgroundLoad(1, 0.1, ("mail",)),
     storage=(StorageLocation("Hugging Face cache", "~/.cache/huggingface/hub", "apfs", "local"),),
@@ -46,17 +46,17 @@ WHOLE = Logbook(
     hypotheses=(Hypothesis("slow loader", "data takes 3 % of a step"),),
     metrics=(ReportMetrics("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
 )
-"""A logbook in which everything is known."""
+"""Logbook without unknown values."""
 
 
-def but(section: str, **changes: Any) -> Logbook:
-    """Return the whole logbook with other values in one section; an empty section name changes the logbook itself."""
+def change_section(section: str, **changes: Any) -> Logbook:
+    """Return the complete logbook with changes in one section. An empty name changes the logbook itself."""
     if not section:
-        return replace(WHOLE, **changes)
-    return replace(WHOLE, **{section: replace(getattr(WHOLE, section), **changes)})
+        return replace(COMPLETE, **changes)
+    return replace(COMPLETE, **{section: replace(getattr(COMPLETE, section), **changes)})
 
 
-def changed(place: str, value: Any) -> Logbook:
-    """Return the whole logbook with another value at a place, such as ``"hardware.device"``."""
-    section, _, name = place.rpartition(".")
-    return but(section, **{name: value})
+def change_value(path: str, value: Any) -> Logbook:
+    """Return the complete logbook with another value at a path, such as ``"hardware.device"``."""
+    section, _, name = path.rpartition(".")
+    return change_section(section, **{name: value})

@@ -1,4 +1,4 @@
-"""What reports tell a logbook: numbers, and never a text."""
+"""Metrics that a logbook extracts from reports."""
 
 import pytest
 
@@ -24,8 +24,7 @@ REPORTS = [
 ]
 
 
-def test_figures_are_numbers():
-    """Each report tells numbers, where it was measured, and what it says of the run."""
+def test_extract_metrics_returns_numbers_and_run():
     sweep, memory, loader = map(extract_metrics, REPORTS)
 
     assert sweep.values["knee_rows"] == 4
@@ -37,30 +36,30 @@ def test_figures_are_numbers():
     )
     assert (memory.verdict, memory.simulated) == ("growing", True)
     assert (loader.run.workers, loader.verdict) == (2, "loader")
-    assert all(isinstance(one, (int, float)) for told in (sweep, memory, loader) for one in told.values.values())
+    for metrics in (sweep, memory, loader):
+        assert all(isinstance(value, (int, float)) for value in metrics.values.values())
 
 
-def test_reports_of_the_runbook_tell_figures():
-    """What the functions of the package return is read, and no word of a text comes along."""
-    split = PhaseTimes({"data": 0.03, "forward": 0.01})
-    cpu = DeviceMetrics("cpu", 0.04, (0.03, 0.05), 2, split)
-    gpu = DeviceMetrics("cuda:0", 0.02, (0.01, 0.03), 2, split, Interval(1.5, 2.0, 2.5, 0.95))
+def test_extract_metrics_supports_all_reports_without_texts():
+    phase_times = PhaseTimes({"data": 0.03, "forward": 0.01})
+    cpu = DeviceMetrics("cpu", 0.04, (0.03, 0.05), 2, phase_times)
+    gpu = DeviceMetrics("cuda:0", 0.02, (0.01, 0.03), 2, phase_times, Interval(1.5, 2.0, 2.5, 0.95))
     comparison = Comparison("mine", "annotation", (cpu, gpu), 6, dtype="float32")
-    profile = Profile("mine", "annotation", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
+    profile = Profile("mine", "annotation", "cpu", 2, 50, 5, 0.04, phase_times, 0.03, 0.01, (), 100.0)
     parity = nb.runbook.parity("bundled_small", ["Smith has asthma."], device="cpu", dtype="bfloat16")
-    told = list(map(extract_metrics, [parity, comparison, profile, nb.verdict(parity, comparison)]))
-    values = [one.values for one in told]
+    metrics = list(map(extract_metrics, [parity, comparison, profile, nb.verdict(parity, comparison)]))
+    values = [report.values for report in metrics]
 
-    assert [one.report for one in told] == ["parity", "comparison", "profile", "verdict"]
+    assert [report.report for report in metrics] == ["parity", "comparison", "profile", "verdict"]
     assert values[0]["texts"] == 1
-    assert (values[1]["cuda:0_speedup"], values[1]["cpu_data_fraction"], told[1].run.batch_size) == (2.0, 0.75, 2)
+    assert (values[1]["cuda:0_speedup"], values[1]["cpu_data_fraction"], metrics[1].run.batch_size) == (2.0, 0.75, 2)
     assert (values[2]["data_only_seconds"], values[2]["operators_per_step"]) == (0.03, 100.0)
-    assert told[3].verdict == nb.verdict(parity, comparison).recommendation
-    assert "Smith" not in repr(told)
+    assert metrics[3].verdict == nb.verdict(parity, comparison).recommendation
+    assert "Smith" not in repr(metrics)
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "subject"),
     [
         ("The patient John Smith has asthma", "***"),
         ("make.<locals>.step", "make.<locals>.step"),
@@ -68,16 +67,14 @@ def test_reports_of_the_runbook_tell_figures():
         ("/data/John Smith/model", "/data/***/model"),
     ],
 )
-def test_names_of_what_was_measured(name, kept):
-    """A name is kept where it is one, such as that of a function or a model; a sentence becomes three stars."""
-    split = PhaseTimes({"forward": 0.01})
-    profile = Profile(name, "own step", "cpu", 2, 50, 5, 0.04, split, 0.03, 0.01, (), 100.0)
+def test_extract_metrics_masks_names_that_are_sentences(name, subject):
+    phase_times = PhaseTimes({"forward": 0.01})
+    profile = Profile(name, "own step", "cpu", 2, 50, 5, 0.04, phase_times, 0.03, 0.01, (), 100.0)
 
-    assert extract_metrics(profile).subject == kept
+    assert extract_metrics(profile).subject == subject
 
 
-def test_reports_are_of_one_device():
-    """The device of reports is the one that all name, in one spelling; several, and another than the logbook's, are refused."""
+def test_report_device_is_normalized_and_unique():
     first, second = (extract_metrics(LoaderCheck(device, 0.03, 0.01, 2, 20)) for device in ("cuda", "cpu"))
 
     assert (report_device([first]), report_device([second, second]), report_device([])) == ("cuda:0", "cpu", None)
@@ -85,10 +82,10 @@ def test_reports_are_of_one_device():
         report_device([first, second])
 
 
-def test_what_is_no_report_is_refused():
-    """Anything else, also a class of another package with such a name, is refused."""
-    other = type("SweepReport", (), {"__module__": "elsewhere"})
+def test_extract_metrics_rejects_other_types():
+    """A class of another package with the name of a report is not a report."""
+    foreign_report = type("SweepReport", (), {"__module__": "elsewhere"})
 
-    for bad in ("a note", 3, other(), None):
-        with pytest.raises(ConfigurationError, match="is not a report for a logbook"):
-            extract_metrics(bad)
+    for value in ("a note", 3, foreign_report(), None):
+        with pytest.raises(ConfigurationError):
+            extract_metrics(value)

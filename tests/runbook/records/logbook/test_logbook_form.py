@@ -1,4 +1,4 @@
-"""The form of a logbook: JSON, its published schema, Markdown, HTML and text."""
+"""Formats of a logbook: JSON with its schema, Markdown, HTML and text."""
 
 import json
 import os
@@ -18,47 +18,47 @@ from openmed_nb.runbook.records.logbook.privacy import sanitize_environ
 from openmed_nb.runbook.records.logbook.sections import Hypothesis
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
-BARE = {"model": None, "dataset": None, "loader": None, "network": None}
+UNKNOWN_SECTIONS = {"model": None, "dataset": None, "loader": None, "network": None}
 
 
 @pytest.fixture(scope="module")
 def schema():
-    """The published schema, which keeps the rules of its draft."""
+    """Validator of the published schema."""
     published = json.loads(SCHEMA_FILE.read_text("utf-8"))
     jsonschema.Draft202012Validator.check_schema(published)
     return jsonschema.Draft202012Validator(published)
 
 
-def test_published_schema_follows_from_the_dataclasses(helper):
+def test_schema_file_is_up_to_date(helper):
     assert SCHEMA_FILE.read_text("utf-8") == helper(SCRIPTS / "write_schemas.py").logbook_schema()
 
 
-@pytest.mark.parametrize("changes", [{}, BARE], ids=["everything known", "nothing said"])
-def test_logbook_keeps_the_schema(logbooks, schema, changes):
-    schema.validate(json.loads(json.dumps(logbooks.but("", **changes).to_dict())))
+@pytest.mark.parametrize("changes", [{}, UNKNOWN_SECTIONS], ids=["complete", "unknown"])
+def test_logbook_conforms_to_the_schema(logbooks, schema, changes):
+    schema.validate(json.loads(json.dumps(logbooks.change_section("", **changes).to_dict())))
 
 
 @pytest.mark.parametrize("section", ["", "software", "code", "conditions", "run"])
-def test_unknown_field_is_refused(logbooks, schema, section):
-    """A field that nobody knows, on any level, is refused by the schema and by reading alike."""
-    plain = logbooks.WHOLE.to_dict()
-    (plain[section] if section else plain)["note"] = "text"
+def test_schema_and_parser_reject_unknown_fields(logbooks, schema, section):
+    data = logbooks.COMPLETE.to_dict()
+    (data[section] if section else data)["note"] = "text"
 
-    assert not schema.is_valid(plain)
-    with pytest.raises(ValueError, match="fields of another kind"):
-        from_json_data(Logbook, plain)
+    assert not schema.is_valid(data)
+    with pytest.raises(ValueError, match=r"\bfields\b"):
+        from_json_data(Logbook, data)
 
 
-def test_logbook_is_read_as_it_was_written(logbooks, tmp_path):
-    file = logbooks.WHOLE.save(tmp_path / "run.json")
+def test_read_returns_the_saved_logbook(logbooks, tmp_path):
+    file = logbooks.COMPLETE.save(tmp_path / "run.json")
 
-    assert openmed_nb.runbook.Logbook.read(file) == logbooks.WHOLE
+    assert openmed_nb.runbook.Logbook.read(file) == logbooks.COMPLETE
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_markdown_has_everything_and_escapes_it(logbooks, tmp_path):
-    """Markdown, which saving writes, has every value that is known; words that are code there or to a browser are shown as words."""
-    book = replace(logbooks.WHOLE, hypotheses=(*logbooks.WHOLE.hypotheses, Hypothesis("<script>a|b</script>", "`x`")))
+def test_markdown_contains_all_values_escaped(logbooks, tmp_path):
+    book = replace(
+        logbooks.COMPLETE, hypotheses=(*logbooks.COMPLETE.hypotheses, Hypothesis("<script>a|b</script>", "`x`"))
+    )
     book.save(tmp_path / "run.md")
     text = (tmp_path / "run.md").read_text("utf-8")
 
@@ -70,32 +70,31 @@ def test_markdown_has_everything_and_escapes_it(logbooks, tmp_path):
     assert "&lt;script&gt;a\\|b" in text
 
 
-def test_text_has_only_what_was_said(logbooks):
-    """The text says what the logbook is of, and nothing that differs from computer to computer."""
-    text = str(logbooks.WHOLE)
+def test_text_contains_only_user_settings(logbooks):
+    text = str(logbooks.COMPLETE)
 
     assert "bundled in float32" in text
     assert "32 rows of 128 tokens" in text
     for word in ("2.13", "Apple", "adapter", "2026", "5c5c", "100.0", "SIMULATED"):
         assert word not in text
-    assert "Apple M2 Pro" in logbooks.WHOLE._repr_html_()
+    assert "Apple M2 Pro" in logbooks.COMPLETE._repr_html_()
 
 
-def test_simulation_is_marked_in_every_form(logbooks):
-    simulated = replace(logbooks.WHOLE, simulated=True)
+def test_every_format_labels_simulation(logbooks):
+    simulated = replace(logbooks.COMPLETE, simulated=True)
 
     assert all("SIMULATED" in form for form in (str(simulated), simulated.to_markdown(), simulated._repr_html_()))
     assert simulated.to_dict()["simulated"] is True
 
 
 @pytest.mark.parametrize("kind", ["network", "cloud"])
-def test_cache_that_is_far_away_is_a_warning(logbooks, kind):
-    book = logbooks.but("", storage=(replace(logbooks.WHOLE.storage[0], kind=kind),))
+def test_remote_cache_is_a_warning(logbooks, kind):
+    book = logbooks.change_section("", storage=(replace(logbooks.COMPLETE.storage[0], kind=kind),))
 
     for form in (str(book), book._repr_html_(), book.to_markdown()):
         assert f"on a {kind} volume" in form
         assert "HF_HOME" in form
-    assert (book.report().status, logbooks.WHOLE.report().status) == ("warning", "")
+    assert (book.to_report().status, logbooks.COMPLETE.to_report().status) == ("warning", "")
 
 
 DEBUG_LOGGING = [
@@ -114,16 +113,16 @@ DEBUG_LOGGING = [
 
 
 @pytest.mark.parametrize(("name", "value", "warns"), DEBUG_LOGGING)
-def test_debug_logging_is_a_warning(logbooks, name, value, warns):
-    book = logbooks.but("", environment=sanitize_environ({name: value}))
+def test_verbose_logging_is_a_warning(logbooks, name, value, warns):
+    book = logbooks.change_section("", environment=sanitize_environ({name: value}))
 
-    assert (f"{name} logs" in str(book)) is warns
-    assert (f"{name} logs" in book.to_markdown()) is warns
-    assert book.report().status == ("warning" if warns else "")
+    assert (f"{name} enables verbose logging" in str(book)) is warns
+    assert (f"{name} enables verbose logging" in book.to_markdown()) is warns
+    assert book.to_report().status == ("warning" if warns else "")
 
 
 SCHEMA_NAME = "openmed_nb/logbook/1"
-REPLACED = [
+CORRUPTIONS = [
     (SCHEMA_NAME, "openmed_nb/profile/1"),
     (SCHEMA_NAME, "openmed_nb/logbook/0"),
     ('"simulated"', '"simulated": true, "simulated"'),
@@ -139,13 +138,12 @@ REPLACED = [
     ("2026-03", "\u0662\u0660\u0662\u0666-03"),
     ("OMP_NUM_THREADS", "HF_TOKEN"),
 ]
-NO_LOGBOOKS = ["a note", "", "[1, 2]", "# Logbook on cpu\n", '{"schema": "openmed_nb/logbook/1"']
+OTHER_FILES = ["a note", "", "[1, 2]", "# Logbook on cpu\n", '{"schema": "openmed_nb/logbook/1"']
 
 
-@pytest.mark.parametrize(("before", "after"), REPLACED)
-def test_damaged_logbook_is_refused(logbooks, tmp_path, before, after):
-    """What is newer, or has another value than a field can have, is refused without showing that value."""
-    file = Path(logbooks.WHOLE.save(tmp_path / "run.json"))
+@pytest.mark.parametrize(("before", "after"), CORRUPTIONS)
+def test_read_rejects_corrupt_logbook_without_quoting_it(logbooks, tmp_path, before, after):
+    file = Path(logbooks.COMPLETE.save(tmp_path / "run.json"))
     text = file.read_text("utf-8")
     file.write_text(text.replace(before, after, 1), "utf-8")
 
@@ -155,8 +153,8 @@ def test_damaged_logbook_is_refused(logbooks, tmp_path, before, after):
     assert "patient" not in str(caught.value)
 
 
-def test_newer_logbook_is_refused_with_both_versions(logbooks, tmp_path):
-    file = Path(logbooks.WHOLE.save(tmp_path / "run.json"))
+def test_read_rejects_newer_logbook_with_both_versions(logbooks, tmp_path):
+    file = Path(logbooks.COMPLETE.save(tmp_path / "run.json"))
     file.write_text(file.read_text("utf-8").replace(SCHEMA_NAME, "openmed_nb/logbook/2"), "utf-8")
 
     with pytest.raises(ConfigurationError, match=r"of version 2, and this openmed_nb reads version 1") as caught:
@@ -164,8 +162,8 @@ def test_newer_logbook_is_refused_with_both_versions(logbooks, tmp_path):
     assert "with a newer one" in caught.value.remedy
 
 
-@pytest.mark.parametrize("text", NO_LOGBOOKS)
-def test_other_file_is_refused(tmp_path, text):
+@pytest.mark.parametrize("text", OTHER_FILES)
+def test_read_rejects_other_files(tmp_path, text):
     (tmp_path / "run.json").write_text(text, "utf-8")
 
     with pytest.raises(ConfigurationError, match=r"'run\.json' is not a logbook") as caught:
@@ -173,7 +171,7 @@ def test_other_file_is_refused(tmp_path, text):
     assert "a note" not in str(caught.value)
 
 
-def test_unreadable_file_is_refused_by_its_name_alone(tmp_path):
+def test_read_error_contains_only_the_file_name(tmp_path):
     (tmp_path / "picture.json").write_bytes(b"\xff\xfe\x00")
 
     for name in ("missing.json", "picture.json"):
@@ -183,7 +181,7 @@ def test_unreadable_file_is_refused_by_its_name_alone(tmp_path):
         assert caught.value.__context__ is None
 
 
-OWN = {
+USER_FILES = {
     "notes.json": '{"patient": "someone"}',
     "notes.md": "# Logbook on my experiments\nthree months of work\n",
     "mine.json": '{"schema": "openmed_nb/logbook/1", my things',
@@ -191,37 +189,37 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), OWN.items(), ids=OWN)
-def test_own_file_is_not_replaced(logbooks, tmp_path, name, text):
-    """A file that is no logbook, or merely begins as one does, is left alone."""
+@pytest.mark.parametrize(("name", "text"), USER_FILES.items(), ids=USER_FILES)
+def test_save_does_not_replace_user_files(logbooks, tmp_path, name, text):
+    """A file that only starts like a logbook is not replaced either."""
     (tmp_path / name).write_text(text, "utf-8")
 
     with pytest.raises(ConfigurationError, match="already exists and is not a logbook"):
-        logbooks.WHOLE.save(tmp_path / name)
+        logbooks.COMPLETE.save(tmp_path / name)
     assert (tmp_path / name).read_text("utf-8") == text
 
 
-def test_logbook_of_any_version_is_replaced(logbooks, tmp_path):
-    """A logbook of any version, its names in another order or with a byte order mark, is replaced by saving."""
+def test_save_replaces_logbooks_of_any_version(logbooks, tmp_path):
+    """The order of the keys and a byte order mark do not matter."""
     file = tmp_path / "run.json"
     old = tmp_path / "old.json"
-    file.write_text("\ufeff" + json.dumps(logbooks.WHOLE.to_dict(), sort_keys=True), "utf-8")
+    file.write_text("\ufeff" + json.dumps(logbooks.COMPLETE.to_dict(), sort_keys=True), "utf-8")
     old.write_text('{\n  "schema": "openmed_nb/logbook/7"}', "utf-8")
 
-    assert Logbook.read(file) == logbooks.WHOLE
-    for place in (file, old, tmp_path / "run.md", tmp_path / "run.md"):
-        logbooks.WHOLE.save(place)
+    assert Logbook.read(file) == logbooks.COMPLETE
+    for path in (file, old, tmp_path / "run.md", tmp_path / "run.md"):
+        logbooks.COMPLETE.save(path)
     assert not file.read_text("utf-8").startswith("\ufeff")
-    assert Logbook.read(old) == logbooks.WHOLE
+    assert Logbook.read(old) == logbooks.COMPLETE
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-def test_links_and_modes_stay(logbooks, tmp_path):
-    file = Path(logbooks.WHOLE.save(tmp_path / "run.json"))
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not have these modes")
+def test_save_preserves_links_and_modes(logbooks, tmp_path):
+    file = Path(logbooks.COMPLETE.save(tmp_path / "run.json"))
     link = tmp_path / "link.json"
     link.symlink_to(file)
     file.chmod(0o600)
-    logbooks.but("", simulated=True).save(link)
+    logbooks.change_section("", simulated=True).save(link)
 
     assert link.is_symlink()
     assert Logbook.read(file).simulated
@@ -229,16 +227,20 @@ def test_links_and_modes_stay(logbooks, tmp_path):
 
 
 @pytest.mark.parametrize("name", [None, 5, "a\0.json", "a\ud800.json", "~nobody.is.here/x.json"], ids=repr)
-def test_value_that_is_no_path_is_refused(logbooks, name):
-    for use in (logbooks.WHOLE.save, Logbook.read):
+def test_save_and_read_reject_invalid_paths(logbooks, name):
+    for operation in (logbooks.COMPLETE.save, Logbook.read):
         with pytest.raises(ConfigurationError, match="the file of a logbook"):
-            use(name)
+            operation(name)
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.md", "run.txt", "run", "no/such/folder/run.json"])
-def test_unwritable_file_is_refused(logbooks, tmp_path, name):
-    """Another ending, a folder that is not there, and half a character in a logbook made by hand are one clear error."""
-    book = logbooks.but("", environment={"TMPDIR": "/opt/\udcff"}) if name in {"run.json", "run.md"} else logbooks.WHOLE
+def test_save_reports_unwritable_files(logbooks, tmp_path, name):
+    """The parameters are an unpaired surrogate in the logbook, unsupported extensions and a missing directory."""
+    book = (
+        logbooks.change_section("", environment={"TMPDIR": "/opt/\udcff"})
+        if name in {"run.json", "run.md"}
+        else logbooks.COMPLETE
+    )
 
     with pytest.raises(ConfigurationError, match="cannot be written"):
         book.save(tmp_path / name)
@@ -251,6 +253,6 @@ def test_unwritable_file_is_refused(logbooks, tmp_path, name):
         lambda values: st.lists(values) | st.dictionaries(st.text(), values),
     )
 )
-def test_any_json_is_a_value_error(stored):
-    with pytest.raises(ValueError, match="it "):
+def test_parser_rejects_any_other_json(stored):
+    with pytest.raises(ValueError, match=r"\w"):
         from_json_data(Logbook, stored)

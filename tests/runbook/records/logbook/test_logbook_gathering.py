@@ -1,4 +1,4 @@
-"""Logbooks of this computer: what they hold, what never enters, and two processes that are compared."""
+"""Collection of logbooks on this machine: contents, privacy, and comparison between processes."""
 
 import copy
 import itertools
@@ -33,16 +33,16 @@ nb.logbook(model="bundled_small", dataset=[{NOTE!r}], batch_size=8, length=64, s
 
 
 @pytest.fixture(autouse=True)
-def no_model_in_the_session():
-    """A logbook tells of the type of a model that the session holds, so that no test leaves one to the next."""
+def unload_models():
+    """Unload the models after each test, because a logbook describes the last model of the session."""
     yield
     SESSION.unload()
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """A logbook that another process wrote, with secrets and a note planted around it."""
-    folder = tmp_path_factory.mktemp("written")
+def logbook_file(tmp_path_factory):
+    """File of a logbook from another process, whose environment contains secrets and a note."""
+    folder = tmp_path_factory.mktemp("logbook")
     planted = {
         "HF_TOKEN": PLANTED,
         "PYTHONPATH": os.pathsep.join([f"/opt/{PLANTED}", NOTE, "https://me:word@host.example/simple"]),
@@ -72,15 +72,15 @@ def written(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def book(written):
-    """The same, read."""
-    return nb.runbook.Logbook.read(written)
+def book(logbook_file):
+    """Logbook in that file."""
+    return nb.runbook.Logbook.read(logbook_file)
 
 
 @pytest.mark.real_computer
-def test_logbook_of_another_process_is_read(book, written):
+def test_read_returns_logbook_of_another_process(book, logbook_file):
     schema = json.loads(SCHEMA_FILE.read_text("utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(json.loads(written.read_text("utf-8")))
+    jsonschema.Draft202012Validator(schema).validate(json.loads(logbook_file.read_text("utf-8")))
 
     assert book.software.openmed_nb == nb.__version__
     assert book.software.torch == torch.__version__
@@ -88,15 +88,14 @@ def test_logbook_of_another_process_is_read(book, written):
     assert (book.model.name, book.model.source, book.dataset.items) == ("bundled_small", "files", 1)
     assert book.environment["OMP_NUM_THREADS"] == "2"
     assert book.hardware.threads == 2
-    assert book.conditions.moment == "before"
-    assert {place.what for place in book.storage} == {"Hugging Face cache", "torch cache", "model"}
+    assert book.conditions.phase == "before"
+    assert {location.contents for location in book.storage} == {"Hugging Face cache", "torch cache", "model"}
 
 
 @pytest.mark.real_computer
-def test_planted_secrets_and_notes_enter_no_form(book, written):
-    """No form of a logbook has a word of a note or a secret that stood in variables, paths, addresses or texts."""
+def test_logbook_does_not_contain_secrets_and_notes(book, logbook_file):
     forms = (
-        written.read_text("utf-8"),
+        logbook_file.read_text("utf-8"),
         book.to_markdown(),
         str(book),
         repr(book),
@@ -113,28 +112,26 @@ def test_planted_secrets_and_notes_enter_no_form(book, written):
 
 
 @pytest.mark.real_computer
-def test_logbooks_of_two_processes_are_compared(book):
-    """This process may compare with the other where all is the same, and not where dataset, batch or model differ."""
+def test_diff_compares_logbooks_of_two_processes(book):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         same = nb.logbook(model="bundled_small", dataset=[NOTE], batch_size=8, length=64)
         others = {
             "dataset": nb.logbook(model="bundled_small", dataset=["other"], batch_size=8, length=64),
-            "batch": nb.logbook(model="bundled_small", dataset=[NOTE], batch_size=4, length=64),
+            "batch size": nb.logbook(model="bundled_small", dataset=[NOTE], batch_size=4, length=64),
             "model": nb.logbook(model="bundled", dataset=[NOTE], batch_size=8, length=64),
         }
     finally:
         torch.set_num_threads(threads)
 
-    assert "type of the weights" not in [reason.name for reason in book.diff(same).reasons]
+    assert "dtype" not in [reason.name for reason in book.diff(same).reasons]
     assert book.diff(same).comparable, str(book.diff(same))
     for name, other in others.items():
         assert [reason.name for reason in book.diff(other).reasons] == [name]
 
 
-def test_pipelines_and_modules_are_fingerprinted_in_memory():
-    """A pipeline and a module are told by their weights, which change with one number; files are told apart from them."""
+def test_logbook_fingerprints_pipelines_and_modules_in_memory():
     pipe = nb.load_pipeline("bundled_small", device="cpu")
     before = nb.logbook(model=pipe).model
     module = nb.logbook(model=pipe.model).model
@@ -150,8 +147,8 @@ def test_pipelines_and_modules_are_fingerprinted_in_memory():
     assert before.dtype == "float32"
 
 
-def test_reports_fill_what_nobody_said(home):
-    """Batch, length and figures come from reports, and from the person where no report says them; reports can be added later."""
+def test_logbook_takes_run_and_metrics_from_reports(home):
+    """The metrics are the same if the report is added later."""
     from openmed_nb.runbook.bench.sweep import Point, SweepReport
 
     sweep = SweepReport("mine", "annotation", home, (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
@@ -159,13 +156,13 @@ def test_reports_fill_what_nobody_said(home):
     late = nb.logbook(sweep, batch_size=2)
 
     assert (late.run.batch_size, late.run.length, late.run.workers, late.run.peak_memory_bytes) == (2, 64, 1, 5)
-    assert (late.conditions.moment, early.conditions.moment) == ("after", "before")
+    assert (late.conditions.phase, early.conditions.phase) == ("after", "before")
     assert early.with_reports(sweep).run.length == 64
     assert early.with_reports(sweep).conditions == early.conditions
     assert late.metrics == early.with_reports(sweep).metrics
 
 
-def test_strategies_of_a_training_are_kept():
+def test_logbook_stores_training_strategies():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     accumulation = nb.training.GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
     with nb.training.checkpoint_activations(model, "0", "1") as checkpointing:
@@ -178,29 +175,29 @@ def test_strategies_of_a_training_are_kept():
 
 
 @pytest.mark.filterwarnings("ignore:'bundled_small' is used in bfloat16")
-def test_certificate_of_a_reduced_type_is_told():
-    """For a model in a reduced type a logbook says whether a certificate counts, or why none does; float32 needs none."""
+def test_logbook_stores_validation_status_of_a_reduced_dtype():
     pipe = nb.load_pipeline("bundled_small", device="cpu", dtype="bfloat16")
     full = nb.load_pipeline("bundled_small", device="cpu")
 
-    assert nb.logbook(model=pipe).model.certificate == "there is no certificate"
-    assert nb.logbook(model=full).model.certificate is None
+    status = nb.logbook(model=pipe).model.validation
+    assert status
+    assert status != "valid"
+    assert nb.logbook(model=full).model.validation is None
 
 
-def test_reports_of_other_devices_are_refused(home):
-    """A report of a device that is not here, or of another one than the logbook's, is an error of ours."""
+def test_logbook_rejects_reports_of_other_devices(home):
     from openmed_nb.training.loader import LoaderCheck
 
     for device in ("cuda:7", "xpu"):
         with pytest.raises(DeviceError):
             nb.logbook(LoaderCheck(device, 0.03, 0.01, 2, 20))
-    with pytest.raises(ConfigurationError, match=f"the logbook of {home}"):
+    with pytest.raises(ConfigurationError, match=f"the logbook is of {home}"):
         nb.logbook().with_reports(LoaderCheck("cuda", 0.03, 0.01, 2, 20))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_packed_weights_are_read_whole():
-    """Int8 layers that differ in the middle of their packed weights have other fingerprints, and the same the same."""
+def test_hash_parameters_covers_all_packed_weights():
+    """Int8 layers that differ only in the middle of their packed weights have different fingerprints."""
     layer = torch.nn.Sequential(torch.nn.Linear(200, 200))
     with torch.no_grad():
         layer[0].weight.copy_(torch.linspace(-1, 1, 40000).view(200, 200))
@@ -214,16 +211,15 @@ def test_packed_weights_are_read_whole():
     assert hash_parameters(first) == hash_parameters(same) != hash_parameters(second)
 
 
-class Holding(torch.nn.Module):
-    """A module that holds something, as an extra state."""
+class ExtraStateModule(torch.nn.Module):
+    """Module with an extra state."""
 
-    def __init__(self, held):
+    def __init__(self, state):
         super().__init__()
-        self.held = held
+        self.state = state
 
     def get_extra_state(self):
-        """Return what is held."""
-        return self.held
+        return self.state
 
 
 @pytest.mark.parametrize(
@@ -231,20 +227,19 @@ class Holding(torch.nn.Module):
     [
         torch.nn.Linear(2, 2, device="meta"),
         torch.nn.LazyLinear(2),
-        Holding(torch.eye(3).to_sparse()),
-        Holding(object()),
+        ExtraStateModule(torch.eye(3).to_sparse()),
+        ExtraStateModule(object()),
     ],
-    ids=["meta", "lazy", "sparse", "an object"],
+    ids=["meta", "lazy", "sparse", "object"],
 )
-def test_models_without_a_fingerprint_are_refused(module):
-    """What has no bytes that could be read is one clear error; conjugated numbers have some."""
+def test_hash_parameters_rejects_state_without_content(module):
+    """Conjugated tensors have content."""
     with pytest.raises(ConfigurationError, match="has no fingerprint"):
         hash_parameters(module)
-    assert hash_parameters(Holding(torch.ones(3, dtype=torch.complex64).conj()))
+    assert hash_parameters(ExtraStateModule(torch.ones(3, dtype=torch.complex64).conj()))
 
 
-def test_where_a_model_came_from_changes_nothing(keyword_model, tmp_path):
-    """One model that was loaded from two folders is the same in memory."""
+def test_model_identity_does_not_depend_on_the_directory(keyword_model, tmp_path):
     from transformers import AutoModelForTokenClassification
 
     folders = keyword_model, Path(shutil.copytree(keyword_model, tmp_path / "copied"))
@@ -253,7 +248,7 @@ def test_where_a_model_came_from_changes_nothing(keyword_model, tmp_path):
     assert first == second
 
 
-FIELDS = {
+LOADER_ATTRIBUTES = {
     "worker_init_fn": None,
     "generator": None,
     "multiprocessing_context": None,
@@ -263,13 +258,13 @@ FIELDS = {
     "num_workers": 0,
     "batch_size": 4,
 }
-MISTAKES = [
+INVALID_ARGUMENTS = [
     ("dataset", NOTE),
     ("loader", [1, 2]),
     ("loader", SimpleNamespace(num_workers=0, dataset=[])),
-    ("loader", SimpleNamespace(**{**FIELDS, "num_workers": "x"})),
-    ("loader", SimpleNamespace(**{**FIELDS, "batch_size": "Smith"})),
-    ("loader", SimpleNamespace(**{**FIELDS, "batch_size": -1})),
+    ("loader", SimpleNamespace(**{**LOADER_ATTRIBUTES, "num_workers": "x"})),
+    ("loader", SimpleNamespace(**{**LOADER_ATTRIBUTES, "batch_size": "Smith"})),
+    ("loader", SimpleNamespace(**{**LOADER_ATTRIBUTES, "batch_size": -1})),
     ("seeds", {NOTE: 1}),
     ("seeds", {"torch": "1"}),
     ("seeds", 1.5),
@@ -295,25 +290,25 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), MISTAKES, ids=itertools.count())
-def test_mistake_is_an_error_without_words_of_a_note(name, value):
+@pytest.mark.parametrize(("name", "value"), INVALID_ARGUMENTS, ids=itertools.count())
+def test_logbook_rejects_invalid_arguments_without_quoting_them(name, value):
     with pytest.raises(ConfigurationError) as caught:
         nb.logbook(**{name: value})
     assert "Smith" not in str(caught.value)
 
 
-def test_loader_of_another_library_is_described():
-    assert nb.logbook(loader=SimpleNamespace(**FIELDS)).loader.batch_size == 4
+def test_logbook_describes_loaders_of_other_libraries():
+    assert nb.logbook(loader=SimpleNamespace(**LOADER_ATTRIBUTES)).loader.batch_size == 4
 
 
-def test_refused_dataset_is_not_used_up():
+def test_logbook_does_not_consume_a_rejected_dataset():
     notes = iter([NOTE])
     with pytest.raises(ConfigurationError):
         nb.logbook(dataset=notes, hypotheses={"slow loader": "no"})
     assert list(notes) == [NOTE]
 
 
-def test_unknown_model_and_report_are_refused(tmp_path):
+def test_logbook_rejects_unknown_models_and_reports(tmp_path):
     with pytest.raises(ConfigurationError):
         nb.logbook("a note")
     with pytest.raises(UnknownModelError):
@@ -322,8 +317,7 @@ def test_unknown_model_and_report_are_refused(tmp_path):
 
 
 @pytest.mark.real_computer
-def test_simulated_devices_are_marked():
-    """Under the simulated MPS the logbook says SIMULATED, reads no signal, and must not be compared with a real one."""
+def test_logbook_of_simulated_device_is_labeled_and_not_comparable():
     real = nb.logbook()
     with nb.simulated_mps():
         book = nb.logbook(model="bundled_small")
@@ -332,11 +326,10 @@ def test_simulated_devices_are_marked():
     assert "SIMULATED" in str(book)
     assert book.hardware.device == "mps"
     assert {variable.name for variable in book.mps_variables} >= {"PYTORCH_ENABLE_MPS_FALLBACK"}
-    assert (book.conditions.power_source, book.background.busy) == (None, None)
+    assert (book.conditions.power_source, book.background.busy_processes) == (None, None)
     assert "simulation" in [reason.name for reason in real.diff(book).reasons]
 
 
-def test_peak_of_the_process():
-    """The most memory of this process is the peak of its footprint where macOS tells that, and else of what was resident."""
+def test_resident_peak_prefers_the_footprint():
     assert resident_peak(lambda: Footprint(1 << 40, 1 << 41)) == 1 << 41
     assert 1 << 20 < resident_peak(lambda: None) < 1 << 40

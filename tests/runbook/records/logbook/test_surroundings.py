@@ -1,4 +1,4 @@
-"""What surrounds a run: loader, seeds, storage, git, other programs, round trip."""
+"""Conditions of a run: loader, seeds, storage, git, other processes, connection times."""
 
 import os
 import re
@@ -18,10 +18,10 @@ from openmed_nb.runbook.records.logbook.gathering import (
     background_load,
     describe_loader,
     git_program,
-    measure_round_trip,
+    locate_storage,
+    measure_latency,
     read_code,
     read_randomness,
-    storage_places,
 )
 from openmed_nb.runbook.records.logbook.sections import BackgroundLoad, Code
 
@@ -29,48 +29,49 @@ MOUNTS = Path(__file__).parents[3] / "recorded" / "mounts"
 NOTE = "The patient John Smith has diabetes mellitus."
 
 
-def test_loader_is_described_without_being_read():
+def test_describe_loader_reads_no_items():
     loader = torch.utils.data.DataLoader([1, 2], num_workers=2, worker_init_fn=print, generator=torch.Generator())
-    facts = describe_loader(loader)
+    description = describe_loader(loader)
 
-    assert (facts.workers, facts.worker_seeding, facts.seeded, facts.prefetch_factor) == (2, "worker_init_fn", True, 2)
+    assert (description.workers, description.worker_seeding) == (2, "worker_init_fn")
+    assert (description.seeded, description.prefetch_factor) == (True, 2)
     assert describe_loader(torch.utils.data.DataLoader([1], num_workers=1)).worker_seeding == "torch"
     assert describe_loader(torch.utils.data.DataLoader([1])).worker_seeding == "no workers"
     assert describe_loader(None) is None
 
 
-def test_determinism_is_that_of_torch_now():
+def test_read_randomness_returns_settings_of_torch():
     before = torch.get_deterministic_debug_mode()
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     try:
-        asked = read_randomness()
+        randomness = read_randomness()
     finally:
         torch.set_deterministic_debug_mode(before)
 
-    assert (asked.deterministic_algorithms, asked.warn_only) == (True, True)
+    assert (randomness.deterministic_algorithms, randomness.warn_only) == (True, True)
     assert read_randomness().deterministic_algorithms is (before != 0)
 
 
 class Mount(NamedTuple):
-    """A mounted file system, by the names of psutil."""
+    """Mounted file system with the field names of psutil."""
 
     mountpoint: str
     fstype: str
     opts: str = ""
 
 
-def recorded_mounts(name):
-    """Return what ``mount`` printed on a Mac, as psutil names it."""
-    printed = (MOUNTS / f"{name}.txt").read_text("utf-8")
-    listed = re.findall(r"^.+? on (/.*) \((\w+)(?:, )?([^()]*)\)$", printed, re.MULTILINE)
-    return [Mount(point, filesystem, options.replace(", ", ",")) for point, filesystem, options in listed]
+def load_mounts(name):
+    """Return the mounts in a recorded output of ``mount`` on a Mac."""
+    output = (MOUNTS / f"{name}.txt").read_text("utf-8")
+    mounts = re.findall(r"^.+? on (/.*) \((\w+)(?:, )?([^()]*)\)$", output, re.MULTILINE)
+    return [Mount(point, filesystem, options.replace(", ", ",")) for point, filesystem, options in mounts]
 
 
-BIG_SUR = recorded_mounts("mac_big_sur_macfuse")
-CATALINA = recorded_mounts("mac_catalina")
-VOLUMES = recorded_mounts("mac_volumes")
+BIG_SUR = load_mounts("mac_big_sur_macfuse")
+CATALINA = load_mounts("mac_catalina")
+VOLUMES = load_mounts("mac_volumes")
 ROOT = Mount("/", "ext4")
-PLACES = [
+LOCATIONS = [
     (BIG_SUR, "/Users/me/.cache/huggingface", "apfs", "local"),
     (BIG_SUR, "/Volumes/Test/models", "macfuse", "network"),
     (CATALINA, "/private/var/vm/sleepimage", "apfs", "local"),
@@ -88,27 +89,27 @@ PLACES = [
     ([ROOT, Mount("/run/media/me/STICK", "vfat")], "/run/media/me/STICK", "vfat", "external"),
     ([Mount("/", "NTFS", "rw,removable")], "/x", "NTFS", "external"),
     ([Mount("/", "NTFS", "rw,remote")], "/x", "NTFS", "network"),
-    ([], "/x", None, "not known"),
+    ([], "/x", None, "unknown"),
     ([ROOT], "~nobody.is.here/x", "ext4", "local"),
 ]
 
 
-@pytest.mark.parametrize(("mounts", "path", "filesystem", "kind"), PLACES)
-def test_storage_is_that_of_the_deepest_mount(mounts, path, filesystem, kind):
-    (place,) = storage_places({"model": Path(path)}, mounts, Path("/Users/me"), lambda _command: "")
+@pytest.mark.parametrize(("mounts", "path", "filesystem", "kind"), LOCATIONS)
+def test_locate_storage_uses_the_deepest_mount(mounts, path, filesystem, kind):
+    (location,) = locate_storage({"model": Path(path)}, mounts, Path("/Users/me"), lambda _command: "")
 
-    assert (place.filesystem, place.kind) == (filesystem, kind)
-    assert "erik" not in repr(place)
-
-
-def test_circle_of_links_lies_somewhere(tmp_path):
-    (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    (place,) = storage_places({"model": tmp_path / "circle" / "hub"}, [ROOT])
-
-    assert place.kind == "local"
+    assert (location.filesystem, location.kind) == (filesystem, kind)
+    assert "erik" not in repr(location)
 
 
-KEPT_ELSEWHERE = [
+def test_locate_storage_accepts_a_loop_of_links(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (location,) = locate_storage({"model": tmp_path / "loop" / "hub"}, [ROOT])
+
+    assert location.kind == "local"
+
+
+CLOUD_PATHS = [
     ("Library/Mobile Documents/com~apple~CloudDocs/models/a", "cloud"),
     ("Library/CloudStorage/GoogleDrive-me/models", "cloud"),
     ("Library/Caches/models", "local"),
@@ -119,37 +120,36 @@ KEPT_ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("path", "kind"), KEPT_ELSEWHERE)
-def test_folder_that_macos_keeps_in_a_cloud(tmp_path, path, kind):
-    """ICloud Drive, a folder that macOS has marked as kept there, and those of other providers are a cloud."""
+@pytest.mark.parametrize(("path", "kind"), CLOUD_PATHS)
+def test_locate_storage_detects_cloud_folders(tmp_path, path, kind):
+    """The folders of iCloud Drive, of other providers, and folders with an attribute of macOS are in a cloud."""
     home = tmp_path / "me"
-    marks = {"Desktop": "com.apple.icloud.desktop", "Documents": "com.apple.file-provider-domain-id"}
-    for folder in (*marks, "Documents2"):
+    attributes = {"Desktop": "com.apple.icloud.desktop", "Documents": "com.apple.file-provider-domain-id"}
+    for folder in (*attributes, "Documents2"):
         (home / folder).mkdir(parents=True)
 
     def xattr(command):
-        """Print the attributes of each file behind its name, as the program does for several."""
+        """Return the output for several files: the name and the attributes of each file."""
         assert command[0] == "/usr/bin/xattr"
         assert all(Path(name).exists() and home in Path(name).parents for name in command[1:])
-        return "".join(f"{name}: {marks.get(Path(name).name, 'com.apple.FinderInfo')}\n" for name in command[1:])
+        return "".join(f"{name}: {attributes.get(Path(name).name, 'com.apple.FinderInfo')}\n" for name in command[1:])
 
-    (place,) = storage_places({"model": home / path}, [Mount("/", "apfs")], home, xattr)
+    (location,) = locate_storage({"model": home / path}, [Mount("/", "apfs")], home, xattr)
 
-    assert (place.kind, place.filesystem) == (kind, "apfs")
+    assert (location.kind, location.filesystem) == (kind, "apfs")
 
 
-def test_folder_elsewhere_is_in_no_cloud(tmp_path):
-    """Outside of the person's home, on another system and on what is mounted from elsewhere, nothing is asked for."""
+def test_locate_storage_reads_attributes_only_in_the_home_on_apfs(tmp_path):
     mounts = [Mount("/", "apfs"), Mount("/net", "smbfs"), Mount(str(tmp_path / "disk"), "ext4")]
-    wanted = {"a": Path("/opt/a"), "b": Path("/net/Library/CloudStorage"), "c": tmp_path / "disk" / "Desktop"}
-    places = storage_places(wanted, mounts, tmp_path, pytest.fail)
+    folders = {"a": Path("/opt/a"), "b": Path("/net/Library/CloudStorage"), "c": tmp_path / "disk" / "Desktop"}
+    locations = locate_storage(folders, mounts, tmp_path, pytest.fail)
 
-    assert [place.kind for place in places] == ["local", "network", "local"]
+    assert [location.kind for location in locations] == ["local", "network", "local"]
 
 
 @pytest.fixture
 def git(tmp_path):
-    """A function that runs git in a new repository with one commit and a remote that has a password."""
+    """Function that runs git in a new repository with one commit and a remote with a password."""
     program = git_program()
     if program is None:
         pytest.skip("git is not installed")
@@ -166,8 +166,7 @@ def git(tmp_path):
     return git
 
 
-def test_commit_and_dirtiness(git, tmp_path):
-    """The commit is read, and how many files differ from it; names, messages and remotes are not."""
+def test_read_code_returns_commit_and_number_of_changes(git, tmp_path):
     clean = read_code(tmp_path)
     (tmp_path / "training.py").write_text("x = 2\n", "utf-8")
     (tmp_path / "John Smith.txt").write_text(NOTE, "utf-8")
@@ -180,7 +179,7 @@ def test_commit_and_dirtiness(git, tmp_path):
 
 
 @pytest.mark.usefixtures("git")
-def test_variables_of_git_name_no_other_repository(tmp_path, tmp_path_factory, monkeypatch):
+def test_read_code_ignores_git_variables(tmp_path, tmp_path_factory, monkeypatch):
     commit = read_code(tmp_path).commit
     other = tmp_path_factory.mktemp("other")
     monkeypatch.setenv("GIT_DIR", str(other / "nowhere"))
@@ -191,8 +190,8 @@ def test_variables_of_git_name_no_other_repository(tmp_path, tmp_path_factory, m
 
 
 @pytest.mark.parametrize("name", ["x", "a=b"])
-def test_programs_of_a_repository_are_not_run(git, tmp_path, tmp_path_factory, name):
-    """A filter that a repository names is not run; where git could not be told so, changes are not counted."""
+def test_read_code_does_not_run_filters_of_the_repository(git, tmp_path, tmp_path_factory, name):
+    """If a filter cannot be disabled, changes are not counted."""
     trace = tmp_path_factory.mktemp("trace") / "ran"
     git("config", f"filter.{name}.clean", f"touch '{trace}'; cat")
     git("config", f"filter.{name}.required", "true")
@@ -204,8 +203,7 @@ def test_programs_of_a_repository_are_not_run(git, tmp_path, tmp_path_factory, n
     assert not trace.exists()
 
 
-def test_code_without_a_repository_is_not_known(tmp_path):
-    """Without a repository, without a commit, without git, and where git takes too long, the code is not known."""
+def test_read_code_returns_unknown_without_git_or_repository(tmp_path):
     assert read_code(tmp_path, lambda _command: None) == Code()
     assert read_code(tmp_path, lambda _command: "HEAD\n") == Code()
     slow = read_code(tmp_path, lambda command: "5c" * 20 if "rev-parse" in command else None, "git")
@@ -213,38 +211,36 @@ def test_code_without_a_repository_is_not_known(tmp_path):
 
 
 @pytest.mark.usefixtures("git")
-def test_a_damaged_index_is_not_clean(tmp_path):
-    """Where git cannot say what has changed, the commit alone is known."""
+def test_read_code_returns_only_the_commit_for_a_corrupt_index(tmp_path):
     commit = read_code(tmp_path).commit
-    (tmp_path / ".git" / "index").write_bytes(b"damaged")
+    (tmp_path / ".git" / "index").write_bytes(b"corrupt")
 
     assert read_code(tmp_path) == Code(commit)
 
 
-def test_git_of_a_mac_asks_no_question():
-    """Apple's stub, which may open a window, is never run; any other git is."""
+def test_git_program_avoids_the_apple_stub():
+    """The stub can open a dialog."""
     assert git_program("darwin", "/usr/bin/git") != "/usr/bin/git"
     assert git_program("darwin", "/opt/local/bin/git") == "/opt/local/bin/git"
     assert git_program("linux", "/usr/bin/git") == "/usr/bin/git"
 
 
 @pytest.mark.real_computer
-def test_other_programs_are_watched(tmp_path):
-    """A program that is no child of this one and computes all the time is busy."""
-    start = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    number = int(subprocess.check_output(["/bin/sh", "-c", start]))
+def test_logbook_counts_busy_processes(tmp_path):
+    """The busy process is not a child of this process."""
+    command = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+    process_id = int(subprocess.check_output(["/bin/sh", "-c", command]))
     try:
         book = nb.logbook(folder=tmp_path, applications=True)
     finally:
-        os.kill(number, signal.SIGKILL)
+        os.kill(process_id, signal.SIGKILL)
 
-    assert book.background.busy >= 1
+    assert book.background.busy_processes >= 1
     assert 0 < book.background.cpu_fraction <= 1
     assert book.background.names
 
 
-def test_other_programs_are_named_on_request():
-    """The busiest come first, those that take less than a tenth of a processor are left out, and secrets are masked."""
+def test_background_load_names_the_busiest_processes_on_request():
     programs = [Program("idle", 1.0), Program("mail", 20.0), Program("hf_token123456", 100.0)]
 
     assert background_load(programs, 0.5, names=False) == BackgroundLoad(2, 0.5, None)
@@ -252,13 +248,12 @@ def test_other_programs_are_named_on_request():
     assert background_load([], -0.1, names=True).cpu_fraction == 0
 
 
-def test_round_trip_to_a_store():
-    """Connections are made and closed; one that nobody answers is a failure and no error."""
+def test_measure_latency_counts_failures():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        reached = measure_round_trip(f"http://me:word@127.0.0.1:{port}/models", samples=2)
-    lost = measure_round_trip(f"127.0.0.1:{port}", samples=2, timeout=0.5)
+        success = measure_latency(f"http://me:word@127.0.0.1:{port}/models", samples=2)
+    failure = measure_latency(f"127.0.0.1:{port}", samples=2, timeout=0.5)
 
-    assert (reached.host, reached.port, reached.samples, reached.failures) == ("127.0.0.1", port, 2, 0)
-    assert 0 < reached.median_seconds <= reached.largest_seconds
-    assert (lost.failures, lost.median_seconds) == (2, None)
+    assert (success.host, success.port, success.samples, success.failures) == ("127.0.0.1", port, 2, 0)
+    assert 0 < success.median_seconds <= success.max_seconds
+    assert (failure.failures, failure.median_seconds) == (2, None)
