@@ -10,30 +10,31 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.runbook.records.handoff.bundle import Handoff, write_checksums
+from openmed_nb.runbook.records.handoff.smoke import BENCHMARK
 
 Change = Callable[[Path, str, Callable[[Any], Any]], None]
 
 
 @pytest.fixture(scope="session")
 def change() -> Change:
-    """Change a JSON file of a bundle, and give it the checksum of what it now holds."""
+    """Function that changes a JSON file of a bundle and updates the checksums."""
 
-    def changed(bundle: Path, name: str, edit: Callable[[Any], Any]) -> None:
+    def change_file(bundle: Path, name: str, edit: Callable[[Any], Any]) -> None:
         content = json.loads((bundle / name).read_text("utf-8"))
         edited = edit(content)
         (bundle / name).write_text(json.dumps(content if edited is None else edited), "utf-8")
         write_checksums(bundle)
 
-    return changed
+    return change_file
 
 
 @pytest.fixture(scope="session")
 def handed_over(tmp_path_factory: pytest.TempPathFactory, keyword_model: Path, change: Change) -> Handoff:
-    """A bundle of the keyword model; its logbook tells of so little throughput that a busy computer is no regression."""
+    """Bundle of the keyword model. The throughput in its logbook is so low that load on the machine is not a regression."""
     folder = tmp_path_factory.mktemp("handoff") / "bundle"
     trace = tmp_path_factory.mktemp("profile") / "mine.json.gz"
     trace.write_bytes(b"a trace")
-    written = nb.handoff(
+    handoff = nb.handoff(
         folder,
         keyword_model,
         ["the patient has diabetes"],
@@ -46,15 +47,15 @@ def handed_over(tmp_path_factory: pytest.TempPathFactory, keyword_model: Path, c
         steps=1,
     )
 
-    def slow(book: Any) -> None:
-        values = next(figures["values"] for figures in book["figures"] if figures["report"] == "trial")
+    def reduce_throughput(book: Any) -> None:
+        values = next(metrics["values"] for metrics in book["metrics"] if metrics["report"] == BENCHMARK)
         values["texts_per_second"] *= 0.001
 
-    change(folder, "logbook.json", slow)
-    return written
+    change(folder, "logbook.json", reduce_throughput)
+    return handoff
 
 
 @pytest.fixture
 def bundle(handed_over: Handoff, tmp_path: Path) -> Path:
-    """A copy of that bundle, elsewhere."""
+    """Copy of that bundle in another directory."""
     return Path(shutil.copytree(handed_over.folder, tmp_path / "copied"))

@@ -1,4 +1,4 @@
-"""The scripts of a bundle: the shell script from anywhere, and the smoke script where the bundle or the toolkit is broken."""
+"""Scripts of a bundle: the shell script, the service files, and errors of the smoke script."""
 
 import configparser
 import os
@@ -21,7 +21,7 @@ GOLDEN = GoldenRun(
 
 @pytest.fixture
 def bundle(tmp_path):
-    """A folder with the scripts of a bundle, and a program that tells where it runs in the place of Python."""
+    """Directory with the scripts of a bundle, and a program that prints its directory instead of Python."""
     folder = tmp_path / "a bundle"
     (tmp_path / "bin").mkdir()
     folder.mkdir()
@@ -33,27 +33,27 @@ def bundle(tmp_path):
     return folder
 
 
-def shell(script, cwd, **variables):
-    """Return what a shell script prints, in a folder and with little else than the tools of a system."""
-    done = subprocess.run(
+def run_script(script, cwd, **variables):
+    """Return the output of a shell script in a directory, with a minimal environment."""
+    process = subprocess.run(
         ["/bin/sh", script, "--device", "cpu"], cwd=cwd, env=variables, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 @pytest.fixture
 def tools(bundle):
-    """A PATH that has python3 and no python."""
+    """Value of PATH that has python3 but not python."""
     for name in ("dirname", "readlink"):
-        found = next(one for folder in ("/usr/bin", "/bin") if (one := Path(folder, name)).exists())
-        (bundle.parent / "bin" / name).symlink_to(found)
+        tool = next(path for folder in ("/usr/bin", "/bin") if (path := Path(folder, name)).exists())
+        (bundle.parent / "bin" / name).symlink_to(tool)
     return str(bundle.parent / "bin")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell")
-def test_the_shell_script_runs_from_anywhere(bundle, tools):
-    """It runs in its own folder: called from outside, through links, with a CDPATH, and where only python3 is there."""
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not have this shell")
+def test_shell_script_changes_to_its_directory(bundle, tools):
+    """This also holds for links, with CDPATH, and without an executable named python."""
     outside = bundle.parent
     decoy = outside / "decoy"
     (decoy / "a bundle").mkdir(parents=True)
@@ -61,16 +61,15 @@ def test_the_shell_script_runs_from_anywhere(bundle, tools):
     (outside / "second").symlink_to(outside / "link")
     expected = f"{bundle.resolve()} 2 smoke.py --device cpu"
 
-    assert shell("a bundle/run.sh", outside, PATH=tools, CDPATH=str(decoy)) == expected
-    assert shell("run.sh", bundle, PATH=tools) == expected
-    assert shell("link", outside, PATH=tools) == expected
-    assert shell(str(outside / "second"), Path("/"), PATH=tools) == expected
-    assert shell("link", outside, PATH=tools, PYTHON=str(outside / "bin" / "other")) == expected
+    assert run_script("a bundle/run.sh", outside, PATH=tools, CDPATH=str(decoy)) == expected
+    assert run_script("run.sh", bundle, PATH=tools) == expected
+    assert run_script("link", outside, PATH=tools) == expected
+    assert run_script(str(outside / "second"), Path("/"), PATH=tools) == expected
+    assert run_script("link", outside, PATH=tools, PYTHON=str(outside / "bin" / "other")) == expected
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell")
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not have this shell")
 def test_systemd_and_launchd_run_the_golden_command(bundle, tools):
-    """The unit and the plist run run.sh in a folder of the home, with the Python of its virtual environment."""
     home = bundle.parent / "home"
     home.mkdir()
     folder = bundle.rename(home / "openmed_bundle")
@@ -80,7 +79,8 @@ def test_systemd_and_launchd_run_the_golden_command(bundle, tools):
     unit = configparser.RawConfigParser()
     unit.optionxform = str
     unit.read_string((folder / "openmed_nb.service").read_text("utf-8"))
-    service, plist = unit["Service"], plistlib.loads((folder / "openmed_nb.plist").read_bytes())
+    service = unit["Service"]
+    plist = plistlib.loads((folder / "openmed_nb.plist").read_bytes())
     environment = {"PATH": tools, "HOME": str(home)}
 
     by_systemd = subprocess.run(
@@ -100,24 +100,24 @@ def test_systemd_and_launchd_run_the_golden_command(bundle, tools):
 
 BROKEN = {
     "no golden run": (None, "golden.json of the bundle cannot be read"),
-    "a cut one": ('{"variables": {', "golden.json of the bundle cannot be read"),
-    "no variables": ("{}", "golden.json of the bundle cannot be read"),
-    "a number": ('{"variables": 5}', "golden.json of the bundle cannot be read"),
-    "no toolkit": ('{"variables": {}}', "openmed_nb cannot be imported here"),
+    "truncated": ('{"environment": {', "golden.json of the bundle cannot be read"),
+    "no environment": ("{}", "golden.json of the bundle cannot be read"),
+    "number": ('{"environment": 5}', "golden.json of the bundle cannot be read"),
+    "no package": ('{"environment": {}}', "openmed_nb cannot be imported"),
 }
 
 
-@pytest.mark.parametrize(("golden", "says"), BROKEN.values(), ids=BROKEN)
-def test_what_is_broken_is_one_line(bundle, golden, says):
-    """Without a golden run, or without the toolkit, the script says so in one line, fails, and keeps no earlier result."""
+@pytest.mark.parametrize(("golden", "message"), BROKEN.values(), ids=BROKEN)
+def test_smoke_script_reports_broken_bundle_without_traceback(bundle, golden, message):
+    """The result of an earlier run is deleted."""
     if golden is not None:
         (bundle / "golden.json").write_text(golden, "utf-8")
     (bundle / "smoke.json").write_text('{"passed": true}', "utf-8")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-S", str(bundle / "smoke.py")], capture_output=True, text=True, check=False
     )
 
-    assert done.returncode == 1
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    assert process.returncode == 1
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
     assert not (bundle / "smoke.json").exists()

@@ -1,4 +1,4 @@
-"""``nb.handoff``: the files of a bundle, its pins and its wheel, and arguments that are refused."""
+"""``nb.handoff``: files, pins and wheel of a bundle, and invalid arguments."""
 
 import importlib.metadata
 import json
@@ -24,7 +24,7 @@ NOTE = "the patient has diabetes mellitus , says John Smith ."
 QUICK = {"device": "cpu", "batch_size": 1, "rounds": 4, "steps": 1}
 
 
-def test_bundle_has_the_files_that_its_readme_names(handed_over):
+def test_readme_names_all_files_of_the_bundle(handed_over):
     names = {name.partition("/")[0] for name, _ in handed_over.files}
     readme = (handed_over.folder / "README.md").read_text("utf-8")
 
@@ -43,7 +43,7 @@ def test_bundle_has_the_files_that_its_readme_names(handed_over):
     assert json.loads(json.dumps(handed_over.to_dict()))["golden"]["copied"] is True
 
 
-def test_bundle_has_the_checksum_of_a_dataset_and_no_text(handed_over):
+def test_bundle_contains_checksum_but_no_text_of_the_dataset(handed_over):
     contents = [file.read_bytes() for file in handed_over.folder.rglob("*") if file.is_file()]
 
     assert not any(b"the patient has diabetes" in content for content in contents)
@@ -52,24 +52,24 @@ def test_bundle_has_the_checksum_of_a_dataset_and_no_text(handed_over):
     assert "synthetic" in str(handed_over)
 
 
-def test_requirements_pin_what_the_toolkit_needs(handed_over):
+def test_requirements_pin_all_dependencies(handed_over):
     lines = (handed_over.folder / "requirements.txt").read_text("utf-8").splitlines()[1:]
     pins = dict(line.split("==") for line in lines)
     direct = [Requirement(text) for text in importlib.metadata.requires("openmed-nb")]
-    needed = {requirement.name.lower() for requirement in direct if requirement.marker is None}
+    required = {requirement.name.lower() for requirement in direct if requirement.marker is None}
 
-    assert needed | {"openmed-nb", "numpy"} <= pins.keys()
+    assert required | {"openmed-nb", "numpy"} <= pins.keys()
     assert pins["torch"] == importlib.metadata.version("torch").partition("+")[0]
     assert not [version for version in pins.values() if "+" in version]
 
 
-def test_wheel_has_the_running_package(handed_over):
+def test_wheel_contains_the_running_package(handed_over):
     (wheel,) = (handed_over.folder / "wheels").iterdir()
-    about = f"openmed_nb-{nb.__version__}.dist-info"
+    metadata_folder = f"openmed_nb-{nb.__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        record = archive.read(f"{about}/RECORD").decode()
-        metadata = archive.read(f"{about}/METADATA").decode()
+        record = archive.read(f"{metadata_folder}/RECORD").decode()
+        metadata = archive.read(f"{metadata_folder}/METADATA").decode()
 
     assert wheel.name == f"openmed_nb-{nb.__version__}-py3-none-any.whl"
     package = Path(nb.__file__).parent
@@ -79,97 +79,96 @@ def test_wheel_has_the_running_package(handed_over):
     }
     assert [line.split(",")[0] for line in record.splitlines()] == names
     assert "Name: openmed-nb" in metadata
-    assert {f"{about}/WHEEL", f"{about}/licenses/LICENSE"} <= set(names)
+    assert {f"{metadata_folder}/WHEEL", f"{metadata_folder}/licenses/LICENSE"} <= set(names)
 
 
-def test_texts_are_copied_and_a_model_elsewhere_is_checked(tmp_path, tiny):
-    """Of a model that is not copied, no path is handed over. Numbers may be those of numpy."""
+def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path, tiny):
+    """Sizes may be NumPy integers."""
     model = tiny.save(tmp_path / "John `Smith` <b>", tiny.keyword_bert())
     (tmp_path / "bundle").mkdir()
     sizes = {name: np.int64(QUICK[name]) for name in ("batch_size", "rounds", "steps")}
-    written = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, device="cpu", **sizes)
-    readme = (written.folder / "README.md").read_text("utf-8")
+    handoff = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, device="cpu", **sizes)
+    readme = (handoff.folder / "README.md").read_text("utf-8")
 
-    assert json.loads((written.folder / "texts.json").read_text("utf-8")) == [NOTE]
-    assert [len(entities) for entities in written.golden.entities] == [1]
-    assert "Handle this folder as you must handle them" in readme
-    assert "Smith" not in str(written) + written._repr_html_() + json.dumps(written.to_dict()["golden"]) + readme
-    assert (written.golden.model, (written.folder / "model").exists()) == ("model", False)
+    assert json.loads((handoff.folder / "texts.json").read_text("utf-8")) == [NOTE]
+    assert [len(entities) for entities in handoff.golden.entities] == [1]
+    assert "contains the texts of the dataset" in readme
+    assert "Smith" not in str(handoff) + handoff._repr_html_() + json.dumps(handoff.to_dict()["golden"]) + readme
+    assert (handoff.golden.model, (handoff.folder / "model").exists()) == ("model", False)
     with pytest.raises(ConfigurationError, match="--model FOLDER"):
-        run_smoke_test(written.folder)
+        run_smoke_test(handoff.folder)
     tiny.change_json(model / "config.json", initializer_range=0.5)
-    elsewhere = model.rename(tmp_path / "renamed")
-    assert [finding.name for finding in run_smoke_test(written.folder, model=elsewhere).findings if finding.remedy] == [
-        "model"
-    ]
+    renamed_model = model.rename(tmp_path / "renamed")
+    assert [
+        finding.name for finding in run_smoke_test(handoff.folder, model=renamed_model).findings if finding.remedy
+    ] == ["model"]
 
 
-def with_index(tiny, folder, part):
-    """Save the keyword model with an index that names one file for all weights, and put the weights there."""
+def save_with_index(tiny, folder, shard):
+    """Save the keyword model with an index that names one file for all weights, and move the weights to that file."""
     weights = tiny.save(folder, tiny.keyword_bert()) / "model.safetensors"
-    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), part)}
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), shard)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
-    (folder / part).parent.mkdir(exist_ok=True)
-    weights.rename(folder / part)
+    (folder / shard).parent.mkdir(exist_ok=True)
+    weights.rename(folder / shard)
     return folder
 
 
-@pytest.mark.parametrize("part", ["../elsewhere.safetensors", "{folder}/elsewhere.safetensors"])
-def test_weights_outside_the_folder_of_a_model_are_refused(tmp_path, tiny, part):
-    model = with_index(tiny, tmp_path / "model", part.format(folder=tmp_path / "model"))
+@pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "{folder}/elsewhere.safetensors"])
+def test_handoff_rejects_weights_outside_the_model_directory(tmp_path, tiny, shard):
+    model = save_with_index(tiny, tmp_path / "model", shard.format(folder=tmp_path / "model"))
 
     with pytest.raises(UntrustedModelError):
         nb.handoff(tmp_path / "bundle", model, **QUICK)
     assert not (tmp_path / "bundle").exists()
 
 
-def test_weights_in_a_folder_of_the_model_are_handed_over(tmp_path, tiny):
-    model = with_index(tiny, tmp_path / "model", "parts/one.safetensors")
-    written = nb.handoff(tmp_path / "bundle", model, **QUICK)
+def test_handoff_copies_weights_in_subdirectories(tmp_path, tiny):
+    model = save_with_index(tiny, tmp_path / "model", "parts/one.safetensors")
+    handoff = nb.handoff(tmp_path / "bundle", model, **QUICK)
 
-    assert "model/parts/one.safetensors" in dict(written.files)
-    assert run_smoke_test(written.folder).passed
+    assert "model/parts/one.safetensors" in dict(handoff.files)
+    assert run_smoke_test(handoff.folder).passed
 
 
-def test_unusable_folders_are_refused_and_left_alone(tmp_path, keyword_model):
-    """A folder with something in it, a file, a folder below a file, and what is not a path."""
+def test_handoff_rejects_unusable_folders_without_changes(tmp_path, keyword_model):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text(NOTE, "utf-8")
     file = tmp_path / "full" / "notes.txt"
 
-    for place in (tmp_path / "full", file, file / "bundle", None, f"{tmp_path}/a\0b", "~nobody.is.here/x"):
+    for folder in (tmp_path / "full", file, file / "bundle", None, f"{tmp_path}/a\0b", "~nobody.is.here/x"):
         with pytest.raises(ConfigurationError):
-            nb.handoff(place, keyword_model)
+            nb.handoff(folder, keyword_model)
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "notes.txt"]
     assert file.read_text("utf-8") == NOTE
 
 
-def test_existing_folder_keeps_its_identity_behind_a_link(tmp_path):
-    """A process may be in an empty folder that is there."""
+def test_handoff_does_not_replace_an_existing_empty_folder(tmp_path):
+    """The folder may be the working directory of a process."""
     (tmp_path / "target").mkdir()
     before = (tmp_path / "target").stat().st_ino
     (tmp_path / "bundle").symlink_to(tmp_path / "target", target_is_directory=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "new", target_is_directory=True)
-    for place in ("bundle", "dangling"):
-        nb.handoff(tmp_path / place, "bundled_small", copy_model=False, **QUICK)
-        assert (tmp_path / place / "run.sh").is_file()
+    for name in ("bundle", "dangling"):
+        nb.handoff(tmp_path / name, "bundled_small", copy_model=False, **QUICK)
+        assert (tmp_path / name / "run.sh").is_file()
 
     assert (tmp_path / "target").stat().st_ino == before
     assert (tmp_path / "dangling").is_symlink()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
-@pytest.mark.parametrize("place", ["empty", "new"])
-def test_failed_handoff_leaves_nothing(tmp_path, monkeypatch, place):
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not have these permissions")
+@pytest.mark.parametrize("name", ["empty", "new"])
+def test_failed_handoff_leaves_no_files(tmp_path, monkeypatch, name):
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(bundles, "SCHEMA_FILE", tmp_path / "no such file")
     with pytest.raises(ConfigurationError):
-        nb.handoff(tmp_path / place, "bundled_small", **QUICK)
+        nb.handoff(tmp_path / name, "bundled_small", **QUICK)
 
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
-MISTAKES = [
+INVALID_ARGUMENTS = [
     {"model": torch.nn.Linear(1, 1)},
     {"batch_size": 0},
     {"rounds": 3},
@@ -187,9 +186,8 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_write_nothing(tmp_path):
-    """No word of a note is in the error."""
-    for arguments in MISTAKES:
+def test_invalid_arguments_raise_without_quoting_texts_or_writing_files(tmp_path):
+    for arguments in INVALID_ARGUMENTS:
         with pytest.raises(ConfigurationError) as caught:
             nb.handoff(tmp_path / "bundle", **{"model": "bundled_small", "device": "cpu", **arguments})
 
@@ -197,8 +195,7 @@ def test_mistakes_write_nothing(tmp_path):
         assert list(tmp_path.iterdir()) == [], arguments
 
 
-def test_pickles_are_not_handed_over(tmp_path, keyword_model):
-    """Also where loading them was allowed."""
+def test_handoff_rejects_pickles_even_if_loading_is_allowed(tmp_path, keyword_model):
     model = Path(shutil.copytree(keyword_model, tmp_path / "model"))
     weights = nb.load_model(str(keyword_model))["model"].state_dict()
     (model / "model.safetensors").unlink()

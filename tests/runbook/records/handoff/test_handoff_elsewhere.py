@@ -1,4 +1,4 @@
-"""A bundle in a fresh virtual environment, in another folder, without a network."""
+"""A bundle in a new virtual environment and another directory, without a network."""
 
 import json
 import os
@@ -14,20 +14,20 @@ pytestmark = [pytest.mark.real_computer, pytest.mark.slow]
 
 NO_NETWORK = """
 import socket
-def refuse(*_arguments, **_named):
-    raise OSError("there is no network here")
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+def fail(*_arguments, **_named):
+    raise OSError("the network is disabled")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = fail
 """
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory, handed_over):
-    """A folder with a copy of the bundle and a fresh environment that has its wheel; the large packages come from outside."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    shutil.copytree(handed_over.folder, folder / "taken along")
+def environment_folder(tmp_path_factory, handed_over):
+    """Directory with a copy of the bundle and a virtual environment with its wheel. Other packages come from this environment."""
+    folder = tmp_path_factory.mktemp("environment")
+    shutil.copytree(handed_over.folder, folder / "copied bundle")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv"), "platbase": str(folder / "venv")}))
-    (wheel,) = (folder / "taken along" / "wheels").iterdir()
+    (wheel,) = (folder / "copied bundle" / "wheels").iterdir()
     install = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site), str(wheel)]
     subprocess.run([sys.executable, "-m", *install], check=True)
     (site / "outside.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
@@ -36,10 +36,10 @@ def elsewhere(tmp_path_factory, handed_over):
     return folder
 
 
-def run(folder, *command):
-    """Run a command of that environment in another folder, without what this process has in its environment."""
-    ours = ("PYTHON", "OPENMED", "HF_", "TRANSFORMERS")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+def run_in_environment(folder, *command):
+    """Run a command of that environment in another directory, without the environment variables of this process."""
+    removed_prefixes = ("PYTHON", "OPENMED", "HF_", "TRANSFORMERS")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(removed_prefixes)}
     (folder / "work").mkdir(exist_ok=True)
     python = folder / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
     return subprocess.run(
@@ -53,14 +53,13 @@ def run(folder, *command):
     )
 
 
-def test_it_runs_in_a_fresh_environment(elsewhere):
-    """The smoke script passes with the toolkit of the wheel, in another folder, without a network, and writes its result."""
-    where = run(elsewhere, "-c", "import openmed_nb; print(openmed_nb.__file__)")
-    done = run(elsewhere, str(elsewhere / "taken along" / "smoke.py"))
-    result = json.loads((elsewhere / "taken along" / "smoke.json").read_text("utf-8"))
+def test_smoke_script_passes_in_a_new_environment(environment_folder):
+    location = run_in_environment(environment_folder, "-c", "import openmed_nb; print(openmed_nb.__file__)")
+    process = run_in_environment(environment_folder, str(environment_folder / "copied bundle" / "smoke.py"))
+    result = json.loads((environment_folder / "copied bundle" / "smoke.json").read_text("utf-8"))
 
-    assert Path(where.stdout.strip()).is_relative_to(elsewhere / "venv"), where.stderr
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("Smoke test passed")
+    assert Path(location.stdout.strip()).is_relative_to(environment_folder / "venv"), location.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.startswith("Smoke test passed")
     assert result["passed"] is True
-    assert {one["name"]: one["status"] for one in result["findings"]}["entities"] == "ok"
+    assert {finding["name"]: finding["status"] for finding in result["findings"]}["entities"] == "ok"

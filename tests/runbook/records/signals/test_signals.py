@@ -1,4 +1,4 @@
-"""The signals of a computer: how they are read from recorded outputs, what they warn of, and how they are shown."""
+"""System status: parsing of recorded outputs, findings, and display."""
 
 import json
 import re
@@ -19,19 +19,19 @@ MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", ma
 BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 
 
-def recorded(*names):
-    """Return recorded outputs as one text."""
+def load_outputs(*names):
+    """Return the concatenated recorded outputs."""
     return "".join((RECORDED / f"{name}.txt").read_text("utf-8") for name in names)
 
 
 LAPTOP = {
-    "ioreg": recorded("ioreg_m4"),
-    "sysctl": recorded("sysctl_pressure", "sysctl_cores"),
-    "memory": recorded("memory_pressure"),
-    "battery": recorded("batt_battery"),
-    "power": recorded("power_lowpowermode"),
-    "heat": recorded("therm_limited"),
-    "thermal pressure": recorded("pressure_moderate"),
+    "ioreg": load_outputs("ioreg_m4"),
+    "sysctl": load_outputs("sysctl_pressure", "sysctl_cores"),
+    "memory": load_outputs("memory_pressure"),
+    "battery": load_outputs("batt_battery"),
+    "power": load_outputs("power_lowpowermode"),
+    "thermal state": load_outputs("therm_limited"),
+    "thermal pressure": load_outputs("pressure_moderate"),
 }
 M4 = GpuStatus("Apple M4", 10, 30, 356089856)
 H200 = GpuStatus(
@@ -47,134 +47,133 @@ H200 = GpuStatus(
 
 
 def read_mac(**outputs):
-    """Return the signals of a Mac whose commands print this, and the commands that were run."""
+    """Return the status of a Mac with the given outputs of commands, and the commands that were run."""
     commands = []
 
     def run(command):
         commands.append(command)
-        return next((outputs.get(name) for name, known in MAC_COMMANDS.items() if known == command), None)
+        return next((outputs.get(name) for name, mac_command in MAC_COMMANDS.items() if mac_command == command), None)
 
     return read_signals(MAC, "mps", run), commands
 
 
 def read_nvidia(output, device="cuda:0", environ=None, uuid=None):
-    """Return the GPU of a computer on which ``nvidia-smi`` prints this."""
+    """Return the GPU of a machine with the given output of ``nvidia-smi``."""
     return read_signals(BOX, device, lambda _command: output, environ or {}, uuid).gpu
 
 
-def test_laptop():
-    """A Mac is read from its own commands, each asked once and by its full path."""
-    signals, commands = read_mac(**LAPTOP)
+def test_read_signals_runs_each_command_of_macos_once():
+    status, commands = read_mac(**LAPTOP)
 
-    assert signals.gpu == M4
-    assert (signals.memory_pressure, signals.memory_free) == ("warning", 70)
-    assert (signals.power_source, signals.battery, signals.power_mode) == ("battery", 78, "low")
-    assert (signals.thermal_state, signals.speed_limit) == ("limited", 62)
-    assert (signals.chip, signals.performance_cores, signals.efficiency_cores) == ("Apple M4 Max", 12, 4)
+    assert status.gpu == M4
+    assert (status.memory_pressure, status.memory_free) == ("warning", 70)
+    assert (status.power_source, status.battery, status.power_mode) == ("battery", 78, "low")
+    assert (status.thermal_state, status.cpu_speed_limit) == ("limited", 62)
+    assert (status.chip, status.performance_cores, status.efficiency_cores) == ("Apple M4 Max", 12, 4)
     assert sorted(commands) == sorted(MAC_COMMANDS.values())
     assert all(command[0].startswith("/usr/") for command in commands)
 
 
-def test_nvidia_smi_is_asked_where_the_driver_put_it():
+def test_read_signals_searches_nvidia_smi():
     commands = []
 
     def run(command):
         commands.append(command)
-        return recorded("nvidia_h200") if command == [NVIDIA_SMI[1], *QUERY] else None
+        return load_outputs("nvidia_h200") if command == [NVIDIA_SMI[1], *QUERY] else None
 
-    box = read_signals(BOX, "cuda:0", run, {})
+    status = read_signals(BOX, "cuda:0", run, {})
 
-    assert (box.gpu, [command[0] for command in commands]) == (H200, list(NVIDIA_SMI[:2]))
-    assert box.memory_available > 0
+    assert (status.gpu, [command[0] for command in commands]) == (H200, list(NVIDIA_SMI[:2]))
+    assert status.memory_available > 0
     assert read_signals(BOX, "cpu", run, {}).gpu == GpuStatus()
     assert len(commands) == 2
 
 
-def test_simulated_mac_is_not_read():
-    """Of a simulated Mac nothing is read, and nothing of this computer is shown as the Mac's."""
+def test_read_signals_reads_no_values_of_a_simulated_mac():
     simulated = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
-    signals = read_signals(simulated, "mps", pytest.fail)
+    status = read_signals(simulated, "mps", pytest.fail)
 
-    assert signals == SystemStatus(simulated=True)
-    assert "SIMULATED" in str(signals)
-    assert "SIMULATED" in signals._repr_html_()
-    assert {finding.status for finding in signals.findings()} == {NOT_APPLICABLE}
+    assert status == SystemStatus(simulated=True)
+    assert "SIMULATED" in str(status)
+    assert "SIMULATED" in status._repr_html_()
+    assert {finding.status for finding in status.findings()} == {NOT_APPLICABLE}
 
 
-OF_PSUTIL = read_mac()[0].battery
-CALM = recorded("therm_calm")
+PSUTIL_BATTERY = read_mac()[0].battery
+CALM = load_outputs("therm_calm")
 PRESSURE = "com.apple.system.thermalpressurelevel"
-DEVICE_BUSY = '"Device Utilization %"=30'
+DEVICE_UTILIZATION = '"Device Utilization %"=30'
 IOREG = LAPTOP["ioreg"]
-READ = [
-    ("ioreg", recorded("ioreg_m1"), "gpu", GpuStatus(utilization=2, memory_used=340983808)),
-    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=130'), "gpu", replace(M4, utilization=None)),
-    ("ioreg", IOREG.replace(DEVICE_BUSY, '"Device Utilization %"=x'), "gpu", replace(M4, utilization=29)),
+MAC_OUTPUTS = [
+    ("ioreg", load_outputs("ioreg_m1"), "gpu", GpuStatus(utilization=2, memory_used=340983808)),
+    ("ioreg", IOREG.replace(DEVICE_UTILIZATION, '"Device Utilization %"=130'), "gpu", replace(M4, utilization=None)),
+    ("ioreg", IOREG.replace(DEVICE_UTILIZATION, '"Device Utilization %"=x'), "gpu", replace(M4, utilization=29)),
     ("ioreg", IOREG.replace("AGXAcceleratorG16G", "IntelAccelerator"), "gpu", GpuStatus()),
     ("ioreg", IOREG.replace("}", ""), "gpu", GpuStatus("Apple M4", 10)),
-    ("ioreg", f'"IOReportLegend" = ({{{DEVICE_BUSY}}})', "gpu", GpuStatus()),
+    ("ioreg", f'"IOReportLegend" = ({{{DEVICE_UTILIZATION}}})', "gpu", GpuStatus()),
     ("sysctl", "hw.perflevel0.physicalcpu: 0\n", "performance_cores", None),
     ("sysctl", "hw.perflevel1.physicalcpu: 9999\n", "efficiency_cores", None),
     ("memory", "System-wide memory free percentage: 170%", "memory_free", None),
-    ("battery", recorded("batt_charging"), "power_source", "adapter"),
-    ("battery", recorded("batt_charging"), "battery", 90),
-    ("battery", recorded("batt_not_charging"), "power_source", "adapter"),
-    ("battery", recorded("batt_not_charging"), "battery", 7),
-    ("battery", recorded("batt_desktop"), "power_source", "adapter"),
-    ("battery", recorded("batt_none"), "power_source", "adapter"),
+    ("battery", load_outputs("batt_charging"), "power_source", "adapter"),
+    ("battery", load_outputs("batt_charging"), "battery", 90),
+    ("battery", load_outputs("batt_not_charging"), "power_source", "adapter"),
+    ("battery", load_outputs("batt_not_charging"), "battery", 7),
+    ("battery", load_outputs("batt_desktop"), "power_source", "adapter"),
+    ("battery", load_outputs("batt_none"), "power_source", "adapter"),
     ("battery", "Now drawing from 'UPS Power'\n", "power_source", "UPS"),
-    ("battery", " -Back-UPS ES 700\t64%; charged present: true", "battery", OF_PSUTIL),
-    ("battery", " -InternalBattery-0 (id=1)\t178%; discharging", "battery", OF_PSUTIL),
-    ("power", recorded("power_powermode"), "power_mode", "automatic"),
-    ("power", recorded("power_desktop"), "power_mode", None),
+    ("battery", " -Back-UPS ES 700\t64%; charged present: true", "battery", PSUTIL_BATTERY),
+    ("battery", " -InternalBattery-0 (id=1)\t178%; discharging", "battery", PSUTIL_BATTERY),
+    ("power", load_outputs("power_powermode"), "power_mode", "automatic"),
+    ("power", load_outputs("power_desktop"), "power_mode", None),
     ("power", " lowpowermode         0\n", "power_mode", "automatic"),
     ("power", " powermode            1\n", "power_mode", "low"),
     ("power", " lowpowermode         0\n powermode            2\n", "power_mode", "high"),
     ("power", " powermode            7\n", "power_mode", None),
-    ("heat", CALM, "heat", "nothing reported"),
-    ("heat", CALM, "speed_limit", None),
-    ("heat", "CPU_Speed_Limit \t= 100\n", "heat", "nominal"),
-    ("heat", f"{CALM}CPU_Speed_Limit \t= 100\n", "heat", "nominal"),
-    ("heat", "CPU_Speed_Limit \t= 162\n", "speed_limit", None),
-    ("heat", "Note: No thermal warning level has been recorded\n", "heat", None),
-    ("thermal pressure", recorded("pressure_moderate"), "heat", "moderate"),
-    ("thermal pressure", f"{PRESSURE} 2\n", "heat", "limited"),
-    ("thermal pressure", f"{PRESSURE} 4\n", "heat", "limited"),
-    ("thermal pressure", f"{PRESSURE} 5\n", "heat", None),
-    ("thermal pressure", "com.apple.system.thermalpressure 1\n", "heat", None),
+    ("thermal state", CALM, "thermal_state", "nothing reported"),
+    ("thermal state", CALM, "cpu_speed_limit", None),
+    ("thermal state", "CPU_Speed_Limit \t= 100\n", "thermal_state", "nominal"),
+    ("thermal state", f"{CALM}CPU_Speed_Limit \t= 100\n", "thermal_state", "nominal"),
+    ("thermal state", "CPU_Speed_Limit \t= 162\n", "cpu_speed_limit", None),
+    ("thermal state", "Note: No thermal warning level has been recorded\n", "thermal_state", None),
+    ("thermal pressure", load_outputs("pressure_moderate"), "thermal_state", "moderate"),
+    ("thermal pressure", f"{PRESSURE} 2\n", "thermal_state", "limited"),
+    ("thermal pressure", f"{PRESSURE} 4\n", "thermal_state", "limited"),
+    ("thermal pressure", f"{PRESSURE} 5\n", "thermal_state", None),
+    ("thermal pressure", "com.apple.system.thermalpressure 1\n", "thermal_state", None),
 ]
 
 
-@pytest.mark.parametrize(("command", "output", "field", "value"), READ)
-def test_output_of_a_mac_is_read(command, output, field, value):
-    """A real output is read as what it says; a figure that cannot be is not known, and is never another one's."""
-    signals, _ = read_mac(**{command: output})
+@pytest.mark.parametrize(("command", "output", "field", "value"), MAC_OUTPUTS)
+def test_read_signals_parses_outputs_of_macos(command, output, field, value):
+    status, _ = read_mac(**{command: output})
 
-    assert getattr(signals, field) == value
+    assert getattr(status, field) == value
 
 
 @pytest.mark.parametrize(
-    ("output", "pressure", "heat"),
+    ("output", "pressure", "thermal_state"),
     [
         (CALM, "pressure_nominal", "nominal"),
         (CALM, "pressure_moderate", "moderate"),
-        (recorded("therm_limited"), "pressure_nominal", "limited"),
+        (load_outputs("therm_limited"), "pressure_nominal", "limited"),
     ],
 )
-def test_worse_of_two_reports_of_heat_counts(output, pressure, heat):
-    assert read_mac(**{"heat": output, "thermal pressure": recorded(pressure)})[0].thermal_state == heat
+def test_thermal_state_is_the_worse_of_two_reports(output, pressure, thermal_state):
+    status, _ = read_mac(**{"thermal state": output, "thermal pressure": load_outputs(pressure)})
+
+    assert status.thermal_state == thermal_state
 
 
 UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "[N/A]", "٣", "9" * 5000, None]
 
 
 @pytest.mark.parametrize("output", UNREADABLE)
-def test_unreadable_output_is_none(output):
-    """What cannot be read is None, never 0: all that is known is what psutil says."""
-    signals, _ = read_mac(**dict.fromkeys(MAC_COMMANDS, output))
+def test_read_signals_returns_none_for_unreadable_output(output):
+    """Only the values of psutil remain."""
+    status, _ = read_mac(**dict.fromkeys(MAC_COMMANDS, output))
     psutil_alone = read_signals(BOX, "cpu")
 
-    assert replace(signals, memory_available=None) == replace(psutil_alone, memory_available=None, chip=MAC.chip)
+    assert replace(status, memory_available=None) == replace(psutil_alone, memory_available=None, chip=MAC.chip)
     assert read_nvidia(output) == GpuStatus()
 
 
@@ -182,7 +181,7 @@ def test_unreadable_output_is_none(output):
     st.text(max_size=300) | st.from_regex(r"(CPU_Speed_Limit|powermode)\s*=?\s*[\d.,]+[KMGT%]?", fullmatch=False),
     st.lists(st.text(alphabet="0123456789.[]N/A ", max_size=20), min_size=9, max_size=9),
 )
-def test_any_output_gives_values_in_their_ranges(text, cells):
+def test_parsed_values_are_in_their_ranges(text, cells):
     gpu = read_nvidia(",".join(cells))
 
     assert read_mac(**dict.fromkeys(MAC_COMMANDS, text))[0].chip == MAC.chip
@@ -191,22 +190,22 @@ def test_any_output_gives_values_in_their_ranges(text, cells):
     assert gpu.memory_total is None or gpu.memory_total > 0
 
 
-@pytest.mark.parametrize("word", ["[N/A]", "[Not Supported]", "[Unknown Error]", ""])
-def test_field_that_a_gpu_does_not_support_is_none(word):
-    row = ", ".join(("GPU-1", "NVIDIA T4", *[word] * 7))
+@pytest.mark.parametrize("cell", ["[N/A]", "[Not Supported]", "[Unknown Error]", ""])
+def test_unsupported_gpu_values_are_none(cell):
+    row = ", ".join(("GPU-1", "NVIDIA T4", *[cell] * 7))
 
     assert read_nvidia(row) == GpuStatus("NVIDIA T4", uuid="GPU-1")
 
 
-@pytest.mark.parametrize("heat", ["Active, [N/A]", "Not Active, Active"])
-def test_driver_or_hardware_may_report_heat(heat):
-    assert read_nvidia(f"GPU-1, T4, 1, 1, 1, 1, 1, {heat}").thermal_throttling is True
+@pytest.mark.parametrize("cells", ["Active, [N/A]", "Not Active, Active"])
+def test_software_or_hardware_slowdown_is_thermal_throttling(cells):
+    assert read_nvidia(f"GPU-1, T4, 1, 1, 1, 1, 1, {cells}").thermal_throttling is True
 
 
 T4S = [("GPU-aaaa", "Tesla T4"), ("GPU-bbbb", "Tesla T4"), ("GPU-cccc", "Tesla T4")]
 MIXED = [("GPU-aaaa", "Tesla T4"), ("GPU-bbbb", "NVIDIA A100")]
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CHOICES = [
+SELECTIONS = [
     (T4S, "cuda", {}, None, "GPU-aaaa"),
     (T4S, "cuda:2", {}, None, "GPU-cccc"),
     (T4S, "cuda:3", {}, None, None),
@@ -225,9 +224,9 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("gpus", "device", "environ", "uuid", "expected"), CHOICES)
-def test_gpu_is_found_by_uuid_or_order(gpus, device, environ, uuid, expected):
-    """The GPU that torch calls by a name is found by its UUID, or by its place where the two orders are the same."""
+@pytest.mark.parametrize(("gpus", "device", "environ", "uuid", "expected"), SELECTIONS)
+def test_gpu_is_selected_by_uuid_or_order(gpus, device, environ, uuid, expected):
+    """The order counts only if torch and ``nvidia-smi`` number the GPUs in the same order."""
     output = "\n".join(", ".join((*gpu, *["1"] * 7)) for gpu in gpus)
 
     assert read_nvidia(output, device, environ, uuid).uuid == expected
@@ -246,20 +245,20 @@ CONDITIONS = [
     ({"power_mode": "high"}, "power mode", OK),
     ({"power_mode": "low"}, "power mode", WARNING),
     ({}, "power mode", NOT_APPLICABLE),
-    ({"heat": "nominal"}, "heat", OK),
-    ({"heat": "nothing reported"}, "heat", NOT_APPLICABLE),
-    ({"gpu": GpuStatus(thermal_throttling=False), "heat": "nothing reported"}, "heat", OK),
-    ({"gpu": GpuStatus(thermal_throttling=True), "heat": "nothing reported"}, "heat", WARNING),
-    ({"heat": "limited"}, "heat", WARNING),
-    ({"heat": "moderate"}, "heat", WARNING),
-    ({"gpu": GpuStatus(thermal_throttling=False), "heat": "moderate"}, "heat", WARNING),
-    ({"gpu": GpuStatus(thermal_throttling=True), "heat": "nominal"}, "heat", WARNING),
-    ({}, "heat", NOT_APPLICABLE),
+    ({"thermal_state": "nominal"}, "thermal state", OK),
+    ({"thermal_state": "nothing reported"}, "thermal state", NOT_APPLICABLE),
+    ({"gpu": GpuStatus(thermal_throttling=False), "thermal_state": "nothing reported"}, "thermal state", OK),
+    ({"gpu": GpuStatus(thermal_throttling=True), "thermal_state": "nothing reported"}, "thermal state", WARNING),
+    ({"thermal_state": "limited"}, "thermal state", WARNING),
+    ({"thermal_state": "moderate"}, "thermal state", WARNING),
+    ({"gpu": GpuStatus(thermal_throttling=False), "thermal_state": "moderate"}, "thermal state", WARNING),
+    ({"gpu": GpuStatus(thermal_throttling=True), "thermal_state": "nominal"}, "thermal state", WARNING),
+    ({}, "thermal state", NOT_APPLICABLE),
 ]
 
 
 @pytest.mark.parametrize(("state", "name", "status"), CONDITIONS)
-def test_slow_state_is_a_warning_with_a_remedy(state, name, status):
+def test_findings_warn_of_slow_states_with_a_remedy(state, name, status):
     (finding,) = (finding for finding in SystemStatus(**state).findings() if finding.name == name)
 
     assert finding.status == status
@@ -267,34 +266,33 @@ def test_slow_state_is_a_warning_with_a_remedy(state, name, status):
     assert not any(character.isdigit() for character in finding.evidence)
 
 
-def test_text_has_states_and_html_has_figures():
-    """The text form says states in words; figures stand in the HTML only, 0 as 0, and what is not known is shown so."""
+def test_report_displays_measurements_only_in_html():
     quiet = SystemStatus(M4, "normal", 70, 2**33, 0, "battery", 78, "automatic", "nominal")
     busy = SystemStatus(M4, "normal", 20, 2**31, 2**30, "battery", 12, "automatic", "nominal")
     page = SystemStatus(GpuStatus(utilization=0))._repr_html_()
-    silent = SystemStatus(thermal_state="nothing reported")
+    unreported = SystemStatus(thermal_state="nothing reported")
 
     assert str(quiet) == str(busy)
-    assert all(figure in quiet._repr_html_() for figure in ("78 %", "30 %"))
+    assert all(value in quiet._repr_html_() for value in ("78 %", "30 %"))
     assert "78" not in str(quiet)
     assert ">0 %</td>" in page
-    assert "Not known here: memory pressure, power, power mode, heat<" in page
-    assert "On a Mac, nb.signals() reads what is not known here." in re.sub("</?code>", "", page)
+    assert "memory pressure, power, power mode, thermal state<" in page
+    assert "On a Mac, nb.system_status() reads the missing values." in re.sub("</?code>", "", page)
     assert "On a Mac" not in quiet._repr_html_()
-    assert "Power: the processor may run slower than on the power adapter. Connect it" in quiet._repr_html_()
-    assert silent.findings()[-1].evidence == "nothing reported"
-    assert str(silent).splitlines()[-1].endswith("  nothing reported")
+    assert "Power: the processor may run slower than on the power adapter. Connect the machine" in quiet._repr_html_()
+    assert unreported.findings()[-1].evidence == "nothing reported"
+    assert str(unreported).splitlines()[-1].endswith("  nothing reported")
     assert json.loads(json.dumps(quiet.to_dict()))["gpu"]["cores"] == 10
 
 
 @pytest.mark.real_computer
-def test_this_computer_is_read():
+def test_system_status_reads_this_machine():
     assert nb.system_status().memory_available > 0
     with nb.simulated_mps():
         assert nb.system_status() == SystemStatus(simulated=True)
 
 
-def test_every_recorded_file_has_its_source():
-    named = re.findall(r"`(\w+\.txt)`", (RECORDED / "README.md").read_text("utf-8"))
+def test_readme_names_every_recorded_file():
+    documented = re.findall(r"`(\w+\.txt)`", (RECORDED / "README.md").read_text("utf-8"))
 
-    assert sorted(named) == sorted(file.name for file in RECORDED.glob("*.txt"))
+    assert sorted(documented) == sorted(file.name for file in RECORDED.glob("*.txt"))

@@ -1,4 +1,4 @@
-"""How busy a device is: read from recorded outputs, sampled in a thread that always ends, and never guessed."""
+"""Readers of device utilization, with recorded outputs of commands."""
 
 from pathlib import Path
 
@@ -12,49 +12,47 @@ MAC = MachineInfo("Darwin", "arm64", apple_silicon=True)
 BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 
 
-def printing(file):
-    """Return what stands in for running any command: the recorded output of one."""
+def make_runner(file):
+    """Return a function that replaces ``run_command`` and returns a recorded output."""
     return lambda _command: (RECORDED / file).read_text("utf-8")
 
 
 @pytest.mark.real_computer
-def test_reader_asks_the_command_of_its_device():
-    """The share of a GPU is what the command of its kind says; if that is not there, or says something else, there is no reader."""
+def test_utilization_reader_runs_the_command_of_its_device():
+    """Without a usable output there is no reader."""
     cases = [
         ("mps", MAC, "ioreg_m4.txt", 0.3),
         ("mps", MAC, "ioreg_m1.txt", 0.02),
         ("cuda", BOX, "nvidia_h200.txt", 0.0),
     ]
-    for device, machine, file, share in cases:
-        read = make_utilization_reader(device, machine, printing(file), {})
+    for device, machine, file, utilization in cases:
+        read = make_utilization_reader(device, machine, make_runner(file), {})
         assert read is not None, file
-        assert read() == pytest.approx(share), file
+        assert read() == pytest.approx(utilization), file
     for device in ("mps", "cuda", "cuda:1", "lazy:0"):
         assert make_utilization_reader(device, MAC, lambda _command: None, {}) is None, device
-        assert make_utilization_reader(device, BOX, lambda _command: "no such thing", {}) is None, device
+        assert make_utilization_reader(device, BOX, lambda _command: "no such command", {}) is None, device
 
 
-def test_nothing_is_read_under_a_simulation():
-    """Of a simulated computer no command is asked, not even about the CPU."""
-    asked: list[object] = []
+def test_utilization_reader_runs_no_command_on_a_simulated_machine():
+    commands: list[object] = []
     for device in ("cpu", "mps", "cuda"):
-        assert make_utilization_reader(device, MachineInfo("Darwin", "arm64", simulated=True), asked.append, {}) is None
-    assert asked == []
+        assert (
+            make_utilization_reader(device, MachineInfo("Darwin", "arm64", simulated=True), commands.append, {}) is None
+        )
+    assert commands == []
 
 
 @pytest.mark.real_computer
-def test_the_processor_is_read_from_its_counters():
-    """The share of the processor is known once its counters have moved, and is a share."""
+def test_cpu_reader_returns_a_fraction_after_its_counters_change():
     read = make_utilization_reader("cpu", BOX)
-    answers = []
-    while not answers:
-        answers += [answer for answer in [read()] if answer is not None]
+    while (utilization := read()) is None:
+        pass
 
-    assert 0 <= answers[0] <= 1
+    assert 0 <= utilization <= 1
 
 
-def test_share_of_the_processor():
-    """Idle time and waiting for the disk are no work, what a guest ran counts once, and no time is no share."""
+def test_busy_fraction_excludes_idle_time_and_counts_guests_once():
     cases = [
         ({"user": 1, "idle": 1}, {"user": 4, "idle": 2}, 0.75),
         ({"user": 1, "idle": 1, "iowait": 0}, {"user": 2, "idle": 2, "iowait": 2}, 0.25),
@@ -64,5 +62,5 @@ def test_share_of_the_processor():
         ({}, {"user": 1, "idle": 1}, None),
         ({}, {}, None),
     ]
-    for before, after, share in cases:
-        assert busy_fraction(before, after) == share, (before, after)
+    for before, after, fraction in cases:
+        assert busy_fraction(before, after) == fraction, (before, after)
