@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 from ..._render.display import (
     NOT_APPLICABLE,
@@ -98,14 +98,14 @@ class SystemStatus(Displayable):
     """
 
     gpu: GpuStatus = field(default_factory=GpuStatus)
-    memory_pressure: str | None = None
+    memory_pressure: Literal["normal", "warning", "critical"] | None = None
     memory_free: int | None = None
     memory_available: int | None = None
     swap_used: int | None = None
-    power_source: str | None = None
+    power_source: Literal["adapter", "battery", "UPS"] | None = None
     battery: int | None = None
-    power_mode: str | None = None
-    thermal_state: str | None = None
+    power_mode: Literal["automatic", "low", "high"] | None = None
+    thermal_state: Literal["limited", "moderate", "nominal", "nothing reported"] | None = None
     cpu_speed_limit: int | None = None
     chip: str | None = None
     performance_cores: int | None = None
@@ -371,7 +371,7 @@ class _Reading:
         return _parse_number(text, self.max_number) if self.words is None else self.words.get(text or "")
 
 
-# If several readings of one field have a value, the last one is used.
+# If several readings of one field have a value, the last value is used.
 MAC_READINGS = (
     _Reading("memory_pressure", "sysctl", r"^kern\.memorystatus_vm_pressure_level: (\d+)$", words=PRESSURE_LEVELS),
     _Reading("performance_cores", "sysctl", r"^hw\.perflevel0\.physicalcpu: ([1-9]\d*)$", MAX_CORES),

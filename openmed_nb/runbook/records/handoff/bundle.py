@@ -382,7 +382,7 @@ def _write_bundle(
 ) -> None:
     """Write the copied files and the generated files of a bundle."""
     (folder / WHEELS).mkdir()
-    wheel = write_wheel(folder / WHEELS)
+    wheel = _write_wheel(folder / WHEELS)
     for name, file in {**files, SCHEMA_NAME: SCHEMA_FILE}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / name)
@@ -422,7 +422,7 @@ def _render_template(template: str, **values: object) -> str:
     return _BundleTemplate((TEMPLATES / template).read_text("utf-8")).substitute(values)
 
 
-def pinned_packages() -> dict[str, str]:
+def _pinned_packages() -> dict[str, str]:
     """Return the installed versions of this package and of its direct and indirect dependencies, without build suffixes."""
     versions: dict[str, str] = {}
     pending = [TOOLKIT]
@@ -436,7 +436,7 @@ def pinned_packages() -> dict[str, str]:
 
 
 def _requirements() -> str:
-    pins = pinned_packages()
+    pins = _pinned_packages()
     environment = f"Python {platform.python_version()}, {platform.system()}, {len(pins)} packages"
     lines = [f"{name}=={version}" for name, version in sorted(pins.items())]
     return "\n".join([f"# The environment of this bundle, locked on {environment}.", *lines, ""])
@@ -445,7 +445,7 @@ def _requirements() -> str:
 PACKAGE = Path(__file__).parents[3]
 
 
-def write_wheel(folder: Path) -> Path:
+def _write_wheel(folder: Path) -> Path:
     """Build a wheel of the running package with the metadata of the installed package, and return its path.
 
     ``pip wheel`` is not used, because it needs the source tree, which an installed package does not have.

@@ -276,7 +276,7 @@ def changed_files(bundle: Path) -> dict[str, str]:
     return changed
 
 
-def unmet_requirements(requirements: str) -> dict[str, str]:
+def _unmet_requirements(requirements: str) -> dict[str, str]:
     """Return the installed packages whose version differs from a requirements file. Build suffixes are ignored."""
     unmet = {}
     for name, pinned in re.findall(r"^(\S+)==(\S+)", requirements, re.MULTILINE):
@@ -296,7 +296,7 @@ def _check_unchanged(name: str, differences: Mapping[str, str], evidence: str, r
     return Finding(name, FAILED, ", ".join(listed), remedy)
 
 
-def check_python(reference: Logbook | None) -> Finding:
+def _check_python(reference: Logbook | None) -> Finding:
     """Compare the major and minor version of Python with the golden run."""
     if reference is None:
         return Finding("Python", NOT_APPLICABLE, "unknown: the bundle does not have a logbook")
@@ -440,11 +440,11 @@ def run_smoke_test(
 
     findings = {name: Finding(name, NOT_APPLICABLE, "not run") for name in CHECKS}
     findings["files"] = _check_unchanged("files", changed, "all files are unchanged", RECOPY_REMEDY)
-    unmet = unmet_requirements(requirements)
+    unmet = _unmet_requirements(requirements)
     findings["packages"] = _check_unchanged(
         "packages", unmet, "all packages have the versions of the bundle", INSTALL_REMEDY
     )
-    findings["Python"] = check_python(reference)
+    findings["Python"] = _check_python(reference)
     if any(name in {GOLDEN, TEXTS} or name.startswith(f"{MODEL}/") for name in changed):
         return SmokeReport(tuple(findings.values()), reference)
 

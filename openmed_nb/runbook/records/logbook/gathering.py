@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ...._events.activity import ProgressEvent
@@ -489,20 +489,18 @@ def locate_storage(
         # os.path accepts any path. Path raises for a loop of links and for an unknown user.
         real = Path(os.path.realpath(os.path.expanduser(path)))  # noqa: PTH111
         above = {str(folder) for folder in (real, *real.parents)}
-        # If several file systems have the same mount point, the last one hides the others.
+        # If several file systems have the same mount point, the last mount hides the others.
         mount = max(
             (mount for mount in reversed(mounts) if mount.mountpoint in above),
             key=lambda mount: len(mount.mountpoint),
             default=None,
         )
-        kind = "unknown" if mount is None else _storage_kind(mount, real, home, run)
+        kind: sections.StorageKind = "unknown" if mount is None else _storage_kind(mount, real, home, run)
         locations.append(sections.StorageLocation(contents, privacy.sanitize_path(path), mount and mount.fstype, kind))
     return tuple(locations)
 
 
-def _storage_kind(
-    mount: Any, path: Path, home: Path, run: RunCommand
-) -> Literal["local", "network", "cloud", "external", "memory"]:
+def _storage_kind(mount: Any, path: Path, home: Path, run: RunCommand) -> sections.StorageKind:
     """Return the kind of storage of a path on a mounted file system."""
     filesystem = mount.fstype.lower()
     options = mount.opts.split(",")

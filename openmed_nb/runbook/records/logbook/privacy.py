@@ -74,7 +74,7 @@ def sanitize_path(path: str | Path, home: str | None = None) -> str:
         ('~/models/mine', '/home/***/x')
         >>> sanitize_path("/scratch/jane/cache", home="/home/jane"), sanitize_path("/opt/janeway", home="/home/jane")
         ('/scratch/***/cache', '/opt/janeway')
-        >>> sanitize_path("/data/a note of someone/x"), sanitize_path("a text that is no path")
+        >>> sanitize_path("/data/notes of a user/x"), sanitize_path("a text, not a path")
         ('/data/***/x', '***')
     """
     text = str(path)

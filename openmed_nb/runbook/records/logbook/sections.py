@@ -14,6 +14,7 @@ from ....devices.request import normalize_device
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]
 UtcTimestamp = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+StorageKind = Literal["local", "network", "cloud", "external", "memory", "unknown"]
 Count = Annotated[int, Minimum(0)]
 Size = Annotated[int, Minimum(1)]
 
@@ -346,7 +347,7 @@ class StorageLocation:
     contents: str
     path: str
     filesystem: str | None
-    kind: Literal["local", "network", "cloud", "external", "memory", "unknown"]
+    kind: StorageKind
 
 
 @dataclass(frozen=True)

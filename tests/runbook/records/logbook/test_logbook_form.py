@@ -182,7 +182,7 @@ def test_read_error_contains_only_the_file_name(tmp_path):
 
 
 USER_FILES = {
-    "notes.json": '{"patient": "someone"}',
+    "notes.json": '{"patient": "John"}',
     "notes.md": "# Logbook on my experiments\nthree months of work\n",
     "mine.json": '{"schema": "openmed_nb/logbook/1", my things',
     "list.json": "[1, 2]",
