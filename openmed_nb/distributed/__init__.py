@@ -1,1 +1,1 @@
-"""Annotating on a Dask cluster: who takes part, how texts go out and answers come back, and how a cluster is started."""
+"""Annotation on a Dask cluster: workers, distribution of texts, collection of results, and cluster startup."""

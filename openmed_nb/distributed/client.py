@@ -1,4 +1,4 @@
-"""Ask the scheduler and the workers of a Dask client, patiently, and raise this package's errors where they cannot answer."""
+"""Calls to the scheduler and the workers of a Dask client, with timeouts and the errors of this package."""
 
 from __future__ import annotations
 
@@ -19,28 +19,38 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-WORKER_TIMEOUT = (
-    60.0  # Seconds without a working worker after which a run ends; the restart of a worker takes some of them.
-)
-POLL_INTERVAL = 5.0  # Seconds between two looks at the cluster while nothing comes.
-MAX_ATTEMPTS = 4  # How often to ask workers that all end while they are asked; Dask gives up a task after as many.
+# Seconds without a running worker after which a run ends. The timeout includes the restart of a worker.
+WORKER_TIMEOUT = 60.0
+POLL_INTERVAL = 5.0  # Seconds between two checks of the cluster.
+# Maximum number of calls if all workers exit during each call. Dask also gives up a task after this number.
+MAX_ATTEMPTS = 4
 
 UNREACHABLE = "The scheduler of the cluster cannot be reached."
-RESTART_REMEDY = "Start the cluster again, and go on with the same call and its resume file."
-LOGS_REMEDY = "Look at their logs; they may need more memory."
+RESTART_REMEDY = "Restart the cluster, then repeat the call with the same resume file."
+LOGS_REMEDY = "Check the logs of the workers. They may need more memory."
 
 
-def require_extra(name: str, what: str) -> None:
-    """Check that a package of the ``cluster`` extra is installed; ``what`` says what needs it."""
+def require_extra(name: str, requirement: str) -> None:
+    """Raise ``ConfigurationError`` if a package of the ``cluster`` extra is not installed.
+
+    Args:
+        name: Name of the package.
+        requirement: Start of the error message, which states the feature that needs the package.
+    """
     try:
         importlib.import_module(name)
     except ImportError as error:
         remedy = "Install it: python -m pip install 'dask[distributed]' asyncssh."
-        raise ConfigurationError(f"{what}: {describe_error(error)}.", remedy) from error
+        raise ConfigurationError(f"{requirement}: {describe_error(error)}.", remedy) from error
 
 
 def validate_client(client: Any) -> Client:
-    """Return a synchronous, connected client of Dask; raise ``ConfigurationError`` for anything else."""
+    """Return the argument if it is a synchronous, connected Dask client.
+
+    Raises:
+        ConfigurationError: If the argument is not a Dask client or is asynchronous.
+        ClusterUnavailableError: If the client is not connected.
+    """
     require_extra("distributed", "A cluster needs Dask")
     from distributed import Client
     from distributed.deploy.cluster import Cluster
@@ -50,31 +60,33 @@ def validate_client(client: Any) -> Client:
         if isinstance(getattr(client, "client", None), Client):
             remedy = "Pass its client: client=cluster.client."
         elif isinstance(client, Cluster):
-            remedy = "Pass a client of it: client=dask.distributed.Client(cluster)."
-        raise ConfigurationError(f"client must be a client of Dask, not {short_type_name(client)}.", remedy)
+            remedy = "Pass a client of the cluster: client=dask.distributed.Client(cluster)."
+        raise ConfigurationError(f"client must be a Dask client, not {short_type_name(client)}.", remedy)
     if client.asynchronous:
-        raise ConfigurationError("The client is asynchronous.", "Pass one that was made without asynchronous=True.")
+        raise ConfigurationError(
+            "The client is asynchronous.", "Pass a client that was created without asynchronous=True."
+        )
     if client.status != "running":
         raise client_closed_error(client)
     return client
 
 
 def client_closed_error(client: Client) -> ClusterUnavailableError:
-    what = UNREACHABLE if client.status == "connecting" else f"The client is {client.status}."
-    return ClusterUnavailableError(what, RESTART_REMEDY)
+    message = UNREACHABLE if client.status == "connecting" else f"The client is {client.status}."
+    return ClusterUnavailableError(message, RESTART_REMEDY)
 
 
 @contextlib.contextmanager
 def translate_dask_errors(client: Client) -> Iterator[None]:
-    """Raise ``ClusterUnavailableError`` for what Dask raises when the client is closed, or the scheduler is gone or cancels."""
+    """Convert the errors of Dask for a closed client, a lost scheduler or cancelled tasks to ``ClusterUnavailableError``."""
     from distributed.comm import CommClosedError
 
     try:
         yield
     except (threads.CancelledError, asyncio.CancelledError):
         if client.status == "running":
-            what = "What the cluster had to do was called off: it was closed or started again."
-            raise ClusterUnavailableError(what, RESTART_REMEDY) from None
+            message = "The task was cancelled because the cluster was closed or restarted."
+            raise ClusterUnavailableError(message, RESTART_REMEDY) from None
         raise client_closed_error(client) from None
     except OpenMedError:
         raise
@@ -85,25 +97,29 @@ def translate_dask_errors(client: Client) -> Iterator[None]:
 
 
 def run_on_client_loop(client: Client, call: Callable[[], Awaitable[Result]]) -> threads.Future[Result]:
-    """Begin a call of Dask on the loop of its client; it runs to its end, even if nobody waits for it any more.
+    """Start a call of Dask on the event loop of its client. The call finishes even if no caller waits for it.
 
-    On an interrupt, Dask's own way to wait (``distributed.utils.sync``) cancels the call. In distributed 2026.8, a call that
-    is cancelled just when it begins to gather results blocks the client: every later one fails (``UnboundLocalError``).
+    ``distributed.utils.sync`` is not used, because it cancels the call on an interrupt. In distributed 2026.8, a call that
+    is cancelled when it starts to gather results blocks the client: all later calls fail (``UnboundLocalError``).
     """
 
-    async def called() -> Result:
+    async def run() -> Result:
         return await call()
 
-    beginning = called()
+    coroutine = run()
     try:
-        return asyncio.run_coroutine_threadsafe(beginning, client.loop.asyncio_loop)
-    except RuntimeError:  # Its loop is closed.
-        beginning.close()
+        return asyncio.run_coroutine_threadsafe(coroutine, client.loop.asyncio_loop)
+    except RuntimeError:  # The event loop is closed.
+        coroutine.close()
         raise client_closed_error(client) from None
 
 
 def call_scheduler(client: Client, call: Callable[[], Awaitable[Result]]) -> Result:
-    """Return the result of a call to a client's method; raise ``ClusterUnavailableError`` if no scheduler answers."""
+    """Return the result of a call to a client method.
+
+    Raises:
+        ClusterUnavailableError: If the scheduler does not respond.
+    """
     with translate_dask_errors(client):
         pending = run_on_client_loop(client, call)
         while not threads.wait([pending], timeout=POLL_INTERVAL).done:
@@ -116,18 +132,22 @@ def call_scheduler(client: Client, call: Callable[[], Awaitable[Result]]) -> Res
 
 
 def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]], timeout: float = WORKER_TIMEOUT) -> Result:
-    """Return the result of a call to a client's or a task's method that needs workers.
+    """Return the result of a method of a client or a task that needs workers.
 
-    Raises ``ClusterUnavailableError`` after ``patience`` seconds without a working worker, and Dask's ``KilledWorker`` for a task
-    that ended the workers that ran it.
+    Raises:
+        ClusterUnavailableError: If there is no running worker for ``timeout`` seconds.
+        KilledWorker: If a task crashed the workers that ran it (an exception of Dask).
     """
-    interval, left = min(POLL_INTERVAL, timeout), timeout
+    interval = min(POLL_INTERVAL, timeout)
+    remaining = timeout
     with translate_dask_errors(client):
         pending = run_on_client_loop(client, call)
         while not threads.wait([pending], timeout=interval).done:
-            left = timeout if any(map(is_running, running_workers(client).values())) else left - interval
-            if left <= 0:
-                raise ClusterUnavailableError(f"No worker of the cluster has worked for {timeout:g} s.", RESTART_REMEDY)
+            is_any_running = any(map(is_running, running_workers(client).values()))
+            remaining = timeout if is_any_running else remaining - interval
+            if remaining <= 0:
+                message = f"The cluster had no running worker for {timeout:g} s."
+                raise ClusterUnavailableError(message, RESTART_REMEDY)
         return pending.result()
 
 
@@ -137,105 +157,114 @@ def running_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
 
 
 def is_running(worker: Mapping[str, Any]) -> bool:
-    """Tell whether a worker works; one that is short of memory (Dask calls it paused) takes no task, but may compute one."""
+    """Return whether a worker is running. A worker that Dask paused for lack of memory is running if it executes a task."""
     counts = worker.get("metrics", {}).get("task_counts", {})
     return worker["status"] == "running" or bool(counts.get("executing", 0))
 
 
 def submit(client: Client, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
-    """Send a task out; raise ``ClusterUnavailableError`` if the client is not running, where Dask would take it and wait."""
+    """Submit a task.
+
+    Raises:
+        ClusterUnavailableError: If the client is not running. Dask itself would accept the task and wait.
+    """
     if client.status != "running":
         raise client_closed_error(client)
     with translate_dask_errors(client):
         return client.submit(function, *arguments, pure=False, **options)
 
 
-def fetch_result(client: Client, future: Future, patience: float = WORKER_TIMEOUT) -> Any:
-    """Return the result of a task as :func:`wait_for_workers` does, and forget the task."""
+def fetch_result(client: Client, future: Future, timeout: float = WORKER_TIMEOUT) -> Any:
+    """Return the result of a task as :func:`wait_for_workers` does, and release the task."""
     try:
-        return wait_for_workers(client, future.result, patience)
+        return wait_for_workers(client, future.result, timeout)
     finally:
         cancel(client, [future])
 
 
 def cancel(client: Client, futures: Sequence[Future]) -> None:
-    """Cancel tasks and forget their results; the tasks of a closed cluster are gone already."""
+    """Cancel tasks and release their results. A closed cluster has already discarded its tasks."""
     if futures and client.status == "running":
         with contextlib.suppress(ClusterUnavailableError):
             call_scheduler(client, lambda: client.cancel(futures))
 
 
 def check_picklable(arguments: Mapping[str, Any]) -> None:
-    """Raise ``ConfigurationError`` for the first argument that cannot go to another process."""
-    import cloudpickle  # type: ignore[import-untyped] # What Dask sends with.
+    """Raise ``ConfigurationError`` for the first argument that cannot be pickled."""
+    import cloudpickle  # type: ignore[import-untyped] # Dask serializes with this package.
 
     for name, value in arguments.items():
         try:
             cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001, PERF203 - of the value's own code too
-            what = f"{name} cannot go to workers as {short_type_name(value)}."
-            raise ConfigurationError(what, "Pass numbers, words and names, which can.") from None
+        except Exception:  # noqa: BLE001, PERF203 - code of the value can raise any exception
+            message = f"{name} cannot be sent to workers: {short_type_name(value)} cannot be pickled."
+            raise ConfigurationError(message, "Pass numbers and strings.") from None
 
 
 def call_on_workers(
-    client: Client, function: Callable[..., Any], *arguments: Any, patience: float = WORKER_TIMEOUT
+    client: Client, function: Callable[..., Any], *arguments: Any, timeout: float = WORKER_TIMEOUT
 ) -> list[Any]:
-    """Call a function of ``openmed_nb.distributed.worker`` on every worker; return the results in the order of addresses.
+    """Call a function of ``openmed_nb.distributed.worker`` on every worker, and return the results sorted by address.
 
-    A worker that ends meanwhile is left out as long as another one answers; its replacement is checked with its first
-    texts. Raises the first error of a worker, and ``ClusterUnavailableError`` if no worker comes.
+    A worker that exits during the call is ignored if another worker responds. Its replacement is checked with its first
+    texts. The first error of a worker is raised.
+
+    Raises:
+        ClusterUnavailableError: If no worker registers within ``timeout`` seconds, or all workers exit repeatedly.
     """
-    from distributed import TimeoutError as NoWorker
+    from distributed import TimeoutError as DaskTimeoutError
     from distributed.comm import CommClosedError
 
-    async def a_worker_comes() -> bool:
+    async def has_worker() -> bool:
         try:
-            await client.wait_for_workers(1, timeout=patience)
-        except NoWorker:
+            await client.wait_for_workers(1, timeout=timeout)
+        except DaskTimeoutError:
             return False
         return True
 
-    # A cluster that adapts to its work (Dask's ``adapt(minimum=0)``) starts workers only for tasks, and ends one without a
-    # task even while it loads a model for ``client.run``. So an empty cluster gets the same function as a task, too.
+    # An adaptive cluster (Dask's ``adapt(minimum=0)``) starts workers only for tasks, and stops a worker without a task even
+    # while it loads a model for ``client.run``. The function is therefore also submitted as a task to an empty cluster.
     tasks = [] if call_scheduler(client, client.nthreads) else [submit(client, function, *arguments)]
     try:
         for _ in range(MAX_ATTEMPTS):
-            if not call_scheduler(client, a_worker_comes):
-                raise ClusterUnavailableError("The cluster has no worker.", "Start one, or use nb.cluster().")
-            answers = call_scheduler(client, lambda: client.run(function, *arguments, on_error="return"))
-            left = running_workers(client)
-            for address, answer in sorted(answers.items()):
-                gone = isinstance(answer, OSError) and address not in left
-                if gone or isinstance(answer, CommClosedError):
-                    del answers[address]
-                elif isinstance(answer, BaseException):
-                    raise worker_error(parse_host(address), answer)
-            if answers:
-                return [answers[address] for address in sorted(answers)]
+            if not call_scheduler(client, has_worker):
+                raise ClusterUnavailableError(
+                    "The cluster does not have a worker.", "Start a worker, or use nb.cluster()."
+                )
+            results = call_scheduler(client, lambda: client.run(function, *arguments, on_error="return"))
+            remaining = running_workers(client)
+            for address, result in sorted(results.items()):
+                has_exited = isinstance(result, OSError) and address not in remaining
+                if has_exited or isinstance(result, CommClosedError):
+                    del results[address]
+                elif isinstance(result, BaseException):
+                    raise worker_error(parse_host(address), result)
+            if results:
+                return [results[address] for address in sorted(results)]
     finally:
         cancel(client, tasks)
-    raise ClusterUnavailableError(f"All workers ended while they got ready, {MAX_ATTEMPTS} times.", LOGS_REMEDY)
+    raise ClusterUnavailableError(f"All workers exited during startup, {MAX_ATTEMPTS} times.", LOGS_REMEDY)
 
 
 def worker_error(host: str, error: BaseException) -> OpenMedError:
     if isinstance(error, OpenMedError):
         return error
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "openmed_nb":
-        what = f"The worker at {host} has no {error.name}."
-        return ClusterError(what, "Install openmed-nb in the Python that runs it.")
-    return ClusterError(f"The worker at {host} failed: {describe_error(error)}.", "Look at its log.")
+        message = f"The worker at {host} does not have {error.name}."
+        return ClusterError(message, "Install openmed-nb in the Python of the worker.")
+    return ClusterError(f"The worker at {host} failed: {describe_error(error)}.", "Check the log of the worker.")
 
 
 @contextlib.contextmanager
 def translate_killed_worker() -> Iterator[None]:
-    """Raise ``ClusterError`` if the search for texts ends the workers that do it."""
+    """Convert Dask's ``KilledWorker`` during the search for texts to ``ClusterError``."""
     from distributed import KilledWorker
 
     try:
         yield
     except KilledWorker as error:
-        what = f"{error.allowed_failures + 1} workers in a row ended while they looked for the texts."
-        raise ClusterError(what, LOGS_REMEDY) from None
+        message = f"{error.allowed_failures + 1} workers in a row crashed during the search for the texts."
+        raise ClusterError(message, LOGS_REMEDY) from None
 
 
 def parse_host(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Columns of ``dask.dataframe``: workers read their rows, a partition at a time."""
+"""Texts in columns of ``dask.dataframe``, which workers read one partition at a time."""
 
 from __future__ import annotations
 
@@ -25,31 +25,46 @@ from ..errors import ConfigurationError
 from .client import cancel, fetch_result, submit, translate_dask_errors, translate_killed_worker, wait_for_workers
 
 if TYPE_CHECKING:
+    import pandas as pd
     from distributed import Client
 
 
-# A partition is computed alone, so its rows are sorted and joined by its own tasks, without files or other workers.
-IN_TASKS = {"dataframe.shuffle.method": "tasks"}
+# Each partition is computed separately. Its tasks must therefore sort and join rows without files and other workers.
+TASK_SHUFFLE = {"dataframe.shuffle.method": "tasks"}
 
 
 @dataclass(frozen=True, repr=False)
 class Partition:
-    name: str  # Its identifier; partitions with the same one are equal.
-    key: Any = field(compare=False)  # The name of its rows in the graph.
-    graph: Mapping[Any, Any] = field(compare=False)  # The tasks that compute them, and no others.
+    """Partition of a column with the tasks that compute it.
+
+    Attributes:
+        name: Unique identifier. Partitions with the same name are equal.
+        key: Key of the rows in the graph.
+        graph: Tasks that compute the rows.
+    """
+
+    name: str
+    key: Any = field(compare=False)
+    graph: Mapping[Any, Any] = field(compare=False)
 
 
-class RowChanged(Exception):
-    """A row has another text than when the rows were counted."""
+class RowChangedError(Exception):
+    """The text of a row changed after the rows were counted."""
 
 
-@dataclass(frozen=True, repr=False, eq=False)  # A label can be the name of a patient.
+@dataclass(frozen=True, repr=False, eq=False)  # An index label can be the name of a patient.
 class PartitionSize:
-    """How many characters a row of a partition has on average, and of each row the fingerprint and the label of its index."""
+    """Size of a partition.
+
+    Attributes:
+        characters: Mean number of characters per row.
+        fingerprints: Fingerprint of each text.
+        index: Index of the rows.
+    """
 
     characters: int
     fingerprints: array[int]
-    index: Any  # A pandas Index.
+    index: pd.Index
 
     @property
     def rows(self) -> int:
@@ -58,34 +73,41 @@ class PartitionSize:
 
 @dataclass(frozen=True, repr=False)
 class ColumnText(TextReference):
-    """A text in a column: its partition and its row there, with the average length of that partition."""
+    """Reference to a text in a column.
+
+    Attributes:
+        partition: Partition of the text.
+        row: Index of the row in the partition.
+        characters: Mean number of characters per row of the partition.
+        text_fingerprint: Fingerprint of the text, which does not depend on other rows.
+    """
 
     kind = "row"
     partition: Partition
     row: int
     characters: int
-    of_text: int  # the fingerprint of the text itself, so that a changed row changes no other
+    text_fingerprint: int
 
     @property
     def identity(self) -> str:
-        """The fingerprint of its text, which is the same for the same column in another process."""
-        return f"{self.of_text:016x}"
+        """Fingerprint of the text as a string, which is the same in every process."""
+        return f"{self.text_fingerprint:016x}"
 
     def fingerprint(self) -> int:
-        """Return the fingerprint of its text, as for a text at hand."""
-        return self.of_text
+        """Return the fingerprint of the text, which equals that of the text in memory."""
+        return self.text_fingerprint
 
     def read(self) -> Any:
-        """Return the text, ``None`` where the row is empty."""
-        text = rows_of(self.partition)[0][self.row]
-        if text_fingerprint(text) != self.of_text:
-            raise RowChanged
+        """Return the text, or ``None`` if the row is empty."""
+        text = read_partition(self.partition)[0][self.row]
+        if text_fingerprint(text) != self.text_fingerprint:
+            raise RowChangedError
         return text
 
 
 @dataclass(frozen=True, repr=False)
 class ColumnTexts(Sequence[ColumnText]):
-    """References to all texts of a column; no text is held."""
+    """References to all texts of a column. The texts are not stored."""
 
     partitions: tuple[Partition, ...]
     sizes: tuple[PartitionSize, ...]
@@ -94,34 +116,35 @@ class ColumnTexts(Sequence[ColumnText]):
         return sum(size.rows for size in self.sizes)
 
     def __iter__(self) -> Iterator[ColumnText]:
-        for which, size in enumerate(self.sizes):
-            yield from (self.at(which, row) for row in range(size.rows))
+        for partition_index, size in enumerate(self.sizes):
+            yield from (self._reference(partition_index, row) for row in range(size.rows))
 
-    def __getitem__(self, number: Any) -> Any:
-        place = range(len(self))[number]
+    def __getitem__(self, index: Any) -> Any:
+        position = range(len(self))[index]
         ends = list(accumulate(size.rows for size in self.sizes))
-        which = bisect_right(ends, place)
-        return self.at(which, place - ends[which] + self.sizes[which].rows)
+        partition_index = bisect_right(ends, position)
+        start = ends[partition_index] - self.sizes[partition_index].rows
+        return self._reference(partition_index, position - start)
 
-    def at(self, which: int, row: int) -> ColumnText:
-        size = self.sizes[which]
-        return ColumnText(self.partitions[which], row, size.characters, size.fingerprints[row])
+    def _reference(self, partition_index: int, row: int) -> ColumnText:
+        size = self.sizes[partition_index]
+        return ColumnText(self.partitions[partition_index], row, size.characters, size.fingerprints[row])
 
     @property
-    def row_index(self) -> Any:
-        """The index of all rows, as pandas has it; it is made from those of the partitions where it is asked for."""
+    def row_index(self) -> pd.Index:
+        """Index of all rows, concatenated from the partitions on each access."""
         first, *others = (size.index for size in self.sizes)
         return first.append(others)
 
 
-@lru_cache(maxsize=2)  # A worker keeps the partition of its last chunk, and the one next to it.
-def rows_of(partition: Partition) -> tuple[list[Any], Any]:
-    """Read the rows of a partition in this process, and return their texts, missing ones as ``None``, and their index."""
+@lru_cache(maxsize=2)  # A chunk can extend over two adjacent partitions.
+def read_partition(partition: Partition) -> tuple[list[Any], pd.Index]:
+    """Compute a partition in this process, and return its texts and its index. Missing texts are ``None``."""
     import dask
 
-    found = dask.get(partition.graph, partition.key)
-    texts = zip(found.tolist(), found.isna().tolist(), strict=True)
-    return [None if missing else text for text, missing in texts], found.index
+    series = dask.get(partition.graph, partition.key)
+    texts = zip(series.tolist(), series.isna().tolist(), strict=True)
+    return [None if missing else text for text, missing in texts], series.index
 
 
 def is_column(texts: Any) -> bool:
@@ -129,9 +152,11 @@ def is_column(texts: Any) -> bool:
 
 
 def to_references(texts: Any, client: Client | None = None) -> Any:
-    """Return references to the texts of a column, or to files for a path or a list of paths; anything else as it is.
+    """Return references to the texts of a column, or to files for a path or a list of paths. Return other texts unchanged.
 
-    Rows are counted and files searched here, or by the workers of a client.
+    Args:
+        texts: Texts to annotate.
+        client: Client whose workers count rows and search files. If ``None``, this process does.
     """
     if is_column(texts):
         return column_references(texts, client)
@@ -142,36 +167,37 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
 
 
 def column_references(column: Any, client: Client | None = None) -> ColumnTexts:
-    """Return the texts of a column; their rows are counted first, so that texts have numbers."""
+    """Return references to the texts of a column. The rows are counted to number the texts."""
     partitions = raise_if_error(get_partitions(column))
     sizes = map(partition_size, partitions) if client is None else measure_partitions(client, partitions)
     return ColumnTexts(partitions, tuple(raise_if_error(size) for size in sizes))
 
 
 def get_partitions(column: Any) -> tuple[Partition, ...] | ConfigurationError:
-    """Return the partitions of a column, each with its own tasks, or why the column cannot be read."""
+    """Return the partitions of a column with their tasks, or the error if the column cannot be read."""
     import dask
     from dask.optimization import cull
 
     try:
-        with dask.config.set(IN_TASKS):
-            # This leaves out columns that are not needed; ``optimize()`` would also join partitions, and a new file at the
-            # end would then change the ones before.
+        with dask.config.set(TASK_SHUFFLE):
+            # ``simplify()`` removes unused columns. ``optimize()`` would also merge partitions, so that a new file at the end
+            # could change the previous partitions.
             plan = column.simplify()
-            graph, keys = dict(plan.__dask_graph__()), plan.__dask_keys__()
-    except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
+            graph = dict(plan.__dask_graph__())
+            keys = plan.__dask_keys__()
+    except Exception as error:  # noqa: BLE001 - file readers can raise any exception
         return column_error(error)
-    if "distributed" in sys.modules:  # Without it, no cluster can hold results.
+    if "distributed" in sys.modules:  # Without this module, a column cannot be in the memory of a cluster.
         from distributed import futures_of
 
         if futures_of(graph):
-            what = "The column is in the memory of a cluster."
-            return ConfigurationError(what, "Pass it as it was before persist().")
+            message = "The column is in the memory of a cluster."
+            return ConfigurationError(message, "Pass the column without persist().")
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
 
 
 def measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
-    """Let the workers of a cluster read partitions, and return their sizes."""
+    """Return the sizes of partitions, which the workers of a cluster read."""
     with translate_dask_errors(client):
         futures = client.map(partition_size, partitions, pure=False)
     try:
@@ -183,14 +209,14 @@ def measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[
 
 def partition_size(partition: Partition) -> PartitionSize | ConfigurationError:
     try:
-        texts, index = rows_of(partition)
-    except Exception as error:  # noqa: BLE001 - whatever a reader of files raises
+        texts, index = read_partition(partition)
+    except Exception as error:  # noqa: BLE001 - file readers can raise any exception
         return column_error(error)
     characters = sum(len(text) for text in texts if isinstance(text, str))
     return PartitionSize(characters // max(1, len(texts)), array("Q", map(text_fingerprint, texts)), index)
 
 
 def column_error(error: Exception) -> ConfigurationError:
-    """Return why a column cannot be read: the kind of its reader's error, without its message."""
-    what = f"The column cannot be read on {socket.gethostname()}: {describe_read_error(error)}."
-    return ConfigurationError(what, "Check that its files are there on every computer, and what was done to it.")
+    """Return the error for an unreadable column. It contains the type of the reader's error but not the message."""
+    message = f"The column cannot be read on {socket.gethostname()}: {describe_read_error(error)}."
+    return ConfigurationError(message, "Check that its files exist on every machine, and check the operations on it.")

@@ -1,4 +1,4 @@
-"""The workers of a cluster: what each gets when it starts, what it says of itself, and whether all give the same answers."""
+"""Workers of a cluster: their start options, their descriptions, and the check that they give the same results."""
 
 from __future__ import annotations
 
@@ -15,93 +15,123 @@ from ..annotation.resume import changed_settings
 from ..devices.registry import parse_device_argument
 from ..errors import ConfigurationError, WorkerMismatchError
 
-MIN_CPU_WORKERS = (
-    2  # Any CPU may have so many workers; with many more than cores, a computer does nothing but start them.
-)
+# Number of workers that are allowed on any CPU. With many more workers than cores, a machine is busy with their startup.
+MIN_CPU_WORKERS = 2
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    device: str | None  # By the name that the worker knows it by; None for the best of its computer.
-    visible_devices: str | None = None  # The value of CUDA_VISIBLE_DEVICES that gives it one GPU; None for no such GPU.
-    threads: int | None = None  # How many threads it computes on, on the CPU; None leaves that to torch.
+    """Start options of a worker.
+
+    Attributes:
+        device: Device name in the worker. If ``None``, use the best device of its machine.
+        visible_devices: Value of ``CUDA_VISIBLE_DEVICES``, which selects one GPU. If ``None``, it is not set.
+        threads: Number of CPU threads. If ``None``, use the default of torch.
+    """
+
+    device: str | None
+    visible_devices: str | None = None
+    threads: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of Dask's nanny."""
-        named = {
+        """Options for Dask's ``Nanny``."""
+        variables = {
             "OPENMED_TORCH_DEVICE": self.device,
             "CUDA_VISIBLE_DEVICES": self.visible_devices,
             "OMP_NUM_THREADS": self.threads and str(self.threads),
         }
-        # Two chunks at once: one is tokenized while another computes, where there is a thread for it.
+        # With more than one thread, the worker tokenizes a chunk while it computes another one.
         tasks = 1 if self.threads == 1 else 2
-        return {"nthreads": tasks, "env": {name: value for name, value in named.items() if value is not None}}
+        return {"nthreads": tasks, "env": {name: value for name, value in variables.items() if value is not None}}
 
 
 def plan_workers(
     device: str, n: int | None, gpus: Sequence[str], cores: int, threads: int | None = None
 ) -> tuple[WorkerSpec, ...]:
-    """Return the workers for a device of this computer: one for each GPU of CUDA, one for MPS, one or more for the CPU.
+    """Return the workers for a device of this machine: one for each CUDA GPU, one for MPS, at least one for the CPU.
 
-    ``gpus`` are names for ``CUDA_VISIBLE_DEVICES``; without ``threads``, several workers share the cores of the CPU.
+    Args:
+        device: Name of the device.
+        n: Number of workers. If ``None``, use the default of the device.
+        gpus: Names of the GPUs for ``CUDA_VISIBLE_DEVICES``.
+        cores: Number of CPU cores.
+        threads: Number of CPU threads per worker. If ``None``, several workers share the cores.
+
+    Raises:
+        ConfigurationError: If there are not enough devices or cores for ``n`` workers.
     """
     check_optional_integer("n", n)
     check_optional_integer("threads", threads)
-    known = parse_device_argument(device)
-    if not known.is_accelerator:
+    target = parse_device_argument(device)
+    if not target.is_accelerator:
         count = n or 1
         check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
-        return (WorkerSpec("cpu", threads=threads or (None if count == 1 else max(1, cores // count))),) * count
-    if not known.is_numbered:
-        check_worker_count(n, 1, "one MPS device, which several processes would only share")
-        return (WorkerSpec("mps", threads=threads),)
+        default_threads = None if count == 1 else max(1, cores // count)
+        return (WorkerSpec(target.type, threads=threads or default_threads),) * count
+    if not target.is_numbered:
+        check_worker_count(n, 1, f"one {target.type.upper()} device, which several processes would only share")
+        return (WorkerSpec(target.type, threads=threads),)
     index = device.partition(":")[2]
-    chosen = gpus if not index else gpus[int(index) : int(index) + 1]
-    check_worker_count(n, len(chosen), f"{pluralize(len(chosen), 'GPU')} for {device!r}")
-    return tuple(WorkerSpec("cuda", gpu, threads) for gpu in chosen[:n])
+    selected = gpus if not index else gpus[int(index) : int(index) + 1]
+    check_worker_count(n, len(selected), f"{pluralize(len(selected), 'GPU')} for {device!r}")
+    return tuple(WorkerSpec(target.type, gpu, threads) for gpu in selected[:n])
 
 
-def check_worker_count(n: int | None, max_workers: int, resources: str, otherwise: str = ", or device='cpu'") -> None:
+def check_worker_count(n: int | None, max_workers: int, resources: str, alternative: str = ", or device='cpu'") -> None:
+    """Raise ``ConfigurationError`` if ``n`` is larger than ``max_workers``."""
     if n is not None and n > max_workers:
-        raise ConfigurationError(f"n cannot be {n} with {resources}.", f"Use n={max_workers}{otherwise}.")
+        raise ConfigurationError(f"n={n} is not possible with {resources}.", f"Use n={max_workers}{alternative}.")
 
 
 def plan_hosts(
     hosts: Sequence[str], gpus: Mapping[str, Sequence[str]], device: str | None, threads: int | None
 ) -> tuple[WorkerSpec, ...]:
-    """Return the workers on hosts: one for each name, with a CUDA GPU of its own if the host has several.
+    """Return the workers on hosts: one for each host name, with separate CUDA GPUs if a host has several.
 
-    ``gpus`` are a host's names for ``CUDA_VISIBLE_DEVICES``; where they were not counted, the worker chooses.
+    Args:
+        hosts: Names of the hosts. A repeated name gets several workers.
+        gpus: Names of the GPUs of each host for ``CUDA_VISIBLE_DEVICES``. If a host is missing, its worker selects a GPU.
+        device: Name of the device, or ``None`` for the best device of each host.
+        threads: Number of CPU threads per worker, or ``None`` for the default of torch.
+
+    Raises:
+        ConfigurationError: If a host does not have enough GPUs.
     """
     for host, count in Counter(hosts).items():
-        there = len(gpus.get(host, ())) or count
-        if count > there:
-            what = f"{host} is named {count} times, and has {pluralize(there, 'GPU')}."
-            raise ConfigurationError(what, f"Name it {there} times at most, or use device='cpu'.")
+        num_gpus = len(gpus.get(host, ())) or count
+        if count > num_gpus:
+            message = f"{host} is named {count} times but has {pluralize(num_gpus, 'GPU')}."
+            raise ConfigurationError(message, f"Name it at most {num_gpus} times, or use device='cpu'.")
     free = {host: iter(names) for host, names in gpus.items()}
     return tuple(WorkerSpec(device, next(free.get(host, iter(())), None), threads) for host in hosts)
 
 
 def visible_gpu_ids(count: int, variable: str | None) -> tuple[str, ...]:
-    """Return the names for ``CUDA_VISIBLE_DEVICES`` of the GPUs that a process with this value of the variable sees."""
-    named = [name.strip() for name in (variable or "").split(",") if name.strip()]
-    return tuple(named or map(str, range(count)))[:count]
+    """Return the names of the visible GPUs for ``CUDA_VISIBLE_DEVICES``.
+
+    Args:
+        count: Number of visible GPUs.
+        variable: Value of ``CUDA_VISIBLE_DEVICES``, or ``None`` if it is not set.
+    """
+    names = [name.strip() for name in (variable or "").split(",") if name.strip()]
+    return tuple(names or map(str, range(count)))[:count]
 
 
-PACKAGES = ("openmed_nb", "torch", "transformers", "tokenizers")  # Other versions of these give other answers.
+# Packages whose version can affect the results.
+PACKAGES = ("openmed_nb", "torch", "transformers", "tokenizers")
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker, as it says of itself.
+    """Description of a worker.
 
     Attributes:
-        host: The name of its computer.
-        system: Its operating system and architecture, such as ``"Darwin arm64"``.
-        device: The device that models run on there.
-        reason: Why that device.
-        versions: The version of each of ``PACKAGES`` there, those of torch's builds for one device or another left out.
+        host: Name of the host.
+        system: Operating system and architecture, such as ``"Darwin arm64"``.
+        device: Device of the models.
+        reason: Reason for the device.
+        versions: Version of each of ``PACKAGES``, without build suffixes.
     """
 
     host: str
@@ -113,10 +143,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, repr=False)
 class WorkerList(Displayable):
-    """The workers that take part.
+    """Workers of a cluster.
 
     Attributes:
-        members: What each says of itself, in the order of their addresses.
+        workers: Descriptions of the workers, sorted by address.
     """
 
     workers: tuple[WorkerInfo, ...]
@@ -126,78 +156,91 @@ class WorkerList(Displayable):
 
     @property
     def label(self) -> str:
-        """How many workers on which kinds of devices, such as ``"2 workers (mps)"``."""
-        kinds = sorted({parse_device_argument(member.device).type for member in self.workers})
+        """Number of workers and types of their devices, such as ``"2 workers (mps)"``."""
+        kinds = sorted({parse_device_argument(worker.device).type for worker in self.workers})
         return f"{pluralize(len(self.workers), 'worker')} ({', '.join(kinds)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what all workers say of themselves, as plain mappings, lists and strings."""
+        """Return the descriptions of the workers as JSON-compatible mappings, lists and strings."""
         return {"workers": to_plain_data(self.workers)}
 
     def to_report(self) -> Report:
-        """Return how many they are and why they use their devices; their names and versions are figures."""
-        hosts = pluralize(len({member.host for member in self.workers}), "computer")
-        reasons = sorted({f"{member.device}: {member.reason}" for member in self.workers})
-        rows = tuple((one.host, one.device, one.reason, one.system) for one in self.workers)
-        versions = tuple((one.host, *one.versions.values()) for one in self.workers)
-        workers = Table("", ("computer", "device", "why", "system"), rows)
-        folded = Table("Versions", ("computer", *PACKAGES), versions, collapsed=True)
+        """Return the number of workers and the reasons for their devices. Only the HTML form has hosts and versions."""
+        hosts = pluralize(len({worker.host for worker in self.workers}), "host")
+        reasons = sorted({f"{worker.device}: {worker.reason}" for worker in self.workers})
+        rows = tuple((worker.host, worker.device, worker.reason, worker.system) for worker in self.workers)
+        versions = tuple((worker.host, *worker.versions.values()) for worker in self.workers)
+        workers_table = Table("", ("host", "device", "reason", "system"), rows)
+        versions_table = Table("Versions", ("host", *PACKAGES), versions, collapsed=True)
         title = f"{self.label} on {hosts}"
-        return Report(title, tuple(reasons), metrics=(workers, folded), html_sentences=(title,))
+        return Report(title, tuple(reasons), metrics=(workers_table, versions_table), html_sentences=(title,))
 
 
 @dataclass(frozen=True)
 class ReadyWorker:
-    """A worker that has loaded the model of a run."""
+    """Worker that has loaded the model of a run.
 
-    member: WorkerInfo
-    settings: Mapping[str, Any]  # The model, by a fingerprint, and all that changes its answers.
-    characters: int  # About how many it reads at a time.
-    warnings: tuple[str, ...] = ()  # Those of loading the model.
-    known_labels: tuple[str, ...] = ()  # Of the entities that the model can find.
+    Attributes:
+        info: Description of the worker.
+        settings: Fingerprint of the model and the settings that affect its results.
+        characters: Approximate number of characters per chunk.
+        warnings: Warnings during the load of the model.
+        known_labels: Entity labels of the model.
+    """
+
+    info: WorkerInfo
+    settings: Mapping[str, Any]
+    characters: int
+    warnings: tuple[str, ...] = ()
+    known_labels: tuple[str, ...] = ()
 
     @property
     def compatibility_key(self) -> dict[str, Any]:
-        """What must be the same on every worker."""
-        return {**self.member.versions, **self.settings}
+        """Values that must be the same on every worker."""
+        return {**self.info.versions, **self.settings}
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of ``PACKAGES`` in this process, without ``+cpu`` and the like, which name builds of one version."""
-    this, *others = PACKAGES
-    # The package's face stands on the top floor, so this file cannot import it.
-    own = str(vars(sys.modules[this])["__version__"])
-    return {this: own, **{name: importlib.metadata.version(name).partition("+")[0] for name in others}}
+    """Return the versions of ``PACKAGES`` in this process, without build suffixes such as ``+cpu``."""
+    this_package, *dependencies = PACKAGES
+    # This module is in a lower layer than the package itself and cannot import it.
+    version = str(vars(sys.modules[this_package])["__version__"])
+    return {
+        this_package: version,
+        **{name: importlib.metadata.version(name).partition("+")[0] for name in dependencies},
+    }
 
 
-SAME_VERSION = "Install the same version on every computer."
+SAME_VERSION_REMEDY = "Install the same version on every host."
 
 
 def check_workers_match(ready: Sequence[ReadyWorker]) -> Mapping[str, Any]:
-    """Return what all workers have in common.
+    """Return the compatibility key of the workers.
 
-    Raises ``WorkerMismatchError`` for the first one that has another openmed_nb than this process, or would answer otherwise.
+    Raises:
+        WorkerMismatchError: If a worker has a different openmed_nb than this process, or differs from the other workers.
     """
-    this = PACKAGES[0]
-    here = installed_versions()[this]
-    for member in (one.member for one in ready):
-        if member.versions[this] != here:
-            what = f"The worker on {member.host} has {this} {member.versions[this]}, and this process has {here}."
-            raise WorkerMismatchError(what, SAME_VERSION)
-    terms = [one.compatibility_key for one in ready]
-    usual = max(terms, key=terms.count)
-    for one in ready:
-        check_worker_matches(one, usual)
-    return usual
+    package = PACKAGES[0]
+    local_version = installed_versions()[package]
+    for worker in ready:
+        version = worker.info.versions[package]
+        if version != local_version:
+            message = f"The worker on {worker.info.host} has {package} {version}, but this process has {local_version}."
+            raise WorkerMismatchError(message, SAME_VERSION_REMEDY)
+    keys = [worker.compatibility_key for worker in ready]
+    expected = max(keys, key=keys.count)
+    for worker in ready:
+        check_worker_matches(worker, expected)
+    return expected
 
 
-def check_worker_matches(one: ReadyWorker, usual: Mapping[str, Any]) -> None:
-    """Raise ``WorkerMismatchError`` if a worker has another version, model or setting than the others."""
-    host, terms = one.member.host, one.compatibility_key
+def check_worker_matches(worker: ReadyWorker, expected: Mapping[str, Any]) -> None:
+    """Raise ``WorkerMismatchError`` if the versions, the model or the settings of a worker differ from the other workers."""
+    key = worker.compatibility_key
     for name in PACKAGES:
-        if terms[name] != usual[name]:
-            what = f"The worker on {host} has {name} {terms[name]}, and others have {usual[name]}."
-            raise WorkerMismatchError(what, SAME_VERSION)
-    if other := changed_settings(usual, terms):
-        what = f"The worker on {host} has another model by that name, or settings of its own ({other})."
-        raise WorkerMismatchError(what, "Copy the same files to every computer.")
+        if key[name] != expected[name]:
+            message = f"The worker on {worker.info.host} has {name} {key[name]}, but others have {expected[name]}."
+            raise WorkerMismatchError(message, SAME_VERSION_REMEDY)
+    if changed := changed_settings(expected, key):
+        message = f"The worker on {worker.info.host} has a different model or different settings ({changed})."
+        raise WorkerMismatchError(message, "Copy the same files to every host.")

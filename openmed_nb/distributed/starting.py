@@ -1,4 +1,4 @@
-"""Start a cluster on this computer or over SSH, keep it while it is used, and end all its processes."""
+"""Startup and shutdown of a cluster on this machine or over SSH."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-REGISTRATION_TIMEOUT = 10.0  # Seconds that workers may take from their start until the scheduler knows them.
-SHUTDOWN_TIMEOUT = 30.0  # Seconds to wait for the end of a cluster, which otherwise goes on in its thread.
-CANCEL_POLL_INTERVAL = 0.1  # Seconds between two looks at a start that was given up.
+REGISTRATION_TIMEOUT = 10.0  # Seconds from the start of the workers until the scheduler knows them.
+SHUTDOWN_TIMEOUT = 30.0  # Seconds to wait for a shutdown, which continues in its thread after the timeout.
+CANCEL_POLL_INTERVAL = 0.1  # Seconds between two checks of a cancelled start.
 
-MAIN_GUARD = "In a script, call it under if __name__ == '__main__': workers import the script."
+MAIN_GUARD = "In a script, call it under if __name__ == '__main__', because workers import the script."
 
 
-def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
+def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the user
     n: int | None = None,
     hosts: Iterable[str] | None = None,
     *,
@@ -68,63 +68,72 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
     security: Security | None = None,
     progress: bool = True,
 ) -> Cluster:
-    """Start workers for :func:`openmed_nb.annotate`, on this computer or over SSH on several; they end with the block.
+    """Start workers for :func:`openmed_nb.annotate` on this machine, or on several hosts over SSH.
 
-    Each worker is a process that loads the model once, on a device that the same rules choose. All connections are
-    encrypted, and only processes of this cluster can make them: certificates are made for it, and gone with
-    it. A worker that dies is started again, and its texts are read again. An interrupt (Ctrl-C) stops what this process
-    waits for, and no worker on this computer. On hosts, a cluster that has had no work for 8 hours ends itself. ``client``
-    becomes Dask's default client, as any does.
+    Each worker is a process that loads the model once. Its device is selected by the same rules as in a notebook. All
+    connections are encrypted with TLS certificates that exist only for this cluster. A worker that crashes is restarted,
+    and its texts are processed again. An interrupt (Ctrl-C) stops the current operation of this process, but not the
+    workers on this machine. A cluster on hosts shuts down after 8 hours without work. ``client`` becomes the default
+    client of Dask.
 
     Args:
-        n: How many workers on this computer; ``None`` is one for each device: each GPU of CUDA, MPS, or the CPU. More than
-            one need as many GPUs of CUDA, or ``device="cpu"`` with as many cores; two are always allowed there.
-        hosts: Names of computers that SSH reaches, for a worker on each; the first also has Dask's scheduler. Each needs
-            the same openmed_nb with its ``cluster`` extra, and ports that the others and this computer can reach. Its
-            key must be among the known hosts. A host that is named twice gets two workers, each with a GPU of CUDA of its own
-            where it has some.
-        device: The device of every worker; ``None`` is the session's, and on hosts the best of each.
-        threads: On how many threads a worker computes on the CPU; ``None`` shares out the cores of this computer, and leaves
-            it to torch on hosts.
-        user: The name on the hosts; ``None`` is as in the settings of SSH, like the next three.
-        key: The file of a private key.
-        port: The port of SSH.
-        known_hosts: The file of the keys of known hosts.
-        remote_python: The Python on the hosts; ``None`` is the path of this one.
-        security: Certificates of yours, as files that are on every host; ``None`` makes some for this cluster.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        n: Number of workers on this machine. If ``None``, start one worker for each CUDA GPU, or one for MPS or the CPU.
+            More than one worker needs as many CUDA GPUs, or ``device="cpu"`` and as many cores. Two workers are always
+            allowed on the CPU.
+        hosts: Names of hosts that are reachable over SSH. Each gets one worker, and the first also runs the scheduler of
+            Dask. Each host needs the same openmed_nb with its ``cluster`` extra, a known host key, and ports that the
+            other hosts and this machine can reach. A host that is named twice gets two workers, each with a separate
+            CUDA GPU if the host has several.
+        device: Device of all workers. If ``None``, use the device of the session, or the best device of each host.
+        threads: Number of CPU threads per worker. If ``None``, the workers share the cores of this machine, and hosts use
+            the default of torch.
+        user: User name on the hosts. If ``None``, use the SSH configuration. This also applies to ``key``, ``port`` and
+            ``known_hosts``.
+        key: Path of a private key.
+        port: SSH port.
+        known_hosts: Path of a known-hosts file.
+        remote_python: Python executable on the hosts. If ``None``, use the path of this Python.
+        security: Custom TLS certificates, as files that exist on every host. If ``None``, create certificates for this
+            cluster.
+        progress: Whether to display the progress of operations that take longer than half a second.
 
     Returns:
-        A context manager with ``client``, to be passed to ``annotate``, and ``members``: which worker is where, on which
-        device, and why. Without a ``with`` block, ``close()`` ends it.
+        A context manager with ``client``, which you pass to ``annotate``, and ``workers``, which lists the host, the
+        device and the reason for the device of each worker. Without a ``with`` block, call ``close()``.
 
     Raises:
-        ConfigurationError: Where Dask is not installed, and for an argument that cannot be used.
-        ClusterError: Where it does not start; the message names the host.
-        DeviceError: Where the device cannot be used.
+        ConfigurationError: If Dask is not installed, or an argument is not valid.
+        ClusterError: If the cluster fails to start. The message names the host.
+        DeviceError: If the device is not available.
 
     Example::
 
         with nb.cluster() as cluster:
-            found = nb.annotate(notes, client=cluster.client)
+            annotations = nb.annotate(notes, client=cluster.client)
         with nb.cluster(hosts=["mac1", "mac2"], user="me") as cluster:
-            found = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
+            annotations = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # A worker that imports the script; multiprocessing would refuse to start processes there, too.
-        raise SystemExit(f"A worker came to start a cluster of its own. {MAIN_GUARD}")
+        # A worker imports the script. multiprocessing would also raise an error for new processes here.
+        raise SystemExit(f"A worker tried to start another cluster. {MAIN_GUARD}")
     with SESSION.operation(progress):
         SESSION.notify(ProgressEvent("Starting", "workers"))
         require_extra("distributed", "A cluster needs Dask")
-        check_optional_integer("n", n, otherwise=", or name computers in hosts=[...]")
+        check_optional_integer("n", n, otherwise=", or pass host names as hosts=[...]")
         check_optional_integer("threads", threads)
         if hosts is None:
-            named = {"user": user, "key": key, "port": port, "known_hosts": known_hosts, "remote_python": remote_python}
-            if given := [name for name, value in named.items() if value is not None]:
-                what = f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} for hosts."
-                raise ConfigurationError(what, "Name them in hosts=[...].")
+            ssh_options = {
+                "user": user,
+                "key": key,
+                "port": port,
+                "known_hosts": known_hosts,
+                "remote_python": remote_python,
+            }
+            if names := [name for name, value in ssh_options.items() if value is not None]:
+                message = f"{', '.join(names)} can only be used with hosts."
+                raise ConfigurationError(message, "Pass the host names as hosts=[...].")
             if is_mps_simulated():
-                raise ConfigurationError("A SIMULATED Mac has no cluster.", "End the simulation first.")
+                raise ConfigurationError("A SIMULATED Mac does not support clusters.", "End the simulation first.")
             from dask.system import CPU_COUNT
 
             choice = SESSION.device(device)
@@ -132,104 +141,122 @@ def cluster(  # noqa: PLR0913 - each is one thing that a person may want to say
                 len(SESSION.device_manager.torch.cuda_names or ()), os.environ.get("CUDA_VISIBLE_DEVICES")
             )
             plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
-            own = validate_security(security)
-            return start_cluster(local_cluster(plans, own), own, len(plans), choice.reason, local_start_remedy())
+            tls = validate_security(security)
+            return start_cluster(local_cluster(plans, tls), tls, len(plans), choice.reason, local_start_remedy())
         if n is not None:
-            again = "Leave it out; a host that is named twice gets two workers."
-            raise ConfigurationError("n is for this computer alone.", again)
-        names, login = validate_hosts(hosts), SshLogin.from_arguments(user, key, port, known_hosts, remote_python)
-        wish = None if device is None else DeviceRequest.parse(device, "argument").value
+            remedy = "Remove n. A host that is named twice gets two workers."
+            raise ConfigurationError("n can only be used without hosts.", remedy)
+        host_names = validate_hosts(hosts)
+        login = SshLogin.from_arguments(user, key, port, known_hosts, remote_python)
+        requested = None if device is None else DeviceRequest.parse(device, "argument").value
         require_extra("asyncssh", "A cluster over SSH needs asyncssh")
-        own = validate_security(security, ("client",))
-        reason = wish and f"{wish!r} was asked for by argument."
-        return start_cluster(ssh_cluster(names, login, wish, threads, own), own, len(names), reason, NETWORK_REMEDY)
+        tls = validate_security(security, ("client",))
+        reason = requested and f"{requested!r} was requested by argument."
+        remote_cluster = ssh_cluster(host_names, login, requested, threads, tls)
+        return start_cluster(remote_cluster, tls, len(host_names), reason, NETWORK_REMEDY)
 
 
 class Cluster(Displayable):
-    """A cluster that was started here; it ends with :meth:`close`, or with its ``with`` block.
+    """Running cluster, which ends with its ``with`` block or with :meth:`close`.
 
     Attributes:
-        client: The ``dask.distributed.Client``, for ``annotate(client=...)`` and for whatever else Dask does.
-        members: Who takes part, as each worker said when it started.
-        closed: Whether it was closed.
+        client: ``dask.distributed.Client`` for ``annotate(client=...)`` and other operations of Dask.
+        workers: Descriptions of the workers at their start.
+        closed: Whether the cluster was closed.
     """
 
-    def __init__(self, client: Client, members: WorkerList, end: Callable[[], None]) -> None:
-        self.client, self.workers, self.closed, self._end = client, members, False, end
+    def __init__(self, client: Client, workers: WorkerList, stop: Callable[[], None]) -> None:
+        self.client = client
+        self.workers = workers
+        self.closed = False
+        self._stop = stop
 
-    def __enter__(self) -> Cluster:  # noqa: PYI034 - Self came with Python 3.11
+    def __enter__(self) -> Cluster:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End every process of the cluster, and wait for that; where it was interrupted, a second time waits for the rest."""
+        """Stop all processes of the cluster and wait for their exit. After an interrupt, call it again to continue waiting."""
         self.closed = True
-        self._end()
+        self._stop()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return who takes part, as plain mappings, lists and strings."""
+        """Return the workers as JSON-compatible mappings, lists and strings."""
         return self.workers.to_dict()
 
     def to_report(self) -> Report:
-        """Return who takes part, or took part."""
+        """Return the report of the workers."""
         report = self.workers.to_report()
         title = f"Closed: {report.title}"
         return replace(report, title=title, html_sentences=(title,)) if self.closed else report
 
 
-ROLES = ("client", "scheduler", "worker")  # Dask's kinds of processes; each has a certificate.
+ROLES = ("client", "scheduler", "worker")  # Process roles of Dask. Each role has a TLS certificate.
 
 
 def validate_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
-    """Return certificates for the connections: a person's own, or new ones.
+    """Validate custom TLS certificates, or create new ones if there are none.
 
-    The files for ``roles``, which processes of this computer will have, are checked here.
+    Args:
+        security: ``distributed.Security``, or ``None``.
+        roles: Roles of the processes on this machine, whose certificate files are checked.
+
+    Raises:
+        ConfigurationError: If the certificates are incomplete or unreadable.
     """
     from distributed import Security
 
     if security is None:
-        require_extra("cryptography", "No certificates can be made")
+        require_extra("cryptography", "TLS certificates need cryptography")
         return Security.temporary()
     if not isinstance(security, Security):
-        what = f"security cannot be {short_type_name(security)}."
-        raise ConfigurationError(what, "Pass a distributed.Security, or leave it out.")
+        message = f"Invalid type for security: {short_type_name(security)}."
+        raise ConfigurationError(message, "Pass a distributed.Security or None.")
     fields = ("tls_ca_file", *(f"tls_{role}_cert" for role in ROLES))
     if missing := [field for field in fields if not getattr(security, field)]:
-        remedy = "Name a file for each, or leave security out."
-        raise ConfigurationError(f"security has no {', '.join(missing)}.", remedy)
+        remedy = "Set a file for each field, or remove security."
+        raise ConfigurationError(f"security does not have {', '.join(missing)}.", remedy)
     for role in roles:
         try:
             security.get_connection_args(role)
-        except OSError as error:  # noqa: PERF203 - three at most; ssl's errors are of this class, too
-            what = f"The certificate of security for the {role} cannot be used: {describe_error(error)}."
-            raise ConfigurationError(what, "Name files of PEM that are there, or leave security out.") from error
+        except OSError as error:  # noqa: PERF203 - at most three roles; errors of ssl are also OSError
+            message = f"The TLS certificate for the {role} is not usable: {describe_error(error)}."
+            raise ConfigurationError(message, "Set existing PEM files, or remove security.") from error
     return security
 
 
 def start_cluster(
     cluster: AbstractAsyncContextManager[SpecCluster], security: Security, count: int, reason: str | None, remedy: str
 ) -> Cluster:
-    """Start a cluster and return it once its workers have introduced themselves; if that fails, end all of it.
+    """Start a cluster, and return it after its workers have registered. If the start fails, stop all its processes.
 
-    ``reason`` says why the workers have their device, and ``remedy`` what to do if Dask itself cannot start.
+    Args:
+        cluster: Context manager that runs the cluster.
+        security: TLS certificates.
+        count: Number of workers.
+        reason: Reason for the device of the workers, if this process selected it.
+        remedy: Suggested action if Dask fails to start.
+
+    Raises:
+        ClusterUnavailableError: If the cluster fails to start.
     """
-    from .stream import get_workers  # It imports numpy, which no public name does before it is called.
+    from .stream import get_workers  # This module imports numpy, which is imported only on demand.
 
-    life = BackgroundContext(cluster_with_client(cluster, security))
+    background_cluster = BackgroundContext(cluster_with_client(cluster, security))
     try:
         try:
-            client = life.start()
+            client = background_cluster.start()
             client.wait_for_workers(count, timeout=REGISTRATION_TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - Dask raises bare Exceptions where a process does not start
-            for known in (error, error.__cause__):  # Dask wraps the error of a scheduler.
-                if isinstance(known, (OpenMedError, ImportError)):
-                    raise known from None
-            raise ClusterUnavailableError(f"The cluster does not start: {describe_error(error)}.", remedy) from None
-        return Cluster(client, get_workers(client, reason), life.stop)
+        except Exception as error:  # noqa: BLE001 - Dask raises bare exceptions if a process does not start
+            for original in (error, error.__cause__):  # Dask wraps the error of a scheduler.
+                if isinstance(original, (OpenMedError, ImportError)):
+                    raise original from None
+            raise ClusterUnavailableError(f"The cluster failed to start: {describe_error(error)}.", remedy) from None
+        return Cluster(client, get_workers(client, reason), background_cluster.stop)
     except BaseException:
-        life.stop()
+        background_cluster.stop()
         raise
 
 
@@ -237,7 +264,7 @@ def start_cluster(
 async def cluster_with_client(
     cluster: AbstractAsyncContextManager[SpecCluster], security: Security
 ) -> AsyncIterator[Client]:
-    """Run a cluster with a client, which has a loop of its own, so that any thread can use it."""
+    """Context manager that runs a cluster with a client. The client has a separate event loop and works in any thread."""
     from distributed import Client
 
     with QUIET_DASK:
@@ -246,40 +273,41 @@ async def cluster_with_client(
             connecting = asyncio.ensure_future(asyncio.to_thread(Client, address, security=security))
             try:
                 client = await asyncio.shield(connecting)
-                atexit.register(client.close)  # When Python exits, no new thread can do that any more.
+                atexit.register(client.close)  # During the exit of Python, no new thread can close the client.
                 yield client
             finally:
                 client = await connecting
                 atexit.unregister(client.close)
-                if client.status != "closed":  # As it is at exit.
+                if client.status != "closed":  # At exit, the client is already closed.
                     await asyncio.to_thread(client.close)
 
 
 def local_start_remedy() -> str:
-    """Return what to do if workers do not start; those of a script import it (``multiprocessing.spawn``)."""
+    """Return the suggested action if workers do not start. Workers import the script (``multiprocessing.spawn``)."""
     main = sys.modules["__main__"]
     if getattr(main, "__spec__", None) or hasattr(main, "__file__"):
         return MAIN_GUARD
-    return "Look whether there is memory for them, or use fewer: n=1."
+    return "Check that there is enough memory for the workers, or use fewer workers: n=1."
 
 
 @contextlib.asynccontextmanager
 async def local_cluster(
     plans: Sequence[WorkerSpec], security: Security, timeout: float = START_TIMEOUT
 ) -> AsyncIterator[SpecCluster]:
-    """Run a cluster on this computer that no other computer can reach."""
+    """Context manager that runs a cluster on this machine, on the loopback interface only."""
     from distributed import Nanny, Scheduler, SpecCluster
 
     nannies: list[Nanny] = []
 
-    def nanny(*arguments: Any, **options: Any) -> Nanny:
+    def create_nanny(*arguments: Any, **options: Any) -> Nanny:
         nannies.append(Nanny(*arguments, **options))
         return nannies[-1]
 
     shared = {"host": "127.0.0.1", "protocol": "tls://", "security": security, **DASHBOARD_DISABLED}
-    quiet = {"silence_logs": SILENT, "memory_limit": 1 / len(plans)}
+    worker_options = {"silence_logs": LOG_LEVEL, "memory_limit": 1 / len(plans)}
     workers = {
-        number: {"cls": nanny, "options": {**shared, **quiet, **plan.options}} for number, plan in enumerate(plans)
+        number: {"cls": create_nanny, "options": {**shared, **worker_options, **plan.options}}
+        for number, plan in enumerate(plans)
     }
     scheduler = {"cls": Scheduler, "options": {**shared, "port": 0, "allowed_failures": ALLOWED_FAILURES}}
     cluster = SpecCluster(workers, scheduler, security=security, asynchronous=True)
@@ -290,96 +318,98 @@ async def local_cluster(
                 await wait_with_timeout(start, timeout)
             finally:
                 psutil = import_psutil()
-                while not start.done():  # Dask waits until its processes are there, so they have to be killed.
-                    for one in nannies:
+                while not start.done():  # Dask waits until its processes have started, so they must be killed.
+                    for nanny in nannies:
                         with contextlib.suppress(psutil.NoSuchProcess):
-                            if one.pid is not None:
-                                psutil.Process(one.pid).kill()
+                            if nanny.pid is not None:
+                                psutil.Process(nanny.pid).kill()
                     await asyncio.wait([start], timeout=CANCEL_POLL_INTERVAL)
-                start.exception()  # Raised already, or not of interest any more; asyncio would log it.
+                # asyncio logs errors that are never retrieved. This error was already raised, or the start was cancelled.
+                start.exception()
         yield cluster
     finally:
         await cluster.close()
 
 
 class BackgroundContext(Generic[Value]):
-    """An asynchronous context in a thread of its own, which enters it and leaves it at :meth:`end` or at exit."""
+    """Asynchronous context in a background thread, which exits the context on :meth:`stop` or at the exit of Python."""
 
     def __init__(self, context: AbstractAsyncContextManager[Value]) -> None:
         self._context = context
         self._thread = threading.Thread(target=self._run, name="openmed_nb cluster", daemon=True)
-        self._asked = False
+        self._stop_requested = False
         self._stop: Callable[[], None] | None = None
-        self._begun: Future[Value] = Future()
-        self._over: Future[None] = Future()
+        self._started: Future[Value] = Future()
+        self._finished: Future[None] = Future()
         self._failure: BaseException | None = None
 
     def start(self) -> Value:
-        """Enter the context and return its value; if that fails, the context has been left again when this raises."""
+        """Enter the context and return its value. If this raises an error, the context has already exited."""
         atexit.register(self.stop)
         self._thread.start()
-        return self._begun.result()
+        return self._started.result()
 
     def stop(self) -> None:
-        """Leave the context, entered or not, and wait for that; after an interrupt, call it again to wait again.
+        """Exit the context and wait for it. After an interrupt, call it again to continue waiting.
 
-        Failures become warnings, because another error may be under way here.
+        Failures become warnings, because the caller may already handle another error.
         """
-        self._asked = True
+        self._stop_requested = True
         if self._stop is not None:
             self._stop()
         if self._thread.is_alive():
-            # Python 3.11 takes a thread for ended after an interrupted join(), so this waits for a future.
-            if not wait([self._over], SHUTDOWN_TIMEOUT).done:
-                what = f"The cluster has not ended after {SHUTDOWN_TIMEOUT:g} s."
-                warn(f"{what} Call close() to wait again.")
+            # In Python 3.11, a thread counts as finished after an interrupted join(), so this waits for a future.
+            if not wait([self._finished], SHUTDOWN_TIMEOUT).done:
+                message = f"The cluster is still running after {SHUTDOWN_TIMEOUT:g} s."
+                warn(f"{message} Call close() to continue waiting.")
                 return
             self._thread.join()
         atexit.unregister(self.stop)
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            what = f"The cluster did not end as it should: {describe_error(failure)}."
-            warn(f"{what} Look whether processes of it are left.")
+            message = f"The cluster did not shut down cleanly: {describe_error(self._failure)}."
+            self._failure = None
+            warn(f"{message} Check for remaining processes of the cluster.")
 
     def _run(self) -> None:
-        """Run the context in a loop of its own, which ends all that the context began."""
+        """Run the context in a separate event loop, which cancels all its remaining tasks at the end."""
         try:
             block_sigint()
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
-            if self._begun.done():
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            if self._started.done():
                 self._failure = error
             else:
-                self._begun.set_exception(error)
-        self._over.set_result(None)
+                self._started.set_exception(error)
+        self._finished.set_result(None)
 
     async def _serve(self) -> None:
-        """Enter the context, and leave it when asked to, even while it is being entered."""
-        loop, asked = asyncio.get_running_loop(), asyncio.Event()
-        entering = asyncio.current_task()
+        """Enter the context, and exit it on request, even while it is being entered."""
+        loop = asyncio.get_running_loop()
+        stop_event = asyncio.Event()
+        task = asyncio.current_task()
 
         def stop() -> None:
-            if entering is not None and not (asked.is_set() or self._begun.done()):
-                entering.cancel()
-            asked.set()
+            if task is not None and not (stop_event.is_set() or self._started.done()):
+                task.cancel()
+            stop_event.set()
 
-        def stop_from_outside() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop has ended already.
+        def stop_threadsafe() -> None:
+            with contextlib.suppress(RuntimeError):  # The event loop is already closed.
                 loop.call_soon_threadsafe(stop)
 
-        self._stop = stop_from_outside
-        if self._asked:
+        self._stop = stop_threadsafe
+        if self._stop_requested:
             return
         async with self._context as value:
-            self._begun.set_result(value)
-            await asked.wait()
+            self._started.set_result(value)
+            await stop_event.wait()
 
 
 def block_sigint() -> None:
-    """Block Ctrl-C in this thread, and in every thread and process that it starts, which inherit that.
+    """Block Ctrl-C in this thread, and in all threads and processes that it starts.
 
-    A terminal and Jupyter send it to the whole group of processes, and a worker that gets it ends for good. The resource
-    tracker of multiprocessing starts first, because until Python 3.12 its start unblocks interrupts.
+    Terminals and Jupyter send the signal to the whole process group, and it stops a worker permanently. The resource tracker
+    of multiprocessing is started first, because up to Python 3.12 its start unblocks the signal.
     """
     if hasattr(signal, "pthread_sigmask"):
         from multiprocessing import resource_tracker
@@ -389,47 +419,49 @@ def block_sigint() -> None:
 
 
 class SharedQuietDask:
-    """:func:`discreet` for all clusters at once: the first one enters it, and the last one leaves it."""
+    """Context manager that shares :func:`quiet_dask` among all clusters, from the first start to the last shutdown."""
 
     def __init__(self) -> None:
-        self._lock, self._users, self._entered = threading.Lock(), 0, contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._num_users = 0
+        self._exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._users:
-                self._entered.enter_context(quiet_dask())
-            self._users += 1
+            if not self._num_users:
+                self._exit_stack.enter_context(quiet_dask())
+            self._num_users += 1
 
     def __exit__(self, *_error: object) -> None:
         with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._entered.close()
+            self._num_users -= 1
+            if not self._num_users:
+                self._exit_stack.close()
 
 
-# Dask logs only what is critical: its messages can quote a note, and its errors become errors of this package.
-SILENT = logging.CRITICAL
+# Dask logs only critical messages, because its messages can quote a note. Its errors become errors of this package.
+LOG_LEVEL = logging.CRITICAL
 
-# The variables that Dask sets in this process for those that it starts (its nanny, and ``distributed.proctitle``).
+# Environment variables that Dask sets in this process for its child processes (``Nanny`` and ``distributed.proctitle``).
 DASK_VARIABLES = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
 
 
 @contextlib.contextmanager
 def quiet_dask() -> Iterator[None]:
-    """Keep Dask from keeping and logging texts in this process, and restore afterwards what Dask itself changed."""
+    """Context manager that prevents Dask from storing and logging texts, and restores the settings that Dask changed."""
     import dask.config
     from distributed.utils import silence_logging_cmgr
 
     settings = {
-        # Dask keeps the last messages of each connection for debugging (``BatchedSend.recent_message_log``): here, these
-        # would be thousands of notes.
+        # Dask stores the last messages of each connection for debugging (``BatchedSend.recent_message_log``), which can contain
+        # thousands of notes.
         "distributed.admin.low-level-log-length": 0,
-        # Dask restores this wrongly when two clients are closed in the order in which they were made.
+        # Dask does not restore this setting correctly if two clients are closed in the order of their creation.
         "scheduler": dask.config.get("scheduler", None),
     }
-    with preserve_variables(DASK_VARIABLES, os.environ), silence_logging_cmgr(SILENT), dask.config.set(settings):
+    with preserve_variables(DASK_VARIABLES, os.environ), silence_logging_cmgr(LOG_LEVEL), dask.config.set(settings):
         yield
 
 
-# Every cluster enters it before its start and leaves it after its end, in its own thread.
+# Each cluster enters this context before its start and exits it after its shutdown, in its background thread.
 QUIET_DASK = SharedQuietDask()

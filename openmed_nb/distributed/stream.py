@@ -1,9 +1,9 @@
-"""Annotate on the workers of a cluster: the twin of ``annotation.stream.Annotator``.
+"""Annotation on the workers of a cluster, with the interface of ``annotation.stream.Annotator``.
 
-Chunks of texts go out, a bounded number at a time, so that an endless stream fills no memory; answers come back in the
-order of the texts. If a worker dies, Dask runs its chunks again; after the scheduler's ``allowed-failures`` it gives them up
-(``KilledWorker``), the harmless ones too. Their texts then run one at a time, with nothing else under way, so that only a
-text that ends its worker alone is blamed.
+A bounded number of chunks is submitted at a time, so that an endless stream does not fill the memory. The results are in the
+order of the texts. If a worker crashes, Dask repeats its chunks. After the scheduler's ``allowed-failures``, Dask gives up all
+chunks of the worker (``KilledWorker``), including those that did not cause the crash. Their texts then run one at a time while
+no other chunk is in progress, so that only a text that crashes its worker alone gets an error.
 """
 
 from __future__ import annotations
@@ -48,19 +48,18 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-# How many chunks are under way for each thread of a worker: one runs, one waits there, and two more keep the other threads
-# busy while the first in order takes longer.
+# Number of pending chunks per worker thread. One chunk runs, one waits on the worker, and two more keep the other threads busy
+# if the first chunk takes longer.
 CHUNKS_PER_THREAD = 4
 
-MIN_TEXT_CHARACTERS = (
-    32  # A shorter text counts as so many characters, so that a task gets some thousand texts at most.
-)
+# Minimum size of a text for the size of a chunk, which limits a chunk to a few thousand texts.
+MIN_TEXT_CHARACTERS = 32
 
-RETRIES = 2  # How often Dask runs a chunk again that failed, perhaps on another worker.
+RETRIES = 2  # Number of times that Dask repeats a failed chunk, possibly on another worker.
 
-# After so many texts in a row that each ended every worker that read it alone, the workers are to blame and the run ends.
-# Fewer can be chance, such as copies of one huge note, or notes sorted by length. Those texts are recorded, so that the same
-# call goes on after them, and reads them again at its end.
+# Number of consecutive texts that crash every worker. Then the workers are the likely cause, and the run ends. A smaller number
+# can have another cause, such as copies of one very long note, or notes sorted by length. These texts are recorded, so that
+# the same call resumes after them and repeats them at the end.
 MAX_CONSECUTIVE_KILLS = 5
 
 PendingChunks = deque[tuple[Chunk, "Future"]]
@@ -68,163 +67,197 @@ PendingChunks = deque[tuple[Chunk, "Future"]]
 
 @dataclass(frozen=True)
 class ClusterAnnotator:
-    """Answers texts on the workers of a cluster."""
+    """Annotator that runs on the workers of a cluster.
+
+    Attributes:
+        client: Client of the cluster.
+        run_spec: Model and arguments of the run.
+        characters: Approximate number of characters per chunk.
+        split: Whether texts are lists of words.
+        timeout: Seconds without a running worker after which the run ends.
+    """
 
     client: Client
     run_spec: RunSpec
-    characters: int  # About how many a chunk has.
-    split: bool = False  # Whether texts are lists of words.
-    timeout: float = WORKER_TIMEOUT  # After how many seconds without a working worker a run ends.
+    characters: int
+    split: bool = False
+    timeout: float = WORKER_TIMEOUT
 
-    def annotate(self, texts: Iterable[Any], first: int = 0, _tell: Any = None) -> Iterator[ResultStore]:
-        """Yield the answers to a stream of texts in order, chunk by chunk; errors count texts from ``first``.
+    def annotate(self, texts: Iterable[Any], first: int = 0, _on_progress: Any = None) -> Iterator[ResultStore]:
+        """Yield the results of a stream of texts in order, one chunk at a time.
 
-        Chunks are so small that nothing is told within one.
+        An error of the stream is raised after the results of all previous texts. Chunks are so small that no progress is
+        reported within a chunk.
 
-        What ends it early, such as an error of the stream itself, is raised after the answers to all texts before it.
+        Args:
+            texts: Texts to annotate.
+            first: Number of the first text, for error messages.
         """
 
-        def while_connected() -> Iterator[Any]:  # A slow stream may outlive the client.
+        def iter_while_connected() -> Iterator[Any]:  # A slow stream can take longer than the client is connected.
             for number, text in enumerate(texts, first):
                 yield to_picklable(text, number, self.split)
                 if self.client.status != "running":
                     raise client_closed_error(self.client)
 
-        threads = self.threads()
+        num_threads = self.count_threads()
 
-        def most() -> float:
-            """Return how many texts a chunk may have, so that at the end no worker waits long for the last."""
-            return length_hint(texts, sys.maxsize) / (2 * threads)
+        def get_max_texts() -> float:
+            """Return the maximum number of texts per chunk, which balances the load at the end of the stream."""
+            return length_hint(texts, sys.maxsize) / (2 * num_threads)
 
-        return stop_after_repeated_kills(
-            self.iter_in_order(iter_chunks(while_connected(), self.characters, first, MIN_TEXT_CHARACTERS, most))
-        )
+        chunks = iter_chunks(iter_while_connected(), self.characters, first, MIN_TEXT_CHARACTERS, get_max_texts)
+        return stop_after_repeated_kills(self.iter_in_order(chunks))
 
     def iter_in_order(self, chunks: Iterator[Chunk]) -> Generator[ResultStore]:
-        """Yield the answers to chunks in their order; chunks under way are cancelled when nobody wants more."""
-        under_way = PendingChunks()
+        """Yield the results of chunks in order. Pending chunks are cancelled when the generator is closed."""
+        pending = PendingChunks()
         error: Exception | None = None
         try:
             while True:
-                error = self.submit_chunks(under_way, chunks) or error
-                if not under_way:
+                error = self.submit_chunks(pending, chunks) or error
+                if not pending:
                     break
-                chunk, future = under_way[0]
-                yield from self.chunk_results(chunk, future, [other for _chunk, other in under_way][1:])
+                chunk, future = pending[0]
+                yield from self.chunk_results(chunk, future, [future for _chunk, future in pending][1:])
                 with translate_dask_errors(self.client):
-                    # Dask has ``Future.__del__`` for that: Python drops an interrupt that comes in a ``__del__``.
+                    # The result is released explicitly: Python ignores an interrupt in ``Future.__del__``, which Dask uses.
                     future.release()
-                under_way.popleft()
+                pending.popleft()
         finally:
-            cancel(self.client, [future for _chunk, future in under_way])
+            cancel(self.client, [future for _chunk, future in pending])
         if error:
             raise error
 
-    def submit_chunks(self, under_way: PendingChunks, chunks: Iterator[Chunk]) -> Exception | None:
-        """Send chunks out until enough are under way or an answer is there; return the error of the stream."""
-        most = CHUNKS_PER_THREAD * self.threads()
-        while len(under_way) < most:
+    def submit_chunks(self, pending: PendingChunks, chunks: Iterator[Chunk]) -> Exception | None:
+        """Submit chunks until enough are pending or the first result is available. Return the error of the stream."""
+        max_pending = CHUNKS_PER_THREAD * self.count_threads()
+        while len(pending) < max_pending:
             chunk = next(chunks, END_OF_STREAM)
             if not chunk.texts:
                 return chunk.error
-            under_way.append((chunk, self.submit(chunk)))
-            if under_way[0][1].done():
+            pending.append((chunk, self.submit(chunk)))
+            if pending[0][1].done():
                 break
         return None
 
-    def threads(self) -> int:
-        """Return how many chunks run at once; at least one, for a worker that comes."""
-        threads: int = sum(call_scheduler(self.client, self.client.nthreads).values())
-        return max(1, threads)
+    def count_threads(self) -> int:
+        """Return the number of worker threads, or 1 if there is no worker yet."""
+        num_threads: int = sum(call_scheduler(self.client, self.client.nthreads).values())
+        return max(1, num_threads)
 
     def submit(self, chunk: Chunk) -> Future:
-        """Send a chunk out with its texts in the task, so that they survive any worker."""
+        """Submit a chunk. The task contains the texts, so that they do not depend on a worker."""
         return submit(self.client, worker.annotate_chunk, self.run_spec, chunk, retries=RETRIES)
 
-    def chunk_results(self, chunk: Chunk, future: Future, others: Sequence[Future]) -> Iterator[ResultStore]:
-        """Yield the answers to a chunk; if it ends its workers, wait for the other chunks and run it text by text."""
+    def chunk_results(self, chunk: Chunk, future: Future, other_futures: Sequence[Future]) -> Iterator[ResultStore]:
+        """Yield the results of a chunk. If it crashes its workers, wait for the other chunks and run each text alone."""
         from distributed import KilledWorker
 
-        async def ended() -> None:
-            for other in others:
-                await other.exception()
+        async def wait_for_other_chunks() -> None:
+            for other_future in other_futures:
+                await other_future.exception()
 
         try:
             yield wait_for_workers(self.client, future.result, self.timeout)
         except KilledWorker:
             cancel(self.client, [future])
-            wait_for_workers(self.client, ended, self.timeout)
-            for place, text in enumerate(chunk.texts):
-                yield self.annotate_single(Chunk(chunk.first + place, [text]))
+            wait_for_workers(self.client, wait_for_other_chunks, self.timeout)
+            for index, text in enumerate(chunk.texts):
+                yield self.annotate_single(Chunk(chunk.first + index, [text]))
 
     def annotate_single(self, chunk: Chunk) -> ResultStore:
-        """Return the answer to a chunk of one text, or that it ends its worker; nothing else is under way."""
+        """Return the result of a chunk of one text, which is an error if the text crashes its worker.
+
+        No other chunk is in progress during this call.
+        """
         from distributed import KilledWorker
 
         try:
-            answers: ResultStore = fetch_result(self.client, self.submit(chunk), self.timeout)
+            results: ResultStore = fetch_result(self.client, self.submit(chunk), self.timeout)
         except KilledWorker as error:
-            times, host = error.allowed_failures + 1, parse_host(error.last_worker.address)
-            what = f"Text {chunk.first} ended the worker that read it {times} times, the last one on {host}."
-            killed = WorkerKilledError(what, "Read it alone; it may need more memory than a worker has.")
-            return ResultStore.of([killed])
-        return answers
+            times = error.allowed_failures + 1
+            host = parse_host(error.last_worker.address)
+            message = f"Text {chunk.first} crashed its worker {times} times, most recently on {host}."
+            remedy = "Annotate the text separately. It may need more memory than a worker has."
+            return ResultStore.of([WorkerKilledError(message, remedy)])
+        return results
 
 
 def to_picklable(text: Any, number: int, split: bool) -> Any:
-    """Return a text as plain strings or a reference, which any worker can read, or why it cannot be read.
+    """Return a text as built-in strings or a reference, or return the error for an invalid text.
 
-    A worker may not have the class of a text, and anything but a text may not travel at all.
+    A worker may not have the class of a text, and values that are not texts may not be picklable.
     """
     if isinstance(text, TextReference):
         return text
     return text_error(text, number, split) or ([*map(str.__str__, text)] if split else str.__str__(text))
 
 
-def stop_after_repeated_kills(answers: Generator[ResultStore]) -> Iterator[ResultStore]:
-    """Yield answers until too many texts in a row have ended their workers; then raise ``ClusterUnavailableError``."""
-    in_a_row = 0
-    with contextlib.closing(answers):
-        for some in answers:
-            yield some
-            for place in range(len(some)):
-                failure = some.errors.get(place)
-                in_a_row = in_a_row + isinstance(failure, WorkerKilledError) if failure else 0
-            if in_a_row >= MAX_CONSECUTIVE_KILLS:
-                what = f"{MAX_CONSECUTIVE_KILLS} texts in a row ended every worker that read them, each of them alone."
+def stop_after_repeated_kills(stores: Generator[ResultStore]) -> Iterator[ResultStore]:
+    """Yield results until too many consecutive texts crash their workers.
+
+    Raises:
+        ClusterUnavailableError: If ``MAX_CONSECUTIVE_KILLS`` consecutive texts crash their workers. Texts with other
+            errors do not interrupt the sequence.
+    """
+    num_kills = 0
+    with contextlib.closing(stores):
+        for store in stores:
+            yield store
+            for index in range(len(store)):
+                error = store.errors.get(index)
+                if error is None:
+                    num_kills = 0
+                elif isinstance(error, WorkerKilledError):
+                    num_kills += 1
+            if num_kills >= MAX_CONSECUTIVE_KILLS:
+                message = f"{MAX_CONSECUTIVE_KILLS} consecutive texts crashed every worker that processed them alone."
                 remedy = (
-                    "Check the device and the memory of the workers, and go on with the same call and its resume file."
+                    "Check the device and the memory of the workers, then repeat the call with the same resume file."
                 )
-                raise ClusterUnavailableError(what, remedy)
+                raise ClusterUnavailableError(message, remedy)
 
 
 def cluster_source(
     client: Any, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
 ) -> tuple[str, Any, AnnotationSource]:
-    """Return the name of a model, the texts to send out, and what answers them on the workers of a cluster."""
+    """Return the name of the model, the texts to send, and the annotation source on the workers of a cluster.
+
+    Args:
+        client: Dask client.
+        texts: Texts to annotate.
+        model: Name or directory of the model, or ``None`` for the bundled model.
+        arguments: Arguments of ``create_pipeline``.
+        batch_tokens: Maximum number of tokens per batch, or ``None`` for the default.
+
+    Raises:
+        ConfigurationError: If an argument is not valid or cannot be sent to workers.
+    """
     client = validate_client(client)
     if not is_model_name(model):
-        what = f"model must be a name or a folder where workers load it, not {short_type_name(model)}."
-        raise ConfigurationError(what, "Pass the name or the folder of its model, and its arguments to annotate().")
+        message = f"model must be the name or the folder of a model for workers, not {short_type_name(model)}."
+        raise ConfigurationError(message, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
     check_picklable(arguments)
-    found = to_references(texts, client)
-    check_iterable(found)  # Before workers load the model.
-    # A local folder is named by its absolute path, because workers have other working folders. As in the registry of models,
-    # the name of a bundled model is not a folder; a path with ~ stays, because every worker has its own home.
-    folder = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working folder
-    work = RunSpec(uuid.uuid4().hex, absolute_path(name) if folder else name, dict(arguments), batch_tokens)
-    ready: list[ReadyWorker] = call_on_workers(client, worker.prepare_worker, work)
-    terms = check_workers_match(ready)
-    for message in sorted({message for one in ready for message in one.warnings}):
+    references = to_references(texts, client)
+    check_iterable(references)  # This check runs before workers load the model.
+    # A local directory is passed as an absolute path, because workers have other working directories. As in the model
+    # registry, the name of a bundled model is not a directory. A path with ~ is unchanged, because each worker expands it.
+    is_folder = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working directory
+    run_spec = RunSpec(uuid.uuid4().hex, absolute_path(name) if is_folder else name, dict(arguments), batch_tokens)
+    ready: list[ReadyWorker] = call_on_workers(client, worker.prepare_worker, run_spec)
+    run_spec = replace(run_spec, expected=check_workers_match(ready))
+    for message in sorted({message for ready_worker in ready for message in ready_worker.warnings}):
         warn(message)
-    settings, characters = ready[0].settings, min(one.characters for one in ready)
-    annotator = ClusterAnnotator(client, replace(work, expected=terms), characters, settings["delimiter"] is not None)
-    label = WorkerList(tuple(one.member for one in ready)).label
-    return name, found, AnnotationSource(annotator.annotate, settings, label, known_labels=ready[0].known_labels)
+    settings = ready[0].settings
+    characters = min(ready_worker.characters for ready_worker in ready)
+    annotator = ClusterAnnotator(client, run_spec, characters, settings["delimiter"] is not None)
+    label = WorkerList(tuple(ready_worker.info for ready_worker in ready)).label
+    return name, references, AnnotationSource(annotator.annotate, settings, label, known_labels=ready[0].known_labels)
 
 
 def get_workers(client: Client, reason: str | None = None) -> WorkerList:
-    """Return the workers of a cluster; ``reason`` says why they have their device, if that was decided here."""
-    found = call_on_workers(client, worker.describe_worker)
-    return WorkerList(tuple(one if reason is None else replace(one, reason=reason) for one in found))
+    """Return the workers of a cluster. ``reason`` replaces the reasons for their devices if this process selected them."""
+    infos = call_on_workers(client, worker.describe_worker)
+    return WorkerList(tuple(info if reason is None else replace(info, reason=reason) for info in infos))

@@ -1,10 +1,11 @@
-"""What runs on a host of a cluster, and ends with the SSH connection that started it: ``python -m ...tethered``.
+"""Process on a host of a cluster that exits with the SSH connection that started it: ``python -m ...tethered``.
 
-With ``-m NAME ...`` it runs a module as ``python -m`` does. Without arguments it keeps certificates: it reads one line of
-JSON, the folder and the text of each file by its name, and writes a line once the files are there.
+With ``-m NAME ...``, it runs a module as ``python -m`` does. Without arguments, it stores TLS certificates: it reads one line
+of JSON with the directory and the text of each file by name, and prints a line when the files are written.
 
-When a connection ends, because the cluster was closed or because the process that began it was killed, the SSH server
-closes the input of what it started. Signals would not do: sshd sends none to processes of root (``session_signal_req``).
+When a connection closes, because the cluster was closed or its process was killed, the SSH server closes the standard input
+of the processes that it started. Signals are not sufficient: sshd sends no signals to processes of root
+(``session_signal_req``).
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import threading
 import time
 from pathlib import Path
 
-EXIT_GRACE_SECONDS = 3.0  # Seconds that a process may take to end by itself.
+EXIT_GRACE_SECONDS = 3.0  # Time for a regular exit after SIGTERM.
 
 
 def exit_on_stdin_close() -> None:
-    """Wait for the end of the input and end this process: with SIGTERM, so that Dask ends its workers, or else at once."""
+    """Terminate this process when its standard input closes.
+
+    The process first receives SIGTERM, so that Dask stops its workers. After the grace period, it exits immediately.
+    """
     while os.read(0, 1 << 16):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -32,7 +36,10 @@ def exit_on_stdin_close() -> None:
 
 
 def hold_files_until_stdin_close() -> None:
-    """Keep private files in a folder until the input ends; two hosts that are one computer share the folder."""
+    """Store private files in a directory until the standard input closes.
+
+    Two host names of the same machine share the directory.
+    """
     name, files = json.loads(sys.stdin.readline())
     folder = Path(name)
     try:

@@ -1,7 +1,7 @@
-"""What runs on a worker of a cluster: its own session chooses the device and loads a model once.
+"""Functions that run on a worker of a cluster, whose session selects the device and loads each model once.
 
-Workers are asked for the functions of this file by name: neither code nor models travel. As in a notebook, the session
-sets the MPS variables before torch is loaded.
+Workers call these functions by name, so neither code nor models are sent. As in a notebook, the session sets the MPS
+variables before torch is imported.
 """
 
 from __future__ import annotations
@@ -32,67 +32,80 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, repr=False)
 class RunSpec:
-    """A run over many texts on workers; it has no repr, because its arguments can hold a token of the hub."""
+    """Run over many texts on workers. It does not have a repr, because the arguments can contain a hub token.
 
-    run_id: str  # Its identifier; runs with the same one are equal.
+    Attributes:
+        run_id: Unique identifier. Runs with the same identifier are equal.
+        model: Name or directory of the model.
+        arguments: Arguments of ``create_pipeline``.
+        batch_tokens: Maximum number of tokens per batch, or ``None`` for the default.
+        expected: Compatibility key of the workers, which later workers must match. ``None`` until it is known.
+    """
+
+    run_id: str
     model: str = field(compare=False)
-    arguments: Mapping[str, Any] = field(compare=False)  # Those of create_pipeline.
+    arguments: Mapping[str, Any] = field(compare=False)
     batch_tokens: int | None = field(default=None, compare=False)
-    # What every worker must have, as soon as that is known; it is checked on workers that come later.
     expected: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(repr=False)
 class LoadedRun:
-    """The model of a run, what its worker says of itself, and the budget of a batch, smaller once memory was short."""
+    """Loaded model of a run.
+
+    Attributes:
+        annotator: Annotator with the model.
+        ready: Description of the worker with the model.
+        budget: Budget of a batch, which is reduced when memory runs out.
+    """
 
     annotator: Annotator
     ready: ReadyWorker
     budget: TokenBudget
 
 
-# Held while a model is loaded and while a budget is changed: a worker can run tasks in several threads.
+# Protects the load of a model and the change of a budget, because a worker can run tasks in several threads.
 LOAD_LOCK = threading.Lock()
 
 
 async def describe_worker(dask_worker: Any = None) -> WorkerInfo:
-    """Return what this worker is, and which device models will run on; a GPU is confirmed by computing on it.
+    """Return the description of this worker. A GPU is verified with a probe.
 
-    Here and below, ``client.run`` fills ``dask_worker`` in, and a task does not.
+    ``client.run`` passes ``dask_worker``, a task does not. This also applies to :func:`prepare_worker`.
     """
     return await run_in_task_thread(dask_worker, worker_info)
 
 
-async def prepare_worker(work: RunSpec, dask_worker: Any = None) -> ReadyWorker:
-    """Load the model of a run on this worker, and return what is compared with other workers."""
-    return await run_in_task_thread(dask_worker, lambda: get_or_load(work).ready)
+async def prepare_worker(run_spec: RunSpec, dask_worker: Any = None) -> ReadyWorker:
+    """Load the model of a run on this worker, and return the values that are compared with other workers."""
+    return await run_in_task_thread(dask_worker, lambda: get_or_load(run_spec).ready)
 
 
-def annotate_chunk(work: RunSpec, chunk: Chunk) -> ResultStore:
-    """Return the answers to a chunk of texts, if this worker is like the others; every task of a run calls this."""
+def annotate_chunk(run_spec: RunSpec, chunk: Chunk) -> ResultStore:
+    """Return the results of a chunk of texts if this worker matches the others. Each task of a run calls this function."""
     with prefix_errors_with_host():
-        found = get_or_load(work)
-        if work.expected is not None:
-            check_worker_matches(found.ready, work.expected)
-        answers, learnt = found.annotator.annotate_chunk(chunk, found.budget)
-        with LOAD_LOCK:  # Where memory was short, later texts run in smaller batches.
-            found.budget = found.budget.capped_at(learnt.max_tokens)
-        return answers
+        run = get_or_load(run_spec)
+        if run_spec.expected is not None:
+            check_worker_matches(run.ready, run_spec.expected)
+        results, reduced_budget = run.annotator.annotate_chunk(chunk, run.budget)
+        with LOAD_LOCK:  # If memory ran out, later texts run in smaller batches.
+            run.budget = run.budget.capped_at(reduced_budget.max_tokens)
+        return results
 
 
-def get_or_load(work: RunSpec) -> LoadedRun:
-    """Return the model of a run; of several threads that ask, one loads it and the others wait."""
+def get_or_load(run_spec: RunSpec) -> LoadedRun:
+    """Return the loaded model of a run. Concurrent calls load the model once."""
     with LOAD_LOCK:
-        return load(work)
+        return load(run_spec)
 
 
-@functools.lru_cache(maxsize=1)  # For the last run; the session keeps the models themselves.
-def load(work: RunSpec) -> LoadedRun:
+@functools.lru_cache(maxsize=1)  # Only the last run is cached. The session caches the models.
+def load(run_spec: RunSpec) -> LoadedRun:
     with prefix_errors_with_host(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OpenMedWarning)
-        pipe = create_pipeline(SESSION, work.model, OpenMedConfig(), **work.arguments)
-        annotator = pipe.default_annotator(work.batch_tokens)
-    messages = tuple(str(one.message) for one in caught if issubclass(one.category, OpenMedWarning))
+        pipe = create_pipeline(SESSION, run_spec.model, OpenMedConfig(), **run_spec.arguments)
+        annotator = pipe.default_annotator(run_spec.batch_tokens)
+    messages = tuple(str(warning.message) for warning in caught if issubclass(warning.category, OpenMedWarning))
     characters = chunk_characters(annotator.budget)
     labels = annotator.decoder.entity_labels
     ready = ReadyWorker(worker_info(str(pipe.device)), run_settings(pipe, annotator), characters, messages, labels)
@@ -100,7 +113,7 @@ def load(work: RunSpec) -> LoadedRun:
 
 
 def worker_info(device: str | None = None) -> WorkerInfo:
-    """Return what this worker is, with the device that is asked for, or the best one."""
+    """Return the description of this worker with the given device. If ``None``, use the best device."""
     with prefix_errors_with_host():
         choice = SESSION.device(device)
     system = f"{platform.system()} {platform.machine()}"
@@ -108,14 +121,15 @@ def worker_info(device: str | None = None) -> WorkerInfo:
 
 
 async def run_in_task_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:
-    """Run a function in a thread of tasks, so that the loop of the worker stays free while a model is loaded."""
-    executor = dask_worker.executors["default"] if dask_worker else None  # A task runs on the loop: any other thread.
+    """Run a function in a task thread, so that it does not block the event loop of the worker."""
+    # A task already runs on the event loop, so any other thread is suitable.
+    executor = dask_worker.executors["default"] if dask_worker else None
     return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
 @contextmanager
 def prefix_errors_with_host() -> Iterator[None]:
-    """Add the name of this computer to errors of this package."""
+    """Context manager that adds the host name to the errors of this package."""
     host = f"On {socket.gethostname()}: "
     try:
         yield
