@@ -1,4 +1,4 @@
-"""What the tests of clusters share: workers that start quickly, and texts for them."""
+"""Fixtures for tests of clusters: workers that start quickly, and texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-IMPORTED_BY_WORKERS = [
+PRELOADED_MODULES = [
     "distributed",
     "torch",
     "transformers.models.bert.modeling_bert",
@@ -23,33 +23,33 @@ IMPORTED_BY_WORKERS = [
 
 
 @pytest.fixture(scope="session")
-def forking() -> dict[str, str]:
-    """The setting of Dask that lets it fork workers from a process that has imported what they need, as its own tests do.
+def fork_settings() -> dict[str, str]:
+    """Setting of Dask that forks workers from a process with preloaded modules, as in the tests of Dask.
 
-    A worker that imports torch itself takes ten times as long to start. On a Mac such a process cannot be forked.
+    A worker that imports torch itself takes ten times as long to start. macOS does not support the fork of such a process.
     """
     if sys.platform != "linux":
         return {}
-    multiprocessing.set_forkserver_preload(IMPORTED_BY_WORKERS)
+    multiprocessing.set_forkserver_preload(PRELOADED_MODULES)
     forkserver.ensure_running()
     return {"distributed.worker.multiprocessing-method": "forkserver"}
 
 
 @pytest.fixture(scope="module")
-def quick_workers(forking: dict[str, str]) -> Iterator[None]:
-    """Workers that are quick to start, for the clusters of a module."""
+def quick_workers(fork_settings: dict[str, str]) -> Iterator[None]:
+    """Workers that start quickly, for the clusters of a module."""
     import dask
-    import distributed  # noqa: F401 - its settings have to be there before one of them is changed
+    import distributed  # noqa: F401 - the import loads the settings that are changed
 
-    with dask.config.set(forking):
+    with dask.config.set(fork_settings):
         yield
 
 
 @pytest.fixture(scope="module")
-def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - it only has to be there
-    """A cluster of two workers on this computer, with one thread each; tests leave it as it was.
+def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - only its setup is needed
+    """Cluster of two workers on this machine with one thread each. Tests must not change it.
 
-    Each module has its own, so that no process of it is there in tests that look for processes.
+    Each module has a separate cluster, because some modules check the processes of this machine.
     """
     import openmed_nb
 
@@ -59,9 +59,9 @@ def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - it only has to
 
 @pytest.fixture(scope="session")
 def numbered() -> Callable[..., list[str]]:
-    """A function that returns texts in each of which the entity that the keyword model finds tells which it is.
+    """Function that returns texts, in each of which the offset of the entity is the number of the text.
 
-    They have few tokens, and so many spaces that a chunk has few of them.
+    The texts have few tokens, but so many spaces that a chunk contains only a few texts.
     """
 
     def numbered(count: int, spaces: int = 2000) -> list[str]:
@@ -72,17 +72,17 @@ def numbered() -> Callable[..., list[str]]:
 
 @pytest.fixture(scope="session")
 def numbers_of() -> Callable[..., list[list[int]]]:
-    """A function that returns which of the numbered texts each answer is one to."""
+    """Function that returns the numbers of the texts that results belong to."""
 
-    def numbers_of(found: Any) -> list[list[int]]:
-        return [[entity["start"] for entity in entities] for entities in found]
+    def numbers_of(annotations: Any) -> list[list[int]]:
+        return [[entity["start"] for entity in entities] for entities in annotations]
 
     return numbers_of
 
 
 @pytest.fixture
-def interrupt_when(interruptible: None) -> Callable[..., Any]:  # noqa: ARG001 - it only has to be there
-    """A function that interrupts this process during a block, as soon as something is so."""
+def interrupt_when(interruptible: None) -> Callable[..., Any]:  # noqa: ARG001 - only its setup is needed
+    """Function that interrupts this process during a block when a condition is true."""
 
     @contextlib.contextmanager
     def interrupt_when(condition: Callable[[], Any]) -> Iterator[None]:

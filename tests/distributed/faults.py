@@ -1,7 +1,7 @@
-"""Faults of workers, put into the workers of a test's cluster: a word in a text that ends the process that reads it.
+"""Fault injection for the workers of a cluster: a token in a text triggers an action, such as a crash.
 
-The plugin is set up in every worker process, also in one that is started again. It watches the forward passes of all torch
-modules through torch's own hook; the words are those of ``tiny_models``.
+The plugin is set up in every worker process, including restarted workers. It uses a global forward hook of torch. The words
+are those of ``tiny_models``.
 """
 
 from __future__ import annotations
@@ -16,68 +16,72 @@ from distributed import WorkerPlugin
 
 
 class Fault(WorkerPlugin):
-    """Does something in a worker when its model is given a certain token.
+    """Plugin that runs an action in a worker when the input of the model contains a token.
 
     Args:
-        token: The number of the token.
-        vocabulary: How many tokens the model knows; that tells its words from its positions.
-        action: The name of a function here.
-        log: A folder in which each time leaves a file.
-        times: How often it happens in all; always where it is 0.
-        least: Of how many tokens at once.
+        token: Id of the token.
+        vocabulary: Size of the vocabulary, which identifies the word embedding.
+        action: Name of a function in ``ACTIONS``.
+        log: Directory in which each action creates a file.
+        times: Maximum number of actions. If 0, there is no limit.
+        min_tokens: Minimum number of tokens in the input.
     """
 
     name = "fault"
 
-    def __init__(  # noqa: PLR0913 - each is one thing of a fault
-        self, token: int, vocabulary: int, action: str, log: Path, *, times: int = 0, least: int = 1
+    def __init__(  # noqa: PLR0913 - each parameter is independent
+        self, token: int, vocabulary: int, action: str, log: Path, *, times: int = 0, min_tokens: int = 1
     ) -> None:
-        self.token, self.vocabulary, self.action, self.log = token, vocabulary, action, log
-        self.times, self.least = times, least
+        self.token = token
+        self.vocabulary = vocabulary
+        self.action = action
+        self.log = log
+        self.times = times
+        self.min_tokens = min_tokens
 
-    def setup(self, worker: Any) -> None:  # noqa: ARG002 - Dask's signature
-        """Watch the forward passes of this process."""
+    def setup(self, worker: Any) -> None:  # noqa: ARG002 - signature of Dask
+        """Register the hook in this process."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         self.hook = register_module_forward_pre_hook(self.before)
 
     def before(self, module: Any, inputs: Any) -> None:
-        """Look at the tokens that the words' embedding is given."""
+        """Run the action if the input of the word embedding contains the token."""
         if getattr(module, "num_embeddings", None) != self.vocabulary or not (inputs[0] == self.token).any():
             return
-        if inputs[0].numel() < self.least:
+        if inputs[0].numel() < self.min_tokens:
             return
         if not self.times or len(list(self.log.iterdir())) < self.times:
             (self.log / f"{os.getpid()} {time.time_ns()}").touch()
             ACTIONS[self.action]()
 
-    def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask's signature
-        """Stop watching."""
+    def teardown(self, worker: Any) -> None:  # noqa: ARG002 - signature of Dask
+        """Remove the hook."""
         self.hook.remove()
 
 
 def die() -> None:
-    """End this process as a signal that nothing can catch does."""
+    """Kill this process with a signal that cannot be caught."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fill_memory() -> None:
-    """Use more memory than a worker may, and hold it for a while."""
-    held = b"x" * (3 * 10**9)
+    """Use more memory than the limit of a worker for some time."""
+    data = b"x" * (3 * 10**9)
     time.sleep(30)
-    del held
+    del data
 
 
 def fail() -> None:
-    """Fail as a broken device does."""
+    """Raise the error of a broken device."""
     raise RuntimeError("it fails")
 
 
-def run_out() -> None:
-    """Fail as a device does that is short of memory."""
+def run_out_of_memory() -> None:
+    """Raise the error of a device without free memory."""
     import torch
 
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
-ACTIONS = {"die": die, "fill_memory": fill_memory, "fail": fail, "run_out": run_out}
+ACTIONS = {"die": die, "fill_memory": fill_memory, "fail": fail, "run_out_of_memory": run_out_of_memory}

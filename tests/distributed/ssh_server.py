@@ -1,4 +1,4 @@
-"""A server of SSH on 127.0.0.1 with keys and a port of its own: the system's sshd, or one of asyncssh where there is none."""
+"""SSH server on 127.0.0.1 with separate keys and port: sshd if it is installed, otherwise a server of asyncssh."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def run(process):
     ends = process.get_extra_info("peername")[:2] + process.get_extra_info("sockname")[:2]
     child = await asyncio.create_subprocess_shell(
         process.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "SSH_CONNECTION": " ".join(map(str, ends))})  # As sshd says it: ssh(1).
+        env={**os.environ, "SSH_CONNECTION": " ".join(map(str, ends))})  # In the format of sshd: ssh(1).
     await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
     ended = asyncio.create_task(child.wait())
     try:
@@ -60,12 +60,12 @@ asyncio.run(main())
 
 @dataclass(frozen=True)
 class SshServer:
-    """A server that lets one key in.
+    """SSH server that accepts one key.
 
     Attributes:
-        folder: Where its files are.
-        port: Where it listens.
-        pid: Its process, above all that it starts.
+        folder: Directory of its files.
+        port: Port of the server.
+        pid: Process id of the server, which is the parent of all processes that it starts.
     """
 
     folder: Path
@@ -74,28 +74,32 @@ class SshServer:
 
     @property
     def login(self) -> dict[str, object]:
-        """The arguments of ``openmed_nb.cluster`` that let us in."""
-        known, key = self.folder / "known_hosts", self.folder / "user"
-        return {"port": self.port, "key": key, "known_hosts": known, "user": getpass.getuser()}
+        """Arguments of ``openmed_nb.cluster`` for the login."""
+        return {
+            "port": self.port,
+            "key": self.folder / "user",
+            "known_hosts": self.folder / "known_hosts",
+            "user": getpass.getuser(),
+        }
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+def find_free_port() -> int:
+    """Return an unused port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
 @contextlib.contextmanager
 def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
-    """Run a server while a block runs.
+    """Context manager that runs a server.
 
     Args:
-        folder: Where its keys go.
-        path: The ``PYTHONPATH`` of what it starts.
+        folder: Directory of the keys.
+        path: ``PYTHONPATH`` of the processes that it starts.
     """
-    port = free_port()
+    port = find_free_port()
     for name in ("host", "user", "stranger"):
         key = asyncssh.generate_private_key("ssh-ed25519")
         key.write_private_key(folder / name)
@@ -120,7 +124,7 @@ def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
 
 @contextlib.contextmanager
 def privilege_separation() -> Iterator[None]:
-    """Have the empty folder that sshd wants where root starts it; the system's own start makes it."""
+    """Context manager that creates the empty directory that sshd needs if it is started by root."""
     empty = Path("/run/sshd")
     missing = SSHD is not None and sys.platform == "linux" and os.geteuid() == 0 and not empty.exists()
     if missing:
@@ -133,11 +137,11 @@ def privilege_separation() -> Iterator[None]:
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server listens."""
+    """Wait until a server listens on the port."""
     for _attempt in range(400):
-        with socket.socket() as one:
-            if one.connect_ex(("127.0.0.1", port)) == 0:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
                 return
-        assert process.poll() is None, "the server of SSH ended"
+        assert process.poll() is None, "the SSH server exited"
         time.sleep(0.05)
     raise TimeoutError(port)
