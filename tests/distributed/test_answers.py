@@ -1,4 +1,4 @@
-"""Texts on a cluster: the answers of one computer, in order, read as they are needed; errors and interrupts lose nothing."""
+"""Annotation on a cluster: same results as on one machine, in order and on demand; errors and interrupts lose nothing."""
 
 import asyncio
 import contextlib
@@ -41,14 +41,14 @@ pytestmark = [
     pytest.mark.real_computer,  # Workers are processes.
     pytest.mark.usefixtures("quick_workers"),
 ]
-posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="the signals need POSIX")
 SPLIT = {"is_split_into_words": True, "delimiter": " "}
-OF_THREADS = {"threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
+THREADS_OPTIONS = {"threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
 
 
 @pytest.fixture
 def on_pool(pool, keyword_model):
-    """A function that annotates texts on the cluster of the tests."""
+    """Function that annotates texts on the cluster of the tests."""
 
     def on_pool(texts, model=keyword_model, **options):
         return nb.annotate(texts, model, **{"client": pool.client, "progress": False, **options})
@@ -57,31 +57,31 @@ def on_pool(pool, keyword_model):
 
 
 @pytest.fixture
-def here(keyword_model):
-    """A function that annotates texts in this process."""
+def locally(keyword_model):
+    """Function that annotates texts in this process."""
 
-    def here(texts, model=keyword_model, **options):
+    def locally(texts, model=keyword_model, **options):
         return nb.annotate(texts, model, device="cpu", **{"progress": False, **options})
 
-    return here
+    return locally
 
 
 @pytest.fixture
-def same(on_pool, here, rounded):
-    """A function that tells whether the workers and this process give the same answers to texts."""
+def are_results_equal(on_pool, locally, rounded):
+    """Function that returns whether the workers and this process give the same results."""
 
-    def same(texts, *model, **options):
-        return list(on_pool(texts, *model, **options)) == rounded(here(texts, *model, **options))
+    def are_results_equal(texts, *model, **options):
+        return list(on_pool(texts, *model, **options)) == rounded(locally(texts, *model, **options))
 
-    return same
+    return are_results_equal
 
 
-def test_dropped_spans_come_from_workers(on_pool, here):
+def test_workers_return_dropped_spans(on_pool, locally):
     texts = ["the patient has atension", "no asthma", "atension and hypertension"]
     found = on_pool(texts)
 
     assert [(number, span.start, span.end) for number, (span,) in found.dropped.items()] == [(0, 17, 24), (2, 1, 8)]
-    assert found.dropped == here(texts).dropped
+    assert found.dropped == locally(texts).dropped
     assert [text.text for text in found.mask()] == [
         "the patient has [DISEASE]",
         "no [DISEASE]",
@@ -90,25 +90,23 @@ def test_dropped_spans_come_from_workers(on_pool, here):
 
 
 class Text(str):
-    """A string of a class of its own."""
+    """String of a custom class that cannot be pickled."""
 
     __slots__ = ()
 
     def __reduce__(self):
-        """Fail."""
-        raise RuntimeError(f"{self} stays here")
+        raise RuntimeError(f"{self} cannot be pickled")
 
 
-class Stubborn:
-    """Something that cannot be sent."""
+class Unpicklable:
+    """Object that cannot be pickled."""
 
     def __reduce__(self):
-        """Fail."""
-        raise RuntimeError("it stays here")
+        raise RuntimeError("it cannot be pickled")
 
 
 def wait_until(condition):
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     while not condition():
         time.sleep(0.01)
 
@@ -120,38 +118,39 @@ def slowly(texts, seconds=0.01):
         yield text
 
 
-def lines_of(file):
-    """Return how many lines a file of results has, none where there is no file."""
+def count_lines(file):
+    """Return the number of lines of a results file, or 0 without a file."""
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def until_answered(file):
-    """Yield texts until the answer to one of them is in a file of results."""
-    while lines_of(file) < 2:
+def yield_until_first_result(file):
+    """Yield texts until the results file has a result."""
+    while count_lines(file) < 2:
         time.sleep(0.01)
         yield f"asthma{' ' * 2000}"
 
 
 @contextlib.contextmanager
-def another_client(pool):
-    """Have another client of a cluster."""
+def open_client(pool):
+    """Context manager that opens another client of a cluster."""
     from distributed import Client
 
     with Client(pool.client.scheduler.address, security=pool.client.security, set_as_default=False) as client:
         yield client
 
 
-class TestAnswers:
-    """What comes back."""
+class TestResults:
+    """Results of the workers."""
 
     @pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
-    def test_many_texts(self, on_pool, here, random_model, sentences, count):
-        """Two workers give the answers of one process, text by text, also where nearly every token is an entity."""
+    def test_results_equal_those_of_one_process(self, on_pool, locally, random_model, sentences, count):
         texts = sentences(count, longest=60)
-        found, expected = on_pool(texts, random_model), here(texts, random_model)
-        columns, wanted = found.answers.columns(), expected.answers.columns()
-        np.testing.assert_allclose(columns.pop("score"), wanted.pop("score"), atol=1e-5)
-        for name, column in wanted.items():
+        found = on_pool(texts, random_model)
+        expected = locally(texts, random_model)
+        columns = found.results.columns()
+        expected_columns = expected.results.columns()
+        np.testing.assert_allclose(columns.pop("score"), expected_columns.pop("score"), atol=1e-5)
+        for name, column in expected_columns.items():
             assert columns[name].tolist() == column.tolist()
         assert len(columns["note"]) > count
         assert (len(found), found.errors, found.device) == (count, {}, "2 workers (cpu)")
@@ -160,9 +159,8 @@ class TestAnswers:
         "strategy",
         ["none", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simple", "first", "average", "max"))],
     )
-    def test_every_strategy(self, same, random_model, sentences, strategy):
-        """The arguments of a pipeline are those of the workers' pipelines."""
-        assert same(sentences(50), random_model, aggregation_strategy=strategy, batch_tokens=64)
+    def test_pipeline_arguments_apply_on_workers(self, are_results_equal, random_model, sentences, strategy):
+        assert are_results_equal(sentences(50), random_model, aggregation_strategy=strategy, batch_tokens=64)
 
     @pytest.mark.parametrize(
         ("texts", "options"),
@@ -172,35 +170,33 @@ class TestAnswers:
             ([Text("asthma"), np.str_("no diabetes")], {}),
             ([[Text("no"), Text("asthma")]], SPLIT),
         ],
-        ids=["none", "words", "texts of a class", "words of a class"],
+        ids=["none", "words", "custom texts", "custom words"],
     )
-    def test_kinds_of_texts(self, same, texts, options):
-        """Words go to workers as texts do, and a text of a class that they do not have as the string that it is."""
-        assert same(texts, **options)
+    def test_words_and_custom_strings_are_supported(self, are_results_equal, texts, options):
+        """A text of a custom class is sent as a built-in string."""
+        assert are_results_equal(texts, **options)
 
-    def test_shown(self, on_pool, numbered):
-        """What is shown, and told, is that of one computer, with the workers in the place of the device."""
-        heard = []
-        stop = worker.SESSION.subscribe(heard.append)
+    def test_display_and_progress_name_the_workers(self, on_pool, numbered):
+        events = []
+        stop = worker.SESSION.subscribe(events.append)
         try:
             found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
         finally:
             stop()
         assert str(found).splitlines()[0] == "30 entities found in 30 texts by bundled_small on 2 workers (cpu)"
         assert found.first_texts == tuple(numbered(30, spaces=1))[: len(found.first_texts)] != ()
-        said = [str(one) for one in heard]
-        assert said[0] == "Asking: the workers"
-        assert said[-2:] == ["Annotating: bundled_small on 2 workers (cpu) (30 texts)", "None"]
+        messages = [str(event) for event in events]
+        assert "workers" in messages[0]
+        assert messages[-2:] == ["Annotating: bundled_small on 2 workers (cpu) (30 texts)", "None"]
 
     def test_model_is_loaded_once(self, on_pool, pool, numbered):
-        """A worker loads a model once, also for another run."""
         for _run in range(2):
             on_pool(numbered(100), "bundled_small")
-        names = pool.client.run(lambda: [one.name for one in worker.SESSION.inventory().models])
-        assert [one.count("bundled_small") for one in names.values()] == [1, 1]
+        names = pool.client.run(lambda: [model.name for model in worker.SESSION.inventory().models])
+        assert [models.count("bundled_small") for models in names.values()] == [1, 1]
 
-    def test_folder_from_here(self, on_pool, keyword_model, tmp_path, monkeypatch):
-        """A folder is that of this process, whatever folder the workers are in; one that is called like a bundled model is not read."""
+    def test_relative_folder_is_resolved_in_this_process(self, on_pool, keyword_model, tmp_path, monkeypatch):
+        """A folder with the name of a bundled model is ignored."""
         (tmp_path / "notes").symlink_to(keyword_model)
         (tmp_path / "bundled_small").mkdir()
         monkeypatch.chdir(tmp_path)
@@ -209,16 +205,17 @@ class TestAnswers:
 
 
 class TestStreaming:
-    """Texts are read as they are needed, and answers come as they are there."""
+    """Texts are read on demand, and results are returned as soon as possible."""
 
-    def test_endless_stream(self, on_pool, tmp_path):
-        """An endless stream is read a bounded way ahead; the answers to what was read before it fails are kept."""
+    def test_prefetch_of_endless_stream_is_bounded(self, on_pool, tmp_path):
+        """After an error of the stream, the results of all previous texts are returned."""
         text = f"asthma{' ' * 3000}"
-        file, ahead = tmp_path / "run.jsonl", []
+        file = tmp_path / "run.jsonl"
+        ahead = []
 
         def endless():
             for number in itertools.count():
-                done = max(0, lines_of(file) - 1)
+                done = max(0, count_lines(file) - 1)
                 ahead.append(number - done)
                 if done > 200:
                     raise RuntimeError("enough")
@@ -226,131 +223,133 @@ class TestStreaming:
 
         with pytest.raises(RuntimeError, match="enough") as caught:
             on_pool(endless(), resume=file)
-        in_a_chunk = MIN_CHUNK_TOKENS * CHARACTERS_PER_TOKEN // len(text) + 1
-        assert max(ahead) <= in_a_chunk * (2 * CHUNKS_PER_THREAD + 1)
+        max_chunk_texts = MIN_CHUNK_TOKENS * CHARACTERS_PER_TOKEN // len(text) + 1
+        assert max(ahead) <= max_chunk_texts * (2 * CHUNKS_PER_THREAD + 1)
         assert len(caught.value.annotations) == len(ahead) - 1 > 200
 
-    def test_answers_come_while_texts_are_read(self, on_pool, tmp_path):
-        """A stream that lasts until an answer to its texts is there comes to its end."""
+    def test_results_are_returned_while_texts_are_read(self, on_pool, tmp_path):
         file = tmp_path / "run.jsonl"
-        assert len(on_pool(until_answered(file), resume=file)) > 1
+        assert len(on_pool(yield_until_first_result(file), resume=file)) > 1
 
-    @pytest.mark.parametrize("order", [("here", "on_pool"), ("on_pool", "here")], ids=" then ".join)
+    @pytest.mark.parametrize("order", [("locally", "on_pool"), ("on_pool", "locally")], ids=" then ".join)
     def test_resume(self, request, numbered, numbers_of, random_model, tmp_path, order):  # noqa: PLR0913, PLR0917 - fixtures
-        """A run that began on one computer goes on on a cluster, and the other way around; not with another model."""
-        file, texts = tmp_path / "run.jsonl", numbered(90)
-        begin, go_on = map(request.getfixturevalue, order)
-        begin(texts[:40], resume=file)
-        begun = file.read_bytes()
-        with pytest.raises(ConfigurationError, match=r"is of a run with other settings \(.*model"):
-            go_on(texts, random_model, resume=file)
-        assert numbers_of(go_on(texts, resume=file)) == [[number] for number in range(90)]
-        assert file.read_bytes().startswith(begun)
-        assert lines_of(file) == 91
+        """A run can change between one machine and a cluster, but not to another model."""
+        file = tmp_path / "run.jsonl"
+        texts = numbered(90)
+        start, resume = map(request.getfixturevalue, order)
+        start(texts[:40], resume=file)
+        first_lines = file.read_bytes()
+        with pytest.raises(ConfigurationError, match=r"settings \(.*model"):
+            resume(texts, random_model, resume=file)
+        assert numbers_of(resume(texts, resume=file)) == [[number] for number in range(90)]
+        assert file.read_bytes().startswith(first_lines)
+        assert count_lines(file) == 91
 
     @posix_signals
-    def test_interrupt(self, on_pool, pool, numbered, numbers_of, tmp_path, interrupt_when):  # noqa: PLR0913, PLR0917 - fixtures
-        """An interrupt keeps what is done and says how to go on; what was under way is called off, and the workers go on."""
-        file, texts, others = tmp_path / "run.jsonl", numbered(3000), set(pool.client.futures)
-        message = r"Interrupted after \d+ texts\. To go on, repeat the call"
-        with pytest.raises(RunInterrupted, match=message) as caught, interrupt_when(lambda: lines_of(file) > 20):
+    def test_interrupt_keeps_results_and_cancels_pending_chunks(
+        self, on_pool, pool, numbered, numbers_of, tmp_path, interrupt_when
+    ):  # noqa: PLR0913, PLR0917 - fixtures
+        file = tmp_path / "run.jsonl"
+        texts = numbered(3000)
+        other_futures = set(pool.client.futures)
+        message = r"Interrupted after \d+ texts\..*repeat the call"
+        with pytest.raises(RunInterrupted, match=message) as caught, interrupt_when(lambda: count_lines(file) > 20):
             on_pool(slowly(texts, 0.02), resume=file)
         done = len(caught.value.annotations)
         assert 0 < done < len(texts)
-        assert set(pool.client.futures) <= others
+        assert set(pool.client.futures) <= other_futures
         count = done + 50
         assert numbers_of(on_pool(texts[:count], resume=file)) == [[number] for number in range(count)]
 
     @posix_signals
-    def test_interrupted_call(self, pool, interrupt_when):
-        """A call of Dask that is under way runs to its end when this process is interrupted: nothing of it is cut off."""
-        begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    def test_interrupt_does_not_cancel_a_call_of_dask(self, pool, interrupt_when):
+        started = threading.Event()
+        proceed = threading.Event()
+        finished = threading.Event()
 
         async def call():
-            begun.set()
-            while not go_on.is_set():  # noqa: ASYNC110 - of a thread
+            started.set()
+            while not proceed.is_set():  # noqa: ASYNC110 - an event of threads
                 await asyncio.sleep(0.01)
-            ended.set()
+            finished.set()
 
-        with pytest.raises(KeyboardInterrupt), interrupt_when(begun.is_set):
+        with pytest.raises(KeyboardInterrupt), interrupt_when(started.is_set):
             call_scheduler(pool.client, call)
-        go_on.set()
-        assert ended.wait(timeout=60)
+        proceed.set()
+        assert finished.wait(timeout=60)
 
     @posix_signals
-    @pytest.mark.parametrize("begun", [False, True], ids=["file", "memory"])
-    def test_interrupt_before_the_first_text(self, on_pool, pool, tmp_path, begun, interrupt_when):
-        """An interrupt while workers get ready loses nothing of an earlier run, and says how to go on."""
-        resume = on_pool(["asthma"]) if begun else tmp_path / "run.jsonl"
-        go_on = tmp_path / "go on"
+    @pytest.mark.parametrize("has_results", [False, True], ids=["file", "memory"])
+    def test_interrupt_during_preparation_keeps_earlier_results(
+        self, on_pool, pool, tmp_path, has_results, interrupt_when
+    ):
+        resume = on_pool(["asthma"]) if has_results else tmp_path / "run.jsonl"
+        proceed = tmp_path / "proceed"
 
-        def hold(number):
+        def block(number):
             (tmp_path / f"{number}").touch()
-            while not go_on.exists():
+            while not proceed.exists():
                 time.sleep(0.01)
 
-        def waiting(dask_worker):
+        def count_waiting(dask_worker):
             return dask_worker.executors["default"]._work_queue.qsize()
 
-        held = pool.client.map(hold, range(2), pure=False)
+        blocking = pool.client.map(block, range(2), pure=False)
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         with (
-            pytest.raises(RunInterrupted, match=r"To go on, .*repeat the call") as caught,
-            interrupt_when(lambda: sum(pool.client.run(waiting).values())),
+            pytest.raises(RunInterrupted, match=r"repeat the call") as caught,
+            interrupt_when(lambda: sum(pool.client.run(count_waiting).values())),
         ):
             on_pool(["asthma", "diabetes"], "bundled_small", resume=resume)
-        go_on.touch()
-        pool.client.gather(held)
-        assert len(caught.value.annotations) == begun
-        assert caught.value.file == ("" if begun else str(resume))
-        again = caught.value.annotations if begun else resume
-        assert len(on_pool(["asthma", "diabetes"], resume=again)) == 2
+        proceed.touch()
+        pool.client.gather(blocking)
+        assert len(caught.value.annotations) == int(has_results)
+        assert caught.value.file == ("" if has_results else str(resume))
+        source = caught.value.annotations if has_results else resume
+        assert len(on_pool(["asthma", "diabetes"], resume=source)) == 2
 
 
 class TestWorker:
-    """What a worker does with its model."""
+    """Models on a worker."""
 
     @pytest.fixture
-    def work(self, keyword_model):
-        """A run, of which nothing is left."""
-        yield RunSpec("own", str(keyword_model), {"device": "cpu"}, batch_tokens=256)
+    def run_spec(self, keyword_model):
+        """Run whose model is unloaded afterwards."""
+        yield RunSpec("run", str(keyword_model), {"device": "cpu"}, batch_tokens=256)
         worker.load.cache_clear()
         worker.SESSION.unload(str(keyword_model))
 
-    def test_two_threads(self, work):
-        """Two threads that ask at once for the model of a run get the same, and how warnings are shown is as before."""
-        together, shown = threading.Barrier(2), warnings.showwarning
+    def test_concurrent_calls_load_the_model_once(self, run_spec):
+        """The display of warnings is restored."""
+        barrier = threading.Barrier(2)
+        showwarning = warnings.showwarning
 
-        def asking(_number):
-            together.wait()
-            return worker.get_or_load(work)
+        def load(_number):
+            barrier.wait()
+            return worker.get_or_load(run_spec)
 
         with ThreadPoolExecutor(2) as threads:
-            first, second = threads.map(asking, range(2))
+            first, second = threads.map(load, range(2))
         assert first is second
-        assert warnings.showwarning is shown
+        assert warnings.showwarning is showwarning
 
-    def test_warning(self, on_pool):
-        """What workers warn of when they load a model is said once, at the line that asked for the answers."""
-        with pytest.warn_if(nb.OpenMedWarning, match="'bundled_small' is used in bfloat16 on cpu") as caught:
+    def test_warnings_of_workers_are_issued_once_at_the_caller(self, on_pool):
+        with pytest.warns(nb.OpenMedWarning, match="'bundled_small' is used in bfloat16 on cpu") as caught:
             on_pool(["She has asthma."], "bundled_small", dtype="bfloat16")
-        assert [one.filename for one in caught] == [__file__]
+        assert [warning.filename for warning in caught] == [__file__]
 
-    def test_late_worker(self, work):
-        """A worker that comes later and is not like the others refuses to answer."""
-        terms, chunk = worker.get_or_load(work).ready.compatibility_key, Chunk(0, ["asthma"])
-        assert worker.annotate_chunk(replace(work, terms=terms), chunk)[0][0]["word"] == "asthma"
+    def test_late_worker_with_other_versions_raises(self, run_spec):
+        expected = worker.get_or_load(run_spec).ready.compatibility_key
+        chunk = Chunk(0, ["asthma"])
+        assert worker.annotate_chunk(replace(run_spec, expected=expected), chunk)[0][0]["word"] == "asthma"
         with pytest.raises(
-            WorkerMismatchError, match=r"^On .+: The worker on .+ has torch .+, and others have 1\.0\. "
+            WorkerMismatchError, match=r"^On .+: The worker on .+ has torch .+, but others have 1\.0\. "
         ):
-            worker.annotate_chunk(replace(work, terms={**terms, "torch": "1.0"}), chunk)
+            worker.annotate_chunk(replace(run_spec, expected={**expected, "torch": "1.0"}), chunk)
 
     @pytest.mark.slow
-    def test_variables_before_torch(self):
-        """A worker's session sets the variables of MPS before torch is loaded there, and takes them back where it has none.
-
-        Its computer says that it is a Mac while the session is imported; its torch finds out that it is not.
-        """
+    def test_session_sets_mps_variables_before_torch_is_imported(self):
+        """The machine pretends to be a Mac during the import of the session. Without MPS, the variables are restored."""
         from distributed import Client, LocalCluster
 
         def pretend():
@@ -360,254 +359,258 @@ class TestWorker:
             import platform
             import sys
 
-            class Watching(importlib.abc.MetaPathFinder):
-                def find_spec(self, name, *_where):
+            class ImportObserver(importlib.abc.MetaPathFinder):
+                def find_spec(self, name, *_arguments):
                     if name == "torch":
                         platform.observed_values = {
                             name: value for name, value in os.environ.items() if "_MPS_" in name
                         }
 
-            loaded = "torch" in sys.modules
-            sys.meta_path.insert(0, Watching())
+            is_imported = "torch" in sys.modules
+            sys.meta_path.insert(0, ImportObserver())
             for name in [name for name in sys.modules if name.partition(".")[0] == "openmed_nb"]:
-                del sys.modules[name]  # Who starts a worker may have imported it there.
-            real = platform.system, platform.machine
+                del sys.modules[name]  # The start of the worker may have imported the package.
+            originals = platform.system, platform.machine
             platform.system, platform.machine = lambda: "Darwin", lambda: "arm64"
             importlib.import_module("openmed_nb.session")
 
-            platform.system, platform.machine = real
-            return loaded or "torch" in sys.modules
+            platform.system, platform.machine = originals
+            return is_imported or "torch" in sys.modules
 
-        def seen():
+        def read_variables():
             import os
             import platform
 
             return platform.observed_values, [name for name in os.environ if "_MPS_" in name]
 
-        elsewhere = {name: value for name, value in os.environ.items() if "OPENMED" not in name and "_MPS_" not in name}
+        environment = {
+            name: value for name, value in os.environ.items() if "OPENMED" not in name and "_MPS_" not in name
+        }
         with (
-            mock.patch.dict(os.environ, elsewhere, clear=True),
+            mock.patch.dict(os.environ, environment, clear=True),
             dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}),
             LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
             Client(cluster) as client,
         ):
             assert list(client.run(pretend).values()) == [False]
-            (member,) = call_on_workers(client, worker.describe_worker)
-            ((at_import, afterwards),) = client.run(seen).values()
+            (info,) = call_on_workers(client, worker.describe_worker)
+            ((at_import, afterwards),) = client.run(read_variables).values()
         assert at_import == {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}
-        assert member.device == "cpu"
+        assert info.device == "cpu"
         assert afterwards == []
 
 
-NO_CLIENT = r"^client must be a client of Dask, not"
-REFUSED = {
+NO_CLIENT = r"^client must be a Dask client, not"
+INVALID_ARGUMENTS = {
     "no client": ({"client": "tcp://127.0.0.1:8786"}, rf"{NO_CLIENT} str\. Pass a dask"),
-    "argument": ({"stride": threading.Lock()}, r"^stride cannot go to workers as lock\. "),
-    "argument in its own way": ({"stride": Stubborn()}, r"^stride cannot go to workers as Stubborn\. "),
+    "lock": ({"stride": threading.Lock()}, r"^stride cannot be sent to workers: lock "),
+    "unpicklable argument": ({"stride": Unpicklable()}, r"^stride cannot be sent to workers: Unpicklable "),
 }
 
 
 class TestErrors:
-    """What cannot be done is said in one sentence that names the text or the host."""
+    """Errors that name the text or the host."""
 
-    def test_unreadable_texts(self, on_pool, numbered):
-        """A text that cannot be read has its number, wherever its chunk was read."""
+    def test_invalid_text_is_recorded_with_its_number(self, on_pool, numbered):
         texts = numbered(100)
         texts[77] = 5
         found = on_pool(texts, on_error="record")
-        assert found.errors == {77: "Text 77 must be a string, not int. Pass a string, '' where there is no text."}
-        assert [len(one) for one in found] == [1] * 77 + [0] + [1] * 22
+        assert list(found.errors) == [77]
+        assert found.errors[77].startswith("Text 77 must be a string, not int.")
+        assert [len(entities) for entities in found] == [1] * 77 + [0] + [1] * 22
         with pytest.raises(InvalidTextError, match="Text 77 must be a string") as caught:
             on_pool(texts)
         assert len(caught.value.annotations) == 77
 
     @pytest.mark.parametrize("split", [{}, SPLIT], ids=["texts", "words"])
-    def test_what_cannot_travel(self, on_pool, here, split):
-        """What is no text and cannot be sent is recorded, with the words of one computer, like any other."""
-        lock, stubborn = threading.Lock(), Stubborn()
-        odd = [lock, (one for one in ()), lambda: 1, stubborn, [lock], ["no", stubborn], 5, None]
-        texts = [["asthma"] if split else "asthma", *odd, ["diabetes"] if split else "diabetes"]
-        found, expected = on_pool(texts, on_error="record", **split), here(texts, on_error="record", **split)
+    def test_values_that_cannot_be_sent_are_recorded(self, on_pool, locally, split):
+        """The errors are the same as on one machine."""
+        lock = threading.Lock()
+        unpicklable = Unpicklable()
+        invalid = [lock, (text for text in ()), lambda: 1, unpicklable, [lock], ["no", unpicklable], 5, None]
+        texts = [["asthma"] if split else "asthma", *invalid, ["diabetes"] if split else "diabetes"]
+        found = on_pool(texts, on_error="record", **split)
+        expected = locally(texts, on_error="record", **split)
         assert found.errors == expected.errors
         assert list(found.errors) == list(range(1, 8))
         assert found.missing == expected.missing == (8,)
-        assert [len(one) for one in found] == [1, *[0] * 8, 1]
+        assert [len(entities) for entities in found] == [1, *[0] * 8, 1]
 
     @pytest.mark.parametrize(
         ("model", "arguments", "error", "message"),
         [
             ("no_such_model_at_all_x", {}, OpenMedError, r"^On .+: "),
-            ("./nowhere/model", {}, UnknownModelError, r"^On .+: There is no model named './nowhere/model'"),
-            ("", {}, UnknownModelError, r"^On .+: There is no model named ''"),
+            ("./nowhere/model", {}, UnknownModelError, r"^On .+: .*'./nowhere/model'"),
+            ("", {}, UnknownModelError, r"^On .+: .*''"),
             ("~", {}, OpenMedError, r"^On .+: "),
-            ("x" * 5000, {}, UnknownModelError, r"^On .+: There is no model named a string of 5,000 characters"),
-            (None, {"bogus": 1}, ConfigurationError, r"^On .+: The pipeline does not take these options"),
-            (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' \(asked for by argument\) cannot be used"),
+            ("x" * 5000, {}, UnknownModelError, r"^On .+: .*a string of 5,000 characters"),
+            (None, {"bogus": 1}, ConfigurationError, r"^On .+: "),
+            (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' "),
         ],
     )
-    def test_workers_that_cannot(self, on_pool, model, arguments, error, message):
-        """What a worker cannot load names its computer, before any text goes out."""
+    def test_load_errors_name_the_host_before_texts_are_sent(self, on_pool, model, arguments, error, message):
         texts = iter(["asthma"])
         with pytest.raises(error, match=message) as caught:
             on_pool(texts, model, **arguments)
         assert next(texts) == "asthma"
         assert len(caught.value.annotations) == 0
 
-    @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-    def test_refused_arguments(self, on_pool, arguments, message):
-        """What is no client, and an argument that cannot be sent, are named before anything is sent."""
+    @pytest.mark.parametrize(("arguments", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS)
+    def test_invalid_arguments_are_rejected(self, on_pool, arguments, message):
         with pytest.raises(ConfigurationError, match=message):
             on_pool(["asthma"], **arguments)
 
-    def test_one_thing_in_the_place_of_another(self, on_pool, here, pool, threads_cluster, pipe_of, keyword_model):  # noqa: PLR0913, PLR0917
-        """A cluster for its client, a client for a model and a pipeline for its name are refused, with what to pass."""
+    def test_swapped_arguments_have_a_specific_remedy(
+        self, on_pool, locally, pool, threads_cluster, pipe_of, keyword_model
+    ):  # noqa: PLR0913, PLR0917
         swapped = {
             rf"{NO_CLIENT} Cluster\. Pass its client: client=cluster\.client": {"client": pool},
             rf"{NO_CLIENT} LocalCluster\. .*Client\(cluster\)": {"client": threads_cluster.cluster},
-            r"^model cannot be of type Client\. .* cluster is client=": {"client": None, "model": pool.client},
-            r"^model must be a name .*, not AnnotationPipeline\. Pass the name": {"model": pipe_of(keyword_model)},
+            r"model.*Client.*client=": {"client": None, "model": pool.client},
+            r"^model must be the name .*, not AnnotationPipeline\. Pass the name": {"model": pipe_of(keyword_model)},
         }
         for message, arguments in swapped.items():
             with pytest.raises(ConfigurationError, match=message):
                 on_pool(["asthma"], **arguments)
-        for annotated in on_pool, here:
-            with pytest.raises(ConfigurationError, match=r"^Delayed.* is not a series of texts\. "):
-                annotated(dask.delayed(["asthma"]))
-        with pytest.raises(ConfigurationError, match="is not a series of texts"):  # Workers load no model before.
+        for annotate in on_pool, locally:
+            with pytest.raises(ConfigurationError, match=r"^Delayed"):
+                annotate(dask.delayed(["asthma"]))
+        with pytest.raises(ConfigurationError, match="bytes"):  # The error is raised before workers load the model.
             on_pool(b"asthma", model="no_such_model")
 
     @pytest.mark.parametrize(
         ("error", "message"),
         [
-            (ConnectionError("gone"), "failed: gone. Look at its log."),
-            (ModuleNotFoundError("No module", name="torch"), "failed: No module. Look at its log."),
+            (ConnectionError("gone"), "failed: gone. Check the log of the worker."),
+            (ModuleNotFoundError("No module", name="torch"), "failed: No module. Check the log of the worker."),
             (
                 ModuleNotFoundError("No module", name="openmed_nb"),
-                "has no openmed_nb. Install openmed-nb in the Python that",
+                "does not have openmed_nb. Install openmed-nb in the Python of",
             ),
         ],
     )
-    def test_failing_worker(self, pool, error, message):
-        """Any other error of a worker is told with its computer, and what a worker lacks."""
+    def test_other_errors_name_the_host(self, pool, error, message):
         with pytest.raises(ClusterError) as caught:
             call_on_workers(pool.client, fail, error)
         assert str(caught.value).startswith(f"The worker at 127.0.0.1 {message}")
 
 
 async def fail(error):
-    """Fail."""
+    """Raise an error."""
     raise error
 
 
 @pytest.fixture(scope="module")
 def threads_cluster():
-    """A cluster in this process, whose worker can be taken away at once."""
+    """Cluster in this process, whose worker can be removed immediately."""
     from distributed import Client, LocalCluster
 
-    with LocalCluster(n_workers=1, **OF_THREADS) as cluster, Client(cluster, set_as_default=False) as client:
+    with LocalCluster(n_workers=1, **THREADS_OPTIONS) as cluster, Client(cluster, set_as_default=False) as client:
         yield SimpleNamespace(cluster=cluster, client=client)
 
 
-class TestNoWorkers:
-    """A run does not wait for ever."""
+class TestMissingWorkers:
+    """A run does not wait endlessly."""
 
-    def test_worker_in_this_process(self, threads_cluster, here, numbered, numbers_of):
-        """A cluster of threads answers too."""
-        found = here(numbered(50), client=threads_cluster.client)
+    def test_cluster_of_threads_is_supported(self, threads_cluster, locally, numbered, numbers_of):
+        found = locally(numbered(50), client=threads_cluster.client)
         assert numbers_of(found) == [[number] for number in range(50)]
 
-    def test_cluster_that_adapts(self, here, numbered, numbers_of):
-        """A cluster that has no worker until there is work starts one, and keeps it while it loads the model."""
+    def test_adaptive_cluster_starts_a_worker(self, locally, numbered, numbers_of):
+        """The cluster keeps the worker while it loads the model."""
         from distributed import Client, LocalCluster
 
-        with LocalCluster(n_workers=0, **OF_THREADS) as cluster, Client(cluster) as client:
+        with LocalCluster(n_workers=0, **THREADS_OPTIONS) as cluster, Client(cluster) as client:
             cluster.adapt(minimum=0, maximum=1, interval="20 ms", wait_count=1)
-            found = here(numbered(50), client=client)
+            found = locally(numbered(50), client=client)
             assert not client.futures
         assert numbers_of(found) == [[number] for number in range(50)]
 
-    def test_all_workers_gone(self, threads_cluster, keyword_model):
-        """Where no worker is left and none comes, the run ends after the answers that were there."""
-        client, cluster, answers = threads_cluster.client, threads_cluster.cluster, []
+    def test_run_ends_without_workers_after_available_results(self, threads_cluster, keyword_model):
+        client = threads_cluster.client
+        cluster = threads_cluster.cluster
+        results = []
         annotator = ClusterAnnotator(client, RunSpec("gone", str(keyword_model), {"device": "cpu"}), 20000, timeout=1)
 
         def texts():
-            while not answers:
+            while not results:
                 yield from slowly([f"asthma{' ' * 2000}"])
             cluster.scale(0)
             wait_until(lambda: not client.nthreads())
             yield "asthma"
 
-        with pytest.raises(ClusterUnavailableError, match=r"No worker of the cluster has worked for 1 s\."):
-            answers.extend(itertools.chain.from_iterable(annotator.annotate(texts())))
-        assert {len(one) for one in answers} == {1}
-        with pytest.raises(ClusterUnavailableError, match="The cluster has no worker"):
-            call_on_workers(client, worker.describe_worker, patience=0.1)
+        with pytest.raises(ClusterUnavailableError, match=r"no running worker for 1 s\."):
+            results.extend(itertools.chain.from_iterable(annotator.annotate(texts())))
+        assert {len(entities) for entities in results} == {1}
+        with pytest.raises(ClusterUnavailableError, match="The cluster does not have a worker"):
+            call_on_workers(client, worker.describe_worker, timeout=0.1)
         cluster.scale(1)
         client.wait_for_workers(1)
 
-    def test_called_off(self, pool):
-        """A task that was called off is no task to wait for."""
+    def test_fetch_result_raises_for_a_cancelled_task(self, pool):
         future = pool.client.submit(time.sleep, 1, pure=False)
         future.cancel()
-        message = r"called off: it was closed or started again\. Start the cluster again"
+        message = r"cancelled because the cluster was closed or restarted\. Restart the cluster"
         with pytest.raises(ClusterUnavailableError, match=message):
-            fetch_result(pool.client, future, patience=1)
+            fetch_result(pool.client, future, timeout=1)
 
     @pytest.mark.parametrize("closed", ["by the stream", "by another thread", "with its cluster"])
-    def test_closed_in_mid_run(self, request, on_pool, numbered, tmp_path, closed):
-        """A client or a cluster that is closed ends the run with what was done, in words of ours, and begins no other."""
-        own = closed == "with its cluster"
-        with nb.cluster(n=1, device="cpu", threads=1) if own else another_client(request.getfixturevalue("pool")) as it:
-            client, file, read = it.client if own else it, tmp_path / "run.jsonl", []
+    def test_close_during_run_keeps_results(self, request, on_pool, numbered, tmp_path, closed):
+        file = tmp_path / "run.jsonl"
+        read = []
+        if closed == "with its cluster":
+            context = nb.cluster(n=1, device="cpu", threads=1)
+        else:
+            context = open_client(request.getfixturevalue("pool"))
+        with context as closeable:
+            client = closeable.client if closed == "with its cluster" else closeable
 
             def texts():
-                yield from until_answered(file)
+                yield from yield_until_first_result(file)
                 if closed == "by the stream":
-                    it.close()
+                    closeable.close()
                 else:
-                    threading.Thread(target=it.close).start()
+                    threading.Thread(target=closeable.close).start()
                 for text in slowly(numbered(5000)):
                     read.append(text)
                     yield text
 
-            with pytest.raises(ClusterUnavailableError, match="Start the cluster again") as caught:
+            with pytest.raises(ClusterUnavailableError, match="Restart the cluster") as caught:
                 on_pool(texts(), client=client, resume=file)
         assert len(caught.value.annotations) > 0
         assert len(read) == 1 or closed != "by the stream"
         with pytest.raises(ClusterUnavailableError, match="The client is closed"):
             on_pool(["asthma"], client=client)
 
-    def test_scheduler_that_is_gone(self, pool):
-        """Where the scheduler cannot be reached, that is told."""
+    def test_call_scheduler_reports_unreachable_scheduler(self, pool):
         with pytest.raises(ClusterUnavailableError, match="The scheduler of the cluster cannot be reached"):
             call_scheduler(pool.client, lambda: fail(OSError("Timed out trying to connect")))
 
 
-KILLED = WorkerKilledError("Text 1 ended the worker that read it 3 times.", "Read it alone.")
-OTHER = InvalidTextError("Text 2 must be a string.", "Pass a string.")
+KILLED = WorkerKilledError("Text 1 crashed its worker 3 times.", "Annotate the text separately.")
+INVALID = InvalidTextError("Text 2 must be a string.", "Pass a string.")
 
 
 @pytest.mark.parametrize(
-    ("answers", "hopeless"),
+    ("results", "raises"),
     [
         ([[KILLED]] * 4, False),
         ([[KILLED]] * 5, True),
         ([[KILLED] * 5], True),
         ([*[[KILLED]] * 4, [[]], [KILLED]], False),
         ([*[[KILLED]] * 3, [KILLED, []], *[[KILLED]] * 4], False),
-        ([*[[KILLED]] * 4, [OTHER], [KILLED]], True),
-        ([[OTHER]] * 5, False),
+        ([*[[KILLED]] * 4, [INVALID], [KILLED]], True),
+        ([[INVALID]] * 5, False),
         ([], False),
     ],
 )
-def test_workers_that_end_whatever_they_read(answers, hopeless):
-    """Five texts in a row that end their workers alone end the run, after their answers; any answer between counts."""
-    given = []
-    expected = (
-        pytest.raises(ClusterUnavailableError, match="5 texts in a row ended") if hopeless else contextlib.nullcontext()
-    )
-    with expected:
-        for some in stop_after_repeated_kills(ResultStore.of(one) for one in [*answers, [[]]]):
-            given.append(list(some.outcomes()))  # noqa: PERF401 - what came before the error counts
-    assert given == (answers if hopeless else [*answers, [[]]])
+def test_stop_after_repeated_kills_counts_consecutive_texts(results, raises):
+    """A result resets the count, an error of another type does not."""
+    received = []
+    expectation = contextlib.nullcontext()
+    if raises:
+        expectation = pytest.raises(ClusterUnavailableError, match="5 consecutive texts crashed")
+    with expectation:
+        for store in stop_after_repeated_kills(ResultStore.of(outcomes) for outcomes in [*results, [[]]]):
+            received.append(list(store.outcomes()))  # noqa: PERF401 - the items before the error are checked
+    assert received == (results if raises else [*results, [[]]])
