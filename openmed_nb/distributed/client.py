@@ -96,7 +96,7 @@ def translate_dask_errors(client: Client) -> Iterator[None]:
         raise client_closed_error(client) from None
 
 
-def run_on_client_loop(client: Client, call: Callable[[], Awaitable[Result]]) -> threads.Future[Result]:
+def _run_on_client_loop(client: Client, call: Callable[[], Awaitable[Result]]) -> threads.Future[Result]:
     """Start a call of Dask on the event loop of its client. The call finishes even if no caller waits for it.
 
     ``distributed.utils.sync`` is not used, because it cancels the call on an interrupt. In distributed 2026.8, a call that
@@ -121,7 +121,7 @@ def call_scheduler(client: Client, call: Callable[[], Awaitable[Result]]) -> Res
         ClusterUnavailableError: If the scheduler does not respond.
     """
     with translate_dask_errors(client):
-        pending = run_on_client_loop(client, call)
+        pending = _run_on_client_loop(client, call)
         while not threads.wait([pending], timeout=POLL_INTERVAL).done:
             if client.status != "running":
                 raise client_closed_error(client)
@@ -141,9 +141,9 @@ def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]], time
     interval = min(POLL_INTERVAL, timeout)
     remaining = timeout
     with translate_dask_errors(client):
-        pending = run_on_client_loop(client, call)
+        pending = _run_on_client_loop(client, call)
         while not threads.wait([pending], timeout=interval).done:
-            is_any_running = any(map(is_running, running_workers(client).values()))
+            is_any_running = any(map(is_running, _running_workers(client).values()))
             remaining = timeout if is_any_running else remaining - interval
             if remaining <= 0:
                 message = f"The cluster had no running worker for {timeout:g} s."
@@ -151,7 +151,7 @@ def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]], time
         return pending.result()
 
 
-def running_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
+def _running_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
     identity = call_scheduler(client, lambda: client.scheduler.identity(n_workers=-1))
     return dict(identity["workers"])
 
@@ -232,13 +232,13 @@ def call_on_workers(
                     "The cluster does not have a worker.", "Start a worker, or use nb.cluster()."
                 )
             results = call_scheduler(client, lambda: client.run(function, *arguments, on_error="return"))
-            remaining = running_workers(client)
+            remaining = _running_workers(client)
             for address, result in sorted(results.items()):
                 has_exited = isinstance(result, OSError) and address not in remaining
                 if has_exited or isinstance(result, CommClosedError):
                     del results[address]
                 elif isinstance(result, BaseException):
-                    raise worker_error(parse_host(address), result)
+                    raise _worker_error(parse_host(address), result)
             if results:
                 return [results[address] for address in sorted(results)]
     finally:
@@ -246,7 +246,7 @@ def call_on_workers(
     raise ClusterUnavailableError(f"All workers exited during startup, {MAX_ATTEMPTS} times.", LOGS_REMEDY)
 
 
-def worker_error(host: str, error: BaseException) -> OpenMedError:
+def _worker_error(host: str, error: BaseException) -> OpenMedError:
     if isinstance(error, OpenMedError):
         return error
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "openmed_nb":

@@ -99,7 +99,7 @@ class ColumnText(TextReference):
 
     def read(self) -> Any:
         """Return the text, or ``None`` if the row is empty."""
-        text = read_partition(self.partition)[0][self.row]
+        text = _read_partition(self.partition)[0][self.row]
         if text_fingerprint(text) != self.text_fingerprint:
             raise RowChangedError
         return text
@@ -138,7 +138,7 @@ class ColumnTexts(Sequence[ColumnText]):
 
 
 @lru_cache(maxsize=2)  # A chunk can extend over two adjacent partitions.
-def read_partition(partition: Partition) -> tuple[list[Any], pd.Index]:
+def _read_partition(partition: Partition) -> tuple[list[Any], pd.Index]:
     """Compute a partition in this process, and return its texts and its index. Missing texts are ``None``."""
     import dask
 
@@ -169,7 +169,7 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
 def column_references(column: Any, client: Client | None = None) -> ColumnTexts:
     """Return references to the texts of a column. The rows are counted to number the texts."""
     partitions = raise_if_error(get_partitions(column))
-    sizes = map(partition_size, partitions) if client is None else measure_partitions(client, partitions)
+    sizes = map(_partition_size, partitions) if client is None else _measure_partitions(client, partitions)
     return ColumnTexts(partitions, tuple(raise_if_error(size) for size in sizes))
 
 
@@ -186,7 +186,7 @@ def get_partitions(column: Any) -> tuple[Partition, ...] | ConfigurationError:
             graph = dict(plan.__dask_graph__())
             keys = plan.__dask_keys__()
     except Exception as error:  # noqa: BLE001 - file readers can raise any exception
-        return column_error(error)
+        return _column_error(error)
     if "distributed" in sys.modules:  # Without this module, a column cannot be in the memory of a cluster.
         from distributed import futures_of
 
@@ -196,10 +196,10 @@ def get_partitions(column: Any) -> tuple[Partition, ...] | ConfigurationError:
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
 
 
-def measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
+def _measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
     """Return the sizes of partitions, which the workers of a cluster read."""
     with translate_dask_errors(client):
-        futures = client.map(partition_size, partitions, pure=False)
+        futures = client.map(_partition_size, partitions, pure=False)
     try:
         with translate_killed_worker():
             return list(wait_for_workers(client, lambda: client.gather(futures)))
@@ -207,16 +207,16 @@ def measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[
         cancel(client, futures)
 
 
-def partition_size(partition: Partition) -> PartitionSize | ConfigurationError:
+def _partition_size(partition: Partition) -> PartitionSize | ConfigurationError:
     try:
-        texts, index = read_partition(partition)
+        texts, index = _read_partition(partition)
     except Exception as error:  # noqa: BLE001 - file readers can raise any exception
-        return column_error(error)
+        return _column_error(error)
     characters = sum(len(text) for text in texts if isinstance(text, str))
     return PartitionSize(characters // max(1, len(texts)), array("Q", map(text_fingerprint, texts)), index)
 
 
-def column_error(error: Exception) -> ConfigurationError:
+def _column_error(error: Exception) -> ConfigurationError:
     """Return the error for an unreadable column. It contains the type of the reader's error but not the message."""
     message = f"The column cannot be read on {socket.gethostname()}: {describe_read_error(error)}."
     return ConfigurationError(message, "Check that its files exist on every machine, and check the operations on it.")

@@ -66,19 +66,21 @@ def plan_workers(
     target = parse_device_argument(device)
     if not target.is_accelerator:
         count = n or 1
-        check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
+        _check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
         default_threads = None if count == 1 else max(1, cores // count)
         return (WorkerSpec(target.type, threads=threads or default_threads),) * count
     if not target.is_numbered:
-        check_worker_count(n, 1, f"one {target.type.upper()} device, which several processes would only share")
+        _check_worker_count(n, 1, f"one {target.type.upper()} device, which several processes would only share")
         return (WorkerSpec(target.type, threads=threads),)
     index = device.partition(":")[2]
     selected = gpus if not index else gpus[int(index) : int(index) + 1]
-    check_worker_count(n, len(selected), f"{pluralize(len(selected), 'GPU')} for {device!r}")
+    _check_worker_count(n, len(selected), f"{pluralize(len(selected), 'GPU')} for {device!r}")
     return tuple(WorkerSpec(target.type, gpu, threads) for gpu in selected[:n])
 
 
-def check_worker_count(n: int | None, max_workers: int, resources: str, alternative: str = ", or device='cpu'") -> None:
+def _check_worker_count(
+    n: int | None, max_workers: int, resources: str, alternative: str = ", or device='cpu'"
+) -> None:
     """Raise ``ConfigurationError`` if ``n`` is larger than ``max_workers``."""
     if n is not None and n > max_workers:
         raise ConfigurationError(f"n={n} is not possible with {resources}.", f"Use n={max_workers}{alternative}.")

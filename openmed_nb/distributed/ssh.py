@@ -76,7 +76,7 @@ def validate_hosts(hosts: Any) -> tuple[str, ...]:
         ConfigurationError: If the argument is not an iterable of valid host names.
     """
     names = tuple(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
-    invalid = [name for name in names if not is_host_name(name)]
+    invalid = [name for name in names if not _is_host_name(name)]
     if names and not invalid:
         return names
     texts = [name for name in invalid if isinstance(name, str)]
@@ -86,7 +86,7 @@ def validate_hosts(hosts: Any) -> tuple[str, ...]:
     raise invalid_value("hosts", hosts, next(remedies, "Pass a list of host names, such as ['mac1', 'mac2']."))
 
 
-def is_host_name(name: Any) -> bool:
+def _is_host_name(name: Any) -> bool:
     """Return whether a value is a valid host name. Each label has at most 63 characters (RFC 1035, 2.3.4)."""
     if not isinstance(name, str) or not HOST_PATTERN.fullmatch(name) or name.count(":") == 1:
         return False
@@ -122,14 +122,14 @@ class SshLogin:
         Raises:
             ConfigurationError: If an argument is not valid.
         """
-        user = validate_text("user", user)
+        user = _validate_text("user", user)
         remedy = "Pass the path of a private key, without .pub."
-        key = validate_file("key", key, remedy)
+        key = _validate_file("key", key, remedy)
         if key is not None and key.endswith(".pub"):
             raise ConfigurationError(f"key={describe_value(key)} is a public key.", remedy)
         port = check_optional_integer("port", port, 1, 65535, ", or None")
-        known_hosts = validate_file("known_hosts", known_hosts, "Pass the path of a known-hosts file.")
-        return cls(user, key, port, known_hosts, validate_text("remote_python", python) or sys.executable)
+        known_hosts = _validate_file("known_hosts", known_hosts, "Pass the path of a known-hosts file.")
+        return cls(user, key, port, known_hosts, _validate_text("remote_python", python) or sys.executable)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class SshLogin:
         return shlex.join(("ssh", *flags, host if self.user is None else f"{self.user}@{host}"))
 
 
-def validate_text(name: str, value: Any) -> str | None:
+def _validate_text(name: str, value: Any) -> str | None:
     """Return a string or a path as a string.
 
     Raises:
@@ -158,13 +158,13 @@ def validate_text(name: str, value: Any) -> str | None:
     raise invalid_value(name, value, "Pass a string or None.")
 
 
-def validate_file(name: str, value: Any, remedy: str) -> str | None:
+def _validate_file(name: str, value: Any, remedy: str) -> str | None:
     """Return the path of a file on this machine as a string, with ``~`` expanded.
 
     Raises:
         ConfigurationError: If the file does not exist.
     """
-    text = validate_text(name, value)
+    text = _validate_text(name, value)
     path = None if text is None else os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if path is None or os.path.isfile(path):  # noqa: PTH113 - Path raises for some names
         return path
@@ -175,7 +175,7 @@ def validate_file(name: str, value: Any, remedy: str) -> str | None:
 async def connect(host: str, login: SshLogin) -> AsyncIterator[SSHClientConnection]:
     import asyncssh
 
-    with connection_error(host, login):
+    with _connection_error(host, login):
         connection = await asyncssh.connect(host, **login.options)
     try:
         yield connection
@@ -185,7 +185,7 @@ async def connect(host: str, login: SshLogin) -> AsyncIterator[SSHClientConnecti
 
 
 @contextlib.contextmanager
-def connection_error(host: str, login: SshLogin) -> Iterator[None]:
+def _connection_error(host: str, login: SshLogin) -> Iterator[None]:
     import asyncssh
 
     try:
@@ -228,10 +228,10 @@ class HostInfo:
     gpus: tuple[str, ...] = ()
 
 
-async def probe_host(host: str, connection: SSHClientConnection, login: SshLogin, count_gpus: bool) -> HostInfo:
+async def _probe_host(host: str, connection: SSHClientConnection, login: SshLogin, count_gpus: bool) -> HostInfo:
     """Return the description of a host. Counting the GPUs imports torch on the host."""
     command = (login.python, "-c", HOST_PROBE_SCRIPT, *(["gpus"] if count_gpus else []))
-    with connection_error(host, login):
+    with _connection_error(host, login):
         process = await connection.run(shlex.join(command), timeout=PROBE_TIMEOUT)
     return parse_probe_output(
         host, login.python, installed_versions()["openmed_nb"], str(process.stdout), str(process.stderr)
@@ -314,11 +314,11 @@ def certificate_files(security: Security) -> tuple[str, dict[str, str], dict[str
 
 
 @contextlib.asynccontextmanager
-async def temporary_remote_files(
+async def _temporary_remote_files(
     host: str, connection: SSHClientConnection, login: SshLogin, folder: str, files: Mapping[str, str]
 ) -> AsyncIterator[None]:
     """Store files on a host until its connection closes, even if this process is killed (see :mod:`.tethered`)."""
-    with connection_error(host, login):
+    with _connection_error(host, login):
         process = await connection.create_process(shlex.join((login.python, "-m", tethered.__name__)))
         process.stdin.write(json.dumps([folder, files]) + "\n")
         if not await process.stdout.readline():
@@ -341,13 +341,13 @@ async def ssh_cluster(
     async with contextlib.AsyncExitStack() as stack:
         connections = {host: await stack.enter_async_context(connect(host, login)) for host in dict.fromkeys(hosts)}
         count_gpus = hosts_with_several_gpu_workers(hosts, device)
-        probes = (probe_host(host, connection, login, host in count_gpus) for host, connection in connections.items())
+        probes = (_probe_host(host, connection, login, host in count_gpus) for host, connection in connections.items())
         host_infos = dict(zip(connections, await asyncio.gather(*probes), strict=True))
         plans = plan_hosts(hosts, {host: info.gpus for host, info in host_infos.items()}, device, threads)
         for host, connection in connections.items():
-            await stack.enter_async_context(temporary_remote_files(host, connection, login, folder, files))
+            await stack.enter_async_context(_temporary_remote_files(host, connection, login, folder, files))
         cluster = build_cluster(hosts, plans, host_infos, login, security)
-        yield await stack.enter_async_context(run_cluster(cluster, config))
+        yield await stack.enter_async_context(_run_cluster(cluster, config))
 
 
 def build_cluster(
@@ -389,13 +389,13 @@ def build_cluster(
 
 
 @contextlib.asynccontextmanager
-async def run_cluster(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncIterator[SpecCluster]:
+async def _run_cluster(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncIterator[SpecCluster]:
     """Context manager that runs the processes of a cluster. On exit, it stops all processes that were started."""
     import asyncssh
 
     processes: list[Any] = []  # Starts with the scheduler. Each process is added before its start.
     for spec in (cluster.scheduler_spec, *cluster.worker_spec.values()):
-        spec["cls"] = tracked_process_class(spec["cls"], processes)
+        spec["cls"] = _tracked_process_class(spec["cls"], processes)
     try:
         async with startup_settings(config):
             await start_cluster(cluster, processes)
@@ -403,10 +403,10 @@ async def run_cluster(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncI
             await process.proc.redirect(stdout=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL)
         yield cluster
     finally:
-        await stop_cluster(cluster, processes)
+        await _stop_cluster(cluster, processes)
 
 
-def tracked_process_class(kind: Any, processes: list[Any]) -> type:
+def _tracked_process_class(kind: Any, processes: list[Any]) -> type:
     """Return a subclass of an SSH process of Dask that adds itself to a list, and names its host in start errors."""
 
     class Process(kind):  # type: ignore[misc]
@@ -436,14 +436,14 @@ async def start_cluster(cluster: SpecCluster, processes: Sequence[Any]) -> None:
         starting.cancel()
         await asyncio.wait([starting])
         new_tasks = asyncio.all_tasks() - before
-        await stop_cluster(cluster, processes)
+        await _stop_cluster(cluster, processes)
         for task in new_tasks:  # Dask continues to start the remaining workers.
             task.cancel()
         await asyncio.gather(*new_tasks, return_exceptions=True)
         raise
 
 
-async def stop_cluster(cluster: SpecCluster, processes: Sequence[Any]) -> None:
+async def _stop_cluster(cluster: SpecCluster, processes: Sequence[Any]) -> None:
     """Stop a cluster that is started completely or partially. The scheduler is last, because workers unregister there."""
     for group in (processes[1:], processes[:1]):
         started = [process.proc for process in group if process.proc]

@@ -142,7 +142,7 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
             )
             plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
             tls = validate_security(security)
-            return start_cluster(local_cluster(plans, tls), tls, len(plans), choice.reason, local_start_remedy())
+            return start_cluster(local_cluster(plans, tls), tls, len(plans), choice.reason, _local_start_remedy())
         if n is not None:
             remedy = "Remove n. A host that is named twice gets two workers."
             raise ConfigurationError("n can only be used without hosts.", remedy)
@@ -244,7 +244,7 @@ def start_cluster(
     """
     from .stream import get_workers  # This module imports numpy, which is imported only on demand.
 
-    background_cluster = BackgroundContext(cluster_with_client(cluster, security))
+    background_cluster = BackgroundContext(_cluster_with_client(cluster, security))
     try:
         try:
             client = background_cluster.start()
@@ -261,7 +261,7 @@ def start_cluster(
 
 
 @contextlib.asynccontextmanager
-async def cluster_with_client(
+async def _cluster_with_client(
     cluster: AbstractAsyncContextManager[SpecCluster], security: Security
 ) -> AsyncIterator[Client]:
     """Context manager that runs a cluster with a client. The client has a separate event loop and works in any thread."""
@@ -282,7 +282,7 @@ async def cluster_with_client(
                     await asyncio.to_thread(client.close)
 
 
-def local_start_remedy() -> str:
+def _local_start_remedy() -> str:
     """Return the suggested action if workers do not start. Workers import the script (``multiprocessing.spawn``)."""
     main = sys.modules["__main__"]
     if getattr(main, "__spec__", None) or hasattr(main, "__file__"):
@@ -373,7 +373,7 @@ class BackgroundContext(Generic[Value]):
     def _run(self) -> None:
         """Run the context in a separate event loop, which cancels all its remaining tasks at the end."""
         try:
-            block_sigint()
+            _block_sigint()
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             if self._started.done():
@@ -405,7 +405,7 @@ class BackgroundContext(Generic[Value]):
             await stop_event.wait()
 
 
-def block_sigint() -> None:
+def _block_sigint() -> None:
     """Block Ctrl-C in this thread, and in all threads and processes that it starts.
 
     Terminals and Jupyter send the signal to the whole process group, and it stops a worker permanently. The resource tracker
@@ -419,7 +419,7 @@ def block_sigint() -> None:
 
 
 class SharedQuietDask:
-    """Context manager that shares :func:`quiet_dask` among all clusters, from the first start to the last shutdown."""
+    """Context manager that shares :func:`_quiet_dask` among all clusters, from the first start to the last shutdown."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -429,7 +429,7 @@ class SharedQuietDask:
     def __enter__(self) -> None:
         with self._lock:
             if not self._num_users:
-                self._exit_stack.enter_context(quiet_dask())
+                self._exit_stack.enter_context(_quiet_dask())
             self._num_users += 1
 
     def __exit__(self, *_error: object) -> None:
@@ -447,7 +447,7 @@ DASK_VARIABLES = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
 
 
 @contextlib.contextmanager
-def quiet_dask() -> Iterator[None]:
+def _quiet_dask() -> Iterator[None]:
     """Context manager that prevents Dask from storing and logging texts, and restores the settings that Dask changed."""
     import dask.config
     from distributed.utils import silence_logging_cmgr

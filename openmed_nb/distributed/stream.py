@@ -96,7 +96,7 @@ class ClusterAnnotator:
 
         def iter_while_connected() -> Iterator[Any]:  # A slow stream can take longer than the client is connected.
             for number, text in enumerate(texts, first):
-                yield to_picklable(text, number, self.split)
+                yield _to_picklable(text, number, self.split)
                 if self.client.status != "running":
                     raise client_closed_error(self.client)
 
@@ -184,7 +184,7 @@ class ClusterAnnotator:
         return results
 
 
-def to_picklable(text: Any, number: int, split: bool) -> Any:
+def _to_picklable(text: Any, number: int, split: bool) -> Any:
     """Return a text as built-in strings or a reference, or return the error for an invalid text.
 
     A worker may not have the class of a text, and values that are not texts may not be picklable.

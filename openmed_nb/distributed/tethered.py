@@ -35,7 +35,7 @@ def exit_on_stdin_close() -> None:
     os._exit(1)
 
 
-def hold_files_until_stdin_close() -> None:
+def _hold_files_until_stdin_close() -> None:
     """Store private files in a directory until the standard input closes.
 
     Two host names of the same machine share the directory.
@@ -60,4 +60,4 @@ if __name__ == "__main__":
         sys.argv[:] = sys.argv[2:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        hold_files_until_stdin_close()
+        _hold_files_until_stdin_close()

@@ -73,17 +73,17 @@ async def describe_worker(dask_worker: Any = None) -> WorkerInfo:
 
     ``client.run`` passes ``dask_worker``, a task does not. This also applies to :func:`prepare_worker`.
     """
-    return await run_in_task_thread(dask_worker, worker_info)
+    return await _run_in_task_thread(dask_worker, _worker_info)
 
 
 async def prepare_worker(run_spec: RunSpec, dask_worker: Any = None) -> ReadyWorker:
     """Load the model of a run on this worker, and return the values that are compared with other workers."""
-    return await run_in_task_thread(dask_worker, lambda: get_or_load(run_spec).ready)
+    return await _run_in_task_thread(dask_worker, lambda: get_or_load(run_spec).ready)
 
 
 def annotate_chunk(run_spec: RunSpec, chunk: Chunk) -> ResultStore:
     """Return the results of a chunk of texts if this worker matches the others. Each task of a run calls this function."""
-    with prefix_errors_with_host():
+    with _prefix_errors_with_host():
         run = get_or_load(run_spec)
         if run_spec.expected is not None:
             check_worker_matches(run.ready, run_spec.expected)
@@ -101,26 +101,26 @@ def get_or_load(run_spec: RunSpec) -> LoadedRun:
 
 @functools.lru_cache(maxsize=1)  # Only the last run is cached. The session caches the models.
 def load(run_spec: RunSpec) -> LoadedRun:
-    with prefix_errors_with_host(), warnings.catch_warnings(record=True) as caught:
+    with _prefix_errors_with_host(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OpenMedWarning)
         pipe = create_pipeline(SESSION, run_spec.model, OpenMedConfig(), **run_spec.arguments)
         annotator = pipe.default_annotator(run_spec.batch_tokens)
     messages = tuple(str(warning.message) for warning in caught if issubclass(warning.category, OpenMedWarning))
     characters = chunk_characters(annotator.budget)
     labels = annotator.decoder.entity_labels
-    ready = ReadyWorker(worker_info(str(pipe.device)), run_settings(pipe, annotator), characters, messages, labels)
+    ready = ReadyWorker(_worker_info(str(pipe.device)), run_settings(pipe, annotator), characters, messages, labels)
     return LoadedRun(annotator, ready, annotator.budget)
 
 
-def worker_info(device: str | None = None) -> WorkerInfo:
+def _worker_info(device: str | None = None) -> WorkerInfo:
     """Return the description of this worker with the given device. If ``None``, use the best device."""
-    with prefix_errors_with_host():
+    with _prefix_errors_with_host():
         choice = SESSION.device(device)
     system = f"{platform.system()} {platform.machine()}"
     return WorkerInfo(socket.gethostname(), system, choice.device, choice.reason, installed_versions())
 
 
-async def run_in_task_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:
+async def _run_in_task_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:
     """Run a function in a task thread, so that it does not block the event loop of the worker."""
     # A task already runs on the event loop, so any other thread is suitable.
     executor = dask_worker.executors["default"] if dask_worker else None
@@ -128,7 +128,7 @@ async def run_in_task_thread(dask_worker: Any, function: Callable[[], Result]) -
 
 
 @contextmanager
-def prefix_errors_with_host() -> Iterator[None]:
+def _prefix_errors_with_host() -> Iterator[None]:
     """Context manager that adds the host name to the errors of this package."""
     host = f"On {socket.gethostname()}: "
     try:

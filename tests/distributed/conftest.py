@@ -59,9 +59,9 @@ def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - only its setup
 
 @pytest.fixture(scope="session")
 def numbered() -> Callable[..., list[str]]:
-    """Function that returns texts, in each of which the offset of the entity is the number of the text.
+    """Function that returns numbered texts. The offset of the entity in each text is its number.
 
-    The texts have few tokens, but so many spaces that a chunk contains only a few texts.
+    The texts have few tokens, but many spaces, so a chunk contains only a few texts.
     """
 
     def numbered(count: int, spaces: int = 2000) -> list[str]:

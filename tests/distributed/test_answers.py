@@ -184,7 +184,7 @@ class TestResults:
         finally:
             stop()
         assert str(found).splitlines()[0] == "30 entities found in 30 texts by bundled_small on 2 workers (cpu)"
-        assert found.first_texts == tuple(numbered(30, spaces=1))[: len(found.first_texts)] != ()
+        assert found.preview_texts == tuple(numbered(30, spaces=1))[: len(found.preview_texts)] != ()
         messages = [str(event) for event in events]
         assert "workers" in messages[0]
         assert messages[-2:] == ["Annotating: bundled_small on 2 workers (cpu) (30 texts)", "None"]
@@ -246,9 +246,9 @@ class TestStreaming:
         assert count_lines(file) == 91
 
     @posix_signals
-    def test_interrupt_keeps_results_and_cancels_pending_chunks(
+    def test_interrupt_keeps_results_and_cancels_pending_chunks(  # noqa: PLR0913, PLR0917 - fixtures
         self, on_pool, pool, numbered, numbers_of, tmp_path, interrupt_when
-    ):  # noqa: PLR0913, PLR0917 - fixtures
+    ):
         file = tmp_path / "run.jsonl"
         texts = numbered(3000)
         other_futures = set(pool.client.futures)
@@ -460,9 +460,9 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=message):
             on_pool(["asthma"], **arguments)
 
-    def test_swapped_arguments_have_a_specific_remedy(
+    def test_swapped_arguments_have_a_specific_remedy(  # noqa: PLR0913, PLR0917 - fixtures
         self, on_pool, locally, pool, threads_cluster, pipe_of, keyword_model
-    ):  # noqa: PLR0913, PLR0917
+    ):
         swapped = {
             rf"{NO_CLIENT} Cluster\. Pass its client: client=cluster\.client": {"client": pool},
             rf"{NO_CLIENT} LocalCluster\. .*Client\(cluster\)": {"client": threads_cluster.cluster},

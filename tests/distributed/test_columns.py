@@ -133,9 +133,9 @@ class TestOnWorkers:
         options = {"on_error": "record"}
         local = found_in(column, resume=file, **options)
         assert len(file.read_text("utf-8").splitlines()) == 13
-        for found in local, on_pool(column, **options), on_pool(column, resume=file, **options):
-            assert get_words(found) == EXPECTED
-            assert (found.missing, found.errors) == ((4, 8, 11), {})
+        for annotations in local, on_pool(column, **options), on_pool(column, resume=file, **options):
+            assert get_words(annotations) == EXPECTED
+            assert (annotations.missing, annotations.errors) == ((4, 8, 11), {})
         with pytest.raises(ConfigurationError, match="Text 0 "):
             on_pool(column.str.upper(), resume=file, **options)
 
@@ -199,9 +199,9 @@ class TestOnWorkers:
 
         table = pd.DataFrame({"note": ["asthma", None, np.nan, 5]}, dtype=object)
         column = dd.from_pandas(table, npartitions=2)["note"]
-        for found in found_in(column, on_error="record"), on_pool(column, on_error="record"):
-            assert get_words(found) == [["asthma"], [], [], []]
-            assert (found.missing, found.errors) == ((1, 2), {})
+        for annotations in found_in(column, on_error="record"), on_pool(column, on_error="record"):
+            assert get_words(annotations) == [["asthma"], [], [], []]
+            assert (annotations.missing, annotations.errors) == ((1, 2), {})
 
     @pytest.mark.parametrize("annotate", ["found_in", "on_pool"])
     def test_reader_errors_contain_no_text(self, request, pool, annotate):

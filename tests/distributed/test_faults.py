@@ -52,7 +52,7 @@ def fault(faults, tiny, tmp_path):
 
 @pytest.fixture
 def crashing_texts(numbered):
-    """Numbered texts, of which one contains the word of the fault."""
+    """Numbered texts. One text contains the word of the fault."""
     texts = numbered(COUNT)
     texts[CRASHING] = texts[CRASHING].replace("asthma", "asthma seen")
     return texts

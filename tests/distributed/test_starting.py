@@ -249,7 +249,7 @@ class TestProcesses:
             nb.cluster(n=1, device="cpu")
 
     @pytest.mark.parametrize("order", [(0, 1), pytest.param((1, 0), marks=pytest.mark.slow)], ids=str)
-    def test_two_clusters_share_and_restore_process_settings(self, order, monkeypatch):
+    def test_two_clusters_restore_process_settings_at_the_end(self, order, monkeypatch):
         monkeypatch.setenv(DASK_VARIABLES[0], "7")
         before = copy.deepcopy(dask.config.config)
         levels = dask_log_levels()
