@@ -98,8 +98,8 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
         progress: Whether to display the progress of operations that take longer than half a second.
 
     Returns:
-        A context manager with ``client``, which you pass to ``annotate``, and ``workers``, which lists the host, the
-        device and the reason for the device of each worker. Without a ``with`` block, call ``close()``.
+        A context manager. Pass its ``client`` to ``annotate``. Its ``workers`` list the host, the device and the reason
+        for the device of each worker. Without a ``with`` block, call ``close()``.
 
     Raises:
         ConfigurationError: If Dask is not installed, or an argument is not valid.

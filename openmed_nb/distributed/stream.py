@@ -3,7 +3,7 @@
 A bounded number of chunks is submitted at a time, so that an endless stream does not fill the memory. The results are in the
 order of the texts. If a worker crashes, Dask repeats its chunks. After the scheduler's ``allowed-failures``, Dask gives up all
 chunks of the worker (``KilledWorker``), including those that did not cause the crash. Their texts then run one at a time while
-no other chunk is in progress, so that only a text that crashes its worker alone gets an error.
+no other chunk is in progress. Only a text that crashes its worker alone gets an error.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Process on a host of a cluster that exits with the SSH connection that started it: ``python -m ...tethered``.
 
-With ``-m NAME ...``, it runs a module as ``python -m`` does. Without arguments, it stores TLS certificates: it reads one line
-of JSON with the directory and the text of each file by name, and prints a line when the files are written.
+With ``-m NAME ...``, it runs a module as ``python -m`` does. Without arguments, it stores TLS certificates. It reads one line
+of JSON with the directory and the text of each file by name. It prints a line when the files are written.
 
-When a connection closes, because the cluster was closed or its process was killed, the SSH server closes the standard input
-of the processes that it started. Signals are not sufficient: sshd sends no signals to processes of root
+A connection closes when the cluster is closed or its process is killed. The SSH server then closes the standard input of the
+processes that it started. Signals are not sufficient: sshd sends no signals to processes of root
 (``session_signal_req``).
 """
 

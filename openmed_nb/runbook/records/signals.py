@@ -78,9 +78,9 @@ class SystemStatus(Displayable):
         power_source: ``"adapter"``, ``"battery"`` or ``"UPS"``.
         battery: Charge of the battery in percent.
         power_mode: ``"automatic"``, ``"low"`` (Low Power Mode) or ``"high"``.
-        thermal_state: ``"limited"`` if the system limits the speed of the processor or reports heavy thermal pressure,
-            ``"moderate"`` for moderate thermal pressure, ``"nominal"`` if the system reports no thermal pressure, and
-            ``"nothing reported"`` if the system has no record of it.
+        thermal_state: ``"limited"`` for a limited processor speed or heavy thermal pressure. ``"moderate"`` for moderate
+            thermal pressure. ``"nominal"`` if the system reports no thermal pressure. ``"nothing reported"`` if the
+            system has no record of it.
         cpu_speed_limit: Limit of the processor speed in percent.
         chip: Name of the processor.
         performance_cores: Number of performance cores.

@@ -207,8 +207,8 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
 ) -> Handoff:
     """Write a bundle that runs a model on another machine and checks that the results are the same.
 
-    The bundle contains the pinned packages with this version of openmed_nb, the model, the golden command with its
-    environment variables, a logbook with its schema, and a smoke test. ``sh run.sh`` checks files, packages, entities and
+    The bundle contains the pinned packages, this version of openmed_nb, the model and a logbook with its schema. It also
+    contains the golden command with its environment variables, and a smoke test. ``sh run.sh`` checks files, packages, entities and
     memory. It also checks the speed if the logbooks are comparable. The README.md describes how to run the bundle without
     a network.
 
@@ -238,8 +238,8 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         The bundle: ``folder``, ``files`` with sizes, ``golden``, ``logbook`` and ``benchmark``.
 
     Raises:
-        ConfigurationError: If the folder is not empty, the model is not a name or consists of pickle files, a number is
-            out of range, or openmed_nb is not installed.
+        ConfigurationError: If the folder is not empty, an argument is not valid, the weights are in pickle files, or
+            openmed_nb is not installed.
         ModelError: If the model cannot be loaded.
         DeviceError: If the device is not available.
     """

@@ -457,8 +457,8 @@ NETWORK_PATTERN = re.compile(
 MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 EXTERNAL_PREFIXES = ("/Volumes/", "/media/", "/run/media/")  # Mount points of external drives.
 
-# Folders in the home directory that are synchronized with iCloud Drive or other providers, and the extended attributes of other
-# such folders, for example of a Desktop in iCloud. Their files may exist only remotely until they are read.
+# Folders in the home directory that are synchronized with iCloud Drive or other providers. Other such folders, for example a
+# Desktop in iCloud, have an extended attribute. Their files may exist only remotely until they are read.
 CLOUD_FOLDERS = ("Library/Mobile Documents", "Library/CloudStorage")
 CLOUD_ATTRIBUTE_PATTERN = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
 

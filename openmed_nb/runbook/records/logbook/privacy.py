@@ -66,8 +66,8 @@ def home_folder() -> Path:
 def sanitize_path(path: str | Path, home: str | None = None) -> str:
     """Replace the home directory in a path or a name with ``~``, and mask segments that may be private.
 
-    The masked segments are directories in ``/home`` and ``/Users``, segments that contain the name of the home directory,
-    and segments that are not a single word.
+    A segment is masked if it is a directory in ``/home`` or ``/Users``, contains the name of the home directory, or is not
+    a single word.
 
     Example:
         >>> sanitize_path("/home/jane/models/mine", home="/home/jane"), sanitize_path("/home/tom/x", home="/home/jane")
