@@ -71,13 +71,13 @@ def numbered() -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="session")
-def numbers_of() -> Callable[..., list[list[int]]]:
+def get_numbers() -> Callable[..., list[list[int]]]:
     """Function that returns the numbers of the texts that results belong to."""
 
-    def numbers_of(annotations: Any) -> list[list[int]]:
+    def get_numbers(annotations: Any) -> list[list[int]]:
         return [[entity["start"] for entity in entities] for entities in annotations]
 
-    return numbers_of
+    return get_numbers
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ class TestStreaming:
         assert len(on_pool(yield_until_first_result(file), resume=file)) > 1
 
     @pytest.mark.parametrize("order", [("locally", "on_pool"), ("on_pool", "locally")], ids=" then ".join)
-    def test_resume(self, request, numbered, numbers_of, random_model, tmp_path, order):  # noqa: PLR0913, PLR0917 - fixtures
+    def test_resume(self, request, numbered, get_numbers, random_model, tmp_path, order):  # noqa: PLR0913, PLR0917 - fixtures
         """A run can change between one machine and a cluster, but not to another model."""
         file = tmp_path / "run.jsonl"
         texts = numbered(90)
@@ -241,13 +241,13 @@ class TestStreaming:
         first_lines = file.read_bytes()
         with pytest.raises(ConfigurationError, match=r"settings \(.*model"):
             resume(texts, random_model, resume=file)
-        assert numbers_of(resume(texts, resume=file)) == [[number] for number in range(90)]
+        assert get_numbers(resume(texts, resume=file)) == [[number] for number in range(90)]
         assert file.read_bytes().startswith(first_lines)
         assert count_lines(file) == 91
 
     @posix_signals
     def test_interrupt_keeps_results_and_cancels_pending_chunks(  # noqa: PLR0913, PLR0917 - fixtures
-        self, on_pool, pool, numbered, numbers_of, tmp_path, interrupt_when
+        self, on_pool, pool, numbered, get_numbers, tmp_path, interrupt_when
     ):
         file = tmp_path / "run.jsonl"
         texts = numbered(3000)
@@ -259,7 +259,7 @@ class TestStreaming:
         assert 0 < done < len(texts)
         assert set(pool.client.futures) <= other_futures
         count = done + 50
-        assert numbers_of(on_pool(texts[:count], resume=file)) == [[number] for number in range(count)]
+        assert get_numbers(on_pool(texts[:count], resume=file)) == [[number] for number in range(count)]
 
     @posix_signals
     def test_interrupt_does_not_cancel_a_call_of_dask(self, pool, interrupt_when):
@@ -512,11 +512,11 @@ def threads_cluster():
 class TestMissingWorkers:
     """A run does not wait endlessly."""
 
-    def test_cluster_of_threads_is_supported(self, threads_cluster, locally, numbered, numbers_of):
+    def test_cluster_of_threads_is_supported(self, threads_cluster, locally, numbered, get_numbers):
         found = locally(numbered(50), client=threads_cluster.client)
-        assert numbers_of(found) == [[number] for number in range(50)]
+        assert get_numbers(found) == [[number] for number in range(50)]
 
-    def test_adaptive_cluster_starts_a_worker(self, locally, numbered, numbers_of):
+    def test_adaptive_cluster_starts_a_worker(self, locally, numbered, get_numbers):
         """The cluster keeps the worker while it loads the model."""
         from distributed import Client, LocalCluster
 
@@ -524,7 +524,7 @@ class TestMissingWorkers:
             cluster.adapt(minimum=0, maximum=1, interval="20 ms", wait_count=1)
             found = locally(numbered(50), client=client)
             assert not client.futures
-        assert numbers_of(found) == [[number] for number in range(50)]
+        assert get_numbers(found) == [[number] for number in range(50)]
 
     def test_run_ends_without_workers_after_available_results(self, threads_cluster, keyword_model):
         client = threads_cluster.client

@@ -70,12 +70,12 @@ def annotate_on(keyword_model):
     return lambda client, texts, **options: nb.annotate(texts, keyword_model, client=client, progress=False, **options)
 
 
-def test_crashing_text_is_recorded_with_its_number(pool, fault, crashing_texts, annotate_on, numbers_of):
+def test_crashing_text_is_recorded_with_its_number(pool, fault, crashing_texts, annotate_on, get_numbers):
     with fault(pool.client, "die") as count_crashes:
         found = annotate_on(pool.client, crashing_texts, on_error="record")
         num_crashes = count_crashes()
 
-    assert numbers_of(found) == [*ALL_NUMBERS[:CRASHING], [], *ALL_NUMBERS[CRASHING + 1 :]]
+    assert get_numbers(found) == [*ALL_NUMBERS[:CRASHING], [], *ALL_NUMBERS[CRASHING + 1 :]]
     assert found.errors == {
         CRASHING: f"Text {CRASHING} crashed its worker 3 times, most recently on 127.0.0.1. "
         "Annotate the text separately. It may need more memory than a worker has."
@@ -83,20 +83,20 @@ def test_crashing_text_is_recorded_with_its_number(pool, fault, crashing_texts, 
     assert num_crashes == 6
 
 
-def test_resume_repeats_only_the_crashing_text(pool, fault, crashing_texts, annotate_on, numbers_of, tmp_path):  # noqa: PLR0913, PLR0917 - fixtures
+def test_resume_repeats_only_the_crashing_text(pool, fault, crashing_texts, annotate_on, get_numbers, tmp_path):  # noqa: PLR0913, PLR0917 - fixtures
     with fault(pool.client, "die"):
         annotate_on(pool.client, crashing_texts, on_error="record", resume=tmp_path / "run.jsonl")
     found = annotate_on(pool.client, crashing_texts, resume=tmp_path / "run.jsonl")
 
     assert [len(entities) for entities in found] == [1] * len(crashing_texts)
-    assert [numbers for index, numbers in enumerate(numbers_of(found)) if index != CRASHING] == [
+    assert [numbers for index, numbers in enumerate(get_numbers(found)) if index != CRASHING] == [
         *ALL_NUMBERS[:CRASHING],
         *ALL_NUMBERS[CRASHING + 1 :],
     ]
     assert found.errors == {}
 
 
-def test_killed_worker_loses_no_text(pool, numbered, annotate_on, numbers_of, tmp_path):
+def test_killed_worker_loses_no_text(pool, numbered, annotate_on, get_numbers, tmp_path):
     file = tmp_path / "run.jsonl"
     killed = []
     victim = next(iter(pool.client.run(os.getpid).values()))
@@ -112,22 +112,22 @@ def test_killed_worker_loses_no_text(pool, numbered, annotate_on, numbers_of, tm
 
     assert killed
     assert victim not in pool.client.run(os.getpid).values()
-    assert (numbers_of(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_worker_killed_during_model_load_loses_no_text(  # noqa: PLR0913, PLR0917 - fixtures
-    pool, fault, numbered, numbers_of, new_model, killed
+    pool, fault, numbered, get_numbers, new_model, killed
 ):
     with fault(pool.client, "die", word="[CLS]", times=killed) as count_crashes:
         found = nb.annotate(numbered(COUNT), new_model, client=pool.client, progress=False)
 
     assert count_crashes() == killed
-    assert (numbers_of(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
 
 
 @pytest.mark.slow
-def test_worker_that_exceeds_its_memory_limit_is_restarted(fault, crashing_texts, annotate_on, numbers_of):
+def test_worker_that_exceeds_its_memory_limit_is_restarted(fault, crashing_texts, annotate_on, get_numbers):
     from distributed import Client, LocalCluster
 
     options = {"threads_per_worker": 1, "memory_limit": "1.5 GB", "dashboard_address": "127.0.0.1:0"}
@@ -143,17 +143,17 @@ def test_worker_that_exceeds_its_memory_limit_is_restarted(fault, crashing_texts
 
     assert count_crashes() == 1
     assert set(before.values()).isdisjoint(after.values())
-    assert (numbers_of(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
 
 
-def test_workers_remember_the_reduced_batch_size(pool, fault, numbered, annotate_on, numbers_of):
+def test_workers_remember_the_reduced_batch_size(pool, fault, numbered, annotate_on, get_numbers):
     """A device runs out of memory only at the start of a run."""
     texts = [text.replace("asthma", "asthma seen") for text in numbered(COUNT)]
     with fault(pool.client, "run_out_of_memory", min_tokens=65) as count_failures:
         found = annotate_on(pool.client, texts, device="cpu")
 
     assert 0 < count_failures() <= 2 * len(pool.client.run(os.getpid))
-    assert (numbers_of(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
 
 
 def test_failing_chunk_does_not_log_texts(pool, fault, crashing_texts, annotate_on):

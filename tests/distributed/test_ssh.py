@@ -149,7 +149,7 @@ def test_hosts_give_the_results_of_one_machine(two_hosts, keyword_model, numbere
 
 
 @pytest.mark.slow
-def test_lost_host_loses_no_text(two_hosts, keyword_model, numbered, numbers_of, tmp_path):
+def test_lost_host_loses_no_text(two_hosts, keyword_model, numbered, get_numbers, tmp_path):
     file = tmp_path / "run.jsonl"
     client = two_hosts.client
     pids = [*zip(client.run(os.getppid).values(), client.run(os.getpid).values(), strict=True)]
@@ -166,7 +166,7 @@ def test_lost_host_loses_no_text(two_hosts, keyword_model, numbered, numbers_of,
     found = nb.annotate(texts(), keyword_model, client=client, resume=file, progress=False)
 
     assert killed
-    assert numbers_of(found) == [[number] for number in range(COUNT)]
+    assert get_numbers(found) == [[number] for number in range(COUNT)]
     assert found.errors == {}
     assert [*client.run(os.getpid).values()] == [pids[1][1]]
 

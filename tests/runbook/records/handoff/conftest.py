@@ -29,7 +29,7 @@ def change() -> Change:
 
 
 @pytest.fixture(scope="session")
-def handed_over(tmp_path_factory: pytest.TempPathFactory, keyword_model: Path, change: Change) -> Handoff:
+def keyword_handoff(tmp_path_factory: pytest.TempPathFactory, keyword_model: Path, change: Change) -> Handoff:
     """Bundle of the keyword model. The throughput in its logbook is so low that load on the machine is not a regression."""
     folder = tmp_path_factory.mktemp("handoff") / "bundle"
     trace = tmp_path_factory.mktemp("profile") / "mine.json.gz"
@@ -56,6 +56,6 @@ def handed_over(tmp_path_factory: pytest.TempPathFactory, keyword_model: Path, c
 
 
 @pytest.fixture
-def bundle(handed_over: Handoff, tmp_path: Path) -> Path:
+def bundle(keyword_handoff: Handoff, tmp_path: Path) -> Path:
     """Copy of that bundle in another directory."""
-    return Path(shutil.copytree(handed_over.folder, tmp_path / "copied"))
+    return Path(shutil.copytree(keyword_handoff.folder, tmp_path / "copied"))

@@ -24,9 +24,9 @@ NOTE = "the patient has diabetes mellitus , says John Smith ."
 QUICK = {"device": "cpu", "batch_size": 1, "rounds": 4, "steps": 1}
 
 
-def test_readme_names_all_files_of_the_bundle(handed_over):
-    names = {name.partition("/")[0] for name, _ in handed_over.files}
-    readme = (handed_over.folder / "README.md").read_text("utf-8")
+def test_readme_names_all_files_of_the_bundle(keyword_handoff):
+    names = {name.partition("/")[0] for name, _ in keyword_handoff.files}
+    readme = (keyword_handoff.folder / "README.md").read_text("utf-8")
 
     assert names == {
         *("README.md", "run.sh", "smoke.py", "golden.json", "logbook.json", "evidence.json", "logbook.schema.json"),
@@ -34,26 +34,26 @@ def test_readme_names_all_files_of_the_bundle(handed_over):
         *("openmed_nb.service", "openmed_nb.plist"),
     }
     assert all(f"`{name}" in readme for name in names)
-    assert [item.name for item in handed_over.folder.parent.iterdir()] == ["bundle"]
-    assert changed_files(handed_over.folder) == {}
-    assert nb.runbook.Logbook.read(handed_over.folder / "evidence.json").metrics == ()
-    assert (handed_over.folder / "trace.json.gz").read_bytes() == b"a trace"
-    assert handed_over.golden.owner == "The <b>team"
+    assert [item.name for item in keyword_handoff.folder.parent.iterdir()] == ["bundle"]
+    assert changed_files(keyword_handoff.folder) == {}
+    assert nb.runbook.Logbook.read(keyword_handoff.folder / "evidence.json").metrics == ()
+    assert (keyword_handoff.folder / "trace.json.gz").read_bytes() == b"a trace"
+    assert keyword_handoff.golden.owner == "The <b>team"
     assert "golden command: The &lt;b&gt;team." in readme
-    assert json.loads(json.dumps(handed_over.to_dict()))["golden"]["copied"] is True
+    assert json.loads(json.dumps(keyword_handoff.to_dict()))["golden"]["copied"] is True
 
 
-def test_bundle_contains_checksum_but_no_text_of_the_dataset(handed_over):
-    contents = [file.read_bytes() for file in handed_over.folder.rglob("*") if file.is_file()]
+def test_bundle_contains_checksum_but_no_text_of_the_dataset(keyword_handoff):
+    contents = [file.read_bytes() for file in keyword_handoff.folder.rglob("*") if file.is_file()]
 
     assert not any(b"the patient has diabetes" in content for content in contents)
-    assert handed_over.golden.dataset.items == 1
-    assert handed_over.golden.dataset.checksum in (handed_over.folder / "README.md").read_text("utf-8")
-    assert "synthetic" in str(handed_over)
+    assert keyword_handoff.golden.dataset.items == 1
+    assert keyword_handoff.golden.dataset.checksum in (keyword_handoff.folder / "README.md").read_text("utf-8")
+    assert "synthetic" in str(keyword_handoff)
 
 
-def test_requirements_pin_all_dependencies(handed_over):
-    lines = (handed_over.folder / "requirements.txt").read_text("utf-8").splitlines()[1:]
+def test_requirements_pin_all_dependencies(keyword_handoff):
+    lines = (keyword_handoff.folder / "requirements.txt").read_text("utf-8").splitlines()[1:]
     pins = dict(line.split("==") for line in lines)
     direct = [Requirement(text) for text in importlib.metadata.requires("openmed-nb")]
     required = {requirement.name.lower() for requirement in direct if requirement.marker is None}
@@ -63,8 +63,8 @@ def test_requirements_pin_all_dependencies(handed_over):
     assert not [version for version in pins.values() if "+" in version]
 
 
-def test_wheel_contains_the_running_package(handed_over):
-    (wheel,) = (handed_over.folder / "wheels").iterdir()
+def test_wheel_contains_the_running_package(keyword_handoff):
+    (wheel,) = (keyword_handoff.folder / "wheels").iterdir()
     metadata_folder = f"openmed_nb-{nb.__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

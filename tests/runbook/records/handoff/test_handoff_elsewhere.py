@@ -21,10 +21,10 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = fail
 
 
 @pytest.fixture(scope="module")
-def environment_folder(tmp_path_factory, handed_over):
+def environment_folder(tmp_path_factory, keyword_handoff):
     """Directory with a copy of the bundle and a virtual environment with its wheel. Other packages come from this environment."""
     folder = tmp_path_factory.mktemp("environment")
-    shutil.copytree(handed_over.folder, folder / "copied bundle")
+    shutil.copytree(keyword_handoff.folder, folder / "copied bundle")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv"), "platbase": str(folder / "venv")}))
     (wheel,) = (folder / "copied bundle" / "wheels").iterdir()
