@@ -233,7 +233,7 @@ class OperatorForecast(ModuleRow):
     operator: str
     verdict: str
     phase: str
-    place: ModuleLocation
+    module_location: ModuleLocation
     count: int
     limitation: str = ""
     reason: str = ""
@@ -326,7 +326,7 @@ class Forecast(Displayable):
         # Rows of one operator in one module stand together, whatever the phase.
         groups: dict[tuple[str, ...], list[OperatorForecast]] = {}
         for row in self.problems:
-            groups.setdefault((row.operator, row.verdict, str(row.place), row.reason, row.remedy), []).append(row)
+            groups.setdefault((row.operator, row.verdict, str(row.module_location), row.reason, row.remedy), []).append(row)
         troubles = [
             (*key[:3], ", ".join(row.phase for row in group), ", ".join(str(row.count) for row in group), *key[3:])
             for key, group in groups.items()
@@ -381,7 +381,7 @@ def build_rows(
         rows.append(OperatorForecast(operator, why.verdict, phase, place, count, why.name, why.reason, why.remedy))
 
     def order(row: OperatorForecast) -> tuple[Any, ...]:
-        return VERDICTS.index(row.verdict), row.limitation, row.operator, PHASES.index(row.phase), row.place
+        return VERDICTS.index(row.verdict), row.limitation, row.operator, PHASES.index(row.phase), row.module_location
 
     return tuple(sorted(rows, key=order))
 

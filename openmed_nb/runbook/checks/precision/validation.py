@@ -196,7 +196,7 @@ def _deduplicate_texts(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
     Gold of another number of texts is left as it is, for ``run_parity`` to refuse.
 
     Example:
-        >>> _distinct(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
+        >>> _deduplicate_texts(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
     from ....annotation.references import text_fingerprint

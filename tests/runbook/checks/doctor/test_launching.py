@@ -86,7 +86,7 @@ def settings(changes):
 
 def found(computer, changes):
     """Return what is found of settings on a computer."""
-    return launch_findings(settings(changes), computer.session.computer.machine, computer.torch.facts)
+    return launch_findings(settings(changes), computer.session.device_manager.machine, computer.torch.facts)
 
 
 @pytest.mark.parametrize(("kind", "changes"), FITTING)

@@ -193,7 +193,7 @@ class TestPrecision:
         """A loaded model without a certificate gives a warning with the reason and the command that validates it."""
         expected = []
         for dtype, stays in (("bfloat16", ""), ("int8", ", device='cpu'")):
-            with pytest.warn_if(OpenMedWarning):
+            with pytest.warns(OpenMedWarning):
                 pipe = nb.load_pipeline(str(keyword_model), dtype=dtype)
             evidence = f"weights are {dtype}, with which entities can move or be lost; there is no certificate"
             command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"

@@ -29,7 +29,7 @@ def simulated():
 
 def wrong(outcomes):
     """Return the issues whose probes went wrong."""
-    return {one.issue for one in outcomes if one.wrong}
+    return {one.issue for one in outcomes if one.mismatch}
 
 
 @pytest.mark.real_computer

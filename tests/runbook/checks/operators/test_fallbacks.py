@@ -66,7 +66,7 @@ def fall():
 
 def seen(ledger):
     """Return how often each operator fell back, by phase and module."""
-    return {(entry.operator, entry.phase, str(entry.place)): entry.count for entry in ledger.entries}
+    return {(entry.operator, entry.phase, str(entry.module_location)): entry.count for entry in ledger.entries}
 
 
 def settings():
@@ -181,7 +181,7 @@ def test_settings_are_restored(error):
 
     assert settings() == before
     assert ledger.count == 1
-    with pytest.warn_if(UserWarning, match="aten::mode"):  # torch's own first warning, as if there had been no ledger.
+    with pytest.warns(UserWarning, match="aten::mode"):  # torch's own first warning, as if there had been no ledger.
         fall()
 
 
@@ -272,12 +272,12 @@ def record_of(*operators):
 
 def test_late_warnings_are_matched_with_the_operators_in_their_order():
     record = record_of("aten::mode", "aten::t", "aten::mode")
-    sightings = list(record.waiting)
+    sightings = list(record.pending)
     record.record_warning("aten::mode")
     record.record_warning("aten::mode")
 
     assert [fall.sighting for fall in record.events] == sightings
-    assert record.waiting == []
+    assert record.pending == []
 
 
 def test_time_of_an_operator_counts_once_for_all_its_parts():

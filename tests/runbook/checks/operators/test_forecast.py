@@ -98,7 +98,7 @@ def test_operators_that_leave_are_named(odd):
         f"{len(odd.cpu_operators)} of {len(odd.operators)} operators leave MPS: aten::embedding_renorm_, "
         in odd.verdict
     )
-    assert (odd.refused, odd.exit_code) == ((), 1)
+    assert (odd.unsupported, odd.exit_code) == ((), 1)
 
 
 FELL = "falls back to the CPU"
@@ -122,12 +122,12 @@ def test_row_of_an_operator(odd, operator, verdict, modules, words):
     rows = [row for row in odd.rows if (row.operator, row.phase) == (operator, "inference")]
 
     assert {(row.verdict, row.count) for row in rows} == {(verdict, 1)}
-    assert {str(row.place) for row in rows} == modules
+    assert {str(row.module_location) for row in rows} == modules
     assert all(words in f"{row.reason} {row.remedy}" and bool(row.remedy) == bool(words) for row in rows)
 
 
 def test_report_has_a_row_for_all_phases_of_what_leaves(odd):
-    (troubles, _) = odd.report().tables
+    (troubles, _) = odd.to_report().tables
     (row,) = (row for row in troubles.rows if row[0] == "aten::mode")
 
     assert row[:5] == ("aten::mode", "falls back to the CPU", "(Odd)", "inference, forward", "1, 1")
@@ -146,10 +146,10 @@ def test_ready_for_json(odd):
     """The forecast is a mapping ready for JSON, with every row."""
     told = json.loads(json.dumps(odd.to_dict()))
 
-    assert told["leaving"] == list(odd.cpu_operators)
+    assert told["cpu_operators"] == list(odd.cpu_operators)
     assert told["torch"] == torch.__version__
     assert len(told["rows"]) == len(odd.rows)
-    assert {"operator", "verdict", "phase", "module", "class", "count", "refusal", "reason", "remedy"} == set(
+    assert {"operator", "verdict", "phase", "module", "class", "count", "limitation", "reason", "remedy"} == set(
         told["rows"][0]
     )
 
@@ -341,10 +341,10 @@ def test_verdict_in_a_sentence(operators, verdict):
 
 def test_many_rows_are_cut_in_the_report_only():
     (row,) = told_of(["aten::mode"]).rows
-    rows = tuple(replace(row, place=ModuleLocation(f"layer.{number}", "Layer")) for number in range(50))
+    rows = tuple(replace(row, module_location=ModuleLocation(f"layer.{number}", "Layer")) for number in range(50))
     told = replace(told_of([]), rows=rows)
 
-    assert len(told.report().tables[0].rows) == SHOWN_ROWS
+    assert len(told.to_report().tables[0].rows) == SHOWN_ROWS
     assert f"{50 - SHOWN_ROWS} more rows are in to_dict()." in str(told)
     assert len(told.to_dict()["rows"]) == 50
 

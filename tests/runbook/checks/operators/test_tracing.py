@@ -35,12 +35,12 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.is_blocking = nn.ModuleList([Block(), Block()])
+        self.blocks = nn.ModuleList([Block(), Block()])
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, numbers):
         """Return the normalized activations of the last block."""
-        for block in self.is_blocking:
+        for block in self.blocks:
             numbers = block(numbers)
         return self.norm(numbers)
 
@@ -61,7 +61,7 @@ class Calling(nn.Module):
 
 def places_of(told, operator, phase):
     """Return the modules in which an operator is called in a phase, with how often."""
-    return {str(row.place): row.count for row in told.rows if (row.operator, row.phase) == (operator, phase)}
+    return {str(row.module_location): row.count for row in told.rows if (row.operator, row.phase) == (operator, phase)}
 
 
 def phases_of(told):
@@ -108,7 +108,7 @@ def draw(*_args):
 def test_model_and_random_numbers_stay_as_they_are(inputs, fails):
     model = Model()
     kept = inputs.clone()
-    model.is_blocking[1].eval()
+    model.blocks[1].eval()
     model(NUMBERS).sum().backward()
     model.register_forward_pre_hook(draw)
     before = state_of(model)

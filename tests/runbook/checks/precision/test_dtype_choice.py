@@ -35,7 +35,7 @@ def certify(session, keyword_model, data):
 
     def certify(dtype, speed=1.4, device="cpu", folder=keyword_model):
         spec = LoadSpec.from_name(str(folder), OpenMedConfig())
-        identity = identify_model(spec, dtype, device, session.computer)
+        identity = identify_model(spec, dtype, device, session.device_manager)
         certificate = ValidationRecord(identity, replace(EVIDENCE, speedup=speed), "2026-03-01", {})
         record_store({"OPENMED_NB_DATA": str(data)}).store(certificate)
 
@@ -99,7 +99,7 @@ class TestAuto:
         assert json.loads(json.dumps(precision.to_dict()))["candidates"][0] == {
             "dtype": "bfloat16",
             "faster": False,
-            "said": "There is no certificate.",
+            "summary": "There is no certificate.",
         }
 
     def test_of_a_configuration(self, certify, session, keyword_model):
@@ -169,7 +169,7 @@ class TestWarning:
 
     def test_it_names_why_and_the_command(self, session, keyword_model, loaded_as):
         """The warning says which model, type and device, why, and the command that validates it; the model works."""
-        with pytest.warn_if(OpenMedWarning) as said:
+        with pytest.warns(OpenMedWarning) as said:
             pipe = loaded_as("bfloat16")
 
         name = str(keyword_model)
@@ -182,12 +182,12 @@ class TestWarning:
 
     def test_once_for_each_load(self, session, loaded_as):
         """A model that is loaded already is used again without a warning; loaded anew, it warns again."""
-        with pytest.warn_if(OpenMedWarning):
+        with pytest.warns(OpenMedWarning):
             loaded_as("bfloat16")
         nb.annotate([NOTE], loaded_as("bfloat16"), progress=False)
         loaded_as("bfloat16", aggregation_strategy="simple")
         session.unload()
-        with pytest.warn_if(OpenMedWarning):
+        with pytest.warns(OpenMedWarning):
             loaded_as("bfloat16")
 
     def test_as_an_error_it_loads_nothing(self, session, loaded_as):
@@ -206,12 +206,12 @@ class TestWarning:
 
     def test_named_device_is_part_of_the_command(self, loaded_as):
         """A model that is loaded for a named device is validated there."""
-        with pytest.warn_if(OpenMedWarning, match=r"texts, dtype='float16', device='cpu'\)"):
+        with pytest.warns(OpenMedWarning, match=r"texts, dtype='float16', device='cpu'\)"):
             loaded_as("float16", device="cpu")
 
     def test_int8_stays_and_is_named_so(self, session, loaded_as):
         """A model in int8 that nobody asked for on a device stays on the CPU when the session moves."""
-        with pytest.warn_if(OpenMedWarning, match="in int8 on cpu"):
+        with pytest.warns(OpenMedWarning, match="in int8 on cpu"):
             pipe = loaded_as("int8")
         session.simulate("8 GiB")
         try:
@@ -227,7 +227,7 @@ class TestWarning:
         """A model that follows the session to a device where its type is not validated warns, there and back."""
         certify("bfloat16")
         pipe = loaded_as("bfloat16")
-        with pytest.warn_if(
+        with pytest.warns(
             OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and it was validated on cpu only"
         ):
             session.simulate("8 GiB")
@@ -236,9 +236,9 @@ class TestWarning:
 
     def test_coming_home_warns_and_never_fails(self, session, loaded_as):
         """A model comes back from a simulated device also where warnings are errors, and the simulation is over."""
-        with pytest.warn_if(OpenMedWarning):
+        with pytest.warns(OpenMedWarning):
             pipe = loaded_as("bfloat16")
-        with pytest.warn_if(OpenMedWarning):
+        with pytest.warns(OpenMedWarning):
             session.simulate("8 GiB")
         with warnings.catch_warnings():
             warnings.simplefilter("error", OpenMedWarning)
@@ -250,18 +250,18 @@ class TestWarning:
     def test_files_that_changed_since_the_load(self, certify, session, keyword_model, close_model, tmp_path):
         """The certificate of files that were put in place later does not count for the model in memory."""
         folder = shutil.copytree(close_model, tmp_path / "model")
-        with pytest.warn_if(OpenMedWarning, match="there is no certificate"):
+        with pytest.warns(OpenMedWarning, match="there is no certificate"):
             create_pipeline(session, str(folder), OpenMedConfig(), dtype="bfloat16")
         shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
         certify("bfloat16", folder=folder)
-        with pytest.warn_if(OpenMedWarning):
+        with pytest.warns(OpenMedWarning):
             session.simulate("8 GiB")
-        with pytest.warn_if(OpenMedWarning, match="on cpu, and its files changed since it was loaded"):
+        with pytest.warns(OpenMedWarning, match="on cpu, and its files changed since it was loaded"):
             session.end_simulation()
 
     def test_move_that_would_warn_as_an_error(self, session, loaded_as):
         """Where warnings are errors, a model does not move to where its type is not validated, and nothing changes."""
-        with pytest.warn_if(OpenMedWarning):
+        with pytest.warns(OpenMedWarning):
             pipe = loaded_as("bfloat16")
         with warnings.catch_warnings():
             warnings.simplefilter("error", OpenMedWarning)

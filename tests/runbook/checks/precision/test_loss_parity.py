@@ -246,7 +246,7 @@ class TestOnTheCpu:
         """An interrupt between two steps ends the call; threads and random numbers are as before."""
 
         def stop(activity):
-            if activity is not None and activity.operation == "Training on both" and activity.done == 2:
+            if activity is not None and activity.operation == "Training on both" and activity.completed == 2:
                 raise KeyboardInterrupt
 
         state, end = torch.get_rng_state(), SESSION.subscribe(stop)

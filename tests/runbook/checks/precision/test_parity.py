@@ -58,7 +58,7 @@ class TestSameModel:
         report = compared(keyword_model, [NOTE, "", LONG], gradients=True)
 
         assert report.logits.maximum == 0.0
-        assert (report.other_labels, report.non_finite_tokens) == (0, 0)
+        assert (report.label_mismatches, report.non_finite_tokens) == (0, 0)
         assert (report.spans.exact, report.spans.all) == (6, 6)
         assert report.gradients.largest == 0.0
         assert report.status == "ok"
@@ -122,7 +122,7 @@ class TestWhatDiffers:
         assert report.logits.maximum <= report.tolerance.logits
         assert (report.spans.missing, report.spans.changes[0].reference) == (1, (16, 22, D))
         assert report.spans.changes[0].text == 1
-        assert report.other_labels == 1
+        assert report.label_mismatches == 1
         assert report.status == "failed"
 
     def test_type_without_a_tolerance(self, pipe):

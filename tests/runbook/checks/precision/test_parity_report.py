@@ -48,7 +48,7 @@ JUDGED = [
     ("numbers", "failed", {"non_finite_tokens": 1}),
     ("numbers", "failed", {"dtype": "bfloat16", "non_finite_tokens": 1}),
     ("labels", "ok", {}),
-    ("labels", "warning", {"other_labels": 1}),
+    ("labels", "warning", {"label_mismatches": 1}),
     ("entities", "ok", {}),
     ("entities", "warning", {"spans": EntityAgreement()}),
     ("entities", "warning", {"spans": EntityAgreement(exact=99, moved=1)}),
@@ -175,7 +175,7 @@ def test_report_is_json():
     )
     stored = json.loads(json.dumps(report.to_dict()))
 
-    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "ninety": 2e-7, "p99": 1e-6, "tolerance": 0.5}
+    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "p90": 2e-7, "p99": 1e-6, "tolerance": 0.5}
     assert (stored["spans"]["agreement"], stored["gold"]["candidate"]["recall"]) == (0.99, 0.9)
     assert stored["gradients"] == {"largest": 0.1, "parameter": "classifier.bias", "parameters": 38, "tolerance": 0.5}
     assert (stored["status"], stored["findings"][-1]["name"]) == ("warning", "gradients")

@@ -158,7 +158,7 @@ def test_model_whose_entities_change_is_refused(session, close_model, border_mod
     assert (moved.moved, moved.all) == (1, 1)
     assert (moved.changes[0].reference, moved.changes[0].candidate) == ((16, 33, "DISEASE"), (16, 24, "DISEASE"))
     assert (by_first.exact, by_first.all) == (60, 60)
-    with pytest.warn_if(OpenMedWarning, match="there is no certificate"):
+    with pytest.warns(OpenMedWarning, match="there is no certificate"):
         create_pipeline(session, str(close_model), OpenMedConfig(), dtype="bfloat16")
 
 
@@ -253,14 +253,14 @@ class TestExpiry:
         weights["classifier.bias"][0] = torch.nextafter(weights["classifier.bias"][0], torch.tensor(1e9))
         save_file(weights, accepted / "model.safetensors", {"format": "pt"})
 
-        with pytest.warn_if(OpenMedWarning, match=r"its certificate expired: the weights changed\."):
+        with pytest.warns(OpenMedWarning, match=r"its certificate expired: the weights changed\."):
             create_pipeline(session, str(accepted), OpenMedConfig(), dtype="bfloat16")
 
     def test_torch(self, new_session, accepted):
         """Another torch expires it."""
         version = re.escape(torch.__version__)
-        with pytest.warn_if(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
-            create_pipeline(new_session(seam=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16")
+        with pytest.warns(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
+            create_pipeline(new_session(torch_backend=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16")
 
     def test_too_few_texts_do_not_remove_it(self, accepted, data):
         """Where too few texts are tried later, nothing speaks against the older certificate, and it stays."""
@@ -272,7 +272,7 @@ class TestExpiry:
         refuted = replace(REPORT, spans=EntityAgreement(exact=50, missing=50))
         store = record_store({"OPENMED_NB_DATA": str(data)})
         identity = identify_model(
-            LoadSpec.from_name(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.computer
+            LoadSpec.from_name(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.device_manager
         )
         update_store(judge(refuted, identity), identity, store)
         assert list((data / "certificates").iterdir()) == []
@@ -325,6 +325,6 @@ def test_simulated_certificate_counts_on_the_simulated_device_alone(session, key
     assert verdict.certificate.evidence.speedup is None
     assert "where no speed is measured" in str(verdict)
     assert not [name for table in verdict.to_report().metrics for name, _ in table.rows if name == "speedup"]
-    assert there.precision.candidates[0].certificate == verdict.certificate
-    with pytest.warn_if(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
+    assert there.precision.candidates[0].record == verdict.certificate
+    with pytest.warns(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
         create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16")
