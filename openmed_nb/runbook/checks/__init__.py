@@ -1,1 +1,1 @@
-"""Check that a device is right: doctor, parity, precision, fallbacks, operator forecast."""
+"""Checks of a device: doctor, parity, reduced precision, CPU fallbacks and operator forecast."""

@@ -1,12 +1,14 @@
-"""Is this computer right for models?
+"""Diagnosis of this machine: devices, torch, packages, environment variables and models.
 
-Where a new line of the doctor goes:
+Where to add a check:
 
-- About the computer, torch or packages: a ``yield`` in ``run_checks`` (``checks.py``). A fact that it needs is a field of
-  ``SystemFacts`` there, which ``examine`` (``report.py``) fills.
-- About a device that cannot be used: a row of ``COMPUTER``, with what it shows where nothing is wrong in ``_computer``; about
-  packages: ``package_findings`` (``checks.py``).
-- About power, heat and what else runs: a row of ``CONDITIONS`` (``runbook/records/signals.py``).
-- About a model: a function in ``MODEL_CHECKS`` (``checks.py``).
-- Wrong numbers that a device gives in silence: a function under ``@silent`` (``silent_errors.py``) and its row (``silent_errors.json``).
+- The machine, torch or packages: a ``yield`` in ``run_checks`` (``checks.py``). A fact that it needs is a field of
+  ``SystemFacts``, filled by ``collect_facts`` (``report.py``). An environment variable that it reads goes into
+  ``CHECKED_VARIABLES`` (``checks.py``).
+- A device that is unavailable: a row of ``SYSTEM_CHECKS``, and its evidence if it passes in ``_check_system``.
+- Packages: ``package_findings`` (``checks.py``).
+- Power, thermal state and background load: a row of ``CONDITIONS`` (``runbook/records/signals.py``).
+- A model: a function in ``MODEL_CHECKS`` (``checks.py``).
+- Incorrect results without an error: a function with ``@register_probe`` (``silent_errors.py``) and its row
+  (``silent_errors.json``).
 """

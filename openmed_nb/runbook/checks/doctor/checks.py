@@ -1,7 +1,7 @@
-"""What the doctor looks at: sections in the order of the report, each from the facts to its findings.
+"""Checks of the doctor, in the order of the report: each turns facts into findings.
 
-Most of what can be wrong with a device is a cause that its class in ``devices`` knows. A row here names the causes that fail
-it, those that make it meaningless, and what it shows if all is well.
+Most problems of a device are rejection rules of its class in ``devices``. A row of ``SYSTEM_CHECKS`` names the rules that fail
+the check and those that make it meaningless.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ....models.records import REDUCED_DTYPES, DtypeValidation
 from ....training.batch_checks import head_width, token_count
 from ...records.signals import SystemStatus
 
-# The names of two findings, by which a verdict knows them too.
+# Names of findings that the verdict reads as well.
 COMPUTATION = "computation"
 SILENT_ERRORS = "known silent errors"
 
@@ -47,79 +47,115 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComputationCheck:
-    """What came of computing on a device."""
+    """Result of test computations on a device.
 
-    device: str  # Where it was to be done.
-    result_device: str = ""  # Where torch says that the result is; empty if there is none.
-    failure: str = ""  # Why it failed; empty if it gave what the CPU gives.
-    # For each type of numbers that was tried, why it failed; empty if it did not.
+    Attributes:
+        device: Device that was tested.
+        result_device: Device of the result as reported by torch, or an empty string if there is no result.
+        failure: Reason of the failure, or an empty string if the result matches the CPU.
+        dtypes: Reason of the failure for each tested dtype, or an empty string if it works.
+        probes: Outcomes of the probes of known silent errors.
+    """
+
+    device: str
+    result_device: str = ""
+    failure: str = ""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    probes: tuple[ProbeOutcome, ...] = ()  # What came of the probes of known silent errors.
+    probes: tuple[ProbeOutcome, ...] = ()
 
 
 @dataclass(frozen=True)
 class SystemFacts:
-    """All that the doctor judges."""
+    """Facts that the doctor evaluates.
 
-    python: str  # The version of this Python.
-    machine: MachineInfo  # The facts of this computer.
-    torch: TorchInfo  # What is known of torch.
-    choice: DeviceChoice | OpenMedError  # The device in force, or the error of the wishes.
-    environment: EnvPlan  # What became of the MPS variables.
-    torch_error: OpenMedError | None = None  # Why torch cannot be imported; None if it can.
-    environ: Mapping[str, str] = field(default_factory=dict)  # The environment variables that the rules read.
-    computed: ComputationCheck | None = None  # What came of computing on the device in force; None if there is none.
-    ruled_out: ComputationCheck | None = None  # The same on a GPU that is not in force because it gave wrong numbers.
-    packages: tuple[Finding, ...] = ()  # What was found about packages.
-    launching: tuple[Finding, ...] = ()  # What was found about the settings of accelerate launch.
-    signals: SystemStatus = field(default_factory=SystemStatus)  # The state of the computer.
-    models: tuple[Finding, ...] = ()  # What was found about each model.
+    Attributes:
+        python: Python version.
+        machine: Hardware and operating system.
+        torch: Build and devices of torch.
+        choice: Active device, or the error of the device request.
+        environment: Effect of the MPS environment variables.
+        torch_error: Error of the torch import, or ``None`` if torch can be imported.
+        environ: Environment variables that the checks read, see ``CHECKED_VARIABLES``.
+        computed: Test computations on the active device, or ``None`` if there is none.
+        ruled_out: Test computations on a GPU that was rejected because of incorrect results, or ``None``.
+        packages: Findings about packages.
+        launching: Findings about the settings of ``accelerate launch``.
+        signals: System status.
+        models: Findings about each model.
+    """
+
+    python: str
+    machine: MachineInfo
+    torch: TorchInfo
+    choice: DeviceChoice | OpenMedError
+    environment: EnvPlan
+    torch_error: OpenMedError | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    computed: ComputationCheck | None = None
+    ruled_out: ComputationCheck | None = None
+    packages: tuple[Finding, ...] = ()
+    launching: tuple[Finding, ...] = ()
+    signals: SystemStatus = field(default_factory=SystemStatus)
+    models: tuple[Finding, ...] = ()
 
 
-# The names of causes, with two that count for the doctor alone.
+# Environment variables that the rejection rules of ``SYSTEM_CHECKS`` read.
+CHECKED_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
+
+# Rules that only the doctor adds to those of the devices.
 NOT_LOADED = "torch is not loaded"
 UNKNOWN_MACOS = "unknown macOS"
-IN_TORCH = (causes.NO_TORCH, causes.OLD_TORCH)
-NO_APPLE_GPU = (mps.LINUX_ON_APPLE, mps.NO_MAC, mps.ROSETTA, mps.INTEL)
-OF_MACOS = (mps.OLD_MACOS, mps.NEW_TORCH)
+
+# Groups of rejection rules.
+TORCH_RULES = (causes.NO_TORCH, causes.OLD_TORCH)
+APPLE_GPU_RULES = (mps.LINUX_ON_APPLE, mps.NO_MAC, mps.ROSETTA, mps.INTEL)
+MACOS_RULES = (mps.OLD_MACOS, mps.NEW_TORCH)
 
 
 @dataclass(frozen=True)
 class RuleCheck:
-    """One thing about the computer that causes can fail."""
+    """A check of the machine that evaluates the rejection rules of a device.
 
-    name: str  # What it is.
-    device: str  # The device whose causes are asked.
-    fail_if: tuple[str, ...]  # The names of causes that fail it.
-    skip_if: tuple[str, ...] = ()  # Those that make it meaningless; the first that applies says why.
-    warn_if: tuple[str, ...] = ()  # Those of what the person may have wanted, asked before those that fail.
+    Attributes:
+        name: Name of the finding.
+        device: Device whose rejection rules are evaluated.
+        fail_if: Names of the rules that fail the check.
+        skip_if: Names of the rules that make the check meaningless. The first match gives the reason.
+        warn_if: Names of the rules that the user may have intended. They take precedence over ``fail_if``.
+    """
+
+    name: str
+    device: str
+    fail_if: tuple[str, ...]
+    skip_if: tuple[str, ...] = ()
+    warn_if: tuple[str, ...] = ()
 
 
 SYSTEM_CHECKS = (
     RuleCheck("Python", "mps", (mps.ROSETTA,)),
-    RuleCheck("macOS", "mps", OF_MACOS, skip_if=(mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS)),
-    RuleCheck("torch", "cpu", IN_TORCH),
-    RuleCheck("MPS in torch", "mps", (mps.NOT_BUILT,), skip_if=(*NO_APPLE_GPU, NOT_LOADED, *IN_TORCH)),
+    RuleCheck("macOS", "mps", MACOS_RULES, skip_if=(mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS)),
+    RuleCheck("torch", "cpu", TORCH_RULES),
+    RuleCheck("MPS in torch", "mps", (mps.NOT_BUILT,), skip_if=(*APPLE_GPU_RULES, NOT_LOADED, *TORCH_RULES)),
     RuleCheck(
         "MPS",
         "mps",
         (mps.NO_METAL, mps.BAD_WATERMARKS, causes.FAILED_PROBE),
-        skip_if=(*NO_APPLE_GPU, *OF_MACOS, NOT_LOADED, *IN_TORCH, mps.NOT_BUILT),
+        skip_if=(*APPLE_GPU_RULES, *MACOS_RULES, NOT_LOADED, *TORCH_RULES, mps.NOT_BUILT),
     ),
     RuleCheck(
         "CUDA",
         "cuda",
         (cuda.NO_GPU, causes.FAILED_PROBE),
-        skip_if=(cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *IN_TORCH),
+        skip_if=(cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *TORCH_RULES),
         warn_if=(cuda.CPU_BUILD, cuda.HIDDEN_GPUS),
     ),
 )
 
 
-def _computer(facts: SystemFacts) -> Iterator[Finding]:
-    """Judge each thing about the computer by its causes; what it shows if nothing is wrong stands here."""
+def _check_system(facts: SystemFacts) -> Iterator[Finding]:
+    """Yield the finding of each row of ``SYSTEM_CHECKS``."""
     torch = facts.torch
-    here = DeviceContext(facts.machine, torch, facts.environ)
+    context = DeviceContext(facts.machine, torch, facts.environ)
     build = torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
     evidence = {
         "Python": f"{facts.python}, built for {facts.machine.architecture}",
@@ -131,16 +167,16 @@ def _computer(facts: SystemFacts) -> Iterator[Finding]:
     }
     for check in SYSTEM_CHECKS:
         finding = Finding(check.name, OK, evidence[check.name])
-        applying = {cause.name: cause for cause in parse_device_argument(check.device).causes(here)}
+        matches = {rule.name: rule for rule in parse_device_argument(check.device).causes(context)}
         if not torch.is_imported:
-            applying[NOT_LOADED] = RejectionRule(NOT_LOADED, "torch cannot be used")
+            matches[NOT_LOADED] = RejectionRule(NOT_LOADED, "torch is unavailable")
         if facts.machine.macos is None:
-            applying[UNKNOWN_MACOS] = RejectionRule(UNKNOWN_MACOS, "its version could not be read")
+            matches[UNKNOWN_MACOS] = RejectionRule(UNKNOWN_MACOS, "the macOS version could not be read")
         for status, names in ((NOT_APPLICABLE, check.skip_if), (WARNING, check.warn_if), (FAILED, check.fail_if)):
-            cause = next((applying[name] for name in names if name in applying), None)
-            if cause is not None:
-                remedy = "" if status == NOT_APPLICABLE else cause.remedy
-                finding = Finding(check.name, status, cause.reason, remedy)
+            rule = next((matches[name] for name in names if name in matches), None)
+            if rule is not None:
+                remedy = "" if status == NOT_APPLICABLE else rule.remedy
+                finding = Finding(check.name, status, rule.reason, remedy)
                 break
         if check.name == "torch" and facts.torch_error:
             finding = Finding("torch", FAILED, facts.torch_error.message, facts.torch_error.remedy)
@@ -148,11 +184,11 @@ def _computer(facts: SystemFacts) -> Iterator[Finding]:
 
 
 def run_checks(facts: SystemFacts) -> Iterator[Finding]:
-    """Yield every finding, in the order in which a person would look."""
-    yield from _computer(facts)
-    yield _device_in_force(facts)
-    yield _computation(facts)
-    yield from _variables(facts.environment)
+    """Yield all findings, in the order of the report."""
+    yield from _check_system(facts)
+    yield _check_active_device(facts)
+    yield _check_computation(facts)
+    yield from _check_variables(facts.environment)
     yield from _check_dtypes(facts)
     suspected = facts.ruled_out or facts.computed
     if suspected is None:
@@ -168,13 +204,14 @@ def run_checks(facts: SystemFacts) -> Iterator[Finding]:
 
 
 def _not_applicable(name: str, facts: SystemFacts) -> Finding:
-    """Return that nothing was looked at, because nothing can be computed."""
-    why = "torch cannot be used" if facts.torch_error or facts.torch.version is None else "no device is in force"
-    return Finding(name, NOT_APPLICABLE, why)
+    """Return a finding for a check that was skipped because no computation is possible."""
+    torch_missing = facts.torch_error or facts.torch.version is None
+    reason = "torch is unavailable" if torch_missing else "there is no active device"
+    return Finding(name, NOT_APPLICABLE, reason)
 
 
-def _device_in_force(facts: SystemFacts) -> Finding:
-    name = "device in force"
+def _check_active_device(facts: SystemFacts) -> Finding:
+    name = "active device"
     choice = facts.choice
     if facts.torch_error is not None:
         return _not_applicable(name, facts)
@@ -183,22 +220,22 @@ def _device_in_force(facts: SystemFacts) -> Finding:
     return Finding(name, OK, f"{format_device(choice.device)}: {choice.reason}")
 
 
-def _computation(facts: SystemFacts) -> Finding:
+def _check_computation(facts: SystemFacts) -> Finding:
     computed = facts.computed
     if computed is None:
         return _not_applicable(COMPUTATION, facts)
     device = format_device(computed.device)
-    place = format_device(computed.result_device)
+    result_device = format_device(computed.result_device)
     restart = "Restart the kernel; if it fails again, use 'cpu'."
     if computed.failure:
         return Finding(COMPUTATION, FAILED, f"{device} fails: {computed.failure}", restart)
     if normalize_device(computed.result_device) != normalize_device(computed.device):
-        return Finding(COMPUTATION, FAILED, f"asked of {device}, the result is on {place}", restart)
-    return Finding(COMPUTATION, OK, f"right, and its result is on {place}")
+        return Finding(COMPUTATION, FAILED, f"requested on {device}, but the result is on {result_device}", restart)
+    return Finding(COMPUTATION, OK, f"correct; the result is on {result_device}")
 
 
-def _variables(plan: EnvPlan) -> Iterator[Finding]:
-    """Judge each MPS variable: in force, too late, in conflict with another, not for this device, or none that torch reads."""
+def _check_variables(plan: EnvPlan) -> Iterator[Finding]:
+    """Yield the effect of each MPS environment variable, such as active, set too late or in conflict with another one."""
     for setting in plan.settings:
         status = WARNING if setting.remedy else OK
         status = {CONFLICT: FAILED, NOT_FOR_DEVICE: NOT_APPLICABLE}.get(setting.effect, status)
@@ -207,135 +244,144 @@ def _variables(plan: EnvPlan) -> Iterator[Finding]:
         yield Finding(setting.name, status, evidence, setting.remedy)
 
 
-REQUIRED_DTYPES = ("float32", "int64")  # Without these nothing runs; without one of the others a device is only slower.
+# Models need these dtypes. Without one of the others a device is only slower.
+REQUIRED_DTYPES = ("float32", "int64")
 
 
 def _check_dtypes(facts: SystemFacts) -> Iterator[Finding]:
     if facts.computed is None or not facts.computed.dtypes:
-        yield _not_applicable("types of numbers", facts)
+        yield _not_applicable("data types", facts)
         return
     device = facts.computed.device
-    refused = ""
+    unsupported = ""
     computed = []
     for name, failure in facts.computed.dtypes.items():
         if not failure:
             computed.append(name)
         elif name in parse_device_argument(device).narrower:
-            refused = "; float64 is refused, as MPS has none"
+            unsupported = "; MPS does not support float64"
         else:
-            needed = name in REQUIRED_DTYPES
-            remedy = "Use 'cpu', and update torch and the system." if needed else "Use float32."
-            yield Finding(name, FAILED if needed else WARNING, f"{format_device(device)} fails: {failure}", remedy)
+            required = name in REQUIRED_DTYPES
+            remedy = "Use 'cpu', and update torch and the system." if required else "Use float32."
+            yield Finding(name, FAILED if required else WARNING, f"{format_device(device)} fails: {failure}", remedy)
     if computed:
-        evidence = f"{format_device(device)} computes with {', '.join(computed)}{refused}"
-        yield Finding("types of numbers", OK, evidence)
+        evidence = f"{format_device(device)} computes with {', '.join(computed)}{unsupported}"
+        yield Finding("data types", OK, evidence)
 
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """A model that is looked at."""
+    """A model to check.
 
-    model: torch.nn.Module  # The model itself.
-    tokenizer: Any  # Its tokenizer, or None.
-    device: str  # The device in force.
-    # What is known of it in a reduced type; None if it was not loaded by its name.
+    Attributes:
+        model: The module.
+        tokenizer: Tokenizer of the model, or ``None``.
+        device: Active device.
+        validation: State of its validation in a reduced dtype, or ``None`` if it was not loaded by name.
+    """
+
+    model: torch.nn.Module
+    tokenizer: Any
+    device: str
     validation: DtypeValidation | None = None
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Return parameters and buffers with their names."""
+        """Return the parameters and buffers with their names."""
         return [*self.model.named_parameters(), *self.model.named_buffers()]
 
     def dtypes(self) -> list[str]:
-        """Return the types of a model's numbers; a quantized model is int8 whatever else is in it."""
+        """Return the floating-point dtypes of the model. A quantized model counts as int8 only."""
         if is_quantized(self.model):
             return [INT8]
-        numbers = (tensor for _, tensor in self.tensors() if tensor.is_floating_point() or tensor.is_complex())
-        return sorted({normalize_dtype(tensor.dtype) for tensor in numbers})
+        dtypes = {tensor.dtype for _, tensor in self.tensors() if tensor.is_floating_point() or tensor.is_complex()}
+        return sorted(map(normalize_dtype, dtypes))
 
 
 def model_findings(
     name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: DtypeValidation | None = None
 ) -> tuple[Finding, ...]:
-    """Return what is wrong with a module, a pipeline or a loaded model of ours, or one finding that nothing is."""
+    """Return the problems of a module, a pipeline or a loaded model, or one finding that all checks passed."""
     tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     examined = ModelUnderTest(unwrap_model(get_module(model)), tokenizer, device, validation)
     with TENSOR_LOCK:
-        wrong = tuple(finding for check in MODEL_CHECKS for finding in check(examined))
-    if wrong:
-        return tuple(replace(finding, name=f"{name}: {finding.name}") for finding in wrong)
-    places = sorted({format_device(str(tensor.device)) for _, tensor in examined.tensors()})
+        problems = tuple(finding for check in MODEL_CHECKS for finding in check(examined))
+    if problems:
+        return tuple(replace(finding, name=f"{name}: {finding.name}") for finding in problems)
+    devices = sorted({format_device(str(tensor.device)) for _, tensor in examined.tensors()})
     summary = " and ".join(examined.dtypes()) or "no weights"
-    summary += f" on {' and '.join(places)}" if places else ""
-    return (Finding(name, OK, f"{summary}; nothing was found by {len(MODEL_CHECKS)} checks"),)
+    summary += f" on {' and '.join(devices)}" if devices else ""
+    return (Finding(name, OK, f"{summary}; {len(MODEL_CHECKS)} checks passed"),)
 
 
 def check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find numbers of 64 bits, which MPS does not have."""
+    """Find float64 and complex128 tensors, which MPS does not support."""
     tensors = examined.tensors()
     names = [name for name, tensor in tensors if normalize_dtype(tensor.dtype) in mps.Mps.narrower]
     if names:
-        share = f"{len(names):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
-        evidence = f"{share} float64 or complex128, which MPS does not have: {_first(names)}"
+        fraction = f"{len(names):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
+        evidence = f"{fraction} float64 or complex128, which MPS does not support: {_join_first(names)}"
         status = FAILED if parse_device_argument(examined.device).narrower else WARNING
-        remedy = "Call model.float(), or move it with nb.training.to_device, which converts."
+        remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
         yield Finding("float64", status, evidence, remedy)
 
 
 def check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find weights in a reduced type that is not validated: answers can differ."""
+    """Find weights in a reduced dtype that is not validated, so that results may differ."""
     types = [dtype for dtype in examined.dtypes() if dtype in REDUCED_DTYPES]
-    known = examined.validation
-    evidence = f"weights are {' and '.join(types)}, with which entities can move or be lost"
-    if known and [known.dtype] == types:
-        if known.reason:
-            yield Finding("precision", WARNING, f"{evidence}; {known.reason}", f"Validate it: {known.command}.")
+    validation = examined.validation
+    evidence = f"weights are {' and '.join(types)}, which can shift or lose entities"
+    if validation and [validation.dtype] == types:
+        if validation.reason:
+            yield Finding(
+                "precision", WARNING, f"{evidence}; {validation.reason}", f"Validate it: {validation.command}."
+            )
     elif types:
-        remedy = f"Load it by its name, then nb.runbook.validate_precision('name', texts, dtype={types[0]!r})."
+        remedy = f"Load the model by name, then run nb.runbook.validate_precision('name', texts, dtype={types[0]!r})."
         yield Finding("precision", WARNING, evidence, remedy)
 
 
 def check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find a map of labels that has another length than the last layer."""
+    """Find a label map whose length differs from the output size of the last layer."""
     labels = getattr(getattr(examined.model, "config", None), "id2label", None)
-    classifies = any(kind.__name__.endswith("Classification") for kind in type(examined.model).__mro__)
+    classifies = any(cls.__name__.endswith("Classification") for cls in type(examined.model).__mro__)
     width = head_width(examined.model) if labels and classifies else None
     if width is not None and labels is not None and len(labels) != width:
-        evidence = (
-            f"the configuration has {pluralize(len(labels), 'label')}, and the last layer gives {width:,} numbers"
-        )
-        remedy = "Load it with num_labels as many as the data has, or correct id2label in its configuration."
+        evidence = f"the configuration has {pluralize(len(labels), 'label')}, but the last layer has {width:,} outputs"
+        remedy = "Load the model with the num_labels of the data, or correct id2label in its configuration."
         yield Finding("labels", FAILED, evidence, remedy)
 
 
 def check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find a tokenizer with tokens for which the model has no embedding."""
+    """Find a tokenizer with token ids outside the embedding of the model."""
     rows = token_count(examined.model)
     tokens: dict[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
     largest = max(tokens.values(), default=-1)
     if rows is not None and largest >= rows:
-        evidence = f"the tokenizer has token {largest:,}, and the model has embeddings for {pluralize(rows, 'token')}"
+        evidence = (
+            f"the tokenizer has token id {largest:,}, but the model has embeddings for {pluralize(rows, 'token')}"
+        )
         remedy = "Use the tokenizer of this model, or call model.resize_token_embeddings(len(tokenizer))."
         yield Finding("vocabulary", FAILED, evidence, remedy)
 
 
 def check_tensor_devices(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find parts on several devices, and parts without memory."""
+    """Find models with tensors on several devices, and tensors without memory."""
     counts = Counter(normalize_device(str(tensor.device)) for _, tensor in examined.tensors())
     if "meta" in counts:
-        evidence = f"{pluralize(counts['meta'], 'tensor')} of {counts.total():,} have no memory (device meta)"
+        evidence = f"{pluralize(counts['meta'], 'tensor')} of {counts.total():,} have no memory (meta device)"
         yield Finding("weights", FAILED, evidence, "Load the weights: from_pretrained, or load_state_dict.")
     elif len(counts) > 1 and getattr(examined.model, "hf_device_map", None) is None:
-        parts = ", ".join(f"{count:,} on {format_device(place)}" for place, count in sorted(counts.items()))
+        parts = ", ".join(f"{count:,} on {format_device(device)}" for device, count in sorted(counts.items()))
         evidence = f"its tensors are on several devices: {parts}"
-        yield Finding("places", FAILED, evidence, "Move it whole: model.to(device).")
+        yield Finding("tensor devices", FAILED, evidence, "Move the whole model: model.to(device).")
 
 
 def check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find weights that are NaN or infinite."""
-    names = [name for name, weight in examined.model.named_parameters() if not _finite(weight)]
+    """Find weights with NaN or infinity."""
+    names = [name for name, weight in examined.model.named_parameters() if not _is_finite(weight)]
     if names:
-        evidence = f"{pluralize(len(names), 'weight')} with NaN or infinity: {_first(names)}"
-        yield Finding("NaN", FAILED, evidence, "Load it again, or go back to an earlier checkpoint.")
+        evidence = f"{pluralize(len(names), 'weight')} with NaN or infinity: {_join_first(names)}"
+        yield Finding("NaN", FAILED, evidence, "Reload the model, or use an earlier checkpoint.")
 
 
 MODEL_CHECKS = (
@@ -348,21 +394,21 @@ MODEL_CHECKS = (
 )
 
 
-def _finite(weight: torch.Tensor) -> bool:
+def _is_finite(weight: torch.Tensor) -> bool:
     import torch
 
-    # Types below 16 bits have no isfinite, and neither a meta, a lazy nor a sparse tensor can be asked.
-    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+    # torch.isfinite does not support dtypes below 16 bits, nor meta, lazy and sparse tensors.
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
     if weight.is_meta or torch.nn.parameter.is_lazy(weight) or weight.layout != torch.strided:
         return True
-    return weight.dtype not in types or bool(torch.isfinite(weight.detach()).all())
+    return weight.dtype not in dtypes or bool(torch.isfinite(weight.detach()).all())
 
 
-def _first(names: list[str], shown: int = 3) -> str:
-    return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")
+def _join_first(names: list[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
-# The packages whose requirements are looked at.
+# Packages whose requirements are checked.
 CHECKED_PACKAGES = (
     "openmed-nb",
     "torch",
@@ -377,42 +423,50 @@ CHECKED_PACKAGES = (
     "jupyterlab-widgets",
 )
 
-# The extras that are in use: every torch user has the "torch" extra of transformers, however it was installed.
+# Extras that count as installed. With torch, the "torch" extra of transformers applies however it was installed.
 EXTRAS = ("", "torch")
 
-# What importlib.metadata raises for files that are damaged or gone; it differs between releases of Python.
+# Errors that importlib.metadata raises for damaged or missing files. They differ between Python versions.
 METADATA_ERRORS = (OSError, ValueError, KeyError, TypeError)
 
-Versions = Mapping[str, str]  # By the normalized names of packages; empty if the files do not say.
+# Versions by normalized package name, or an empty string if the metadata has none.
+Versions = Mapping[str, str]
 
 
 def package_findings(
     installed: Versions, requirements: Mapping[str, Sequence[str]], loaded: Versions, torch: str = "torch"
 ) -> tuple[Finding, ...]:
-    """Return what is wrong with packages, or one finding that nothing is, given what each requires and who is loaded.
+    """Return the problems of packages, or one finding that all packages are compatible.
 
-    ``torch`` is what pip is asked for where torch is to be installed, as ``devices.causes.torch_requirement`` says: the newest one
-    can be without MPS on this Mac.
+    Args:
+        installed: Versions of the installed packages.
+        requirements: Requirements of each checked package.
+        loaded: Versions of the imported packages.
+        torch: Requirement of torch for pip, see ``devices.causes.torch_requirement``. The newest torch may not support MPS
+            on this Mac.
+
+    Returns:
+        At least one finding.
     """
-    found = [_unreadable(name, torch) for name, version in installed.items() if not version]
+    findings = [_unreadable_package(name, torch) for name, version in installed.items() if not version]
     for package, texts in requirements.items():
-        found += filter(None, (_unmet_requirements(package, text, installed, torch) for text in texts))
-    for name, here in loaded.items():
-        there = installed.get(name)
-        if there and here.partition("+")[0] != there.partition("+")[0]:
-            evidence = f"{name} {here} is loaded, and {there} is installed"
-            found.append(Finding(name, WARNING, evidence, "Restart the kernel."))
-    return tuple(dict.fromkeys(found)) or (Finding("packages", OK, f"{len(requirements)} packages fit together"),)
+        findings += filter(None, (_unmet_requirements(package, text, installed, torch) for text in texts))
+    for name, loaded_version in loaded.items():
+        version = installed.get(name)
+        if version and loaded_version.partition("+")[0] != version.partition("+")[0]:
+            evidence = f"{name} {loaded_version} is imported, but {version} is installed"
+            findings.append(Finding(name, WARNING, evidence, "Restart the kernel."))
+    return tuple(dict.fromkeys(findings)) or (Finding("packages", OK, f"{len(requirements)} packages are compatible"),)
 
 
 def _unmet_requirements(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
-    """Return what is wrong with one requirement of a package; ``None`` if it is met or does not count."""
+    """Return the problem of one requirement of a package, or ``None`` if it is met or does not apply."""
     try:
         required = Requirement(text)
     except InvalidRequirement:
-        return _unreadable(package, torch)
+        return _unreadable_package(package, torch)
     marker = required.marker
-    # A requirement counts on this system, in this Python, with the extras in use.
+    # A marker limits a requirement to a system, a Python version or an extra.
     if marker and not any(marker.evaluate({"extra": extra}) for extra in EXTRAS):
         return None
     name = canonicalize_name(required.name)
@@ -425,28 +479,30 @@ def _unmet_requirements(package: str, text: str, installed: Versions, torch: str
     else:
         try:
             met = required.specifier.contains(Version(version), prereleases=True)
-        except InvalidVersion:  # Whoever built it under such a version knows better than its number.
+        except InvalidVersion:  # A custom build with such a version was installed deliberately.
             met = True
         if met:
             return None
-        problem = f"and {name} {version} is installed"
+        problem = f"but {name} {version} is installed"
     pinned = torch.partition("==")[2]
     needed = torch if name == "torch" and pinned and required.specifier.contains(pinned) else wanted
     names = f'{torch if package == "torch" else package} "{needed}"'
-    remedy = f"Install versions that fit, then restart the kernel: python -m pip install --upgrade {names}."
-    evidence = f"{package} {installed.get(package, '')} needs {wanted}, {problem}"
+    remedy = f"Install compatible versions, then restart the kernel: python -m pip install --upgrade {names}."
+    evidence = f"{package} {installed.get(package, '')} requires {wanted}, {problem}"
     return Finding(f"{package} and {name}", FAILED, evidence, remedy)
 
 
-def _unreadable(package: str, torch: str) -> Finding:
-    remedy = f"Reinstall it: python -m pip install --force-reinstall {torch if package == 'torch' else package}."
+def _unreadable_package(package: str, torch: str) -> Finding:
+    remedy = (
+        f"Reinstall the package: python -m pip install --force-reinstall {torch if package == 'torch' else package}."
+    )
     return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
 
 
 def read_packages(
     find: Callable[[str], Any] = distribution_of,
 ) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
-    """Return the installed versions, what the installed packages of ``CHECKED`` require, and the loaded versions."""
+    """Return the installed versions, the requirements of ``CHECKED_PACKAGES``, and the versions of imported packages."""
     installed: dict[str, str] = {}
     requirements: dict[str, Sequence[str]] = {}
     loaded: dict[str, str] = {}
@@ -454,7 +510,7 @@ def read_packages(
         distribution = find(name)
         if distribution is None:
             continue
-        installed[name] = _version(distribution)
+        installed[name] = _read_version(distribution)
         requirements[name] = ()
         with contextlib.suppress(*METADATA_ERRORS):
             requirements[name] = tuple(distribution.requires or ())
@@ -465,12 +521,13 @@ def read_packages(
         with contextlib.suppress(InvalidRequirement):
             name = canonicalize_name(Requirement(text).name)
             if name not in installed and (distribution := find(name)) is not None:
-                installed[name] = _version(distribution)
+                installed[name] = _read_version(distribution)
     return installed, requirements, loaded
 
 
-def _version(distribution: Any) -> str:
+def _read_version(distribution: Any) -> str:
     try:
-        return str(distribution.metadata.get("Version") or "")  # Not by index, which may warn or raise, by the Python.
+        # Indexing warns or raises for a missing key, depending on the Python version.
+        return str(distribution.metadata.get("Version") or "")
     except METADATA_ERRORS:
         return ""

@@ -1,7 +1,7 @@
-"""What the file of ``accelerate config`` asks for, and what of it does not fit this computer.
+"""Checks of the file of ``accelerate config`` against this machine.
 
-``accelerate launch`` reads that file whenever it is there. Here it is read as data; accelerate need not be installed. What
-accelerate 1.15 makes of each setting stands in its commands/launch.py, utils/launch.py, state.py and accelerator.py.
+``accelerate launch`` reads the file whenever it exists. Here the file is read as data, so accelerate need not be installed. The
+effect of each setting is defined in commands/launch.py, utils/launch.py, state.py and accelerator.py of accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from ...._utils.text import shorten
 from ...._utils.validation import as_integer
 from ....devices.backend import TorchInfo
 from ....devices.machine import MachineInfo
+from ....devices.registry import parse_device_argument
 from ....errors import ConfigurationError
 from ....training.steps import select_precision
 
 NAME = "accelerate config"
 RECONFIGURE_REMEDY = "Run accelerate config again."
-NO_16_BITS = "Set mixed_precision: 'no'."
-ONE_PROCESS = "Set distributed_type: 'NO'."
+DISABLE_MIXED_PRECISION_REMEDY = "Set mixed_precision: 'no'."
+SINGLE_PROCESS_REMEDY = "Set distributed_type: 'NO'."
 
-SINGLE_PROCESS_TYPES = (
-    "NO",
-    "MULTI_CPU",
-)  # For these one process is started; the second is for mpirun to start several times.
-SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-SIXTEEN_BITS = {"fp16": "float16", "bf16": "bfloat16"}
+# accelerate starts one process for these types. For MULTI_CPU, mpirun starts the others.
+SINGLE_PROCESS_TYPES = ("NO", "MULTI_CPU")
+SHARDED_TYPES = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+REDUCED_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def accelerate_findings(environ: Mapping[str, str], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
-    """Return what is wrong with the file of ``accelerate config`` on a computer; nothing where there is no file."""
+    """Return the findings about the file of ``accelerate config``, or nothing if there is no such file."""
     import yaml
 
     file = settings_file(environ)
@@ -45,110 +44,120 @@ def accelerate_findings(environ: Mapping[str, str], machine: MachineInfo, torch:
         return ()
     except OSError as error:
         return (Finding(NAME, FAILED, f"{file.name} cannot be opened: {error.strerror}", RECONFIGURE_REMEDY),)
-    except (yaml.YAMLError, ValueError):  # Their texts show lines of the file.
+    except (yaml.YAMLError, ValueError):  # Their messages quote lines of the file.
         pass
     if not isinstance(settings, dict):
-        return (Finding(NAME, FAILED, f"{file.name} does not hold settings in YAML", RECONFIGURE_REMEDY),)
+        return (Finding(NAME, FAILED, f"{file.name} does not contain settings in YAML", RECONFIGURE_REMEDY),)
     return launch_findings(settings, machine, torch)
 
 
 def settings_file(environ: Mapping[str, str]) -> Path:
-    """Return where ``accelerate config`` writes, and ``accelerate launch`` looks, where nobody names another file."""
+    """Return the default path that ``accelerate config`` writes and ``accelerate launch`` reads."""
     home = environ.get("HOME") or environ.get("USERPROFILE") or os.sep
     folder = Path(environ.get("HF_HOME", Path(environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")))
-    at_home = Path(home, *folder.parts[1:]) if folder.parts[:1] == ("~",) else folder
-    return at_home / "accelerate" / "default_config.yaml"
+    if folder.parts[:1] == ("~",):
+        folder = Path(home, *folder.parts[1:])
+    return folder / "accelerate" / "default_config.yaml"
 
 
 def launch_findings(settings: Mapping[str, Any], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
-    """Return what of the settings does not fit the computer, or one finding that all of it does."""
-    place = settings.get("compute_environment", "LOCAL_MACHINE")
-    if place != "LOCAL_MACHINE":
-        return (Finding(NAME, NOT_APPLICABLE, f"it sends scripts to {shorten(str(place))}, not to this computer"),)
-    # The device that accelerate takes by itself: it looks for MPS first.
-    best = "cpu"
+    """Return the settings that do not suit the machine, or one finding that all of them do."""
+    environment = settings.get("compute_environment", "LOCAL_MACHINE")
+    if environment != "LOCAL_MACHINE":
+        evidence = f"it runs scripts on {shorten(str(environment))}, not on this computer"
+        return (Finding(NAME, NOT_APPLICABLE, evidence),)
+    # accelerate checks for MPS first.
+    default_device = "cpu"
     if torch.mps_built and torch.mps_available:
-        best = "mps"
+        default_device = "mps"
     elif torch.cuda_names:
-        best = "cuda"
-    device = "cpu" if settings.get("use_cpu") is True else best
+        default_device = "cuda"
+    device = "cpu" if settings.get("use_cpu") is True else default_device
     precision = settings.get("mixed_precision", "no")
     precision = precision.lower() if isinstance(precision, str) else precision
-    misfits: dict[str, Finding] = {}  # The first for each setting.
-    if device != best:
-        what = f"keeps scripts on the CPU, and this computer has {best}"
-        misfits["use_cpu"] = Finding("use_cpu", WARNING, what, "Set use_cpu: false, unless you want that.")
+    problems: dict[str, Finding] = {}  # The first problem of each setting.
+    if device != default_device:
+        evidence = f"keeps scripts on the CPU, but this computer has {default_device}"
+        problems["use_cpu"] = Finding("use_cpu", WARNING, evidence, "Set use_cpu: false, unless this is intended.")
     for finding in (
-        *_judged_processes(settings, device, len(torch.cuda_names or ())),
-        *_judged_precision(precision, device, machine, torch),
+        *_check_processes(settings, device, len(torch.cuda_names or ())),
+        *_check_precision(precision, device, machine, torch),
     ):
-        misfits.setdefault(finding.name, finding)
-    if misfits:
-        return tuple(replace(finding, name=f"{NAME}: {name}") for name, finding in misfits.items())
+        problems.setdefault(finding.name, finding)
+    if problems:
+        return tuple(replace(finding, name=f"{NAME}: {name}") for name, finding in problems.items())
     processes = pluralize(as_integer(settings.get("num_processes")) or 1, "process", "processes")
     return (Finding(NAME, OK, f"{processes} on {device}, mixed precision {precision or 'no'}"),)
 
 
-def _judged_processes(settings: Mapping[str, Any], device: str, gpus: int) -> Iterator[Finding]:
-    """Yield what does not fit of how many processes work together, and how."""
-    kind = settings.get("distributed_type")
-    # A ``NO`` without quotes is false to YAML, and does what NO does.
-    kind = "NO" if kind is False else shorten(str(kind or ""))
-    processes = as_integer(settings.get("num_processes")) or 1
-    computers = as_integer(settings.get("num_machines")) or 1
-    here = processes // computers
-    if not kind:
-        yield Finding("distributed_type", FAILED, "there is none, and accelerate launch needs one", RECONFIGURE_REMEDY)
-    elif kind == "MPS":
-        what = "MPS is of an old accelerate; today's refuses it, and takes MPS by itself"
-        yield Finding("distributed_type", FAILED, what, ONE_PROCESS)
-    elif kind in SHARDED and device == "mps":
-        what = f"{kind} needs torch.distributed, which has no backend for MPS"
-        yield Finding("distributed_type", FAILED, what, ONE_PROCESS)
-    if kind not in SINGLE_PROCESS_TYPES and processes > 1 and device != "cuda":
-        what = f"asks for {processes:,}; without GPUs of CUDA, {kind} lets each train a model of its own on {device}"
-        yield Finding("num_processes", FAILED, what, "Set distributed_type: 'NO' and num_processes: 1.")
-    elif kind not in SINGLE_PROCESS_TYPES and device == "cuda" and here > gpus:
-        what = f"asks for {here:,} on this computer, and torch finds {pluralize(gpus, 'GPU')}"
-        yield Finding("num_processes", FAILED, what, "Set num_processes to the number of GPUs.")
-    elif kind in SINGLE_PROCESS_TYPES and processes > 1 and not settings.get("mpirun_config"):
-        what = f"asks for {processes:,}, and {kind} starts only one"
-        yield Finding("num_processes", WARNING, what, "Set num_processes: 1, or run accelerate config again.")
-    if computers > 1 and device == "mps":
-        what = f"asks for {computers:,}, and torch.distributed has no backend for MPS that could join them"
-        yield Finding("num_machines", FAILED, what, "Set num_machines: 1.")
-    elif computers > 1 and not settings.get("main_process_ip"):
-        what = f"asks for {computers:,}, and main_process_ip does not say where the first one is"
+def _check_processes(settings: Mapping[str, Any], device: str, gpus: int) -> Iterator[Finding]:
+    """Yield problems of the number of processes and machines."""
+    distributed_type = settings.get("distributed_type")
+    # YAML reads NO without quotes as false, which has the same effect as 'NO'.
+    distributed_type = "NO" if distributed_type is False else shorten(str(distributed_type or ""))
+    num_processes = as_integer(settings.get("num_processes")) or 1
+    num_machines = as_integer(settings.get("num_machines")) or 1
+    local_processes = num_processes // num_machines
+    joins_processes = parse_device_argument(device).joins_processes
+    if not distributed_type:
+        yield Finding("distributed_type", FAILED, "missing, but accelerate launch requires it", RECONFIGURE_REMEDY)
+    elif distributed_type == "MPS":
+        evidence = "MPS is a value of old accelerate versions; current ones reject it and select MPS automatically"
+        yield Finding("distributed_type", FAILED, evidence, SINGLE_PROCESS_REMEDY)
+    elif distributed_type in SHARDED_TYPES and not joins_processes:
+        evidence = f"{distributed_type} needs torch.distributed, which has no backend for {device.upper()}"
+        yield Finding("distributed_type", FAILED, evidence, SINGLE_PROCESS_REMEDY)
+    if distributed_type not in SINGLE_PROCESS_TYPES and num_processes > 1 and device != "cuda":
+        evidence = (
+            f"requests {num_processes:,}; without CUDA GPUs, {distributed_type} trains an independent model in each process "
+            f"on {device}"
+        )
+        yield Finding("num_processes", FAILED, evidence, "Set distributed_type: 'NO' and num_processes: 1.")
+    elif distributed_type not in SINGLE_PROCESS_TYPES and device == "cuda" and local_processes > gpus:
+        evidence = f"requests {local_processes:,} on this computer, but torch finds {pluralize(gpus, 'GPU')}"
+        yield Finding("num_processes", FAILED, evidence, "Set num_processes to the number of GPUs.")
+    elif distributed_type in SINGLE_PROCESS_TYPES and num_processes > 1 and not settings.get("mpirun_config"):
+        evidence = f"requests {num_processes:,}, but {distributed_type} starts only one"
+        yield Finding("num_processes", WARNING, evidence, "Set num_processes: 1, or run accelerate config again.")
+    if num_machines > 1 and not joins_processes:
+        evidence = (
+            f"requests {num_machines:,}, but torch.distributed has no backend for {device.upper()} to connect them"
+        )
+        yield Finding("num_machines", FAILED, evidence, "Set num_machines: 1.")
+    elif num_machines > 1 and not settings.get("main_process_ip"):
+        evidence = f"requests {num_machines:,}, but main_process_ip does not name the first one"
         remedy = "Set main_process_ip and main_process_port, or num_machines: 1."
-        yield Finding("num_machines", FAILED, what, remedy)
+        yield Finding("num_machines", FAILED, evidence, remedy)
 
 
-def _judged_precision(precision: Any, device: str, machine: MachineInfo, torch: TorchInfo) -> Iterator[Finding]:
-    """Yield what does not fit of a type.
+def _check_precision(precision: Any, device: str, machine: MachineInfo, torch: TorchInfo) -> Iterator[Finding]:
+    """Yield problems of the mixed precision setting.
 
-    One of 16 bits is judged as ``nb.training.precision`` does for a loop of the person's own; CUDA is left to accelerate.
+    A 16-bit dtype follows the rules of ``nb.training.precision``. On CUDA, accelerate decides.
     """
     name = "mixed_precision"
     if precision is False:
-        what = "no without quotes is false to YAML, with which accelerate launch ends in an AttributeError"
-        yield Finding(name, FAILED, what, NO_16_BITS)
-    elif precision not in (None, "no", "fp8", *SIXTEEN_BITS):  # A list, perhaps.
-        what = f"accelerate does not know {shorten(repr(precision))}"
-        yield Finding(name, FAILED, what, "Set it to 'no', 'fp16' or 'bf16'.")
+        evidence = "YAML reads no without quotes as false, and accelerate launch raises an AttributeError"
+        yield Finding(name, FAILED, evidence, DISABLE_MIXED_PRECISION_REMEDY)
+    elif precision not in (None, "no", "fp8", *REDUCED_DTYPES):  # A list, perhaps.
+        evidence = f"{shorten(repr(precision))} is not a valid value"
+        yield Finding(name, FAILED, evidence, "Set it to 'no', 'fp16' or 'bf16'.")
     elif precision == "fp8" and device != "cuda":
-        yield Finding(name, FAILED, f"fp8 is for GPUs of NVIDIA, and scripts train on {device}", NO_16_BITS)
+        yield Finding(
+            name, FAILED, f"fp8 requires an NVIDIA GPU, but scripts train on {device}", DISABLE_MIXED_PRECISION_REMEDY
+        )
     elif precision == "fp16" and device == "cpu":
-        what = "fp16 has no effect on the CPU, where accelerate goes on in float32"
-        yield Finding(name, WARNING, what, NO_16_BITS)
+        evidence = "fp16 has no effect on the CPU, where accelerate computes in float32"
+        yield Finding(name, WARNING, evidence, DISABLE_MIXED_PRECISION_REMEDY)
     elif precision == "bf16" and device == "mps" and machine.macos and machine.macos < (14,):
-        what = "accelerate refuses bf16 on MPS before macOS 14"
-        yield Finding(name, FAILED, what, "Set mixed_precision: 'no', or update macOS.")
-    elif precision in SIXTEEN_BITS and device != "cuda":
+        evidence = "accelerate does not support bf16 on MPS before macOS 14"
+        yield Finding(name, FAILED, evidence, "Set mixed_precision: 'no', or update macOS.")
+    elif precision in REDUCED_DTYPES and device != "cuda":
         try:
-            policy = select_precision(device, torch.release, machine, SIXTEEN_BITS[precision])
+            policy = select_precision(device, torch.release, machine, REDUCED_DTYPES[precision])
         except ConfigurationError as error:
             yield Finding(name, FAILED, error.message, error.remedy)
         else:
-            notes = " ".join(policy.notes) or "Its losses can differ from those of float32."
-            remedy = "Set mixed_precision: 'no', unless a short training in both shows that it pays."
+            notes = " ".join(policy.notes) or "Its losses may differ from those of float32."
+            remedy = "Set mixed_precision: 'no', unless a short training run in both is faster with it."
             yield Finding(name, WARNING, f"{precision} on {device}: {notes}", remedy)

@@ -1,6 +1,6 @@
-"""``nb.doctor``: gather the facts about this computer, torch and the models, judge them, and report what is wrong first.
+"""``nb.doctor``: collect facts about this machine, torch and the models, and report problems first.
 
-Whatever is wrong is a fact here and not an error: a torch that is missing, a device that fails, a model that cannot be loaded.
+A missing torch, a failing device or a model that cannot be loaded is a finding, not an error.
 """
 
 from __future__ import annotations
@@ -37,35 +37,42 @@ from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION, Session
 from ...records.signals import read_signals
-from .checks import ComputationCheck, SystemFacts, model_findings, package_findings, read_packages, run_checks
+from .checks import (
+    CHECKED_VARIABLES,
+    ComputationCheck,
+    SystemFacts,
+    model_findings,
+    package_findings,
+    read_packages,
+    run_checks,
+)
 from .launching import accelerate_findings
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 
-
-# What the worst of the findings means.
-WORDS = {
-    FAILED: "something does not work",
-    WARNING: "it works, with something to know",
-    OK: "nothing is wrong",
-    NOT_APPLICABLE: "nothing was looked at",
+# Headline of a report by its worst finding.
+HEADLINES = {
+    FAILED: "problems found",
+    WARNING: "works, with warnings",
+    OK: "no problems found",
+    NOT_APPLICABLE: "nothing was checked",
 }
 
 
 @dataclass(frozen=True, repr=False)
 class DoctorReport(Displayable):
-    """What the doctor found, in the order in which it looked.
+    """Result of the doctor.
 
     Attributes:
-        findings: One for each thing that was looked at.
-        simulated: Whether the computer is a simulated Mac.
+        findings: One finding for each check, in the order of the checks.
+        simulated: Whether the machine is a simulated Mac.
 
     Example:
         >>> print(DoctorReport((Finding("torch", OK, "2.13.0"), Finding("MPS", FAILED, "no Metal device", "Ask a Mac."))))
         Doctor
           1 ok, 0 warnings, 1 failed.
           MPS, failed: no Metal device. Ask a Mac.
-        Everything that was looked at
+        All checks
           check  result  evidence
           torch  ok      2.13.0
           MPS    failed  see above
@@ -78,61 +85,67 @@ class DoctorReport(Displayable):
 
     @property
     def status(self) -> str:
-        """The worst of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
+        """Worst status of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
         return worst_status(self.findings)
 
     @property
     def exit_code(self) -> int:
-        """What a command ends with: 1 if something failed, else 0."""
+        """Exit code of a command: 1 if a check failed, else 0."""
         return int(self.status == FAILED)
 
     @property
     def headline(self) -> str:
-        """How many findings there are of each kind, in one sentence."""
+        """Number of findings of each status, as a sentence."""
         count = Counter(finding.status for finding in self.findings)
         return f"{count[OK]} ok, {pluralize(count[WARNING], 'warning')}, {count[FAILED]} failed."
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """What failed, and then what may go wrong."""
+        """Findings that failed, followed by the warnings."""
         return tuple(finding for status in (FAILED, WARNING) for finding in self.findings if finding.status == status)
 
     def to_report(self) -> Report:
-        """Return what there is to show: the count, what to do, and everything that was looked at."""
-        bad = self.problems
+        """Return the report: counts, problems with remedies, and a table of all checks."""
+        problems = self.problems
         rows = tuple(
-            (finding.name, finding.status, (finding.details or "see above") if finding in bad else finding.evidence)
+            (
+                finding.name,
+                finding.status,
+                (finding.details or "see above") if finding in problems else finding.evidence,
+            )
             for finding in self.findings
         )
-        table = Table("Everything that was looked at", ("check", "result", "evidence"), rows, collapsed=bool(bad))
-        spoken = (f"Doctor: {WORDS[self.status]}", self.headline)
-        return Report("Doctor", (self.headline,), (table,), html_sentences=spoken, status=self.status, problems=bad)
+        table = Table("All checks", ("check", "result", "evidence"), rows, collapsed=bool(problems))
+        html_sentences = (f"Doctor: {HEADLINES[self.status]}", self.headline)
+        return Report(
+            "Doctor", (self.headline,), (table,), html_sentences=html_sentences, status=self.status, problems=problems
+        )
 
 
 def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
-    """Look at this computer, torch, the environment, the device in force and the models, and say what is wrong.
+    """Diagnose this machine, torch, the environment variables, the active device and the models.
+
+    The doctor imports torch and computes on the active device: linear layers and each dtype. On a GPU it also runs probes
+    of known silent errors (``runbook.checks.doctor.silent_errors`` names the issues). Each probe runs twice, with an empty
+    cache and with dirty memory, and is compared with the CPU. A GPU that was rejected because of incorrect results is
+    probed as well. The probes need a few megabytes and a few seconds. Random number generators, the device, the override
+    and the models stay unchanged. If there is a file of ``accelerate config``, a finding names each setting that does not
+    suit this machine.
 
     Args:
-        model: The name of a model, which is loaded if it is not yet; a torch module; or a pipeline. ``None`` looks at the
-            models that the session has loaded.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        model: Name of a model, which is loaded if necessary, a torch module or a pipeline. If ``None``, check the models
+            that the session has loaded.
+        progress: Whether to show the progress if the diagnosis takes longer than half a second.
 
     Returns:
-        The report: one finding for each thing that was looked at, with ``status`` (``"ok"``, ``"warning"``, ``"failed"``
-        or ``"not applicable"``), the evidence and one thing to do; ``status``, the worst of them; ``exit_code``, 1 if
-        something failed. Its text is the same in every run, as long as nothing changes.
+        The report. Each of its ``findings`` has a ``status`` (``"ok"``, ``"warning"``, ``"failed"`` or
+        ``"not applicable"``), the evidence and a remedy. ``status`` is the worst of them. ``exit_code`` is 1 if a check
+        failed. The text of the report is the same in every run, as long as nothing changes.
 
     Raises:
-        ConfigurationError: For anything that is not a model.
-        UnknownModelError, ModelDownloadError, UntrustedModelError: For a name under which no model can be had. Whatever else is wrong,
-            also a torch that does not import and a model that cannot be loaded, is a finding.
-
-    The doctor computes on the device in force, which loads torch: linear layers, each type of numbers, and on a GPU small
-    probes of errors that are known to give wrong numbers in silence, each compared with the CPU and run twice, with an
-    empty cache and with dirty memory (``runbook.doctor.silent_errors`` names the issues). They run on a GPU that is not in
-    force too where it gave wrong numbers when it was tried. They take some megabytes and a few seconds, and random numbers
-    go on as if they had not run. The device, the override and the models stay as they are. Where ``accelerate config`` has
-    left a file, a row names each setting of it that does not fit this computer.
+        ConfigurationError: If ``model`` is not a model.
+        UnknownModelError, ModelDownloadError, UntrustedModelError: If the named model is not available. Every other
+            problem is a finding, including a failed import of torch and a model that cannot be loaded.
 
     Example:
         >>> report = doctor()
@@ -146,12 +159,12 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
 
 
 def diagnose(facts: SystemFacts) -> DoctorReport:
-    """Judge the facts of a computer; the same facts always give the same report."""
+    """Return the report of the given facts. The same facts always give the same report."""
     return DoctorReport(tuple(run_checks(facts)), facts.machine.simulated)
 
 
 def check_computation(device: str) -> ComputationCheck:
-    """Compute on a device: linear layers, each type of numbers, and the probes of known silent errors."""
+    """Run linear layers, each dtype and the probes of known silent errors on a device."""
     from .silent_errors import run_probes
 
     failure = backend.probe_device(device)
@@ -159,69 +172,73 @@ def check_computation(device: str) -> ComputationCheck:
         return ComputationCheck(device, failure=failure)
     torch = backend.import_torch()
     with backend.TENSOR_LOCK:
-        place = str((torch.ones(2, device="cpu").to(device) * 2).device)
-    dtypes = {dtype: _failure_in(device, dtype) for dtype in DTYPES}
-    return ComputationCheck(device, place, failure, dtypes, run_probes(device))
+        result_device = str((torch.ones(2, device="cpu").to(device) * 2).device)
+    dtypes = {dtype: _dtype_failure(device, dtype) for dtype in DTYPES}
+    return ComputationCheck(device, result_device, failure, dtypes, run_probes(device))
 
 
-def _failure_in(device: str, dtype: str) -> str:
-    """Return why a device does not compute with a type of numbers; empty if it does."""
+def _dtype_failure(device: str, dtype: str) -> str:
+    """Return the reason why a device cannot compute with a dtype, or an empty string if it can."""
     torch = backend.import_torch()
-    numbers = torch.arange(8, device="cpu").reshape(2, 4)
+    integers = torch.arange(8, device="cpu").reshape(2, 4)
 
     def compute(values: Any) -> Any:
         return values * 2 + values if dtype.startswith("int") else values @ values.T
 
     try:
         with backend.TENSOR_LOCK:
-            found = compute(numbers.to(device, getattr(torch, dtype))).cpu()
+            result = compute(integers.to(device, getattr(torch, dtype))).cpu()
     except (RuntimeError, TypeError) as error:
         return describe_error(error)
-    return "" if torch.equal(found.long(), compute(numbers)) else backend.NUMERICAL_MISMATCH
+    return "" if torch.equal(result.long(), compute(integers)) else backend.NUMERICAL_MISMATCH
 
 
 def collect_facts(
     session: Session, model: Any = None, compute: Callable[[str], ComputationCheck] = check_computation
 ) -> SystemFacts:
-    """Gather the facts about a session's computer; another ``compute`` stands in for a device that is not here."""
+    """Collect the facts about the machine of a session. Tests pass another ``compute`` to replace a missing device."""
     with session.transaction():
-        models = _models(session, model)
-        computer = session.device_manager
+        models = _find_models(session, model)
+        manager = session.device_manager
         choice = session.choice_or_error(confirm=True)
         torch_error = None
         try:
-            computer.load_torch()
+            manager.load_torch()
         except TorchImportError as error:
             torch_error = error
         session.notify(ProgressEvent("Examining", "this computer"))
         if torch_error is None and not (isinstance(choice, DeviceChoice) and choice.confirmed):
-            choice = session.choice_or_error(confirm=True)  # Now torch can answer for itself.
+            choice = session.choice_or_error(confirm=True)  # With torch imported, the choice can be verified.
         device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
-        # The MPS variables count for mps, also if they are why it is not in force.
-        refused = device not in (None, "mps") and "watermark" in (computer.torch.probe_failure("mps") or "")
-        wrong = next((gpu for gpu, why in computer.torch.probes if why.startswith(backend.NUMERICAL_MISMATCH)), None)
-        shell = computer.user_environ
+        # Invalid MPS variables can be the reason that mps is not the active device, so their effect is that on mps.
+        variables_reject_mps = device not in (None, "mps") and "watermark" in (manager.torch.probe_failure("mps") or "")
+        incorrect_gpu = next(
+            (gpu for gpu, failure in manager.torch.probes if failure.startswith(backend.NUMERICAL_MISMATCH)), None
+        )
+        environ = manager.user_environ
         return SystemFacts(
             python=".".join(platform.python_version_tuple()[:2]),
-            machine=computer.machine,
-            torch=computer.torch if torch_error is None else TorchInfo(None),
+            machine=manager.machine,
+            torch=manager.torch if torch_error is None else TorchInfo(None),
             choice=choice,
-            environment=computer.mps_environment("mps" if refused else device or "cpu"),
+            environment=manager.mps_environment("mps" if variables_reject_mps else device or "cpu"),
             torch_error=torch_error,
-            environ={name: shell[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in shell},
+            environ={name: environ[name] for name in CHECKED_VARIABLES if name in environ},
             computed=compute(device) if device else None,
-            ruled_out=compute(wrong) if wrong else None,
-            packages=package_findings(*read_packages(), torch_requirement(computer.machine)),
-            launching=() if torch_error else accelerate_findings(shell, computer.machine, computer.torch),
-            signals=read_signals(computer.machine, device or "cpu", uuid=parse_device_argument(device or "cpu").uuid()),
+            ruled_out=compute(incorrect_gpu) if incorrect_gpu else None,
+            packages=package_findings(*read_packages(), torch_requirement(manager.machine)),
+            launching=() if torch_error else accelerate_findings(environ, manager.machine, manager.torch),
+            signals=read_signals(manager.machine, device or "cpu", uuid=parse_device_argument(device or "cpu").uuid()),
             models=tuple(
-                finding for name, found in models for finding in _check_model(name, found, device or "cpu", session)
+                finding
+                for name, checked_model in models
+                for finding in _check_model(name, checked_model, device or "cpu", session)
             ),
         )
 
 
-def _models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
-    """Return names and models to look at, with an error in the place of a model that cannot be loaded."""
+def _find_models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the models to check with their names. A model that cannot be loaded is replaced by its error."""
     if not is_model_name(model):
         return ((type(get_module(model)).__name__, model),)
     loaded = session.models.find(None if model is None else str(model))
@@ -236,7 +253,9 @@ def _models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
 def _check_model(name: str, model: Any, device: str, session: Session) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
         return (Finding(model_label(name), FAILED, model.message, model.remedy),)
-    inner = unwrap_model(get_module(model))
-    key = session.models.key_of(inner)
-    known = get_dtype_validation(key, str(inner.device), session.device_manager, session.environ) if key else None
-    return model_findings(name, model, device=device, validation=known)
+    module = unwrap_model(get_module(model))
+    key = session.models.key_of(module)
+    validation = None
+    if key:
+        validation = get_dtype_validation(key, str(module.device), session.device_manager, session.environ)
+    return model_findings(name, model, device=device, validation=validation)

@@ -1,11 +1,11 @@
-"""Known errors of devices that give wrong numbers without an error, each with a small computation that shows it.
+"""Known silent errors of devices (incorrect results without an exception), each with a probe that detects it.
 
-A probe takes the name of a device and returns a tensor, which must equal that of the CPU. Inputs are made on the CPU and
-moved, because a seed gives other numbers on MPS; most are small whole numbers, whose sums are exact in every precision and
-order. Each probe is the smallest shape of its issue that shows the error; none is known to end the process. What the table
-says comes from the issues and is a hint: only running the probe shows whether a device has the error.
+A probe takes a device name and returns a tensor, which must equal that of the CPU. Inputs are created on the CPU and moved,
+because a seed produces different numbers on MPS. Most inputs are small integers, whose sums are exact in every precision and
+order. Each probe has the smallest shape of its issue that shows the error. None is known to crash the process. The table
+``silent_errors.json`` quotes the issues and is only a hint: running the probe shows whether a device has the error.
 
-This file imports torch; it is itself imported once something was computed on a device.
+This module imports torch. It is imported only after a computation on a device.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ....devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, wit
 from ....devices.causes import MAC_TORCH
 from ....devices.machine import format_device
 from ....devices.memory import empty_cache
+from ....devices.registry import DEVICE_TYPES
 from ....devices.request import device_type
 from ....session import SESSION
 from ....training.batch_checks import REDUCTION_LIMIT
@@ -33,18 +34,24 @@ from ....training.guards import LSTM_REMEDY
 
 Probe = Callable[[str], torch.Tensor]
 
-# How far a result may be from that of the CPU, absolutely and relatively; the errors are a thousand times as large.
-TOLERANCE = 1e-3  # The table has more for attention, recurrent networks and 16 bits, which round more.
+ACCELERATOR_TYPES = tuple(name for name, device in DEVICE_TYPES.items() if device.is_accelerator)
 
-LONG_SUM = 40_000  # Numbers in one sum; the error begins at 32,767.
-WIDE_ROWS = 25  # Rows on both sides of a product; the error begins at 16.
-MANY_ROWS = 65_600  # Rows of a linear layer; the error begins at 65,536.
+# Default absolute and relative tolerance of a comparison with the CPU. The errors are a thousand times as large. The table
+# has larger tolerances for attention, recurrent networks and 16-bit dtypes, which round more.
+DEFAULT_TOLERANCE = 1e-3
 
-# What to do about several of them, by the names in the table.
+# Number of terms in one sum. The error starts at 32,767.
+NUM_TERMS = 40_000
+# Number of rows on both sides of a matrix product. The error starts at 16.
+NUM_PRODUCT_ROWS = 25
+# Number of rows of a linear layer. The error starts at 65,536.
+NUM_LINEAR_ROWS = 65_600
+
+# Remedies that several errors share, by their names in the table.
 REMEDIES = {
-    "UPGRADE": f"Install a torch without it: python -m pip install {MAC_TORCH}.",
+    "UPGRADE": f"Install a torch version without this error: python -m pip install {MAC_TORCH}.",
     "FEWER_TOKENS": f"Train with fewer than {REDUCTION_LIMIT:,} tokens in one step and accumulate gradients, or use torch 2.14.",
-    "CHECK_BATCHES": "Train with nb.Guards on, which look at every batch on the CPU.",
+    "CHECK_BATCHES": "Train with nb.Guards, which check every batch on the CPU.",
     "CONTIGUOUS": "Call .contiguous() on the tensor first.",
     "CPU": "Compute on the CPU: %openmed_device cpu.",
     "EAGER": "Load the model with attn_implementation='eager', or use torch 2.14.",
@@ -52,118 +59,135 @@ REMEDIES = {
     "FEWER_PRODUCTS": f"Keep sums in batched products and einsum below {REDUCTION_LIMIT:,} products.",
 }
 
-# What is known of each error, by the name of its probe. Those that are mended in every torch that this package takes are still
-# looked for, because errors with transposed tensors and with parts of tensors have come back before.
-KNOWN = {one.pop("probe"): one for one in json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))}
+# Rows of the table by the name of the probe. Errors that are fixed in every supported torch are still probed, because errors
+# with transposed tensors and tensor slices have reappeared before.
+_BUG_ROWS = {row.pop("probe"): row for row in json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))}
 
 
 @dataclass(frozen=True)
 class KnownBug:
-    """A known error."""
+    """A known silent error.
 
-    issue: str  # Where it was reported.
-    name: str  # What is computed.
-    description: str  # What goes wrong.
-    affected: str  # With which chips and which releases of torch it was seen.
-    remedy: str  # One thing to do.
-    probe: Probe  # Computes it on a device.
-    tolerance: float = TOLERANCE  # How far a result may be from that of the CPU, absolutely and relatively.
-    # The kinds of devices on which the probe runs; on CUDA a wrong id ends all work on the GPU until the process ends.
-    device_types: Sequence[str] = ("mps", "cuda")
-    # "failed" if a transformer or its training computes this, "warning" if only some programs do, or if wrong input
-    # passes.
+    Attributes:
+        issue: Issue that reports the error, such as ``"pytorch#177116"``.
+        name: Operation that is affected.
+        description: Incorrect behavior.
+        affected: Chips and torch versions on which the error was seen.
+        remedy: Suggested action.
+        probe: Computation that shows the error.
+        tolerance: Absolute and relative tolerance of the comparison with the CPU.
+        device_types: Device types that the probe runs on, by default all accelerators. On CUDA an id out of range makes
+            the GPU unusable until the process exits, so such probes run on MPS only.
+        status: ``"failed"`` if a transformer or its training uses the operation. ``"warning"`` if only some programs do,
+            or if invalid input is accepted.
+    """
+
+    issue: str
+    name: str
+    description: str
+    affected: str
+    remedy: str
+    probe: Probe
+    tolerance: float = DEFAULT_TOLERANCE
+    device_types: Sequence[str] = ACCELERATOR_TYPES
     status: str = FAILED
 
 
-# The errors that are looked for, in the order of the report; ``silent`` adds to them. Left out are those that need more
-# than some megabytes or could end the process, and copies that do not wait (pytorch#189690), which this package never makes.
+# Errors in the order of the report, added by ``register_probe``. Errors are excluded if a probe would need more than a few
+# megabytes or could crash the process. Unsynchronized copies (pytorch#189690) are excluded because this package makes none.
 KNOWN_BUGS: list[KnownBug] = []
 
 
 def register_probe(probe: Probe) -> Probe:
-    """Add a probe to ``BUGS``."""
-    known = KNOWN[probe.__name__]
-    KNOWN_BUGS.append(KnownBug(**{**known, "remedy": REMEDIES.get(known["remedy"], known["remedy"])}, probe=probe))
+    """Add the error of a probe to ``KNOWN_BUGS``."""
+    row = _BUG_ROWS[probe.__name__]
+    KNOWN_BUGS.append(KnownBug(**{**row, "remedy": REMEDIES.get(row["remedy"], row["remedy"])}, probe=probe))
     return probe
 
 
 def integer_tensor(*shape: int) -> torch.Tensor:
-    """Return whole numbers from -2 to 2 without a simple pattern, float32 on the CPU."""
-    place = torch.arange(math.prod(shape), device="cpu")
-    return ((place * 7919 + place // 3) % 5 - 2).to(torch.float32).reshape(shape)
+    """Return integers from -2 to 2 without a simple pattern, as float32 on the CPU."""
+    indices = torch.arange(math.prod(shape), device="cpu")
+    return ((indices * 7919 + indices // 3) % 5 - 2).to(torch.float32).reshape(shape)
 
 
-def moved(device: str, *shape: int) -> torch.Tensor:
-    """Return such numbers on a device."""
+def device_tensor(device: str, *shape: int) -> torch.Tensor:
+    """Return :func:`integer_tensor` on a device."""
     return integer_tensor(*shape).to(device)
 
 
 @register_probe
 def long_product(device: str) -> torch.Tensor:
-    rows = moved(device, LONG_SUM, WIDE_ROWS)  # As the gradient of a weight does with many tokens.
+    rows = device_tensor(device, NUM_TERMS, NUM_PRODUCT_ROWS)  # The product of a weight gradient with many tokens.
     return rows.T @ rows
 
 
 @register_probe
 def long_weight_gradient(device: str) -> torch.Tensor:
-    tokens = moved(device, LONG_SUM, WIDE_ROWS)
-    weight = moved(device, WIDE_ROWS, WIDE_ROWS).requires_grad_()
-    made = functional.linear(tokens, weight)
-    return torch.autograd.grad(made, weight, integer_tensor(WIDE_ROWS, LONG_SUM).T.contiguous().to(device))[0]
+    tokens = device_tensor(device, NUM_TERMS, NUM_PRODUCT_ROWS)
+    weight = device_tensor(device, NUM_PRODUCT_ROWS, NUM_PRODUCT_ROWS).requires_grad_()
+    output = functional.linear(tokens, weight)
+    return torch.autograd.grad(output, weight, integer_tensor(NUM_PRODUCT_ROWS, NUM_TERMS).T.contiguous().to(device))[0]
 
 
 @register_probe
 def long_batched_product(device: str) -> torch.Tensor:
-    rows = moved(device, 1, LONG_SUM, WIDE_ROWS)
+    rows = device_tensor(device, 1, NUM_TERMS, NUM_PRODUCT_ROWS)
     return rows.transpose(1, 2) @ rows
 
 
 @register_probe
 def token_without_embedding(device: str) -> torch.Tensor:
-    return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(device), moved(device, 3, 4))
+    return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(device), device_tensor(device, 3, 4))
 
 
 @register_probe
 def label_without_logit(device: str) -> torch.Tensor:
-    return functional.cross_entropy(moved(device, 2, 3), torch.tensor([7, 7], device="cpu").to(device))
+    return functional.cross_entropy(device_tensor(device, 2, 3), torch.tensor([7, 7], device="cpu").to(device))
 
 
 @register_probe
 def transposed_weight(device: str) -> torch.Tensor:
-    return functional.linear(moved(device, 4, 8), moved(device, 8, 6).T)
+    return functional.linear(device_tensor(device, 4, 8), device_tensor(device, 8, 6).T)
 
 
 @register_probe
 def biased_rows(device: str) -> torch.Tensor:
-    return functional.linear(moved(device, 2, 64, 128), moved(device, 384, 128), moved(device, 384))
+    return functional.linear(
+        device_tensor(device, 2, 64, 128), device_tensor(device, 384, 128), device_tensor(device, 384)
+    )
 
 
 @register_probe
 def biased_row(device: str) -> torch.Tensor:
-    return functional.linear(moved(device, 80, 1, 2), moved(device, 192, 2), moved(device, 192))
+    return functional.linear(device_tensor(device, 80, 1, 2), device_tensor(device, 192, 2), device_tensor(device, 192))
 
 
 @register_probe
 def gradient_beyond_a_page(device: str) -> torch.Tensor:
-    rows = moved(device, 3840, 33).requires_grad_()
-    return torch.autograd.grad(functional.linear(rows, moved(device, 1, 33)).sum(), rows)[0]
+    rows = device_tensor(device, 3840, 33).requires_grad_()
+    return torch.autograd.grad(functional.linear(rows, device_tensor(device, 1, 33)).sum(), rows)[0]
 
 
 @register_probe
 def many_rows(device: str) -> torch.Tensor:
-    return functional.linear(moved(device, MANY_ROWS, 1, 4), moved(device, 3, 4), moved(device, 3))
+    return functional.linear(
+        device_tensor(device, NUM_LINEAR_ROWS, 1, 4), device_tensor(device, 3, 4), device_tensor(device, 3)
+    )
 
 
 def attention(device: str, query: tuple[int, ...], key: tuple[int, ...], mask: torch.Tensor) -> torch.Tensor:
-    """Attend without gradients, for which MPS has a kernel of its own."""
-    asked, found, given = (moved(device, *shape) / 2 for shape in (query, key, key))
+    """Run attention without gradients, for which MPS has a separate kernel."""
+    queries = device_tensor(device, *query) / 2
+    keys = device_tensor(device, *key) / 2
+    values = device_tensor(device, *key) / 2 + 1
     with torch.no_grad():
-        return functional.scaled_dot_product_attention(asked, found, given + 1, attn_mask=mask.to(device))
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.to(device))
 
 
 @register_probe
 def masked_row(device: str) -> torch.Tensor:
-    mask = torch.tensor([[False, False], [True, True]], device="cpu")  # As padding attends.
+    mask = torch.tensor([[False, False], [True, True]], device="cpu")  # The mask of a padded row.
     return attention(device, (1, 1, 2, 4), (1, 1, 2, 4), mask.reshape(1, 1, 2, 2))
 
 
@@ -181,31 +205,33 @@ def mask_for_short_query(device: str) -> torch.Tensor:
 
 @register_probe
 def finite_mask(device: str) -> torch.Tensor:
-    # Infinite and very large numbers in a mask hide the error.
+    # Infinite and very large mask values hide the error.
     return attention(device, (1, 2, 64, 64), (1, 2, 64, 64), integer_tensor(1, 2, 64, 64))
 
 
 @register_probe
 def rows_of_a_bert(device: str) -> torch.Tensor:
-    # The issue's text in a batch of two, and BERT base.
+    # A batch of two rows with the text of the issue, and the sizes of BERT base.
     rows = 2
     tokens = 7
     width = 768
     heads = 12
     weight = integer_tensor(width, width) / 32
-    query, key, value, out = (weight.roll(place, 0).to(device) for place in range(4))
-    read = (integer_tensor(rows, tokens, width) / 2).to(device)
-    bias = moved(device, width)
+    query, key, value, out = (weight.roll(shift, 0).to(device) for shift in range(4))
+    inputs = (integer_tensor(rows, tokens, width) / 2).to(device)
+    bias = device_tensor(device, width)
 
-    def attended(read: torch.Tensor) -> torch.Tensor:
-        """Return what the first layer makes of rows of tokens, without the wide layers in its middle."""
-        parts = (functional.linear(read, one, bias).unflatten(-1, (heads, -1)) for one in (query, key, value))
-        seen = functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts))
-        made = functional.linear(seen.transpose(1, 2).flatten(2), out, bias)
-        return functional.layer_norm(read + functional.gelu(made), (width,), bias, bias)
+    def run_layer(hidden: torch.Tensor) -> torch.Tensor:
+        """Return the output of the first layer without its feed-forward layers."""
+        projections = (
+            functional.linear(hidden, projection, bias).unflatten(-1, (heads, -1)) for projection in (query, key, value)
+        )
+        attended = functional.scaled_dot_product_attention(*(tensor.transpose(1, 2) for tensor in projections))
+        output = functional.linear(attended.transpose(1, 2).flatten(2), out, bias)
+        return functional.layer_norm(hidden + functional.gelu(output), (width,), bias, bias)
 
     with torch.no_grad():
-        return torch.cat([attended(read), *(attended(row) for row in read.split(1))])
+        return torch.cat([run_layer(inputs), *(run_layer(row) for row in inputs.split(1))])
 
 
 @register_probe
@@ -217,112 +243,119 @@ def later_tokens(device: str) -> torch.Tensor:
 
 @register_probe
 def into_transposed(device: str) -> torch.Tensor:
-    values = moved(device, 3, 2)
-    product = moved(device, 2, 3).T.addcmul_(values + 3, values + 3)
-    quotient = moved(device, 2, 3).T.addcdiv_(values + 3, values + 4)
+    values = device_tensor(device, 3, 2)
+    product = device_tensor(device, 2, 3).T.addcmul_(values + 3, values + 3)
+    quotient = device_tensor(device, 2, 3).T.addcdiv_(values + 3, values + 4)
     return torch.stack((product, quotient))
 
 
 @register_probe
 def random_transposed(device: str) -> torch.Tensor:
-    blank = [integer_tensor(16, 16).zero_().to(device).T for _ in range(3)]
-    filled = (blank[0].uniform_(1, 2), blank[1].normal_(9, 0.01), blank[2].bernoulli_(1.0))
-    return torch.stack([(values > 0).all() for values in filled])
+    zeros = [integer_tensor(16, 16).zero_().to(device).T for _ in range(3)]
+    samples = (zeros[0].uniform_(1, 2), zeros[1].normal_(9, 0.01), zeros[2].bernoulli_(1.0))
+    return torch.stack([(values > 0).all() for values in samples])
 
 
 @register_probe
 def recurrent_dropout(device: str) -> torch.Tensor:
-    # A dropout of 1 leaves everything out, so that no random number counts.
+    # A dropout of 1 drops every value, so that the result does not depend on random numbers.
     network = torch.nn.LSTM(4, 4, num_layers=2, dropout=1.0, device="cpu", dtype=torch.float32)
     with torch.no_grad():
         for weight in network.parameters():
             weight.copy_(integer_tensor(*weight.shape) / 8)
-    read = moved(device, 3, 2, 4).requires_grad_()
-    made = network.to(device).train()(read)[0]
-    return torch.cat([made.detach().flatten(), torch.autograd.grad(made.sum(), read)[0].flatten()])
+    inputs = device_tensor(device, 3, 2, 4).requires_grad_()
+    output = network.to(device).train()(inputs)[0]
+    return torch.cat([output.detach().flatten(), torch.autograd.grad(output.sum(), inputs)[0].flatten()])
 
 
 @register_probe
 def normalized_channels(device: str) -> torch.Tensor:
-    read = moved(device, 4, 3, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
-    weight = moved(device, 3).requires_grad_()
-    bias = moved(device, 3).requires_grad_()
-    made = functional.batch_norm(read, None, None, weight, bias, training=True)
-    gradients = torch.autograd.grad(made, (read, weight, bias), moved(device, 4, 3, 8, 8))
+    images = device_tensor(device, 4, 3, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = device_tensor(device, 3).requires_grad_()
+    bias = device_tensor(device, 3).requires_grad_()
+    output = functional.batch_norm(images, None, None, weight, bias, training=True)
+    gradients = torch.autograd.grad(output, (images, weight, bias), device_tensor(device, 4, 3, 8, 8))
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 @register_probe
 def sliced_kernel(device: str) -> torch.Tensor:
-    return functional.conv2d(moved(device, 2, 8, 16, 16), moved(device, 3, 8, 3, 3, 3)[:, :, 1])
+    return functional.conv2d(device_tensor(device, 2, 8, 16, 16), device_tensor(device, 3, 8, 3, 3, 3)[:, :, 1])
 
 
 @register_probe
-def number_of_the_cpu(device: str) -> torch.Tensor:
+def cpu_scalar(device: str) -> torch.Tensor:
     factors = torch.tensor([9.0, 2.0, 7.0], device="cpu", dtype=torch.float32)
-    return moved(device, 6) * factors[1] + factors[2]
+    return device_tensor(device, 6) * factors[1] + factors[2]
 
 
 @register_probe
 def filled_slice(device: str) -> torch.Tensor:
-    answers = torch.zeros(16, device="cpu", dtype=torch.bool).to(device)
-    answers[1:].fill_(True)
-    return answers
+    flags = torch.zeros(16, device="cpu", dtype=torch.bool).to(device)
+    flags[1:].fill_(True)
+    return flags
 
 
 @register_probe
 def masked_slice(device: str) -> torch.Tensor:
-    values = moved(device, 4, 6)
+    values = device_tensor(device, 4, 6)
     values[:, 2:5].masked_fill_((integer_tensor(4, 3) > 0).to(device), 7.0)
     return values
 
 
 @register_probe
 def added_to_slice(device: str) -> torch.Tensor:
-    values = moved(device, 2, 4)
-    values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(device), moved(device, 2))
+    values = device_tensor(device, 2, 4)
+    values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(device), device_tensor(device, 2))
     return values
 
 
 @register_probe
-def largest_places(device: str) -> torch.Tensor:
-    rows = moved(device, 5, 7)
+def argmax_index(device: str) -> torch.Tensor:
+    rows = device_tensor(device, 5, 7)
     return torch.cat([rows.argmax(1), rows.to(torch.int64).argmax(1)])
 
 
 def bugs_for_device(device: str) -> tuple[KnownBug, ...]:
-    """Return the errors that are looked for on a device; none on the CPU, with which the others are compared."""
+    """Return the errors to probe on a device. There are none for the CPU, which is the reference."""
     return tuple(bug for bug in KNOWN_BUGS if device_type(device) in bug.device_types)
 
 
 @dataclass(frozen=True)
 class ProbeOutcome:
-    """What came of one probe."""
+    """Outcome of one probe.
 
-    issue: str  # The issue of the error.
-    with_empty_cache: str = ""  # What was wrong with an empty cache; empty if nothing was.
-    with_dirty_memory: str = ""  # What was wrong after large numbers were left in freed memory; empty if nothing was.
+    Attributes:
+        issue: Issue of the error.
+        with_empty_cache: Mismatch with an empty cache, or an empty string.
+        with_dirty_memory: Mismatch with large numbers in freed memory, or an empty string.
+    """
+
+    issue: str
+    with_empty_cache: str = ""
+    with_dirty_memory: str = ""
 
     @property
     def mismatch(self) -> str:
-        """What was wrong, and in which of the two runs if not in both; empty if nothing was."""
+        """Mismatch, with the run if only one of the two had it, or an empty string."""
         if self.with_empty_cache:
-            return (
-                self.with_empty_cache
-                if self.with_dirty_memory
-                else f"{self.with_empty_cache}, only with an empty cache"
-            )
-        return self.with_dirty_memory and f"{self.with_dirty_memory}, only after other work on the device"
+            suffix = "" if self.with_dirty_memory else ", only with an empty cache"
+            return f"{self.with_empty_cache}{suffix}"
+        if self.with_dirty_memory:
+            return f"{self.with_dirty_memory}, only after other work on the device"
+        return ""
 
 
 def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
-    """Run the probes of a device, each twice, and compare them with the CPU; the caller's settings and random numbers stay."""
+    """Run each probe of a device twice and compare it with the CPU, without changing settings and random number generators."""
     outcomes = []
     bugs = bugs_for_device(device)
-    if not bugs:  # The CPU, or a device whose random numbers may be out of reach.
+    if not bugs:  # The CPU, or a device type whose random number generator may be inaccessible.
         return ()
     with TENSOR_LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # They are about the probes, such as cuBLAS's of a thread without a context.
+        warnings.simplefilter(
+            "ignore"
+        )  # Warnings about the probes, such as that of cuBLAS in a thread without a context.
         with (
             use_rng_states(get_rng_states(device)),
             torch.inference_mode(mode=False),
@@ -340,7 +373,7 @@ def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
 
 
 def run_probe(probe: Probe, device: str) -> torch.Tensor | BaseException:
-    """Return what a probe computes, on the host, or the error that torch raises for it."""
+    """Return the result of a probe on the host, or the error that torch raises."""
     try:
         return probe(device).detach().cpu()
     except (RuntimeError, TypeError, IndexError) as error:  # NotImplementedError is a RuntimeError.
@@ -348,45 +381,45 @@ def run_probe(probe: Probe, device: str) -> torch.Tensor | BaseException:
 
 
 def describe_mismatch(
-    expected: torch.Tensor | BaseException, found: torch.Tensor | BaseException, tolerance: float
+    expected: torch.Tensor | BaseException, actual: torch.Tensor | BaseException, tolerance: float
 ) -> str:
-    """Return what is wrong with the result of a device, given that of the CPU; empty if nothing is."""
+    """Return the difference between the results of the CPU and of a device, or an empty string if they match."""
     if isinstance(expected, BaseException):
         name = type(expected).__name__
-        return "" if isinstance(found, BaseException) else f"gives numbers where the CPU raises {name}"
-    if isinstance(found, BaseException):
-        return f"raises {short_type_name(found)} ({describe_error(found)})"
-    if expected.shape != found.shape:
-        return "gives another shape than the CPU"
-    near = torch.allclose(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
-    return "" if near else "gives other numbers than the CPU"
+        return "" if isinstance(actual, BaseException) else f"returns a result where the CPU raises {name}"
+    if isinstance(actual, BaseException):
+        return f"raises {short_type_name(actual)} ({describe_error(actual)})"
+    if expected.shape != actual.shape:
+        return "returns a different shape than the CPU"
+    is_close = torch.allclose(actual.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    return "" if is_close else "returns different values than the CPU"
 
 
 def _fill_freed_memory(device: str) -> None:
-    """Leave 16 MiB of large numbers in freed memory, as the work of a notebook does.
+    """Fill 16 MiB with large numbers and free them, as the work of a notebook does.
 
-    A result that takes in what stands behind its operands is right by chance if that memory is new and zero (pytorch#177116).
+    An operator that reads beyond its operands returns correct results by chance if that memory is new and zero (pytorch#177116).
     """
-    lengths = (1 << 10, 1 << 16, 1 << 20, 1 << 20, 1 << 21)  # The middle ones are as long as the long inputs.
+    lengths = (1 << 10, 1 << 16, 1 << 20, 1 << 20, 1 << 21)  # The middle blocks are as long as the long inputs.
     blocks = [torch.full((length,), 1e4, device=device, dtype=torch.float32) for length in lengths]
     del blocks
 
 
 def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tuple[Finding, ...]:
-    """Return one finding for each probe that went wrong, and one for all others."""
+    """Return one finding for each probe with a mismatch, and one for all others."""
     if not outcomes:
-        return (Finding(name, NOT_APPLICABLE, "the CPU is what devices are compared with"),)
+        return (Finding(name, NOT_APPLICABLE, "the CPU is the reference of the comparison"),)
     by_issue = {bug.issue: bug for bug in KNOWN_BUGS}
-    found = []
+    findings = []
     for outcome in outcomes:
         if outcome.mismatch:
             bug = by_issue[outcome.issue]
             evidence = f"{format_device(device)} {outcome.with_empty_cache or outcome.with_dirty_memory}"
             details = f"it {outcome.mismatch} ({bug.issue}: {bug.description}; seen with {bug.affected})"
-            found.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
-    right = len(outcomes) - len(found)
-    if right:
-        agree = "1 probe agrees" if right == 1 else f"{right} probes agree"
-        evidence = f"{agree} with the CPU, run twice: with an empty cache and with dirty memory"
-        found.append(Finding(name, OK, evidence))
-    return tuple(found)
+            findings.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
+    matches = len(outcomes) - len(findings)
+    if matches:
+        agree = "1 probe agrees" if matches == 1 else f"{matches} probes agree"
+        evidence = f"{agree} with the CPU in both runs, with an empty cache and with dirty memory"
+        findings.append(Finding(name, OK, evidence))
+    return tuple(findings)

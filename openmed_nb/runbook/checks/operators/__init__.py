@@ -1,1 +1,1 @@
-"""Which operators of a model leave MPS for the CPU: foretold on any computer, and seen on a Mac."""
+"""Operators of a model that fall back from MPS to the CPU: predicted on any machine, and recorded on a Mac."""

@@ -1,7 +1,7 @@
-"""``nb.runbook.forecast``: which operators of a model would leave MPS for the CPU, predicted on any computer.
+"""``nb.runbook.forecast``: prediction of the operators of a model that fall back from MPS to the CPU, on any machine.
 
-A copy of the model runs on the CPU, with example inputs as a person or a tokenizer gives them; ``recorders`` sees what it
-calls, and ``table`` knows what becomes of that on MPS.
+A copy of the model runs on the CPU with example inputs from the user or a tokenizer. ``recorders`` records its operators, and
+``table`` classifies them on MPS.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .table import (
     FLOAT64,
     FORWARD,
     INFERENCE,
-    MAY_BE_WRONG,
+    MAY_BE_INCORRECT,
     NATIVE,
-    NOT_KNOWN,
     OPTIMIZER,
     PHASES,
-    REFUSED,
+    UNKNOWN,
+    UNSUPPORTED,
     CallSite,
     ModuleLocation,
     ModuleRow,
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
     from .recorders import CallRecorder
 
-# Synthetic texts of two lengths, so that the batch has padding.
+# Synthetic texts of different lengths, so that the batch contains padding.
 EXAMPLE_SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
 
 
-def synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
-    """Return a batch of two synthetic sentences as a model of transformers takes them, with labels if it takes those."""
+def _synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
+    """Return a batch of two synthetic sentences for a transformers model, with labels if the model accepts them."""
     import torch
 
     from ....annotation.forward import accepted_arguments, input_names
@@ -69,99 +69,111 @@ def synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
     return ModelInputs(kwargs=kwargs)
 
 
-def trace(
+def _trace(
     model: torch.nn.Module, example: ModelInputs, table: OperatorTable, training: bool
 ) -> tuple[CallRecorder, tuple[str, ...]]:
-    """Return what a copy of a model calls on the CPU, and what was not traced; the model and random numbers stay."""
+    """Trace copies of a model on the CPU and return the recorded calls, and notes on what was not traced.
+
+    The model and the random number generators stay unchanged.
+    """
     import torch
 
     from .recorders import CallRecorder
 
     with TENSOR_LOCK, preserve_rng_states(), torch.inference_mode(mode=False):
-        record = CallRecorder(table)
-        # Each run has a copy of its own: a step changes its numbers.
-        _trace_inference(_verified_copy(model, example), example.copied(), record)
+        recorder = CallRecorder(table)
+        # Each run uses a separate copy, because a step changes the weights.
+        _trace_inference(_verified_copy(model, example), example.copied(), recorder)
         if not training:
-            return record, (NO_TRAINING_NOTICE,)
-        return record, _trace_training(_verified_copy(model, example), example.copied(), record)
+            return recorder, (NO_TRAINING_NOTICE,)
+        return recorder, _trace_training(_verified_copy(model, example), example.copied(), recorder)
 
 
 def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Module:
-    """Return a copy that ran once while nobody watched: what fails then is the model's own error, and lazy weights have shapes."""
+    """Return a copy of the model after one untraced forward pass.
+
+    The pass initializes lazy parameters and separates errors in the model from errors in the tracer.
+    """
     import torch
 
     copied = copy_model(model).eval()
     try:
         with torch.no_grad():
             example.copied()(copied)
-    except Exception as error:  # The code of any model can raise anything; the person reads it.
-        remedy = "Check example_inputs: the model must run with them."
-        raise _failed("The forward pass", copied, error, remedy) from error
+    except Exception as error:  # Custom model code can raise any exception.
+        remedy = "Check example_inputs. The model must run with them."
+        raise _model_error("The forward pass", copied, error, remedy) from error
     return copied
 
 
-def _failed(what: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
-    where = f"{what} of {short_type_name(model)} failed on the CPU"
-    return ConfigurationError(f"{where}: {short_type_name(error)}: {describe_error(error)}.", remedy)
+def _model_error(operation: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
+    message = f"{operation} of {short_type_name(model)} failed on the CPU"
+    return ConfigurationError(f"{message}: {short_type_name(error)}: {describe_error(error)}.", remedy)
 
 
-def _trace_inference(model: torch.nn.Module, example: ModelInputs, record: CallRecorder) -> None:
-    """Trace a pass without gradients, below autograd if the model can run so: there, MPS's own choice is seen."""
+def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> None:
+    """Trace a forward pass without gradients, in inference mode if the model supports it, as MPS dispatches below autograd."""
     import torch
 
     from .recorders import record_calls
 
-    record.phase = INFERENCE
-    for name, place in _float64_tensors(model, example, record):
-        record.record_limitation(name, [FLOAT64], place)
-    calls = Counter(record.calls)
-    refusals = Counter(record.refusals)
+    recorder.phase = INFERENCE
+    for name, location in _float64_tensors(model, example, recorder):
+        recorder.record_limitation(name, [FLOAT64], location)
+    calls = Counter(recorder.calls)
+    refusals = Counter(recorder.refusals)
     try:
-        with torch.inference_mode(), record_calls(record, model):
+        with torch.inference_mode(), record_calls(recorder, model):
             example(model)
-    except RuntimeError:  # The model computes gradients of its own, which inference mode forbids.
-        record.calls = calls
-        record.refusals = refusals
-        with torch.no_grad(), record_calls(record, model):
+    except RuntimeError:  # The model computes gradients itself, which inference mode does not support.
+        recorder.calls = calls
+        recorder.refusals = refusals
+        with torch.no_grad(), record_calls(recorder, model):
             example(model)
 
 
-def _trace_training(model: torch.nn.Module, example: ModelInputs, record: CallRecorder) -> tuple[str, ...]:
-    """Trace a training step with attention taken apart, as on MPS when gradients are needed; return what was not traced."""
+def _trace_training(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
+    """Trace a training step and return notes on what was not traced.
+
+    Attention is decomposed, as on MPS if gradients are required.
+    """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from .recorders import record_calls
 
-    _float64_tensors(model, example, record)
+    _float64_tensors(model, example, recorder)
     if not any(parameter.requires_grad for parameter in model.train().parameters()):
-        return ("No training step: no parameter of the model needs gradients.",)
+        return ("No training step was traced: no parameter of the model requires gradients.",)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         try:
-            with record_calls(record, model):
-                return _step(model, example, record)
+            with record_calls(recorder, model):
+                return _step(model, example, recorder)
         except Exception:
             try:
-                _step(model, example, record)
-            except Exception as error:  # It is the model's own.
+                _step(model, example, recorder)
+            except Exception as error:  # The error is in the model.
                 remedy = "Check example_inputs, or pass training=False."
-                raise _failed("A training step", model, error, remedy) from error
+                raise _model_error("A training step", model, error, remedy) from error
             raise
 
 
-def _step(model: torch.nn.Module, example: ModelInputs, record: CallRecorder) -> tuple[str, ...]:
-    """Take a training step; MPS is not in ``torch.utils._foreach_utils``, so that parameters are clipped and changed one by one."""
+def _step(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
+    """Run a training step.
+
+    ``torch.utils._foreach_utils`` does not support MPS, so gradient clipping and AdamW process each parameter separately.
+    """
     import torch
 
-    record.phase = FORWARD
+    recorder.phase = FORWARD
     output = example(model)
     loss = loss_or_mean(output)
     if loss is None:
-        nothing = "no tensor was found that depends on the parameters in what the model returns"
-        return (f"No training step: {nothing}, a {short_type_name(output)}.",)
-    record.phase = BACKWARD
+        problem = f"the model output, a {short_type_name(output)}, has no tensor that depends on the parameters"
+        return (f"No training step was traced: {problem}.",)
+    recorder.phase = BACKWARD
     loss.backward()
-    record.phase = OPTIMIZER
+    recorder.phase = OPTIMIZER
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
     torch.optim.AdamW(parameters, foreach=False, fused=False).step()
@@ -169,65 +181,64 @@ def _step(model: torch.nn.Module, example: ModelInputs, record: CallRecorder) ->
 
 
 def _float64_tensors(
-    model: torch.nn.Module, example: ModelInputs, record: CallRecorder
+    model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder
 ) -> list[tuple[str, ModuleLocation]]:
-    """Return the tensors of a model, and of its inputs, of a type that MPS does not have, and let the record know them."""
+    """Return and record the tensors of a model and its inputs whose dtype MPS does not support."""
     from .recorders import UNSUPPORTED_DTYPES
 
     wide: list[tuple[str, ModuleLocation]] = []
 
-    def look_at(kind: str, tensors: Iterable[tuple[str, torch.Tensor]], place: ModuleLocation) -> None:
+    def record_wide(kind: str, tensors: Iterable[tuple[str, torch.Tensor]], location: ModuleLocation) -> None:
         for name, tensor in tensors:
             if tensor.dtype in UNSUPPORTED_DTYPES:
-                record.wide[tensor] = True
-                wide.append((f"{kind} {name}", place))
+                recorder.wide[tensor] = True
+                wide.append((f"{kind} {name}", location))
 
     for path, module in model.named_modules():
-        place = ModuleLocation(path, type(module).__name__)
-        look_at("parameter", module.named_parameters(recurse=False), place)
-        look_at("buffer", module.named_buffers(recurse=False), place)
-    look_at("example input", named_tensors(example.tensors), ModuleLocation())
+        location = ModuleLocation(path, type(module).__name__)
+        record_wide("parameter", module.named_parameters(recurse=False), location)
+        record_wide("buffer", module.named_buffers(recurse=False), location)
+    record_wide("example input", named_tensors(example.tensors), ModuleLocation())
     return wide
 
 
-# What can become of an operator, the worst first.
-VERDICTS = (REFUSED, FALLS_BACK, ALWAYS_ON_CPU, MAY_BE_WRONG, NOT_KNOWN, COMPOSITE, NATIVE)
+# Classifications of an operator, worst first.
+VERDICTS = (UNSUPPORTED, FALLS_BACK, ALWAYS_ON_CPU, MAY_BE_INCORRECT, UNKNOWN, COMPOSITE, NATIVE)
 
-# What to do about a verdict, and about one operator for which more is known.
+# Remedies by classification, or by operator if there is a specific one.
 REMEDIES: Mapping[str, str] = {
-    FALLS_BACK: "Compute it another way; without PYTORCH_ENABLE_MPS_FALLBACK=1 it is an error.",
-    ALWAYS_ON_CPU: "Compute it another way; each call waits for the GPU.",
-    NOT_KNOWN: "It is not one of torch's own: try it on a Mac.",
-    "aten::embedding_renorm_": "Leave max_norm out of the Embedding: each call waits for the GPU.",
+    FALLS_BACK: "Use a different operator; without PYTORCH_ENABLE_MPS_FALLBACK=1 it raises an error.",
+    ALWAYS_ON_CPU: "Use a different operator; each call waits for the GPU.",
+    UNKNOWN: "This operator is not part of torch. Test it on a Mac.",
+    "aten::embedding_renorm_": "Remove max_norm from the Embedding; each call waits for the GPU.",
 }
 
-# What no run on the CPU can show.
+# Limits of a run on the CPU.
 LIMITATIONS = (
-    "Not seen: branches of the model's own code on the type of the device, the inside of operators that others wrote "
-    "in C++, and what torch.compile makes."
+    "Not covered: device-dependent branches in the model's code, the inside of custom C++ operators, "
+    "and code generated by torch.compile."
 )
 
-# What is said of a forecast without training.
-NO_TRAINING_NOTICE = "A training step was not looked at: training=True looks at one too."
+NO_TRAINING_NOTICE = "Training was not analyzed; pass training=True to include a training step."
 
-SHOWN_ROWS = 20
-SHOWN_NAMES = 6
+MAX_ROWS = 20
+MAX_NAMES = 6
 
 
 @dataclass(frozen=True)
 class OperatorForecast(ModuleRow):
-    """What becomes of an operator, in one module and one phase.
+    """Prediction for one operator in one module and one phase.
 
     Attributes:
-        operator: As it is called, such as ``"aten::special_ndtri"``; of what is refused also a function of torch, such as
-            ``"linear"``, or a tensor, such as ``"buffer scale"``.
-        verdict: One of ``VERDICTS``.
+        operator: Name of the operator, such as ``"aten::special_ndtri"``. If there is a limitation, also a torch function,
+            such as ``"linear"``, or a tensor, such as ``"buffer scale"``.
+        verdict: Classification, one of ``VERDICTS``.
         phase: ``"inference"``, ``"forward"``, ``"backward"`` or ``"optimizer"``.
-        place: The module that calls it; empty in the backward pass and in the optimizer.
-        count: How often it is called.
-        refusal: What MPS refuses, such as ``"float64"``; empty if it is the operator that counts.
-        reason: In the words of MPS, or how MPS names the operator in its messages if that is another name.
-        remedy: One thing to do; empty if nothing needs to be done.
+        module_location: Module that calls the operator, or empty in the backward pass and in the optimizer.
+        count: Number of calls.
+        limitation: Limitation of MPS, such as ``"float64"``, or an empty string if the row is about the operator itself.
+        reason: Error message of MPS, or the name of the operator in messages of MPS if it differs.
+        remedy: Suggested action, or an empty string if none is necessary.
     """
 
     operator: str
@@ -242,18 +253,18 @@ class OperatorForecast(ModuleRow):
 
 @dataclass(frozen=True, repr=False)
 class Forecast(Displayable):
-    """What becomes of every operator of a model on MPS, in the installed torch.
+    """Prediction for every operator of a model on MPS, in the installed torch.
 
-    It stands on a run on the CPU. Not seen are branches of the model's own code on ``device.type``, the inside of
-    operators that others wrote in C++, and what ``torch.compile`` makes.
+    The prediction is based on a run on the CPU. It does not cover branches of the model's code on ``device.type``, the inside of
+    custom C++ operators, and code generated by ``torch.compile``.
 
     Attributes:
-        model: The name of the model's class.
-        torch: The version of torch.
-        source: Where it was read what MPS has.
-        rows: The operators, and what is refused, the worst first.
-        notes: What was not traced, as sentences.
-        simulated: Whether a simulated MPS device was on.
+        model: Class name of the model.
+        torch: Version of torch.
+        source: Source of the list of MPS operators.
+        rows: Operators and limitations, worst first.
+        notes: Notes on what was not traced, as sentences.
+        simulated: Whether a simulated MPS device was active.
     """
 
     model: str
@@ -267,99 +278,106 @@ class Forecast(Displayable):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The different operators that are called, in alphabetical order."""
+        """Operators that are called, in alphabetical order."""
         return _unique(row.operator for row in self.rows if not row.limitation)
 
     @property
     def cpu_operators(self) -> tuple[str, ...]:
-        """The different operators that fall back to the CPU, or are always computed there."""
+        """Operators that fall back to the CPU or always run there, in alphabetical order."""
         return self.operators_with(FALLS_BACK, ALWAYS_ON_CPU)
 
     @property
     def unsupported(self) -> tuple[str, ...]:
-        """What MPS refuses, such as ``"float64"``."""
-        return _unique(row.limitation for row in self.rows if row.verdict == REFUSED)
+        """Limitations of MPS that raise an error, such as ``"float64"``."""
+        return _unique(row.limitation for row in self.rows if row.verdict == UNSUPPORTED)
 
     @property
     def problems(self) -> tuple[OperatorForecast, ...]:
-        """The rows of all that does not simply run on MPS."""
+        """Rows of operators that do not run natively on MPS, and of limitations."""
         return tuple(row for row in self.rows if row.verdict not in {NATIVE, COMPOSITE})
 
     @property
     def limits(self) -> str:
-        """What no run on the CPU can show, in a sentence."""
+        """Limits of the prediction, as a sentence."""
         return LIMITATIONS
 
     @property
     def exit_code(self) -> int:
-        """The status that a command ends with: 1 if an operator leaves MPS, or MPS refuses something."""
+        """Exit code of a command: 1 if an operator falls back to the CPU or is not supported, else 0."""
         return int(bool(self.cpu_operators or self.unsupported))
 
     @property
     def verdict(self) -> str:
-        """The forecast in a sentence or a few."""
-        more = {
-            "MPS refuses": self.unsupported,
-            "MPS may be wrong with": _unique(row.limitation for row in self.rows if row.verdict == MAY_BE_WRONG),
-            "It is not known whether MPS has": self.operators_with(NOT_KNOWN),
+        """Prediction as one or more sentences."""
+        problems = {
+            "Not supported by MPS": self.unsupported,
+            "Possibly incorrect on MPS": _unique(
+                row.limitation for row in self.rows if row.verdict == MAY_BE_INCORRECT
+            ),
+            "Unknown support on MPS": self.operators_with(UNKNOWN),
         }
-        others = [f"{words} {_join_names(names)}." for words, names in more.items() if names]
+        details = [f"{problem}: {_join_names(names)}." for problem, names in problems.items() if names]
         count = len(self.operators)
-        leaving = self.cpu_operators
-        if leaving:
-            leave = "leaves" if len(leaving) == 1 else "leave"
-            first = f"{len(leaving)} of {pluralize(count, 'operator')} {leave} MPS: {_join_names(leaving)}."
+        cpu_operators = self.cpu_operators
+        if cpu_operators:
+            fall = "falls" if len(cpu_operators) == 1 else "fall"
+            operators = pluralize(count, "operator")
+            summary = f"{len(cpu_operators)} of {operators} {fall} back to the CPU: {_join_names(cpu_operators)}."
         elif count <= 1:
-            first = "No operator leaves MPS."
-        elif others:
-            first = f"None of {count} operators leaves MPS."
+            summary = "No operator falls back to the CPU."
+        elif details:
+            summary = f"None of {count} operators falls back to the CPU."
         else:
-            first = f"Every one of {count} operators runs on MPS."
-        return " ".join([first, *others])
+            summary = f"All {count} operators run on MPS."
+        return " ".join([summary, *details])
 
     def operators_with(self, *verdicts: str) -> tuple[str, ...]:
-        """Return the different operators of some verdicts, in alphabetical order."""
+        """Return the operators with one of the given classifications, in alphabetical order."""
         return _unique(row.operator for row in self.rows if row.verdict in verdicts)
 
     def to_report(self) -> Report:
-        """Return what there is to show: the verdict, what leaves MPS and where, and the counts of each phase."""
-        # Rows of one operator in one module stand together, whatever the phase.
+        """Return the report: verdict, operators with problems by module, and counts by phase."""
+        # The phases of one operator in one module are combined into one row.
         groups: dict[tuple[str, ...], list[OperatorForecast]] = {}
         for row in self.problems:
-            groups.setdefault((row.operator, row.verdict, str(row.module_location), row.reason, row.remedy), []).append(row)
-        troubles = [
+            groups.setdefault((row.operator, row.verdict, str(row.module_location), row.reason, row.remedy), []).append(
+                row
+            )
+        problem_rows = [
             (*key[:3], ", ".join(row.phase for row in group), ", ".join(str(row.count) for row in group), *key[3:])
             for key, group in groups.items()
         ]
-        hidden = len(troubles) - SHOWN_ROWS
-        more = (f"{hidden} more rows are in to_dict().",) if hidden > 0 else ()
+        hidden = len(problem_rows) - MAX_ROWS
+        omitted = (f"{hidden} more rows are in to_dict().",) if hidden > 0 else ()
         release = ".".join(
             map(str, parse_release(self.torch))
         )  # Not the build, so that texts of two builds are the same.
-        about = f"Read in {self.source}, for torch {release}."
-        columns = ("operator", "on MPS", "module", "phase", "times", "why", "what to do")
+        source = f"Source: {self.source}, torch {release}."
+        columns = ("operator", "on MPS", "module", "phase", "count", "reason", "suggested action")
         phases = []
         for phase in PHASES:
             calls = [row for row in self.rows if row.phase == phase and not row.limitation]
             called = {row.operator for row in calls}
             if called:
-                times = sum(row.count for row in calls)
-                phases.append((phase, str(times), str(len(called)), str(len(called.intersection(self.cpu_operators)))))
+                num_calls = sum(row.count for row in calls)
+                phases.append(
+                    (phase, str(num_calls), str(len(called)), str(len(called.intersection(self.cpu_operators))))
+                )
         tables = (
-            Table("What does not simply run on MPS", columns, tuple(troubles[:SHOWN_ROWS])),
-            Table("What the model calls", ("phase", "calls", "operators", "leave MPS"), tuple(phases)),
+            Table("Operators with problems on MPS", columns, tuple(problem_rows[:MAX_ROWS])),
+            Table("Calls by phase", ("phase", "calls", "operators", "fall back to the CPU"), tuple(phases)),
         )
-        sentences = (self.verdict, *self.notes, *more, about, LIMITATIONS)
+        sentences = (self.verdict, *self.notes, *omitted, source, LIMITATIONS)
         return Report(f"Forecast of {self.model} on MPS", sentences, tables, status=WARNING if self.exit_code else OK)
 
-    # Nothing in a forecast is measured on the simulated device.
-    SIMULATION_MARKERS = ("SIMULATED MPS is on; the forecast does not depend on it.", "")
+    # A forecast contains no measurements of the simulated device.
+    SIMULATION_MARKERS = ("MPS is simulated; the forecast is not affected.", "")
 
 
 def _join_names(names: tuple[str, ...]) -> str:
-    """Return names with commas between them, only the first few of many."""
-    more = len(names) - SHOWN_NAMES
-    return ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    """Join names with commas, at most ``MAX_NAMES`` of them."""
+    num_omitted = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {num_omitted} more" if num_omitted > 0 else "")
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:
@@ -367,66 +385,77 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def build_rows(
-    calls: Mapping[CallSite, int], refusals: Mapping[tuple[MpsLimitation, CallSite], int], table: OperatorTable
+    calls: Mapping[CallSite, int], limitations: Mapping[tuple[MpsLimitation, CallSite], int], table: OperatorTable
 ) -> tuple[OperatorForecast, ...]:
-    """Return what becomes of everything that a model called, given how often it called it; the worst first."""
+    """Classify recorded calls on MPS, worst first."""
     rows = []
-    for (operator, phase, place), count in calls.items():
+    for (operator, phase, location), count in calls.items():
         verdict = table.classify(operator)
         name = table.named_by_mps(operator)
         reason = f"MPS names it {name}." if verdict == FALLS_BACK and name != operator else ""
         remedy = REMEDIES.get(operator, REMEDIES.get(verdict, ""))
-        rows.append(OperatorForecast(operator, verdict, phase, place, count, "", reason, remedy))
-    for (why, (operator, phase, place)), count in refusals.items():
-        rows.append(OperatorForecast(operator, why.verdict, phase, place, count, why.name, why.reason, why.remedy))
+        rows.append(OperatorForecast(operator, verdict, phase, location, count, "", reason, remedy))
+    for (limitation, (operator, phase, location)), count in limitations.items():
+        rows.append(
+            OperatorForecast(
+                operator=operator,
+                verdict=limitation.verdict,
+                phase=phase,
+                module_location=location,
+                count=count,
+                limitation=limitation.name,
+                reason=limitation.reason,
+                remedy=limitation.remedy,
+            )
+        )
+    return tuple(sorted(rows, key=_sort_key))
 
-    def order(row: OperatorForecast) -> tuple[Any, ...]:
-        return VERDICTS.index(row.verdict), row.limitation, row.operator, PHASES.index(row.phase), row.module_location
 
-    return tuple(sorted(rows, key=order))
+def _sort_key(row: OperatorForecast) -> tuple[int, str, str, int, ModuleLocation]:
+    return VERDICTS.index(row.verdict), row.limitation, row.operator, PHASES.index(row.phase), row.module_location
 
 
 def forecast(
     model: Any = None, example_inputs: Any = None, training: bool = False, *, progress: bool = True
 ) -> Forecast:
-    """Predict, on any computer, which operators of a model would leave MPS for the CPU in the installed torch.
+    """Predict, on any machine, which operators of a model fall back from MPS to the CPU in the installed torch.
 
-    A copy of the model runs on the CPU: one pass without gradients and, with ``training``, one training step (loss, backward
-    pass, clipped gradients, AdamW). What it calls is compared with torch's own list of what MPS has,
-    ``native_functions.yaml``, or with the registrations of a torch that was built with MPS. The model, its mode, its
-    gradients and random numbers stay as they are, wherever it is. In the training step, the CPU's memory holds about four
-    times the model.
+    A copy of the model runs on the CPU: one forward pass without gradients and, with ``training``, one training step (loss,
+    backward pass, gradient clipping, AdamW). Its operators are compared with the list of MPS operators in torch
+    (``native_functions.yaml``), or with the registered operators if torch was built with MPS. The model, its mode, its
+    gradients and the random number generators stay unchanged. A training step needs about four times the memory of the model
+    on the CPU.
+
+    The forecast does not cover branches of the model's code on ``device.type``, the inside of custom C++ operators, and code
+    generated by ``torch.compile``. For torch 2.13.0 and 2.14.1 the list equals the registrations in the macOS binaries.
+    ``scripts/check_forecast.py`` also compares the forecast with torch's list of tests that fail on MPS.
 
     Args:
-        model: A torch module; a pipeline; or the name of a model, as for :func:`openmed_nb.load_pipeline`, ``None`` for the
-            bundled one.
-        example_inputs: What the model is called with: a tensor, a tuple of tensors, or a mapping of tensors or lists of
-            numbers. With ``labels``, the model's own loss is traced, and otherwise the sum of the means of its outputs.
-            ``None`` takes two synthetic sentences for a name and for a pipeline.
-        training: Whether to look at a training step too.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        model: A torch module, a pipeline, or the name of a model as for :func:`openmed_nb.load_pipeline`. If ``None``, use the
+            bundled model.
+        example_inputs: Inputs of the model: a tensor, a tuple of tensors, or a mapping of tensors or lists of numbers. With
+            ``labels``, the loss of the model is traced, otherwise the sum of the means of its outputs. If ``None``, use two
+            synthetic sentences, which requires a name or a pipeline.
+        training: Whether to analyze a training step as well.
+        progress: Whether to show the progress if the forecast takes longer than half a second.
 
     Returns:
-        The forecast: ``verdict``, a sentence; ``leaving``, the operators that leave MPS; ``refused``, what MPS refuses,
-        such as float64; and ``rows``, for each operator, module and phase: ``verdict`` (``"native"``, ``"composite"``,
-        ``"falls back to the CPU"``, ``"always on the CPU"``, ``"refused"``, ``"may be wrong"`` or ``"not known"``), the
-        count, and what to do. Its text is the same in every run.
+        The forecast. ``verdict`` is a sentence, ``cpu_operators`` are the operators that fall back to the CPU, and
+        ``unsupported`` are limitations of MPS, such as float64. ``rows`` have a ``verdict`` for each operator, module and
+        phase (``"native"``, ``"composite"``, ``"falls back to the CPU"``, ``"always on the CPU"``, ``"unsupported"``,
+        ``"may be incorrect"`` or ``"unknown"``), a count and a remedy. The text is the same in every run.
 
     Raises:
-        ConfigurationError: For anything that is not a model, without example inputs that are needed, for a model that
-            cannot be copied, and if the model itself fails with its example inputs on the CPU.
-        TorchImportError: If torch came without its list of operators.
-
-    It cannot see branches of the model's own code on ``device.type``, the inside of operators that others wrote in C++, nor
-    what ``torch.compile`` makes. For torch 2.13.0 and 2.14.1 the list is exactly what their macOS binaries register
-    (``scripts/check_forecast.py`` also counts how often torch's own list of what fails on MPS is met).
+        ConfigurationError: If ``model`` is not a model or cannot be copied, if example inputs are missing, or if the model
+            fails with its example inputs on the CPU.
+        TorchImportError: If the torch installation does not include the list of operators.
 
     Example:
         >>> import torch
-        >>> class Scores(torch.nn.Module):
-        ...     def forward(self, shares):
-        ...         return torch.special.ndtri(shares)
-        >>> forecast(Scores(), torch.rand(3)).cpu_operators
+        >>> class Quantile(torch.nn.Module):
+        ...     def forward(self, fractions):
+        ...         return torch.special.ndtri(fractions)
+        >>> forecast(Quantile(), torch.rand(3)).cpu_operators
         ('aten::special_ndtri',)
     """
     check_bool("training", training)
@@ -442,11 +471,11 @@ def forecast(
         if example_inputs is not None:
             example = parse_example_inputs(example_inputs)
         elif tokenizer is None or module is model:
-            what = f"{short_type_name(model)} needs example inputs: only a pipeline has a tokenizer to make them with."
+            what = f"{short_type_name(model)} requires example inputs, because only a pipeline has a tokenizer to create them."
             raise ConfigurationError(what, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them.")
         else:
-            example = synthetic_example(module, tokenizer)
-        inner = getattr(module, "_orig_mod", module)  # What torch.compile was given.
-        record, notes = trace(module, example, table, training)
-        rows = build_rows(record.calls, record.refusals, table)
+            example = _synthetic_example(module, tokenizer)
+        inner = getattr(module, "_orig_mod", module)  # The module without torch.compile.
+        recorder, notes = _trace(module, example, table, training)
+        rows = build_rows(recorder.calls, recorder.refusals, table)
         return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, is_mps_simulated())

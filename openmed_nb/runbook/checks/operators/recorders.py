@@ -1,14 +1,14 @@
-"""The modes of torch that see each operator: as it would be on MPS, and as it falls back from MPS.
+"""torch modes that record operators: calls on the CPU as they would run on MPS, and fallbacks from MPS to the CPU.
 
-``watching`` notes every operator that is called on the CPU, as it is on MPS. A ``FallbackRecorder`` has every fallback of MPS to
-the CPU: which operator, in which module, how long. It takes three things together, because none of them knows all:
+``record_calls`` records every operator that is called on the CPU, as it would run on MPS. ``FallbackRecorder`` records every
+fallback from MPS to the CPU with operator, module and duration. It combines three sources, because none is complete:
 
-- torch's warnings name every operator that falls back, also inside of another (``MPSFallback.mm``), once
-  ``torch.set_warn_always`` is on; but they come late: those of a backward pass when it has ended;
-- a mode sees the outermost operators as they are called, and how long each takes;
-- hooks of all modules know which module is running.
+- Warnings of torch name every operator that falls back, also inside other operators (``MPSFallback.mm``), if
+  ``torch.set_warn_always`` is on. They can be late: those of a backward pass appear when it has finished.
+- A dispatch mode records the outermost operators and their durations.
+- Hooks of all modules track the running module.
 
-This file imports torch, because a subclass needs its base; it is itself imported where a model is traced.
+This module imports torch at import time, because its classes are subclasses of torch modes. It is imported only for tracing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .table import (
     FLOAT64,
     FORWARD,
     FUNCTION_RULES,
-    NO_PLAIN_TENSOR,
+    NOT_DENSE,
     OPERATOR_RULES,
     CallSite,
     ModuleLocation,
@@ -52,28 +52,29 @@ from .table import (
     find_shape_limitation,
 )
 
-UNSUPPORTED_DTYPES = frozenset(mps_dtype_fallbacks("mps"))  # The types that MPS does not have.
+# Dtypes that MPS does not support.
+UNSUPPORTED_DTYPES = frozenset(mps_dtype_fallbacks("mps"))
 ELSEWHERE = "elsewhere"
 
 
-class _Stack(threading.local):
-    """The modules that are running in a thread, the innermost last."""
+class _ModuleStack(threading.local):
+    """Running modules of a thread, innermost last."""
 
     def __init__(self) -> None:
         self.modules: list[torch.nn.Module] = []
 
 
 class ModuleTracker:
-    """Knows which module is running, in each thread."""
+    """Tracker of the running module in each thread."""
 
     def __init__(self) -> None:
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-        self._follows = False
-        self._stack = _Stack()
+        self._names_outermost = False
+        self._stack = _ModuleStack()
 
     @property
     def current(self) -> ModuleLocation:
-        """The innermost module that is running in this thread."""
+        """Innermost module that is running in this thread."""
         if not self._stack.modules:
             return ModuleLocation()
         module = self._stack.modules[-1]
@@ -81,171 +82,181 @@ class ModuleTracker:
 
     @contextmanager
     def track(self, model: torch.nn.Module | None = None) -> Iterator[None]:
-        """See the modules that run; without a model, the outermost one that is running gives the names."""
-        self._follows = model is None
+        """Track running modules. Names are relative to ``model``, or to the outermost running module if ``model`` is ``None``."""
+        self._names_outermost = model is None
         if model is not None:
-            self._name(model)
+            self._name_modules(model)
         hooks = torch.nn.modules.module
-        before = hooks.register_module_forward_pre_hook(self._enter)
-        after = hooks.register_module_forward_hook(self._leave, always_call=True)  # After an error, too.
+        pre_hook = hooks.register_module_forward_pre_hook(self._enter)
+        # always_call also runs the hook after an error.
+        post_hook = hooks.register_module_forward_hook(self._leave, always_call=True)
         try:
             yield
         finally:
-            before.remove()
-            after.remove()
+            pre_hook.remove()
+            post_hook.remove()
 
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
-        if self._follows and not self._stack.modules:
-            self._name(module)
+        if self._names_outermost and not self._stack.modules:
+            self._name_modules(module)
         self._stack.modules.append(module)
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
         modules = self._stack.modules
-        while modules and modules.pop() is not module:  # If a hook before ours failed, an end was not seen.
+        # If an earlier hook failed, the end of an inner module was missed.
+        while modules and modules.pop() is not module:
             pass
 
-    def _name(self, model: torch.nn.Module) -> None:
+    def _name_modules(self, model: torch.nn.Module) -> None:
         self._names.update({module: name for name, module in model.named_modules()})
 
 
 @dataclass
 class CallRecorder:
-    """What was called so far."""
+    """Recorded operator calls.
 
-    table: OperatorTable  # What MPS has.
-    phase: str = FORWARD  # What the model is doing.
-    module_tracker: ModuleTracker = field(default_factory=ModuleTracker)  # Where in the model it is.
-    calls: Counter[CallSite] = field(default_factory=Counter)  # How often each operator was called.
-    # How often each call was one that MPS refuses, and why.
+    Attributes:
+        table: Operators that MPS supports.
+        phase: Current phase of the model.
+        module_tracker: Tracker of the running module.
+        calls: Number of calls by operator, phase and module.
+        refusals: Number of calls that MPS does not support, by limitation and call site.
+        names: Names of operators above autograd, given by the running function.
+        wide: Tensors of unsupported dtypes that are already recorded.
+    """
+
+    table: OperatorTable
+    phase: str = FORWARD
+    module_tracker: ModuleTracker = field(default_factory=ModuleTracker)
+    calls: Counter[CallSite] = field(default_factory=Counter)
     refusals: Counter[tuple[MpsLimitation, CallSite]] = field(default_factory=Counter)
-    # What operators are called above autograd, if the function that runs says so.
     names: Mapping[str, str] = field(default_factory=dict)
-    # The tensors of types that MPS does not have and that were already noted.
     wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
     def record_limitation(
-        self, operator: str, why: Iterable[MpsLimitation], place: ModuleLocation | None = None
+        self, operator: str, limitations: Iterable[MpsLimitation], location: ModuleLocation | None = None
     ) -> None:
-        """Count why MPS refuses a call."""
-        for refusal in why:
-            self.refusals[refusal, (operator, self.phase, place or self.module_tracker.current)] += 1
+        """Count the limitations of MPS that a call meets."""
+        for limitation in limitations:
+            self.refusals[limitation, (operator, self.phase, location or self.module_tracker.current)] += 1
 
-    def note_types(self, operator: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """Note a type that MPS does not have where it begins, and not in all that is computed with it.
+    def record_dtypes(self, operator: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Record an unsupported dtype at the operator that introduces it, and not at the operators that use it.
 
-        A number of Python comes to the operators as a float64 tensor without dimensions, and such a tensor may be on the
-        CPU together with those of MPS; torch makes some for itself.
+        A Python number reaches the operators as a float64 tensor without dimensions. Such a tensor may be on the CPU together
+        with MPS tensors, and torch creates some itself.
         """
-        wide = [tensor for tensor in made if tensor.dtype in UNSUPPORTED_DTYPES]
-        known = any(tensor in self.wide for tensor in given)
-        numbers = not any(tensor.dim() for tensor in (*given, *wide))
+        wide = [tensor for tensor in outputs if tensor.dtype in UNSUPPORTED_DTYPES]
+        is_recorded = any(tensor in self.wide for tensor in inputs)
+        are_scalars = not any(tensor.dim() for tensor in (*inputs, *wide))
         self.wide.update((tensor, True) for tensor in wide)
-        if wide and not known and not numbers:
+        if wide and not is_recorded and not are_scalars:
             self.record_limitation(operator, [FLOAT64])
 
 
 class OperatorTracer(TorchDispatchMode):
-    """Sees every operator, and takes apart those that are made of others on MPS, whatever they are on the CPU."""
+    """Dispatch mode that records every operator and decomposes those that are composite on MPS."""
 
     supports_higher_order_operators = True
 
     def __init__(self, record: CallRecorder) -> None:
         super().__init__()
         self._record = record
-        self._inside: list[str] = []
-        self._verdict = functools.cache(record.table.classify)
+        self._decomposing: list[str] = []
+        self._classify = functools.cache(record.table.classify)
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, or the parts that it is made of on MPS."""
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would call the operator, not the kernel
-            return self._called(operator, _with_tensors_for_numbers(operator, args), kwargs or {})
+        """Run an operator, or the operators of its composite kernel on MPS."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - otherwise a mode would call the operator, not the kernel
+            return self._record_call(operator, _convert_numbers(operator, args), kwargs or {})
 
-    def _called(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        name = self._name(operator.name())
-        given = iter_operator_tensors([args, kwargs])
-        if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
-            self._record.record_limitation(
-                name, [NO_PLAIN_TENSOR]
-            )  # The table knows what MPS has for plain tensors only.
+    def _record_call(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        name = self._name_on_mps(operator.name())
+        inputs = iter_operator_tensors([args, kwargs])
+        if any(tensor.layout != torch.strided or tensor.is_nested for tensor in inputs):
+            # The table covers dense tensors only.
+            self._record.record_limitation(name, [NOT_DENSE])
             return operator(*args, **kwargs)
-        why = find_limitation(OPERATOR_RULES, name, args, kwargs)
-        # A kernel that is made of other operators may call its operator again, which is then the CPU's.
-        apart = self._verdict(name) == COMPOSITE and name not in self._inside
-        key = composite_key(name) if apart else ""
+        limitations = find_limitation(OPERATOR_RULES, name, args, kwargs)
+        # A composite kernel may call its own operator again, which is then the operator of the CPU.
+        is_decomposed = self._classify(name) == COMPOSITE and name not in self._decomposing
+        key = composite_key(name) if is_decomposed else ""
         if not key:
             result = operator(*args, **kwargs)
         elif key == "CompositeImplicitAutograd":
-            with self:  # Not noted: above, autograd takes these apart, and nobody sees them.
+            # Not recorded: autograd decomposes these operators before dispatch.
+            with self:
                 return _get_kernel(operator, key)(*args, **kwargs)
         else:
-            self._inside.append(name)
+            self._decomposing.append(name)
             try:
                 with self:
                     result = _get_kernel(operator, key)(*args, **kwargs)
             finally:
-                self._inside.pop()
-        made = iter_operator_tensors(result)
+                self._decomposing.pop()
+        outputs = iter_operator_tensors(result)
         self._record.calls[name, self._record.phase, self._record.module_tracker.current] += 1
-        self._record.record_limitation(name, [*why, *find_shape_limitation([*given, *made])])
-        if not self._inside:
-            self._record.note_types(name, given, made)
+        self._record.record_limitation(name, [*limitations, *find_shape_limitation([*inputs, *outputs])])
+        if not self._decomposing:
+            self._record.record_dtypes(name, inputs, outputs)
         return result
 
-    def _name(self, operator: str) -> str:
-        """Return what an operator is on MPS, if autograd has already taken apart the one that MPS has."""
-        above = self._record.names.get(operator, operator)
-        forced = self._verdict(above) == ALWAYS_ON_CPU
-        return above if forced and not torch.is_inference_mode_enabled() else operator
+    def _name_on_mps(self, operator: str) -> str:
+        """Return the operator that MPS would run, because autograd may have decomposed it on the CPU."""
+        name = self._record.names.get(operator, operator)
+        if self._classify(name) == ALWAYS_ON_CPU and not torch.is_inference_mode_enabled():
+            return name
+        return operator
 
 
 class FunctionTracer(TorchFunctionMode):
-    """Sees the functions of torch that Python calls, of which some are taken apart before an operator is called."""
+    """Function mode that records calls of torch functions, some of which are decomposed before an operator is called."""
 
     def __init__(self, record: CallRecorder) -> None:
         super().__init__()
         self._record = record
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, and note if MPS refuses it."""
+        """Run a function and record its limitations on MPS."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         self._record.record_limitation(name, find_limitation(FUNCTION_RULES, name, args, kwargs))
-        before = self._record.names
+        previous_names = self._record.names
         self._record.names = names_above_autograd(name, args, kwargs)
         try:
             return function(*args, **kwargs)
         finally:
-            self._record.names = before
+            self._record.names = previous_names
 
 
 @contextmanager
 def record_calls(record: CallRecorder, model: torch.nn.Module | None = None) -> Iterator[None]:
-    """Note every operator of this thread, as it is on MPS; ``model`` is the model whose modules are named."""
+    """Record every operator of this thread as it would run on MPS. ``model`` is the model whose modules are named."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        # torch's Transformer layers call their parts on MPS, which their fast path does not know.
+        # The fast path of torch's Transformer layers does not support MPS, so it is disabled.
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         torch.backends.mha.set_fastpath_enabled(False)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # What is compiled calls no operators.
-        stack.enter_context(torch.device("cpu"))  # What a model makes without naming a device.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # Compiled code calls no operators.
+        stack.enter_context(torch.device("cpu"))  # Default device of tensors that the model creates.
         stack.enter_context(record.module_tracker.track(model))
         stack.enter_context(push_modes(OperatorTracer(record), FunctionTracer(record)))
         yield
 
 
 def _get_kernel(operator: Any, key: str) -> Callable[..., Any]:
-    """Return the kernel of an operator for a dispatch key that MPS calls: not one in Python, which only compilers take."""
-    return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - torch has no other name
+    """Return the kernel of an operator for a dispatch key, without Python decompositions, which only compilers use."""
+    return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - torch has no public API for it
 
 
-def _with_tensors_for_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with tensors in the place of numbers that an operator does not take.
+def _convert_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Convert numbers to tensors where an operator does not accept numbers.
 
-    Inside of its operators, torch hands a number on as a tensor, and shows it to a mode as a number again.
+    Inside its operators, torch passes a number as a tensor, but a mode receives it as a number again.
     """
-    schema = getattr(operator, "_schema", None)  # Operators of a higher order have none.
+    schema = getattr(operator, "_schema", None)  # Higher-order operators have no schema.
     name = operator.name().partition("::")[2].partition(".")[0]
-    if schema is None or torch._C._should_allow_numbers_as_tensors(name):  # noqa: SLF001 - as FakeTensor does
+    if schema is None or torch._C._should_allow_numbers_as_tensors(name):  # noqa: SLF001 - used by FakeTensor as well
         return args
     return tuple(
         torch.tensor(value)
@@ -263,35 +274,57 @@ NOT_IMPLEMENTED_PATTERN = re.compile(r"The operator '([^']+)' is not currently i
 
 @dataclass(eq=False)
 class OperatorCall:
-    """An outermost operator that was called with a tensor of MPS."""
+    """Call of an outermost operator with an MPS tensor.
 
-    name: str  # How MPS names it if it falls back by itself; else empty.
-    place: ModuleLocation  # The module that was running.
-    phase: str  # "forward", "backward", or "elsewhere": outside of both.
-    seconds: float | None = None  # How long it took; None while it runs.
+    Attributes:
+        name: Name in the messages of MPS if the operator itself falls back, or an empty string.
+        module_location: Module that was running.
+        phase: ``"forward"``, ``"backward"``, or ``"elsewhere"``.
+        seconds: Duration, or ``None`` while the operator runs.
+    """
+
+    name: str
+    module_location: ModuleLocation
+    phase: str
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class FallbackEvent:
-    """One fallback, or one operator that was refused because falling back is off."""
+    """A fallback, or an error because fallback is disabled.
 
-    operator: str  # How MPS names it.
-    sighting: OperatorCall  # The outermost operator that it was part of.
-    refused: bool = False  # Whether it ended in an error.
+    Attributes:
+        operator: Name of the operator in the messages of MPS.
+        call: Outermost operator that contains it.
+        raised: Whether torch raised an error.
+    """
+
+    operator: str
+    call: OperatorCall
+    raised: bool = False
 
 
 @dataclass(eq=False)
 class FallbackRecorder(TorchDispatchMode):
-    """What fell back so far; as a mode it sees the outermost operators, and how long those take that have a tensor of MPS."""
+    """Dispatch mode that records fallbacks, and times the outermost operators that have an MPS tensor.
 
-    table: OperatorTable  # What MPS has.
-    places: ModuleTracker = field(default_factory=ModuleTracker)  # Where in a model it is.
-    events: list[FallbackEvent] = field(default_factory=list)  # The fallbacks, in the order in which they became known.
-    # Operators that fall back by themselves, and of which torch has not warned yet.
+    Attributes:
+        table: Operators that MPS supports.
+        module_tracker: Tracker of the running module.
+        events: Fallbacks, in the order of their detection.
+        pending: Operators that fall back themselves and that torch has not warned about yet.
+        last: Outermost operator that runs or that ran last.
+        operators: Number of outermost operators that were called with an MPS tensor.
+        thread: Thread that is recorded.
+    """
+
+    table: OperatorTable
+    module_tracker: ModuleTracker = field(default_factory=ModuleTracker)
+    events: list[FallbackEvent] = field(default_factory=list)
     pending: list[OperatorCall] = field(default_factory=list)
-    last: OperatorCall | None = None  # The outermost operator that runs, or that ran last.
-    operators: int = 0  # How many outermost operators were called with a tensor of MPS.
-    thread: int = field(default_factory=threading.get_ident)  # The thread that is watched.
+    last: OperatorCall | None = None
+    operators: int = 0
+    thread: int = field(default_factory=threading.get_ident)
 
     supports_higher_order_operators = True
 
@@ -299,71 +332,76 @@ class FallbackRecorder(TorchDispatchMode):
         super().__init__()
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, and note it if it has a tensor of MPS."""
+        """Run an operator and record it if it has an MPS tensor."""
         kwargs = kwargs or {}
         if not any(
             tensor.is_mps and tensor.layout == torch.strided for tensor in iter_operator_tensors([args, kwargs])
         ):
             return operator(*args, **kwargs)
-        sighting = self.begin(operator.name())
-        if sighting.name and sighting.phase != BACKWARD:  # There, another thread may wait for us, with the lock.
-            parse_device_argument(
-                "mps"
-            ).finish()  # What was started before is not the time of this one, which waits for it.
+        call = self.begin(operator.name())
+        # A fallback waits for queued work, which must not count as its duration. In a backward pass, another thread may hold
+        # the lock and wait for this one.
+        if call.name and call.phase != BACKWARD:
+            parse_device_argument("mps").finish()
         start = current_time()
         try:
-            made = operator(*args, **kwargs)
-        except NotImplementedError as error:  # Falling back is off.
-            named = NOT_IMPLEMENTED_PATTERN.search(str(error))
-            if named:
-                self.pending = [other for other in self.pending if other is not sighting]
-                self.events.append(FallbackEvent(named[1], sighting, refused=True))
+            result = operator(*args, **kwargs)
+        except NotImplementedError as error:  # Fallback is disabled.
+            match = NOT_IMPLEMENTED_PATTERN.search(str(error))
+            if match:
+                self.pending = [pending for pending in self.pending if pending is not call]
+                self.events.append(FallbackEvent(match[1], call, raised=True))
             raise
-        sighting.seconds = current_time() - start
-        return made
+        call.seconds = current_time() - start
+        return result
 
     def begin(self, operator: str) -> OperatorCall:
-        """Note that an outermost operator is called."""
-        falls = self.table.classify(operator) in {FALLS_BACK, ALWAYS_ON_CPU}
+        """Record the start of an outermost operator."""
+        falls_back = self.table.classify(operator) in {FALLS_BACK, ALWAYS_ON_CPU}
         self.operators += 1
-        self.last = self._sighting(self.table.named_by_mps(operator) if falls else "")
-        if falls:
+        self.last = self._create_call(self.table.named_by_mps(operator) if falls_back else "")
+        if falls_back:
             self.pending.append(self.last)
         return self.last
 
     def record_warning(self, operator: str) -> None:
-        """Note a warning of torch: it is of the first such operator that waits for one, or of a part of the last."""
-        waiting = next((sighting for sighting in self.pending if sighting.name == operator), None)
-        # MPS may have another name for the last one.
-        sighting = waiting or self.last or self._sighting("")
-        if sighting in self.pending:
-            self.pending.remove(sighting)
-        self.events.append(FallbackEvent(operator, sighting))
+        """Record a warning of torch for the first pending operator of that name, or for the last operator."""
+        pending = next((call for call in self.pending if call.name == operator), None)
+        # MPS may use a different name for the last operator.
+        call = pending or self.last or self._create_call("")
+        if call in self.pending:
+            self.pending.remove(call)
+        self.events.append(FallbackEvent(operator, call))
 
     def all_events(self) -> list[FallbackEvent]:
-        """Return every fallback, also those whose warning somebody else's filter kept from us."""
-        silent = [FallbackEvent(sighting.name, sighting) for sighting in self.pending if sighting.seconds is not None]
-        return [*self.events, *silent]
+        """Return all fallbacks, including those whose warning a filter of the user suppressed."""
+        unreported = [FallbackEvent(call.name, call) for call in self.pending if call.seconds is not None]
+        return [*self.events, *unreported]
 
-    def _sighting(self, name: str) -> OperatorCall:
-        place = self.places.current
-        phase = FORWARD if place.kind else ELSEWHERE
-        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - as torch.utils.module_tracker asks it
+    def _create_call(self, name: str) -> OperatorCall:
+        location = self.module_tracker.current
+        phase = FORWARD if location.kind else ELSEWHERE
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - used by torch.utils.module_tracker as well
             phase = BACKWARD
-        return OperatorCall(name, place, phase)
+        return OperatorCall(name, location, phase)
 
 
 @dataclass(frozen=True)
 class WarningInterceptor:
-    """Takes the warnings of fallbacks, and hands every other one on to ``shown``, which showed warnings before."""
+    """Replacement of ``warnings.showwarning`` that records fallback warnings and passes on all others.
 
-    record: FallbackRecorder
+    Attributes:
+        recorder: Recorder of the fallbacks.
+        original_showwarning: Function that is replaced.
+    """
+
+    recorder: FallbackRecorder
     original_showwarning: Callable[..., None]
 
     def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        """Note a fallback, or show any other warning; a ledger around this one sees both."""
-        named = FALLBACK_PATTERN.search(str(message)) if threading.get_ident() == self.record.thread else None
-        if named:
-            self.record.record_warning(named[1])
-        if not named or isinstance(self.original_showwarning, WarningInterceptor):
+        """Record a fallback, or show any other warning. An enclosing fallback log receives both."""
+        match = FALLBACK_PATTERN.search(str(message)) if threading.get_ident() == self.recorder.thread else None
+        if match:
+            self.recorder.record_warning(match[1])
+        if not match or isinstance(self.original_showwarning, WarningInterceptor):
             self.original_showwarning(message, *args, **kwargs)

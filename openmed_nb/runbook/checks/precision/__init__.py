@@ -1,5 +1,6 @@
-"""Whether a device and a type give the same answers.
+"""Comparison of results across devices and dtypes.
 
-``parity`` compares with the CPU in float32, ``validation`` stores what it finds of a reduced type, and ``trajectory`` compares
-trainings. What is required stands in ``policy``; what is stored, in ``openmed_nb.models.records``.
+``parity`` compares a model with the CPU in float32, ``validation`` stores a validation record of a reduced dtype, and
+``trajectory`` compares training runs. ``policy`` defines the acceptance criteria, and ``openmed_nb.models.records`` the stored
+records.
 """

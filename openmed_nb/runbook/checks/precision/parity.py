@@ -1,8 +1,8 @@
-"""``nb.runbook.parity``: one model run in two ways over the same texts, on the CPU in float32 and on a device in a type.
+"""``nb.runbook.parity``: comparison of a model on a device in a dtype with the same model on the CPU in float32.
 
-Tokens, windows and padded batches are made once, on the CPU, and given to both; nothing is truncated. Of the logits only
-the difference of each token is kept, four bytes on the host. The gradients of one training step can be compared too, with
-dropout off and against the labels that the reference itself gives: a seed gives other numbers on MPS.
+Tokens, windows and padded batches are created once on the CPU and used by both models, without truncation. Only the logit
+difference of each token is stored, four bytes on the host. The gradients of one training step can be compared as well. Dropout
+is disabled, because a seed produces different numbers on MPS, and the labels are the predictions of the reference.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ from .report import (
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from ....annotation.forward import Batch, Inputs, TokenClassifier
     from ....annotation.pipeline import AnnotationPipeline
     from ....annotation.results import TextResult
     from ....annotation.stream import Annotator, TokenizedChunk
 
-LETTERS = re.compile(r"[^\W\d_]+")
+WORD_PATTERN = re.compile(r"[^\W\d_]+")
 
-# One training step has at most this many tokens; its activations are kept on both devices.
+# Maximum number of tokens in the training step, because its activations are stored on both devices.
 MAX_GRADIENT_TOKENS = 1024
-# The loss is multiplied by this and the gradients divided, as a GradScaler does: float16 would make 0 of small ones.
+# Scale of the loss, as in a GradScaler. Without it, small gradients underflow to 0 in float16.
 LOSS_SCALE = 1024.0
-# Gradients shorter than this share of the longest are compared with that: some, such as those of the biases of keys in
-# attention, are zero but for rounding.
+# Gradients whose norm is below this fraction of the largest norm are compared relative to that fraction. Some gradients, such as
+# those of the key biases in attention, are zero except for rounding.
 MIN_GRADIENT_FRACTION = 1e-2
 
 
-def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
+def parity(  # noqa: PLR0913 - each is an independent option of the public API
     model: Any = None,
     texts: Iterable[Any] | None = None,
     *,
@@ -70,62 +71,65 @@ def parity(  # noqa: PLR0913 - each is one thing that a person may want to set
     progress: bool = True,
     **arguments: Any,
 ) -> ParityReport:
-    """Compare a model on a device, in a type, with the same model on the CPU in float32: logits, labels and entities.
+    """Compare the logits, labels and entities of a model on a device with the same model on the CPU in float32.
 
-    Both read the same tokens, windows and padded batches, which are made on the CPU; nothing is truncated. A model that the
-    session has loaded there, which :func:`annotate` runs, is compared as it is, in evaluation mode. Others are loaded for the
-    comparison and let go after it: the models of the session, and its device, stay as they are.
+    Both models use the same tokens, windows and padded batches, created on the CPU without truncation. A model that the session
+    has already loaded for :func:`annotate` is compared unmodified, in evaluation mode. Other models are loaded for the
+    comparison and released afterwards. The models and the device of the session stay unchanged.
 
     Args:
-        model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model; or a pipeline of
-            :func:`load_pipeline`, which is compared as it is with a float32 copy of its model on the CPU.
-        texts: Any series of texts, at least one.
-        device: The device of the candidate; ``None`` is the session's.
-        dtype: Its type: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or ``"auto"``.
-        gold: For each text its true entities, as ``(start, end, label)`` or as mappings like those of :func:`annotate`;
-            both ways are scored against them, with borders and labels exact.
-        gradients: Whether the gradients of one training step are compared too: without dropout, against the labels that
-            the reference itself gives.
-        progress: Whether to show what is under way, where it takes longer than half a second.
-        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+        model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model. A pipeline of
+            :func:`load_pipeline` is compared unmodified with a float32 copy of its model on the CPU.
+        texts: Any iterable of texts, at least one.
+        device: Device of the candidate. If ``None``, use the device of the session.
+        dtype: Dtype of the candidate: ``"float32"`` (the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or
+            ``"auto"``.
+        gold: Gold entities of each text, as ``(start, end, label)`` or as mappings like those of :func:`annotate`. Both models
+            are scored against them, with exact boundaries and labels.
+        gradients: Whether to compare the gradients of one training step as well, without dropout. The labels are the
+            predictions of the reference.
+        progress: Whether to show the progress if the comparison takes longer than half a second.
+        arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``, if ``model`` is a name.
 
     Returns:
-        Counts, figures and what they mean. Its text form has no figure that differs from run to run; no form of it has a
-        word of a text, and where entities differ, it names numbers of texts and characters.
+        The report with counts, metrics and findings. Its text form has no value that differs from run to run. No form contains
+        text content: differing entities are given by text index and character offsets.
 
     Raises:
-        ConfigurationError: Without a text, for gold that is not gold or of other texts, for gradients in int8, and for a
-            type that the device does not have.
-        InvalidTextError: For a text that cannot be read, by its number.
-        ModelError: If the model cannot be loaded, or computes no numbers on the CPU in float32.
-        DeviceError: If the device cannot be used, or fails.
+        ConfigurationError: If there are no texts, if ``gold`` is not valid or does not match the texts, if gradients are
+            requested in int8, or if the device does not support the dtype.
+        InvalidTextError: If a text cannot be processed. The error names its index.
+        ModelError: If the model cannot be loaded, or has non-finite logits on the CPU in float32.
+        DeviceError: If the device is unavailable or fails.
 
     Example:
         >>> report = parity("bundled_small", ["She has asthma.", "No fever."], device="cpu", dtype="bfloat16")
         >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
-        (2, 0, 'every logit is a number')
+        (2, 0, 'all logits are finite')
     """
     from ...._annotate import validate_pipeline
 
-    named = {"device": device, "dtype": dtype, **arguments}
-    given = {name: value for name, value in named.items() if value is not None}
+    options = {"device": device, "dtype": dtype, **arguments}
+    options = {name: value for name, value in options.items() if value is not None}
     check_bool("gradients", gradients)
     with SESSION.operation(progress):
         check_texts(texts)
         if is_model_name(model):
-            spec, on = SESSION.load_spec(model, given)
-            pair = pair_from_files(spec, on, SESSION.models.loaded_on(spec, on))
+            spec, candidate_device = SESSION.load_spec(model, options)
+            pair = pair_from_files(spec, candidate_device, SESSION.models.loaded_on(spec, candidate_device))
         else:
-            pair = pair_from_pipeline(validate_pipeline(model, given))
+            pair = pair_from_pipeline(validate_pipeline(model, options))
         return run_parity(pair, texts, gold, gradients)
 
 
 def check_texts(texts: Any) -> None:
-    """Refuse what is not a series of texts, and one that is empty, without reading it."""
+    """Raise ``ConfigurationError`` if ``texts`` is not an iterable or has a length of zero, without iterating over it."""
     from ....annotation.references import check_iterable
 
     if isinstance(texts, str):
-        raise ConfigurationError("str is not a series of texts.", "Pass the model first and then a list of texts.")
+        raise ConfigurationError(
+            "A str is not a valid value for texts.", "Pass the model first and then a list of texts."
+        )
     if texts is not None:
         check_iterable(texts)
     if texts is None or (isinstance(texts, Sized) and not len(texts)):
@@ -133,68 +137,77 @@ def check_texts(texts: Any) -> None:
 
 
 def _no_texts_error() -> ConfigurationError:
-    what = "Pass the model first and then the texts; None is the bundled model."
-    return ConfigurationError("There is no text to compare on.", what)
+    remedy = "Pass the model first and then the texts. None selects the bundled model."
+    return ConfigurationError("There are no texts to compare.", remedy)
 
 
 def normalize_text(text: Any) -> Any:
-    """Return the words of a text in one form: numbers, white space, punctuation and capitals make no other text."""
-    return " ".join(LETTERS.findall(text)).casefold() if isinstance(text, str) else text
+    """Return the words of a text in lower case, without digits, white space and punctuation."""
+    return " ".join(WORD_PATTERN.findall(text)).casefold() if isinstance(text, str) else text
 
 
 def _validate_gold(gold: Any, texts: Any, candidate: Annotator) -> tuple[tuple[Span, ...], ...]:
-    """Return gold entities, checked before anything runs."""
+    """Validate gold entities before the models run."""
     spans = parse_gold(gold)
     if isinstance(texts, Sized) and len(texts) != len(spans):
         raise _gold_length_error(len(spans), len(texts))
-    tables = candidate.decoder.tables  # Labels that are no answer, such as "O", are not kept.
-    kept = zip(tables.entity_names, tables.keep_entity, strict=True)
+    # Labels that are not entities, such as "O", are not valid in gold.
+    tables = candidate.decoder.tables
+    label_rows = zip(tables.entity_names, tables.keep_entity, strict=True)
     if candidate.settings.aggregation_strategy == "none":
-        kept = zip(tables.names, tables.keep_label, strict=True)
-    known = {label for label, is_kept in kept if is_kept}
+        label_rows = zip(tables.names, tables.keep_label, strict=True)
+    valid_labels = {label for label, is_entity in label_rows if is_entity}
     labels = [label for entities in spans for _, _, label in entities]
-    unknown = sum(label not in known for label in labels)
-    if unknown:  # They are not named: they could be words of a text.
+    unknown = sum(label not in valid_labels for label in labels)
+    if unknown:  # The labels are not quoted, because they may be text content.
         what = f"{unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
-        raise ConfigurationError(what, f"Use those of the model, and leave others out: {', '.join(sorted(known))}.")
+        raise ConfigurationError(what, f"Use the labels of the model only: {', '.join(sorted(valid_labels))}.")
     return spans
 
 
 def _gold_length_error(gold: int, texts: int) -> ConfigurationError:
-    what = f"The gold is of {pluralize(gold, 'text')}, and there are {texts:,}."
+    what = f"The gold covers {pluralize(gold, 'text')}, but there are {texts:,}."
     return ConfigurationError(what, "Pass the gold of the same texts.")
 
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A model in two ways."""
+    """A model as reference and as candidate.
 
-    name: str  # What the person calls the model.
-    reference: Annotator  # The way that is right: on the CPU in float32.
-    candidate: Annotator  # The way in question.
-    dtype: str  # The candidate's type.
-    notes: tuple[str, ...] = ()  # What to know about the comparison.
-    # How tokens become the entities that are compared; empty for the reference's own strategy.
+    Attributes:
+        name: Name of the model as given by the user.
+        reference: Model on the CPU in float32.
+        candidate: Model that is compared with the reference.
+        dtype: Dtype of the candidate.
+        notes: Notes on the comparison, as sentences.
+        strategies: Aggregation strategies to compare. If empty, only that of the reference.
+    """
+
+    name: str
+    reference: Annotator
+    candidate: Annotator
+    dtype: str
+    notes: tuple[str, ...] = ()
     strategies: tuple[str, ...] = ()
 
-    def in_every_strategy(self) -> ModelPair:
-        """Return the pair with its entities compared as each strategy makes them of the same probabilities."""
-        whole = [
+    def with_all_strategies(self) -> ModelPair:
+        """Return the pair with a comparison in each aggregation strategy, computed from the same probabilities."""
+        reference, candidate = (
             replace(side, network=replace(side.network, return_all_probabilities=True))
             for side in (self.reference, self.candidate)
-        ]
-        return replace(self, reference=whole[0], candidate=whole[1], strategies=STRATEGIES)
+        )
+        return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
 
 
 def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> ModelPair:
-    """Return a model from its files on the CPU in float32, and on a device in the type of the specification.
+    """Load a model on the CPU in float32, and on a device in the dtype of the specification.
 
-    That one is loaded from the same files, if it is not ``loaded``.
+    If ``loaded`` is given, it is the candidate.
     """
     from ....annotation.pipeline import budget_for_device, build_pipeline
 
     model = (loaded or load_from_spec(spec, device)).model
-    # A pipeline proves itself on a word: a candidate that fails at it shall be judged, and is no error.
+    # Building a pipeline runs the model once. Only the reference is built, so that a failing candidate is a finding.
     pipe = build_pipeline(load_from_spec(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
     reference = pipe.default_annotator().whole_texts()
     budget = replace(budget_for_device(model.device, model), allow_padding=reference.budget.allow_padding)
@@ -203,22 +216,22 @@ def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = No
 
 
 def pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
-    """Return a pipeline as it is, and with a float32 copy of its model on the CPU."""
+    """Return an unmodified pipeline as candidate, and a float32 copy of its model on the CPU as reference."""
     import torch
 
     dtype = dtype_of(pipe.model)
     name = type(pipe.model).__name__
     if is_quantized(pipe.model):
-        what = f"The float32 weights of this {name} in int8 are gone."
+        what = f"This {name} in int8 has no float32 weights."
         raise ConfigurationError(what, f"Pass the model's name and dtype={INT8!r}.")
     if dtype not in TOLERANCES:
-        what = f"{name} in {dtype} cannot be compared: there is no tolerance for that type."
-        raise ConfigurationError(what, "Call .float() on its model.")
+        what = f"{name} in {dtype} cannot be compared because no tolerance is defined for this dtype."
+        raise ConfigurationError(what, "Call .float() on the model.")
     candidate = pipe.default_annotator().whole_texts()
     notes: tuple[str, ...] = ()
     if dtype != "float32":
-        rounded = f"The reference has this pipeline's weights, rounded to {dtype} already"
-        notes = (f"{rounded}; pass the model's name to compare with its files.",)
+        rounded = f"The reference uses the weights of this pipeline, which are rounded to {dtype}."
+        notes = (rounded, "Pass the name of the model to compare with its files.")
     with TENSOR_LOCK:
         reference = candidate.with_model(copy_model(pipe.model, dtype=torch.float32).eval())
     return ModelPair(name, reference, candidate, dtype, notes)
@@ -227,7 +240,7 @@ def pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
 def _gradient_difference(
     reference: Annotator, candidate: Annotator, prepared: TokenizedChunk
 ) -> GradientDifference | None:
-    """Return how far the gradients of one batch are apart; ``None`` if no parameter has one."""
+    """Return the difference of the gradients of one batch, or ``None`` if no parameter has a gradient."""
     import torch
 
     from ....annotation.forward import pad_batch
@@ -237,60 +250,62 @@ def _gradient_difference(
     with TENSOR_LOCK, torch.no_grad():
         labels: np.ndarray = reference.network.logits(inputs).argmax(-1).cpu().numpy()  # (rows, length) int64
     try:
-        expected = _gradients_of(reference.network, inputs, labels)
-        computed = _gradients_of(candidate.network, inputs, labels)
+        expected = _compute_gradients(reference.network, inputs, labels)
+        computed = _compute_gradients(candidate.network, inputs, labels)
     except RuntimeError as error:
         what = (
             f"A step could not be computed on {format_device(str(candidate.network.device))}: {describe_error(error)}."
         )
-        raise DeviceUnavailableError(what, "Leave gradients=True out, or use another device or type.") from error
+        raise DeviceUnavailableError(what, "Remove gradients=True, or use another device or dtype.") from error
     if not expected:
         return None
-    lengths = {name: float(gradient.norm()) for name, gradient in expected.items()}
-    least = MIN_GRADIENT_FRACTION * max(lengths.values()) or 1.0
-    apart = {}
+    norms = {name: float(gradient.norm()) for name, gradient in expected.items()}
+    min_norm = MIN_GRADIENT_FRACTION * max(norms.values()) or 1.0
+    differences = {}
     for name, gradient in expected.items():
-        # One that is missing counts as zero, and one that is no number is infinitely far.
-        far = float((computed[name] - gradient).norm()) if name in computed else lengths[name]
-        apart[name] = math.inf if math.isnan(far) else far / max(lengths[name], least)
-    worst = max(apart, key=apart.__getitem__)
-    return GradientDifference(apart[worst], worst, len(apart))
+        # A missing gradient counts as zero, and NaN as an infinite difference.
+        difference = float((computed[name] - gradient).norm()) if name in computed else norms[name]
+        differences[name] = math.inf if math.isnan(difference) else difference / max(norms[name], min_norm)
+    worst = max(differences, key=differences.__getitem__)
+    return GradientDifference(differences[worst], worst, len(differences))
 
 
-def _gradients_of(network: TokenClassifier, inputs: Inputs, labels: np.ndarray) -> dict[str, Any]:
-    """Return the gradient of each parameter on the host in float32; the parameters themselves keep theirs."""
+def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: np.ndarray) -> dict[str, torch.Tensor]:
+    """Return the gradient of each parameter on the host in float32, without changing ``parameter.grad``."""
     import torch
 
     from ....annotation.forward import evaluation_mode
 
     model = getattr(network.model, "_orig_mod", network.model)
-    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    if not learning:
+    parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if not parameters:
         return {}
     device = model.device
     with evaluation_mode(model), torch.enable_grad():
         output = model(**{name: torch.from_numpy(array).to(device) for name, array in inputs.items()})
         logits = output["logits"] if isinstance(output, dict) else output[0]
-        inside = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()
-        loss = torch.nn.functional.cross_entropy(logits.float()[inside], torch.from_numpy(labels).to(device)[inside])
-        gradients = torch.autograd.grad(LOSS_SCALE * loss, list(learning.values()), allow_unused=True)
+        is_token = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()
+        loss = torch.nn.functional.cross_entropy(
+            logits.float()[is_token], torch.from_numpy(labels).to(device)[is_token]
+        )
+        gradients = torch.autograd.grad(LOSS_SCALE * loss, list(parameters.values()), allow_unused=True)
         parse_device_argument(device).finish()
-        computed = zip(learning, gradients, strict=True)
+        computed = zip(parameters, gradients, strict=True)
         return {
             name: gradient.detach().cpu().float() / LOSS_SCALE for name, gradient in computed if gradient is not None
         }
 
 
 def run_parity(pair: ModelPair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
-    """Run a model in two ways over texts, and return how far apart they are; see :func:`parity`."""
+    """Run both models of a pair over texts and return the report, see :func:`parity`."""
     from ...._annotate import length_or_none
     from ....annotation.references import iter_texts
     from ....annotation.stream import chunk_characters, iter_chunks
 
-    tally = _ParityAccumulator(pair, None if gold is None else _validate_gold(gold, texts, pair.candidate))
+    accumulator = _ParityAccumulator(pair, None if gold is None else _validate_gold(gold, texts, pair.candidate))
     total = length_or_none(texts)
     if gradients and pair.dtype == INT8:
-        raise ConfigurationError("Layers in int8 have no gradients.", "Leave gradients=True out.")
+        raise ConfigurationError("int8 layers do not support gradients.", "Remove gradients=True.")
     difference: GradientDifference | None = None
     SESSION.notify(ProgressEvent("Comparing", pair.name, 0, total, "text"))
     with without_autocast(pair.candidate.network.model.device.type):
@@ -304,112 +319,129 @@ def run_parity(pair: ModelPair, texts: Any, gold: Any = None, gradients: bool = 
                 raise failure
             if gradients and difference is None and len(prepared.tokens):
                 difference = _gradient_difference(pair.reference, pair.candidate, prepared)
-            tally.add(prepared)
-            SESSION.notify(ProgressEvent("Comparing", pair.name, len(tally.texts), total, "text"))
-    return tally.report(difference)
+            accumulator.add(prepared)
+            SESSION.notify(ProgressEvent("Comparing", pair.name, len(accumulator.texts), total, "text"))
+    return accumulator.to_report(difference)
 
 
 @dataclass
 class _ParityAccumulator:
-    """What is counted while two ways run, for each strategy; the report is of the one that lost most."""
+    """Counts of a comparison, for each aggregation strategy. The report shows the strategy with the lowest agreement.
 
-    pair: ModelPair  # The model in two ways.
-    gold: tuple[tuple[Span, ...], ...] | None  # The gold entities of each text; None if none were given.
+    Attributes:
+        pair: Models that are compared.
+        gold: Gold entities of each text, or ``None``.
+        texts: Fingerprints of the texts.
+        tokens: Number of tokens.
+        windows: Number of windows.
+        differences: Largest logit difference of each token, one array for each batch.
+        label_mismatches: Number of tokens whose best label differs.
+        non_finite_tokens: Number of tokens with NaN or infinity in the candidate.
+        spans: Agreement of the entities by strategy.
+        scores: Scores of reference and candidate by strategy.
+        distinct: Fingerprints of the entities of the reference.
+    """
+
+    pair: ModelPair
+    gold: tuple[tuple[Span, ...], ...] | None
     texts: list[int] = field(default_factory=list)
     tokens: int = 0
     windows: int = 0
     differences: list[np.ndarray] = field(default_factory=list)
-    other_labels: int = 0
+    label_mismatches: int = 0
     non_finite_tokens: int = 0
     spans: dict[str, EntityAgreement] = field(default_factory=dict)
     scores: dict[str, tuple[EntityScore, EntityScore]] = field(default_factory=dict)
     distinct: set[int] = field(default_factory=set)
 
     @property
-    def own(self) -> str:
-        """The strategy of the reference, whose labels the gold has."""
+    def reference_strategy(self) -> str:
+        """Aggregation strategy of the reference, whose labels the gold uses."""
         return self.pair.reference.decoder.strategy
 
     def add(self, prepared: TokenizedChunk) -> None:
-        """Run a chunk of texts both ways, and count."""
+        """Run both models on a chunk of texts and update the counts."""
         from ....annotation.forward import ForwardRun, assemble_predictions
         from ....annotation.references import text_fingerprint
 
         reference = self.pair.reference
         candidate = self.pair.candidate
-        outputs: tuple[list[Any], list[Any]] = ([], [])
+        reference_outputs: list[Any] = []
+        candidate_outputs: list[Any] = []
         for batch in candidate.plan_batches(prepared, candidate.budget):
-            for outcome in _run_both(reference.network, candidate.network, prepared, batch):
-                self._count_logits(prepared, outcome)
-                outputs[0].append((outcome.batch, outcome.reference[1]))
-                outputs[1].append((outcome.batch, outcome.candidate[1]))
+            for output in _run_both(reference.network, candidate.network, prepared, batch):
+                self._count_logits(prepared, output)
+                reference_outputs.append((output.batch, output.reference[1]))
+                candidate_outputs.append((output.batch, output.candidate[1]))
         run = ForwardRun(prepared.tokens, prepared.windows)
-        expected = assemble_predictions(run, reference.network, outputs[0])
-        computed = assemble_predictions(run, candidate.network, outputs[1])
-        for strategy in dict.fromkeys((self.own, *self.pair.strategies)):  # Of equal ones the report is of its own.
-            first, second = (
+        expected = assemble_predictions(run, reference.network, reference_outputs)
+        computed = assemble_predictions(run, candidate.network, candidate_outputs)
+        # The strategy of the reference comes first, so that the report shows it among strategies with equal agreement.
+        for strategy in dict.fromkeys((self.reference_strategy, *self.pair.strategies)):
+            reference_results, candidate_results = (
                 replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, predictions)
                 for side, predictions in ((reference, expected), (candidate, computed))
             )
-            self._count_entities(strategy, prepared, first, second)
+            self._count_entities(strategy, prepared, reference_results, candidate_results)
         self.texts += [text_fingerprint(text) for text in prepared.texts]
         self.tokens += len(prepared.tokens)
         self.windows += len(prepared.windows.starts)
 
-    def _count_logits(self, prepared: TokenizedChunk, outcome: _Outcome) -> None:
-        """Count how far apart the logits of a batch are, each token in the window that owns it."""
+    def _count_logits(self, prepared: TokenizedChunk, output: _PairOutput) -> None:
+        """Count the logit differences of a batch, each token in the window that owns it."""
         import numpy as np
 
         from ....annotation.forward import owned_token_positions
 
-        owned = owned_token_positions(prepared.windows, outcome.batch, self.pair.candidate.network.special_tokens)[1]
+        owned = owned_token_positions(prepared.windows, output.batch, self.pair.candidate.network.special_tokens)[1]
         expected, computed = (
-            logits.reshape(-1, logits.shape[-1])[owned] for logits, _ in (outcome.reference, outcome.candidate)
+            logits.reshape(-1, logits.shape[-1])[owned] for logits, _ in (output.reference, output.candidate)
         )
         if not np.isfinite(expected).all():
-            what = f"The model {describe_value(self.pair.name)} computes no numbers (NaN) on the CPU in float32."
-            raise InvalidModelError(what, "Use another model: there is nothing to compare with.")
-        numbers = np.isfinite(computed).all(-1)
-        self.non_finite_tokens += int((~numbers).sum())
-        self.other_labels += int(((expected.argmax(-1) != computed.argmax(-1)) | ~numbers).sum())
-        self.differences.append(np.abs(expected[numbers] - computed[numbers]).max(-1, initial=0.0))
+            what = f"The model {describe_value(self.pair.name)} has non-finite logits on the CPU in float32."
+            raise InvalidModelError(what, "Use another model: this one has no valid reference.")
+        is_finite = np.isfinite(computed).all(-1)
+        self.non_finite_tokens += int((~is_finite).sum())
+        self.label_mismatches += int(((expected.argmax(-1) != computed.argmax(-1)) | ~is_finite).sum())
+        self.differences.append(np.abs(expected[is_finite] - computed[is_finite]).max(-1, initial=0.0))
 
     def _count_entities(
         self, strategy: str, prepared: TokenizedChunk, reference: Sequence[TextResult], candidate: Sequence[TextResult]
     ) -> None:
-        """Count what became of the entities of a strategy; a text for which a way has no answer has none in it."""
+        """Count the entity differences of a strategy. A text that failed has no entities."""
         from ....annotation.references import text_fingerprint
         from ....annotation.results import entity_span
 
-        for place, answers in enumerate(zip(reference, candidate, strict=True)):
-            number = prepared.first + place
-            text = prepared.texts[place]
+        for index, results in enumerate(zip(reference, candidate, strict=True)):
+            number = prepared.first + index
+            text = prepared.texts[index]
             expected, computed = (
-                [] if isinstance(answer, OpenMedError) else list(map(entity_span, answer)) for answer in answers
+                [] if isinstance(result, OpenMedError) else list(map(entity_span, result)) for result in results
             )
             self.spans[strategy] = self.spans.get(strategy, EntityAgreement()) + compare_spans(
                 expected, computed, number
             )
-            if strategy == self.own:
+            if strategy == self.reference_strategy:
                 words = (f"{label} {normalize_text(text[start:end])}" for start, end, label in expected)
                 self.distinct.update(map(text_fingerprint, words))
-            if self.gold is not None and (strategy == "none") == (self.own == "none"):  # Gold has labels of one kind.
-                gold = self._gold_of(number, len(text))
+            # Gold labels are either token labels or entity labels.
+            if self.gold is not None and (strategy == "none") == (self.reference_strategy == "none"):
+                gold = self._get_gold(number, len(text))
                 before = self.scores.get(strategy, (EntityScore(), EntityScore()))
                 self.scores[strategy] = before[0] + score(gold, expected), before[1] + score(gold, computed)
 
-    def _gold_of(self, number: int, length: int) -> tuple[Span, ...]:
+    def _get_gold(self, number: int, length: int) -> tuple[Span, ...]:
         """Return the gold entities of a text."""
         remedy = "Pass the gold of the same texts, in the same order."
         if self.gold is None or number >= len(self.gold):
-            raise ConfigurationError(f"There is no gold for text {number}.", remedy)
+            raise ConfigurationError(f"Gold for text {number} is missing.", remedy)
         if any(end > length for _, end, _ in self.gold[number]):
-            what = f"An entity in the gold of text {number} ends after character {length}, the last of the text."
+            what = f"An entity in the gold of text {number} ends after the end of the text (character {length})."
             raise ConfigurationError(what, remedy)
         return self.gold[number]
 
-    def report(self, gradients: GradientDifference | None) -> ParityReport:
-        """Return what was counted."""
+    def to_report(self, gradients: GradientDifference | None) -> ParityReport:
+        """Return the report of the counts."""
         import numpy as np
 
         from ....annotation.references import text_fingerprint
@@ -418,13 +450,13 @@ class _ParityAccumulator:
             raise _no_texts_error()
         if self.gold is not None and len(self.gold) != len(self.texts):
             raise _gold_length_error(len(self.gold), len(self.texts))
-        together = np.concatenate([np.zeros(0, np.float32), *self.differences])
+        differences = np.concatenate([np.zeros(0, np.float32), *self.differences])
         logits = LogitDifferences()
-        if len(together):
-            logits = LogitDifferences(float(together.max()), *np.quantile(together, [0.5, 0.9, 0.99]).tolist())
+        if len(differences):
+            logits = LogitDifferences(float(differences.max()), *np.quantile(differences, [0.5, 0.9, 0.99]).tolist())
         gold = None
         if self.gold is not None:
-            gold = min(self.scores.values(), key=lambda both: both[1].recall - both[0].recall)
+            gold = min(self.scores.values(), key=_recall_change)
         return ParityReport(
             model=self.pair.name,
             device=format_device(str(self.pair.candidate.network.device)),
@@ -434,7 +466,7 @@ class _ParityAccumulator:
             tokens=self.tokens,
             windows=self.windows,
             logits=logits,
-            label_mismatches=self.other_labels,
+            label_mismatches=self.label_mismatches,
             non_finite_tokens=self.non_finite_tokens,
             spans=min(self.spans.values(), key=lambda spans: spans.agreement),
             gold=gold,
@@ -444,24 +476,35 @@ class _ParityAccumulator:
         )
 
 
-class _Outcome(NamedTuple):
-    """What both ways give for a batch, on the host: logits (rows, length, labels) float32, and what the network answers."""
+class _PairOutput(NamedTuple):
+    """Outputs of both models for a batch, on the host.
+
+    Attributes:
+        batch: Rows of the batch.
+        reference: Logits of the reference, float32 of shape ``(rows, length, num_labels)``, and postprocessed outputs.
+        candidate: The same of the candidate.
+    """
 
     batch: Batch
     reference: tuple[np.ndarray, list[np.ndarray]]
     candidate: tuple[np.ndarray, list[np.ndarray]]
 
 
+def _recall_change(scores: tuple[EntityScore, EntityScore]) -> float:
+    reference, candidate = scores
+    return candidate.recall - reference.recall
+
+
 def _run_both(
     reference: TokenClassifier, candidate: TokenClassifier, prepared: TokenizedChunk, batch: Batch
-) -> Iterator[_Outcome]:
-    """Run a batch both ways; if memory is short, its halves."""
+) -> Iterator[_PairOutput]:
+    """Yield the outputs of both models for a batch, which is split in half if the device runs out of memory."""
     from ....annotation.forward import pad_batch
 
     inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate)
     halves: list[Batch] = []
     try:
-        yield _Outcome(batch, _run(reference, inputs), _run(candidate, inputs))
+        yield _PairOutput(batch, _run_model(reference, inputs), _run_model(candidate, inputs))
     except OpenMedError:
         raise
     except (RuntimeError, MemoryError, TypeError) as error:
@@ -470,16 +513,16 @@ def _run_both(
             halves = batch.split(prepared.windows.lengths + candidate.special_tokens.num_special_tokens)
         if not halves:
             what = f"The model could not be compared on {format_device(str(candidate.model.device))}: {describe_error(error)}."
-            raise DeviceUnavailableError(what, "Use another device or another type.") from error
+            raise DeviceUnavailableError(what, "Use another device or another dtype.") from error
     for half in halves:
         yield from _run_both(reference, candidate, prepared, half)
 
 
-def _run(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Run a batch one way, to its end."""
+def _run_model(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Run a batch and wait for its logits and postprocessed outputs."""
     import torch
 
     with TENSOR_LOCK, torch.no_grad():
         logits = network.logits(inputs)
-        array, *answers = (to_numpy(tensor) for tensor in (logits.float(), *network.postprocess_logits(logits)))
-    return array, answers
+        array, *processed = (to_numpy(tensor) for tensor in (logits.float(), *network.postprocess_logits(logits)))
+    return array, processed

@@ -1,38 +1,46 @@
-"""What is required of a device and of a type, compared with the CPU in float32: tolerances, and the gate of a certificate.
+"""Tolerances and acceptance criteria of a device and a dtype, relative to the CPU in float32.
 
-A type that passes the gate gets a certificate. Loading does not ask this gate again: where it requires more from one release
-on, the number in the format of :class:`~openmed_nb.models.records.Certificate` grows, and older certificates count no more.
+A dtype that meets the criteria gets a validation record. Loading a model does not check the criteria again. If a release
+requires more, the version in the schema of :class:`~openmed_nb.models.records.ValidationRecord` increases and older records are
+ignored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIN_SPAN_AGREEMENT = 0.99  # The share of entities that must be the same.
-MAX_RECALL_LOSS = 0.01  # How much of the reference's recall of gold entities may be lost.
+# Minimum fraction of identical entities.
+MIN_SPAN_AGREEMENT = 0.99
+# Maximum loss of recall of gold entities, relative to the reference.
+MAX_RECALL_LOSS = 0.01
+# Rounding error of a difference of two recalls.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a type may be from float32 on the CPU before the report says so.
+    """Maximum difference of a dtype from float32 on the CPU that the report accepts.
 
     Attributes:
-        logits: The largest absolute difference of a logit; ``None`` if logits tell nothing.
-        gradients: The largest relative difference of the gradient of a parameter; ``None`` if there are none.
+        logits: Maximum absolute difference of a logit, or ``None`` if logits are not comparable.
+        gradients: Maximum relative difference of a parameter gradient, or ``None`` if there are no gradients.
     """
 
     logits: float | None
     gradients: float | None
 
 
-# For each type, some times the largest difference seen with the two bundled models in 5,524 texts of 203,905 tokens
-# whose logits go up to 11. On an NVIDIA H200 (torch 2.11): logits 2.0e-05 in float32, 0.012 in float16 and 0.16 in
-# bfloat16, gradients 9.2e-06, 0.0067 and 0.031; at least 0.9998 of the entities were the same in float16 and 0.9974 in
-# bfloat16. On a CPU: logits 0.017 in float16 and 0.13 in bfloat16, which is about three times the rounding of one such
-# number (2**-11 and 2**-8 of it), gradients 0.024 and 0.17. int8 rounds the inputs of a layer by their largest, and a
-# few tokens were off by up to 3.0: its logits tell nothing, and the entities decide. ``benchmarks/parity.py`` prints
-# the figures.
+# Tolerance of each dtype: a multiple of the largest difference measured with the two bundled models in 5,524 texts of 203,905
+# tokens, whose logits reach 11.
+#
+# - NVIDIA H200 (torch 2.11): logits differ by 2.0e-05 in float32, 0.012 in float16 and 0.16 in bfloat16, gradients by 9.2e-06,
+#   0.0067 and 0.031. At least 0.9998 of the entities were identical in float16 and 0.9974 in bfloat16.
+# - CPU: logits differ by 0.017 in float16 and 0.13 in bfloat16, about three times the rounding error of one such value (2**-11
+#   and 2**-8 of it), gradients by 0.024 and 0.17.
+# - int8 scales the inputs of a layer by their maximum, and a few tokens differed by up to 3.0. Its logits are not comparable, so
+#   the entities decide.
+#
+# ``benchmarks/parity.py`` prints these measurements.
 TOLERANCES = {
     "float32": Tolerance(1e-4, 1e-3),
     "float16": Tolerance(5e-2, 1e-1),
@@ -41,30 +49,41 @@ TOLERANCES = {
 }
 
 USE_FLOAT32_REMEDY = "Use float32."
-LOAD_AGAIN = "Load the model again."
-ENTITIES_DECIDE = "Look at the entities: they decide."
-# What to do about NaN and infinity in a type whose range is short.
+RELOAD_REMEDY = "Reload the model."
+CHECK_ENTITIES_REMEDY = "Check the entities: they decide."
+# Remedies for NaN and infinity in a dtype with a small range.
 OVERFLOW_REMEDIES = {"float16": "Use bfloat16, which has the range of float32."}
 
 
 @dataclass(frozen=True)
 class AcceptanceCriteria:
-    """What is required of a reduced type."""
+    """Acceptance criteria of a reduced dtype. The result is inconclusive if a minimum is not reached.
 
-    span_agreement: float = MIN_SPAN_AGREEMENT  # The share of the entities found either way that must be the same.
-    recall_loss: float = (
-        MAX_RECALL_LOSS  # How much of the reference's recall may be lost, where gold entities are given.
-    )
-    minimum_entities: int = 50  # With fewer in the reference there is no verdict.
-    minimum_distinct: int = 10  # With fewer entities that differ in their words or labels there is no verdict.
-    # With fewer texts that differ in their words there is no verdict: a list of made-up sentences is no sample of notes.
+    Attributes:
+        span_agreement: Minimum fraction of identical entities among those that either model predicts.
+        recall_loss: Maximum loss of recall relative to the reference, if gold entities are given.
+        minimum_entities: Minimum number of entities in the reference.
+        minimum_distinct: Minimum number of entities that differ in their words or labels.
+        minimum_texts: Minimum number of texts with different words. A few made-up sentences are not a sample of notes.
+    """
+
+    span_agreement: float = MIN_SPAN_AGREEMENT
+    recall_loss: float = MAX_RECALL_LOSS
+    minimum_entities: int = 50
+    minimum_distinct: int = 10
     minimum_texts: int = 50
 
 
 @dataclass(frozen=True)
 class RejectionReason:
-    """Why a type is refused, and one thing to do."""
+    """Reason why a reduced dtype is rejected.
 
-    reason: str  # What was seen.
-    remedy: str  # What to do.
-    conclusive: bool = True  # Whether that speaks against the type; too few texts do not.
+    Attributes:
+        reason: Problem as a sentence.
+        remedy: Suggested action.
+        conclusive: Whether the reason is evidence against the dtype. Too few texts are not.
+    """
+
+    reason: str
+    remedy: str
+    conclusive: bool = True

@@ -1,8 +1,8 @@
-"""``nb.runbook.loss_parity``: one training on the CPU and on a device, step by step, and whether rounding explains how they part.
+"""``nb.runbook.loss_parity``: comparison of a training run on the CPU and on a device, step by step.
 
-The tolerance is measured in the same call: the CPU trains beside itself with other roundings, in float32 those of
-``rounding.Float64RoundingMode`` and in bfloat16 its own, and as far as that comes, times :data:`FACTOR`, rounding explains. Weights
-differ after the first step, so the drift grows, and with it the tolerance.
+The tolerance is measured in the same call by a second training run on the CPU that rounds differently. In float32 it uses
+``rounding.Float64RoundingMode``, in bfloat16 autocast. Its drift, times :data:`TOLERANCE_FACTOR`, is attributed to rounding. The
+weights differ after the first step, so that drift and tolerance grow.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -45,38 +46,42 @@ from .report import REFERENCE
 if TYPE_CHECKING:
     import torch
 
-STEPS = 200
-LEARNING_RATE = 5e-5  # As transformers' Trainer trains by default (TrainingArguments.learning_rate).
-NUM_SYNTHETIC_BATCHES = 8  # How many synthetic batches there are, where nobody passes batches.
-LENGTH = 32  # The tokens of a row of them.
+DEFAULT_STEPS = 200
+# Default of TrainingArguments.learning_rate in transformers.
+LEARNING_RATE = 5e-5
+# Number and length of the synthetic batches, which are used if no batches are passed.
+NUM_SYNTHETIC_BATCHES = 8
+SYNTHETIC_LENGTH_TOKENS = 32
 
-# How many times as far as other roundings of the CPU a device may come. Over 60 steps of the smaller bundled model, kernels
-# without oneDNN came 0.8 times as far as Float64RoundingMode, matrix products in 2, 3 and 7 parts up to 0.4 times, the rows of batches
-# in reverse 0.4 times, AdamW unfused 0.3 times, and two threads instead of one 0.2 times.
+# Maximum drift of a device, as a multiple of the drift of the CPU with different rounding. Measured over 60 steps of the smaller
+# bundled model, relative to Float64RoundingMode: 0.8 for kernels without oneDNN, up to 0.4 for matrix products in 2, 3 and 7
+# parts, 0.4 for batches with reversed rows, 0.3 for unfused AdamW, and 0.2 for two threads instead of one.
 TOLERANCE_FACTOR = 8.0
 
-# By chance one step rounds to nearly the same loss: bfloat16 came 1e-3 apart in step 1 and 4e-2 in step 2 with the larger bundled
-# model. So the first EARLY steps have the largest drift of them all.
+# A single step can round to nearly the same loss by chance: with the larger bundled model, bfloat16 drifted by 1e-3 in step 1 and
+# by 4e-2 in step 2. The first steps therefore share the largest drift among them.
 EARLY_STEPS = 8
 
-EPSILON = 2.0**-23  # Of float32, in which losses are summed.
+# Machine epsilon of float32, the dtype in which losses are summed.
+EPSILON = 2.0**-23
 
 DTYPES = ("float32", "bfloat16")
-LATENCY_SAMPLES = (1, 2, 5)  # The steps that are shown, times each power of ten.
+# Steps in the table of losses, times each power of ten.
+TABLE_STEPS = (1, 2, 5)
 
 
 @dataclass(frozen=True, repr=False)
 class LossParity(Displayable):
-    """The losses of one training on the CPU and on a device, and whether rounding explains how far they are apart.
+    """Losses of a training run on the CPU and on a device, and whether rounding explains their difference.
 
     Attributes:
-        model: What the person calls the model.
-        device: The device, marked if it is simulated.
-        dtype: The type that the device computes products in.
-        reference: The losses on the CPU in float32, step by step.
-        rounded: Those of the CPU with other roundings, of that type, from which the tolerance follows.
-        candidate: Those on the device; they end where one is no finite number.
-        notes: What to know about the comparison.
+        model: Name of the model as given by the user.
+        device: Device of the candidate, labeled if it is simulated.
+        dtype: Dtype in which the device computes matrix products.
+        reference: Loss of each step on the CPU in float32.
+        rounded: Loss of each step on the CPU with different rounding, which determines the tolerance.
+        candidate: Loss of each step on the device, up to the first non-finite loss.
+        notes: Notes on the comparison, as sentences.
     """
 
     model: str
@@ -92,93 +97,99 @@ class LossParity(Displayable):
 
     @property
     def simulated(self) -> bool:
-        """Whether the device is a simulated one."""
+        """Whether the device is simulated."""
         return is_marked_simulated(self.device)
 
     @property
     def steps(self) -> int:
-        """How many steps were done on the device."""
+        """Number of steps on the device."""
         return len(self.candidate)
 
     @property
     def drift(self) -> tuple[float, ...]:
-        """How far the losses are apart at each step; infinite where one is no finite number."""
+        """Absolute difference of the losses at each step, infinite if a loss is not finite."""
         return _loss_differences(self.candidate, self.reference)
 
     @property
     def tolerance(self) -> tuple[float, ...]:
-        """How far rounding lets them be apart at each step; it never becomes smaller."""
-        # Of the loss itself, where other roundings happen to give it.
+        """Maximum difference at each step that rounding explains. It never decreases."""
+        # The rounding error of the loss itself is a lower limit, because the losses can be equal by chance.
         rounding = (abs(loss) * EPSILON for loss in self.reference)
-        there = [far + own for far, own in zip(_loss_differences(self.rounded, self.reference), rounding, strict=True)]
-        there[:EARLY_STEPS] = [max(there[:EARLY_STEPS])] * len(there[:EARLY_STEPS])
-        return tuple(TOLERANCE_FACTOR * far for far in accumulate(there, max))
+        differences = _loss_differences(self.rounded, self.reference)
+        drift = [difference + error for difference, error in zip(differences, rounding, strict=True)]
+        drift[:EARLY_STEPS] = [max(drift[:EARLY_STEPS])] * len(drift[:EARLY_STEPS])
+        return tuple(TOLERANCE_FACTOR * largest for largest in accumulate(drift, max))
 
     @property
     def divergence_step(self) -> int | None:
-        """The first step, counted from 1, that is beyond its tolerance; ``None`` if none is."""
+        """First step, counted from 1, whose drift exceeds the tolerance, or ``None`` if there is none."""
         limits = zip(self.drift, self.tolerance, strict=False)
-        return next((step for step, (far, most) in enumerate(limits, 1) if far > most), None)
+        return next((step for step, (drift, limit) in enumerate(limits, 1) if drift > limit), None)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Whether the losses are numbers, and whether rounding explains the drift."""
-        way_out = "Look whether it is so in float32, and train in that."
+        """Findings about non-finite losses and about the drift."""
+        remedy = "Check whether float32 has the same problem, and train in float32."
         if self.dtype == "float32":
-            way_out = "Train on the CPU."
-        numbers = Finding("numbers", OK, "every loss is a number")
+            remedy = "Train on the CPU."
+        finite = Finding("finite values", OK, "all losses are finite")
         if not math.isfinite(self.candidate[-1]):
-            numbers = Finding("numbers", FAILED, f"NaN or infinity in step {self.steps}", way_out)
-        drift = Finding("drift", OK, f"rounding of {self.dtype} explains it")
+            finite = Finding("finite values", FAILED, f"NaN or infinity in step {self.steps}", remedy)
+        drift = Finding("drift", OK, f"explained by rounding of {self.dtype}")
         if self.divergence_step is not None:
-            what = f"more than rounding of {self.dtype} explains, from step {self.divergence_step}"
-            drift = Finding("drift", FAILED, what, way_out)
-        return numbers, drift
+            evidence = f"exceeds rounding of {self.dtype} from step {self.divergence_step}"
+            drift = Finding("drift", FAILED, evidence, remedy)
+        return finite, drift
 
     @property
     def status(self) -> str:
-        """The worst of the findings: ``"ok"`` or ``"failed"``."""
+        """Worst status of the findings: ``"ok"`` or ``"failed"``."""
         return worst_status(self.findings)
 
     def to_report(self) -> Report:
-        """Return the judgement; the losses are among the figures."""
-        otherwise = "where it rounds otherwise" if self.dtype == "float32" else f"in {self.dtype}"
+        """Return the report. The losses are among the metrics."""
+        variant = "with different rounding" if self.dtype == "float32" else f"in {self.dtype}"
         sentences = (
-            f"{pluralize(self.steps, 'step')} of training from the same weights, with the same batches and without dropout.",
-            f"The tolerance is {TOLERANCE_FACTOR:g} times as far as the CPU drifts from its own losses {otherwise}.",
+            f"{pluralize(self.steps, 'step')} of training with the same initial weights and batches, without dropout.",
+            f"The tolerance is {TOLERANCE_FACTOR:g} times the drift of the CPU {variant}.",
             *self.notes,
         )
-        learns = "as" if self.divergence_step is None else f"until step {self.divergence_step} as"
+        outcome = "matches"
+        if self.divergence_step is not None:
+            outcome = f"diverges in step {self.divergence_step} from"
         return Report(
             f"Loss parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
             sentences,
             (findings_table("", self.findings),),
             metrics=(self._table(),),
             html_sentences=(
-                f"{self.model} learns on {self.device} in {self.dtype} {learns} on {REFERENCE}",
+                f"Training of {self.model} on {self.device} in {self.dtype} {outcome} {REFERENCE}",
                 *sentences,
             ),
             status=self.status,
-            charts=(self._picture(),),
+            charts=(self._chart(),),
         )
 
     def _table(self) -> Table:
-        """Return the losses at some steps: the more apart the later they are, the last, and the one in which two part."""
+        """Return the losses at a logarithmic selection of steps, at the last step and at the divergence step."""
         powers = (10**power for power in range(len(str(self.steps))))
-        shown = {sample * power for power in powers for sample in LATENCY_SAMPLES} | {self.steps, self.divergence_step}
+        table_steps = {sample * power for power in powers for sample in TABLE_STEPS} | {
+            self.steps,
+            self.divergence_step,
+        }
         values = zip(self.reference, self.candidate, self.drift, self.tolerance, strict=True)
         rows = tuple(
-            (str(step), f"{right:.6g}", f"{loss:.6g}", f"{far:.2g}", f"{most:.2g}")
-            for step, (right, loss, far, most) in enumerate(values, 1)
-            if step in shown
+            (str(step), f"{expected:.6g}", f"{loss:.6g}", f"{drift:.2g}", f"{limit:.2g}")
+            for step, (expected, loss, drift, limit) in enumerate(values, 1)
+            if step in table_steps
         )
         columns = ("step", "loss on the CPU", f"loss on {self.device}", "drift", "tolerance")
-        return Table("Losses at some steps", columns, rows, collapsed=True)
+        return Table("Losses at selected steps", columns, rows, collapsed=True)
 
-    def _picture(self) -> Chart:
+    def _chart(self) -> Chart:
         steps = (*(step for step in nice_ticks(self.steps, whole=True) if 0 < step < self.steps), self.steps)
         marks = (
-            (AxisMarker(self.divergence_step, f"they part in step {self.divergence_step}"),)
+            (AxisMarker(self.divergence_step, f"diverges in step {self.divergence_step}"),)
             if self.divergence_step
             else ()
         )
@@ -192,16 +203,16 @@ class LossParity(Displayable):
 
 
 def _loss_differences(losses: Iterable[float], reference: Iterable[float]) -> tuple[float, ...]:
-    """Return how far two curves are apart at each step of the shorter; infinite where either is no finite number."""
-    differences = (abs(loss - right) for loss, right in zip(losses, reference, strict=False))
-    return tuple(far if math.isfinite(far) else math.inf for far in differences)
+    """Return the absolute difference of two loss curves at each step of the shorter one, infinite if a loss is not finite."""
+    differences = (abs(loss - expected) for loss, expected in zip(losses, reference, strict=False))
+    return tuple(difference if math.isfinite(difference) else math.inf for difference in differences)
 
 
-def loss_parity(  # noqa: PLR0913 - each is one thing that a person may want to set
+def loss_parity(  # noqa: PLR0913 - each is an independent option of the public API
     model: Any = None,
     batches: Any = None,
     *,
-    steps: int = STEPS,
+    steps: int = DEFAULT_STEPS,
     device: str | None = None,
     dtype: str | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
@@ -209,43 +220,47 @@ def loss_parity(  # noqa: PLR0913 - each is one thing that a person may want to 
     progress: bool = True,
     **arguments: Any,
 ) -> LossParity:
-    """Train a model on the CPU and on a device beside it, and tell whether rounding explains how far the losses drift apart.
+    """Train a model on the CPU and on a device, and determine whether rounding explains the difference of the losses.
 
-    Copies of the model begin with the same weights and random numbers and take the same batches, step by step, without dropout:
-    a seed gives other numbers on each device. Another copy on the CPU shows how far rounding alone leads: in float32 each of its
-    operators computes in float64 and rounds once; for bfloat16 it computes in that. Eight times its largest drift so far, of
-    the first eight steps at least, is the tolerance. The model and random numbers stay as they are.
+    Copies of the model start with the same weights and random numbers and use the same batches. Dropout is disabled, because a
+    seed produces different numbers on each device. A third copy on the CPU measures the effect of rounding. In float32, each of
+    its operators computes in float64 and rounds once. In bfloat16, it computes in bfloat16. The tolerance is eight times its
+    largest drift so far, at least that of the first eight steps. The model and the random number generators stay unchanged.
+
+    The CPU needs the memory of three copies of the model with their optimizers, and the device that of one copy. The third copy
+    takes about four times as long in float32.
 
     Args:
-        model: The name of a model, ``None`` for the bundled one; a pipeline of :func:`load_pipeline`; or a torch module.
-        batches: A ``DataLoader``, or a list of batches as the model is called with them, with labels; again from the first
-            where there are fewer than steps. ``None`` for synthetic rows, for a model for token classification.
-        steps: How many steps, at least 1.
-        device: The device; ``None`` is the session's. The CPU is compared with itself, with another number of threads.
-        dtype: ``"float32"`` (also the default), or ``"bfloat16"``: the device then computes in autocast to it, as
-            :func:`openmed_nb.training.precision` does; its weights stay in float32.
-        loss: Takes the model and a batch and returns the loss, a tensor of one number; by default the ``loss`` of what the
-            model returns, or the mean of that where there is none.
-        optimizer: Takes a list of parameters and returns an optimizer of torch; by default
+        model: The name of a model, ``None`` for the bundled model, a pipeline of :func:`load_pipeline`, or a torch module.
+        batches: A ``DataLoader``, or a list of batches with labels, in the form that the model is called with. If there are
+            fewer batches than steps, they repeat. If ``None``, use synthetic batches, which requires a token classification
+            model.
+        steps: Number of steps, at least 1.
+        device: Device to compare. If ``None``, use the device of the session. The CPU is compared with itself, with a different
+            number of threads.
+        dtype: ``"float32"`` (the default) or ``"bfloat16"``. In bfloat16 the device uses autocast, as in
+            :func:`openmed_nb.training.precision`, and the weights stay in float32.
+        loss: Function of the model and a batch that returns the loss, a tensor with one element. By default, the ``loss`` of
+            the model output, or the mean of the output if it has no loss.
+        optimizer: Function of a list of parameters that returns a torch optimizer. By default,
             :func:`openmed_nb.training.adamw` with a learning rate of 5e-5.
-        progress: Whether to show what is under way, where it takes longer than half a second.
-        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+        progress: Whether to show the progress if the training takes longer than half a second.
+        arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``, if ``model`` is a name.
 
     Returns:
-        The losses and their tolerance, ``parted``, the first step beyond it, and ``findings``. Its text form has
-        no loss, and no form of it has anything of a batch. It takes the memory of three copies of the model with
-        their optimizers on the CPU, and of one on the device; the copy that rounds otherwise takes about four times as long.
+        The losses, the tolerance, ``divergence_step`` (the first step that exceeds the tolerance) and ``findings``. The text
+        form does not include the losses, and no form contains data of a batch.
 
     Raises:
-        ConfigurationError: For what is no model, no series of batches, another type, and for a model that gives no loss.
-        ModelError: If the model cannot be loaded, or its loss on the CPU is no finite number.
-        DeviceError: If the device cannot be used, fails, or has too little memory.
+        ConfigurationError: If an argument is not valid, or if the model returns no loss.
+        ModelError: If the model cannot be loaded, or if its loss on the CPU is not finite.
+        DeviceError: If the device is unavailable, fails, or runs out of memory.
 
     Example:
         >>> import torch
-        >>> found = loss_parity(torch.nn.Linear(4, 1), [torch.ones(2, 4)], steps=3, device="cpu")
-        >>> found.steps, found.divergence_step, found.findings[1].evidence
-        (3, None, 'rounding of float32 explains it')
+        >>> report = loss_parity(torch.nn.Linear(4, 1), [torch.ones(2, 4)], steps=3, device="cpu")
+        >>> report.steps, report.divergence_step, report.findings[1].evidence
+        (3, None, 'explained by rounding of float32')
     """
     steps = check_integer("steps", steps)
     dtype = "float32" if dtype is None else dtype
@@ -255,26 +270,24 @@ def loss_parity(  # noqa: PLR0913 - each is one thing that a person may want to 
             raise invalid_value(argument, function, "Pass a function.")
     with SESSION.operation(progress):
         module, batches, name = _training_target(model, batches, arguments)
-        place = SESSION.device(device).device
-        recipe = _TrainingRecipe(
-            name, dtype, loss or _loss_of_model, optimizer or (lambda weights: adamw(weights, lr=LEARNING_RATE))
-        )
-        with contextlib.ExitStack() as kept:
-            kept.callback(empty_cache, place)
-            kept.callback(gc.collect)
-            kept.enter_context(preserve_generators(batches))
-            kept.enter_context(preserve_rng_states())
-            kept.enter_context(use_rng_states(get_rng_states(place)))
-            kept.enter_context(explain_out_of_memory(f"A step of {name}", place, "Pass smaller batches."))
-            return _train_replicas(module, RepeatingLoader(batches, Counter()), steps, recipe, place)
+        target_device = SESSION.device(device).device
+        recipe = _TrainingRecipe(name, dtype, loss or _compute_loss, optimizer or partial(adamw, lr=LEARNING_RATE))
+        with contextlib.ExitStack() as stack:
+            stack.callback(empty_cache, target_device)
+            stack.callback(gc.collect)
+            stack.enter_context(preserve_generators(batches))
+            stack.enter_context(preserve_rng_states())
+            stack.enter_context(use_rng_states(get_rng_states(target_device)))
+            stack.enter_context(explain_out_of_memory(f"A step of {name}", target_device, "Pass smaller batches."))
+            return _train_replicas(module, RepeatingLoader(batches, Counter()), steps, recipe, target_device)
 
 
-def _loss_of_model(model: Any, batch: Any) -> Any:
+def _compute_loss(model: Any, batch: Any) -> Any:
     return loss_or_mean(model_inputs(batch)(model))
 
 
 def _training_target(model: Any, batches: Any, arguments: Mapping[str, Any]) -> tuple[torch.nn.Module, Any, str]:
-    """Return the module that is trained, its batches, and what a person calls it."""
+    """Return the module to train, its batches and its name."""
     if is_model_name(model):
         spec = SESSION.load_spec(model, arguments)[0]
         name = spec.reference.name
@@ -284,7 +297,7 @@ def _training_target(model: Any, batches: Any, arguments: Mapping[str, Any]) -> 
         check_no_arguments(name, arguments)
     if batches is None:
         if not hasattr(model, "default_annotator"):
-            what = f"There is nothing to train {name} with."
+            what = f"Batches are required to train {name}."
             raise ConfigurationError(what, "Pass a list of batches, or a DataLoader.")
         batches = _synthetic_batches(model)
     check_batches(name, batches)
@@ -292,17 +305,17 @@ def _training_target(model: Any, batches: Any, arguments: Mapping[str, Any]) -> 
 
 
 def _synthetic_batches(pipe: Any) -> list[dict[str, Any]]:
-    """Return batches of full rows of any tokens, each token with a label that depends on it, so that there is much to learn."""
+    """Return batches of random tokens without padding. The label of a token depends on its id, so that the model can learn it."""
     import torch
 
-    rows = synthetic_labeled_batch(pipe, LENGTH).kwargs
+    rows = synthetic_labeled_batch(pipe, SYNTHETIC_LENGTH_TOKENS).kwargs
     config = pipe.model.config
     generator = torch.Generator().manual_seed(0)
-    drawn = (
+    random_ids = (
         torch.randint(config.vocab_size, rows["labels"].shape, generator=generator)
         for _ in range(NUM_SYNTHETIC_BATCHES)
     )
-    return [{**rows, "input_ids": ids, "labels": ids % config.num_labels} for ids in drawn]
+    return [{**rows, "input_ids": ids, "labels": ids % config.num_labels} for ids in random_ids]
 
 
 ContextFactory = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -310,51 +323,58 @@ ContextFactory = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class _TrainingRecipe:
-    """How a model is trained, on any side."""
+    """Training configuration that all replicas share.
+
+    Attributes:
+        name: Name of the model as given by the user.
+        dtype: Dtype in which the device computes.
+        loss: Function of the model and a batch that returns the loss.
+        optimizer: Function of the parameters that returns the optimizer.
+    """
 
     name: str
-    dtype: str  # In which the device computes.
+    dtype: str
     loss: Callable[[Any, Any], Any]
     optimizer: Callable[[list[Any]], Any]
 
-    def copy(
-        self, model: torch.nn.Module, device: str, dtype: str, around: ContextFactory | None = None
+    def build_replica(
+        self, model: torch.nn.Module, device: str, dtype: str, step_context: ContextFactory | None = None
     ) -> _TrainingReplica:
-        """Return a copy of a model that learns on a device; ``around`` stands around each step, such as other threads."""
+        """Copy a model to a device for training. Each step runs in ``step_context``, such as another number of threads."""
         copied = copy_model(model, device)
-        learning = [weight for weight in copied.parameters() if weight.requires_grad]
-        if not learning:
-            what = f"{self.name} has no parameter that learns."
-            raise ConfigurationError(what, "Call requires_grad_() on what shall learn.")
-        optimizer = self.optimizer(learning)
+        parameters = [weight for weight in copied.parameters() if weight.requires_grad]
+        if not parameters:
+            what = f"{self.name} has no trainable parameters."
+            raise ConfigurationError(what, "Call requires_grad_() on the parameters to train.")
+        optimizer = self.optimizer(parameters)
         check_fused(optimizer, None, ())
         autocast = precision(dtype, device).autocast
-        return _TrainingReplica(self, copied, device, autocast, optimizer, around or contextlib.nullcontext)
+        return _TrainingReplica(self, copied, device, autocast, optimizer, step_context or contextlib.nullcontext)
 
 
 @dataclass
 class _TrainingReplica:
-    """A copy of a model that learns on a device."""
+    """Copy of a model that is trained on a device."""
 
     recipe: _TrainingRecipe
     model: torch.nn.Module
     device: str
     autocast: ContextFactory
     optimizer: Any
-    around: ContextFactory
+    step_context: ContextFactory
     losses: list[float] = field(default_factory=list)
 
     def step(self, batch: Any) -> None:
-        """Do a step of training with a batch, which stays as it is even for a model that writes into it, and keep its loss."""
+        """Run a training step and record its loss. The batch stays unchanged even if the model modifies its inputs."""
         import torch
 
-        with self.around(), TENSOR_LOCK, torch.enable_grad():
-            moved = to_device(map_tensors(batch, torch.Tensor.clone), self.device)
+        with self.step_context(), TENSOR_LOCK, torch.enable_grad():
+            inputs = to_device(map_tensors(batch, torch.Tensor.clone), self.device)
             with self.autocast():
-                loss = self.recipe.loss(self.model, moved)
+                loss = self.recipe.loss(self.model, inputs)
             if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
-                remedy = "Pass batches with labels, or loss=, which takes the model and a batch and returns one number."
-                raise ConfigurationError(f"{self.recipe.name} gives no loss to learn from.", remedy)
+                remedy = "Pass batches with labels, or a loss= function of the model and a batch that returns a tensor with one element."
+                raise ConfigurationError(f"{self.recipe.name} returns no loss that can be trained.", remedy)
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -362,47 +382,52 @@ class _TrainingReplica:
 
 
 def _train_replicas(
-    model: torch.nn.Module, batches: Iterator[Any], steps: int, recipe: _TrainingRecipe, place: str
+    model: torch.nn.Module, batches: Iterator[Any], steps: int, recipe: _TrainingRecipe, device: str
 ) -> LossParity:
-    """Train copies of a model beside each other, and return their losses."""
+    """Train the replicas step by step and return their losses."""
     from .rounding import Float64RoundingMode
 
-    begun = copy_model(model)
-    _leave_dropout_out(begun)
-    reference = recipe.copy(begun, "cpu", "float32")
-    rounded = recipe.copy(begun, "cpu", recipe.dtype, Float64RoundingMode if recipe.dtype == "float32" else None)
-    candidate = recipe.copy(
-        begun, place, recipe.dtype, None if parse_device_argument(place).is_accelerator else _alternate_thread_count
+    initial_model = copy_model(model)
+    _disable_dropout(initial_model)
+    reference = recipe.build_replica(initial_model, "cpu", "float32")
+    rounded = recipe.build_replica(
+        initial_model, "cpu", recipe.dtype, Float64RoundingMode if recipe.dtype == "float32" else None
     )
-    for done in range(steps):
-        SESSION.notify(ProgressEvent("Training on both", recipe.name, done, steps, "step"))
+    candidate = recipe.build_replica(
+        initial_model,
+        device,
+        recipe.dtype,
+        None if parse_device_argument(device).is_accelerator else _alternate_thread_count,
+    )
+    for step in range(steps):
+        SESSION.notify(ProgressEvent("Training on both", recipe.name, step, steps, "step"))
         batch = next(batches)
-        states = get_rng_states(place)
-        for side in (reference, rounded, candidate):
+        states = get_rng_states(device)
+        for replica in (reference, rounded, candidate):
             set_rng_states(states)
-            with _translate_device_errors(side.device):
-                side.step(batch)
+            with _translate_device_errors(replica.device):
+                replica.step(batch)
         if not math.isfinite(reference.losses[-1]):
-            what = f"The loss of {recipe.name} is no finite number on the CPU, in step {done + 1}."
-            raise InvalidModelError(what, "Use a lower learning rate, or batches without faults.")
+            what = f"The loss of {recipe.name} is not finite on the CPU in step {step + 1}."
+            raise InvalidModelError(what, "Use a lower learning rate, or check the batches for invalid data.")
         if not math.isfinite(candidate.losses[-1]):
             break
     SESSION.notify(ProgressEvent("Training on both", recipe.name, steps, steps, "step"))
-    itself = "The CPU is compared with itself, with another number of threads."
+    thread_note = "The CPU is compared with itself, with a different number of threads."
     return LossParity(
         model=recipe.name,
-        device=format_device(place),
+        device=format_device(device),
         dtype=recipe.dtype,
         reference=tuple(reference.losses),
         rounded=tuple(rounded.losses),
         candidate=tuple(candidate.losses),
-        notes=() if parse_device_argument(place).is_accelerator else (itself,),
+        notes=() if parse_device_argument(device).is_accelerator else (thread_note,),
     )
 
 
 @contextlib.contextmanager
 def _translate_device_errors(device: str) -> Iterator[None]:
-    """Say of an error on a device that it is one of the device; the CPU would show it too, if it were one of the model."""
+    """Raise ``DeviceUnavailableError`` for an error on an accelerator. An error of the model would occur on the CPU as well."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
@@ -413,29 +438,30 @@ def _translate_device_errors(device: str) -> Iterator[None]:
         ):
             raise
         what = f"A step could not be computed on {format_device(device)}: {describe_error(error)}."
-        raise DeviceUnavailableError(what, "Use another device or type.") from error
+        raise DeviceUnavailableError(what, "Use another device or dtype.") from error
 
 
 @contextlib.contextmanager
 def _alternate_thread_count() -> Iterator[None]:
-    """Let the CPU compute with one thread, or with two where it has one."""
+    """Use one CPU thread, or two if torch already uses one."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if before > 1 else 2)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1 if num_threads > 1 else 2)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
-def _leave_dropout_out(model: torch.nn.Module) -> None:
-    """Let a model compute as in training but for dropout, whose random numbers differ from device to device."""
+def _disable_dropout(model: torch.nn.Module) -> None:
+    """Set a model to training mode without dropout, whose random numbers differ between devices."""
     from torch import nn
 
     model.eval()
-    for part in model.modules():
-        if isinstance(part, nn.RNNBase):
-            part.dropout = 0.0
-        if isinstance(part, (nn.RNNBase, nn.modules.batchnorm._NormBase)):  # noqa: SLF001 - what all of them are
-            part.train()  # cuDNN computes gradients only so, and the norm of a batch is that of its own numbers.
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
+        if isinstance(module, (nn.RNNBase, nn.modules.batchnorm._NormBase)):  # noqa: SLF001 - torch has no public base class of them
+            # cuDNN computes gradients only in training mode, and batch norm uses the statistics of the batch only then.
+            module.train()

@@ -1,4 +1,4 @@
-"""``nb.runbook.validate_precision``: parity of a model in a reduced type on your texts, whose result is stored if it passes."""
+"""``nb.runbook.validate_precision``: parity of a model in a reduced dtype, with a validation record if it passes."""
 
 from __future__ import annotations
 
@@ -40,26 +40,27 @@ if TYPE_CHECKING:
     from ....annotation.stream import Annotator
 
 
-# How often both ways read the texts, in turn, to be timed; and about how many characters of the texts.
+# Number of interleaved rounds of both dtypes.
 TIMING_ROUNDS = 9
-TIMED_CHARACTERS = 16384
+# Approximate number of characters that a round processes.
+NUM_TIMED_CHARACTERS = 16384
 
 HEADLINES = {
-    OK: "{} may be used in {} on {}",
-    WARNING: "It is not known yet whether {} may be used in {} on {}",
+    OK: "{} can be used in {} on {}",
+    WARNING: "Inconclusive: not enough data to validate {} in {} on {}",
     FAILED: "{} should not be used in {} on {}",
 }
 
 
 @dataclass(frozen=True, repr=False)
 class PrecisionVerdict(Displayable):
-    """Whether a model may be used in a reduced type on a device.
+    """Result of the validation of a model in a reduced dtype on a device.
 
     Attributes:
-        parity: What was measured.
-        gate: What was asked for.
-        refusals: Why it may not; empty if it may.
-        certificate: The certificate, if it may.
+        parity: Comparison with the CPU in float32.
+        gate: Acceptance criteria.
+        refusals: Reasons for a rejection, or an empty tuple if the dtype is accepted.
+        certificate: Validation record, or ``None`` if the dtype is rejected.
     """
 
     parity: ParityReport
@@ -71,48 +72,49 @@ class PrecisionVerdict(Displayable):
 
     @property
     def accepted(self) -> bool:
-        """Whether the model may be used so."""
+        """Whether the dtype is accepted."""
         return not self.refusals
 
     @property
     def refuted(self) -> bool:
-        """Whether something speaks against the type, which too few texts do not."""
+        """Whether there is evidence against the dtype. Too few texts are not."""
         return any(refusal.conclusive for refusal in self.refusals)
 
     @property
     def simulated(self) -> bool:
-        """Whether the device is a simulated one."""
+        """Whether the device is simulated."""
         return self.parity.simulated
 
     def to_report(self) -> Report:
-        """Return the verdict with its reasons, and what was measured."""
+        """Return the report: verdict, reasons and the comparison."""
         parity = self.parity
-        measured = parity.to_report()
-        verdict = "Accepted" if self.accepted else "Refused"
+        parity_report = parity.to_report()
+        verdict = "Accepted" if self.accepted else "Rejected"
         status = FAILED if self.refuted else WARNING
         reasons = [f"{refusal.reason} {refusal.remedy}" for refusal in self.refusals]
-        figures = measured.metrics
+        metrics = parity_report.metrics
         if self.accepted:
             status = OK
         if self.certificate:
-            where = "where it is faster than float32"
+            condition = "where it is faster than float32"
             if self.simulated:
-                where = "under the simulation, where no speed is measured"
-            reasons = [self.certificate.summary, f"dtype='auto' takes it from now on {where}."]
-            figures = (*(replace(table, collapsed=True) for table in self.certificate.to_report().metrics), *figures)
-        asked = f"Asked for: {100 * self.gate.span_agreement:.0f} % of the entities the same, in every strategy."
-        said = (*reasons, asked, *measured.sentences)
+                condition = "under the simulation, where no speed is measured"
+            reasons = [self.certificate.summary, f"dtype='auto' now selects it {condition}."]
+            record_tables = (replace(table, collapsed=True) for table in self.certificate.to_report().metrics)
+            metrics = (*record_tables, *metrics)
+        required = f"Required: {100 * self.gate.span_agreement:.0f}% identical entities in every aggregation strategy."
+        sentences = (*reasons, required, *parity_report.sentences)
         return Report(
             f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
-            said,
-            measured.tables,
-            metrics=figures,
-            html_sentences=(HEADLINES[status].format(parity.model, parity.dtype, parity.device), *said),
+            sentences,
+            parity_report.tables,
+            metrics=metrics,
+            html_sentences=(HEADLINES[status].format(parity.model, parity.dtype, parity.device), *sentences),
             status=status,
         )
 
 
-def validate_precision(  # noqa: PLR0913 - each is one thing that a person may want to say
+def validate_precision(  # noqa: PLR0913 - each is an independent option of the public API
     model: Any = None,
     texts: Iterable[Any] | None = None,
     dtype: str = "bfloat16",
@@ -122,78 +124,87 @@ def validate_precision(  # noqa: PLR0913 - each is one thing that a person may w
     progress: bool = True,
     **arguments: Any,
 ) -> PrecisionVerdict:
-    """Measure on your own texts whether a model keeps its entities in a reduced type, and remember it if it does.
+    """Measure on your texts whether a model preserves its entities in a reduced dtype, and store a record if it does.
 
-    The type is accepted if at least 99 percent of the entities are the same as on the CPU in float32, in the aggregation
-    strategy that loses most, and if at most one percent of the gold entities is lost; of at least 50 entities, 10 of them
-    different, in 50 texts of different words. Then a certificate is stored in the folder that ``OPENMED_NB_DATA``
-    names, else in the system's place for such things: it holds counts and fingerprints, no word of a text.
-    ``dtype="auto"`` takes the type from then on if nearly every reading was faster than float32, and loading the model in
-    this type warns no more. It counts for these very files on this device with this torch and transformers. If something
-    speaks against the type, which too few texts do not, an older certificate of the same is removed. A text whose words come
-    again, with other numbers or spaces, does not count.
+    The dtype is accepted under these conditions:
+
+    - At least 99 percent of the entities are identical to those on the CPU in float32, in the aggregation strategy with the
+      lowest agreement.
+    - At most one percent of the gold entities is lost.
+    - There are at least 50 entities, 10 of them different, in 50 texts with different words. A text that differs from an
+      earlier one in numbers or spaces only is ignored.
+
+    If accepted, a validation record is stored in the folder ``OPENMED_NB_DATA``, or in the data folder of the system. It
+    contains counts and fingerprints, but no text content. ``dtype="auto"`` then selects the dtype if nearly every timing round
+    was faster than float32, and loading the model in this dtype no longer warns. The record is valid for the same model files,
+    device, torch and transformers. If there is evidence against the dtype, an older record is removed. Too few texts are not
+    evidence.
 
     Args:
-        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
-        texts: Any series of texts, such as those that it will read; they are held in memory.
+        model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model.
+        texts: Any iterable of texts, preferably from the intended application. They are stored in memory.
         dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
-        device: The device; ``None`` is the session's.
-        gold: As for :func:`parity`, with labels of the model alone.
-        progress: Whether to show what is under way, where it takes longer than half a second.
-        arguments: Those of :func:`openmed_nb.load_model`, such as ``revision``.
+        device: Device to validate. If ``None``, use the device of the session.
+        gold: Gold entities as for :func:`parity`, with labels of the model only.
+        progress: Whether to show the progress if the validation takes longer than half a second.
+        arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
-        The verdict with its reasons, what was measured, and the certificate.
+        The verdict with its reasons, the comparison, and the validation record.
 
     Raises:
-        ConfigurationError: As for :func:`parity`, for a pipeline, which is no file, and if a certificate cannot be stored.
+        ConfigurationError: As for :func:`parity`. Also if ``model`` is a pipeline, which has no files, or if the record cannot
+            be stored.
         InvalidTextError, ModelError, DeviceError: As for :func:`parity`.
 
     Example:
         >>> validate_precision("bundled_small", ["She has asthma."], dtype="float64")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced type. Use one of bfloat16, float16, int8.
+        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Use one of bfloat16, float16, int8.
     """
     from ....annotation.references import iter_texts
 
     with SESSION.operation(progress):
         if not is_model_name(model):
-            what = f"A certificate is of the files of a model, and {short_type_name(model)} names none."
-            raise ConfigurationError(what, "Pass the name or the folder of the model first, and then the texts.")
+            what = (
+                f"A validation record requires the files of a model, but {short_type_name(model)} is not a model name."
+            )
+            raise ConfigurationError(what, "Pass the name or the folder of the model first and then the texts.")
         check_texts(texts)
-        read = list(iter_texts(texts))
+        text_list = list(iter_texts(texts))
         name = normalize_dtype(dtype)
         if name not in REDUCED_DTYPES:
-            what = f"{describe_value(name)} is not a reduced type."
+            what = f"{describe_value(name)} is not a reduced dtype."
             raise ConfigurationError(what, f"Use one of {', '.join(REDUCED_DTYPES)}.")
         if device is not None:
             arguments["device"] = device
-        spec, place = SESSION.load_spec(model, {**arguments, "dtype": name})
-        identity = identify_model(spec, spec.dtype, place, SESSION.device_manager)
+        spec, target_device = SESSION.load_spec(model, {**arguments, "dtype": name})
+        identity = identify_model(spec, spec.dtype, target_device, SESSION.device_manager)
         SESSION.notify(ProgressEvent("Validating", model_label(spec.reference.name)))
-        pair = pair_from_files(spec, place)
-        different, gold = _deduplicate_texts(read, gold)
-        report = run_parity(pair.in_every_strategy(), different, gold)
-        if len(different) < len(read):
-            repeated = f"{pluralize(len(read) - len(different), 'text')} with the words of another one did not count."
+        pair = pair_from_files(spec, target_device)
+        unique_texts, gold = _deduplicate_texts(text_list, gold)
+        report = run_parity(pair.with_all_strategies(), unique_texts, gold)
+        if len(unique_texts) < len(text_list):
+            num_duplicates = len(text_list) - len(unique_texts)
+            repeated = f"{pluralize(num_duplicates, 'duplicate text was', 'duplicate texts were')} ignored."
             report = replace(report, notes=(*report.notes, repeated))
         verdict = judge(report, identity)
         if verdict.accepted and not identity.simulated:
-            with without_autocast(place):
-                gain = measure_speedup(float32_on_device(pair, spec, place), pair.candidate, different)
-            verdict = judge(report, identity, gain)
+            with without_autocast(target_device):
+                speedup = measure_speedup(float32_on_device(pair, spec, target_device), pair.candidate, unique_texts)
+            verdict = judge(report, identity, speedup)
         if replace(identity, **asdict(hash_model_files(model_folder(spec)))) != identity:
-            what = f"The files of {identity.model!r} changed while it was measured."
-            raise InvalidModelError(what, "Repeat it when they are complete.")
+            what = f"The files of {identity.model!r} changed during the validation."
+            raise InvalidModelError(what, "Repeat the validation when the files are complete.")
         update_store(verdict, identity, record_store(SESSION.environ))
         return verdict
 
 
 def _deduplicate_texts(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
-    """Return texts without those whose words were there before, each with its gold: the same note twice tells nothing new.
+    """Return the texts without those that repeat the words of an earlier text, and their gold entities.
 
-    Gold of another number of texts is left as it is, for ``run_parity`` to refuse.
+    If ``gold`` has a different length than ``texts``, both are returned unchanged, and ``run_parity`` raises.
 
     Example:
         >>> _deduplicate_texts(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
@@ -204,20 +215,24 @@ def _deduplicate_texts(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
     gold = list(gold) if isinstance(gold, Iterator) else gold
     if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
         return texts, gold
-    first: dict[int, int] = {}
-    for place, text in enumerate(texts):
-        first.setdefault(text_fingerprint(normalize_text(text)), place)
-    return [texts[place] for place in first.values()], gold and [gold[place] for place in first.values()]
+    first_indices: dict[int, int] = {}
+    for index, text in enumerate(texts):
+        first_indices.setdefault(text_fingerprint(normalize_text(text)), index)
+    return [texts[index] for index in first_indices.values()], gold and [
+        gold[index] for index in first_indices.values()
+    ]
 
 
-def judge(report: ParityReport, identity: ModelIdentity, gain: float | None = None, date: str = "") -> PrecisionVerdict:
-    """Return whether a model may be used in a reduced type; ``gain``, if measured, is how many times faster it is."""
-    gate = AcceptanceCriteria()
-    refused = tuple(rejection_reasons(report, gate))
-    if refused:
-        return PrecisionVerdict(report, gate, refused)
+def judge(
+    report: ParityReport, identity: ModelIdentity, speedup: float | None = None, date: str = ""
+) -> PrecisionVerdict:
+    """Return the verdict of a comparison. ``speedup``, if measured, is relative to float32 on the same device."""
+    criteria = AcceptanceCriteria()
+    reasons = tuple(rejection_reasons(report, criteria))
+    if reasons:
+        return PrecisionVerdict(report, criteria, reasons)
     gold = report.gold if report.gold and report.gold[0].gold else None
-    evidence = ValidationMetrics(  # Counts, and no place of an entity.
+    evidence = ValidationMetrics(  # Counts only, no offsets of entities.
         texts=report.texts,
         texts_fingerprint=report.texts_fingerprint,
         tokens=report.tokens,
@@ -226,15 +241,14 @@ def judge(report: ParityReport, identity: ModelIdentity, gain: float | None = No
         distinct_entities=report.distinct,
         reference_recall=gold and gold[0].recall,
         recall=gold and gold[1].recall,
-        speedup=gain and round(gain, 3),
+        speedup=speedup and round(speedup, 3),
     )
-    return PrecisionVerdict(
-        report, gate, (), ValidationRecord(identity, evidence, date or utc_timestamp()[:10], asdict(gate))
-    )
+    record = ValidationRecord(identity, evidence, date or utc_timestamp()[:10], asdict(criteria))
+    return PrecisionVerdict(report, criteria, (), record)
 
 
 def update_store(verdict: PrecisionVerdict, identity: ModelIdentity, store: RecordStore) -> None:
-    """Store the certificate of a verdict, or remove an older one if something speaks against the type."""
+    """Store the validation record of a verdict, or remove an older one if there is evidence against the dtype."""
     if verdict.certificate:
         store.store(verdict.certificate)
     elif verdict.refuted:
@@ -242,26 +256,29 @@ def update_store(verdict: PrecisionVerdict, identity: ModelIdentity, store: Reco
 
 
 def float32_on_device(pair: ModelPair, spec: LoadSpec, device: str) -> Annotator:
-    """Return the model in float32 on the device of the candidate, which on a CPU is the reference itself."""
+    """Load the model in float32 on the device of the candidate. On the CPU, return the reference."""
     if not parse_device_argument(device).is_accelerator:
         return pair.reference
     return pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), device).model)
 
 
-def measure_speedup(plain: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
-    """Return how many times faster one way is than another on the same device, 1 if that is not certain."""
+def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
+    """Return the speedup of a reduced dtype relative to float32 on the same device, or 1 if there is no clear speedup."""
     from ....annotation.stream import iter_chunks
 
-    some: list[Any] = next((chunk.texts for chunk in iter_chunks(texts, 8 * TIMED_CHARACTERS)), [])
-    ways = {name: partial(time_call, partial(way.entities, some)) for name, way in enumerate((plain, reduced))}
-    turns = interleave(ways, SESSION.track("Timing", "both types", range(TIMING_ROUNDS + 1), "pair"))
-    return median_speedup(list(zip(*turns.values(), strict=True))[1:])  # The first pair warms up.
+    sample: list[Any] = next((chunk.texts for chunk in iter_chunks(texts, 8 * NUM_TIMED_CHARACTERS)), [])
+    variants = {
+        index: partial(time_call, partial(annotator.entities, sample))
+        for index, annotator in enumerate((baseline, reduced))
+    }
+    seconds = interleave(variants, SESSION.track("Timing", "both dtypes", range(TIMING_ROUNDS + 1), "round"))
+    return median_speedup(list(zip(*seconds.values(), strict=True))[1:])  # The first round is the warm-up.
 
 
 def median_speedup(seconds: Sequence[tuple[float, float]]) -> float:
-    """Return how many times faster the second way is: the middle of at least two pairs, 1 if two of them do not say so.
+    """Return the median speedup of at least two rounds, or 1 if two rounds show no speedup.
 
-    On a busy computer a pair can say anything: one way read against itself gave ratios from 0.66 to 2.16.
+    On a busy machine a single round is not reliable: a model timed against itself had ratios from 0.66 to 2.16.
     """
-    ratios = sorted(plain / reduced for plain, reduced in seconds)
+    ratios = sorted(baseline / reduced for baseline, reduced in seconds)
     return statistics.median(ratios) if ratios[1] > MIN_SPEEDUP else 1.0
