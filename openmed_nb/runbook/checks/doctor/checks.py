@@ -313,7 +313,7 @@ def model_findings(
     return (Finding(name, OK, f"{summary}; {len(MODEL_CHECKS)} checks passed"),)
 
 
-def check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find float64 and complex128 tensors, which MPS does not support."""
     tensors = examined.tensors()
     names = [name for name, tensor in tensors if normalize_dtype(tensor.dtype) in mps.Mps.narrower]
@@ -325,7 +325,7 @@ def check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
         yield Finding("float64", status, evidence, remedy)
 
 
-def check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find weights in a reduced dtype that is not validated, so that results may differ."""
     types = [dtype for dtype in examined.dtypes() if dtype in REDUCED_DTYPES]
     validation = examined.validation
@@ -340,7 +340,7 @@ def check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
         yield Finding("precision", WARNING, evidence, remedy)
 
 
-def check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a label map whose length differs from the output size of the last layer."""
     labels = getattr(getattr(examined.model, "config", None), "id2label", None)
     classifies = any(cls.__name__.endswith("Classification") for cls in type(examined.model).__mro__)
@@ -351,7 +351,7 @@ def check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
         yield Finding("labels", FAILED, evidence, remedy)
 
 
-def check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a tokenizer with token ids outside the embedding of the model."""
     rows = token_count(examined.model)
     tokens: dict[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
@@ -364,7 +364,7 @@ def check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
         yield Finding("vocabulary", FAILED, evidence, remedy)
 
 
-def check_tensor_devices(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_tensor_devices(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find models with tensors on several devices, and tensors without memory."""
     counts = Counter(normalize_device(str(tensor.device)) for _, tensor in examined.tensors())
     if "meta" in counts:
@@ -376,7 +376,7 @@ def check_tensor_devices(examined: ModelUnderTest) -> Iterator[Finding]:
         yield Finding("tensor devices", FAILED, evidence, "Move the whole model: model.to(device).")
 
 
-def check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find weights with NaN or infinity."""
     names = [name for name, weight in examined.model.named_parameters() if not _is_finite(weight)]
     if names:
@@ -385,12 +385,12 @@ def check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
 
 
 MODEL_CHECKS = (
-    check_float64,
-    check_reduced_precision,
-    check_label_map,
-    check_vocabulary,
-    check_tensor_devices,
-    check_finite_weights,
+    _check_float64,
+    _check_reduced_precision,
+    _check_label_map,
+    _check_vocabulary,
+    _check_tensor_devices,
+    _check_finite_weights,
 )
 
 

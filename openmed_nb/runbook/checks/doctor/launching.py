@@ -125,7 +125,7 @@ def _check_processes(settings: Mapping[str, Any], device: str, gpus: int) -> Ite
         )
         yield Finding("num_machines", FAILED, evidence, "Set num_machines: 1.")
     elif num_machines > 1 and not settings.get("main_process_ip"):
-        evidence = f"requests {num_machines:,}, but main_process_ip does not name the first one"
+        evidence = f"requests {num_machines:,}, but main_process_ip does not name the first machine"
         remedy = "Set main_process_ip and main_process_port, or num_machines: 1."
         yield Finding("num_machines", FAILED, evidence, remedy)
 

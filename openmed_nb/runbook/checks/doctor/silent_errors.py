@@ -105,82 +105,86 @@ def register_probe(probe: Probe) -> Probe:
     return probe
 
 
-def integer_tensor(*shape: int) -> torch.Tensor:
+def _integer_tensor(*shape: int) -> torch.Tensor:
     """Return integers from -2 to 2 without a simple pattern, as float32 on the CPU."""
     indices = torch.arange(math.prod(shape), device="cpu")
     return ((indices * 7919 + indices // 3) % 5 - 2).to(torch.float32).reshape(shape)
 
 
-def device_tensor(device: str, *shape: int) -> torch.Tensor:
-    """Return :func:`integer_tensor` on a device."""
-    return integer_tensor(*shape).to(device)
+def _device_tensor(device: str, *shape: int) -> torch.Tensor:
+    """Return :func:`_integer_tensor` on a device."""
+    return _integer_tensor(*shape).to(device)
 
 
 @register_probe
 def long_product(device: str) -> torch.Tensor:
-    rows = device_tensor(device, NUM_TERMS, NUM_PRODUCT_ROWS)  # The product of a weight gradient with many tokens.
+    rows = _device_tensor(device, NUM_TERMS, NUM_PRODUCT_ROWS)  # The product of a weight gradient with many tokens.
     return rows.T @ rows
 
 
 @register_probe
 def long_weight_gradient(device: str) -> torch.Tensor:
-    tokens = device_tensor(device, NUM_TERMS, NUM_PRODUCT_ROWS)
-    weight = device_tensor(device, NUM_PRODUCT_ROWS, NUM_PRODUCT_ROWS).requires_grad_()
+    tokens = _device_tensor(device, NUM_TERMS, NUM_PRODUCT_ROWS)
+    weight = _device_tensor(device, NUM_PRODUCT_ROWS, NUM_PRODUCT_ROWS).requires_grad_()
     output = functional.linear(tokens, weight)
-    return torch.autograd.grad(output, weight, integer_tensor(NUM_PRODUCT_ROWS, NUM_TERMS).T.contiguous().to(device))[0]
+    return torch.autograd.grad(output, weight, _integer_tensor(NUM_PRODUCT_ROWS, NUM_TERMS).T.contiguous().to(device))[
+        0
+    ]
 
 
 @register_probe
 def long_batched_product(device: str) -> torch.Tensor:
-    rows = device_tensor(device, 1, NUM_TERMS, NUM_PRODUCT_ROWS)
+    rows = _device_tensor(device, 1, NUM_TERMS, NUM_PRODUCT_ROWS)
     return rows.transpose(1, 2) @ rows
 
 
 @register_probe
 def token_without_embedding(device: str) -> torch.Tensor:
-    return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(device), device_tensor(device, 3, 4))
+    return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(device), _device_tensor(device, 3, 4))
 
 
 @register_probe
 def label_without_logit(device: str) -> torch.Tensor:
-    return functional.cross_entropy(device_tensor(device, 2, 3), torch.tensor([7, 7], device="cpu").to(device))
+    return functional.cross_entropy(_device_tensor(device, 2, 3), torch.tensor([7, 7], device="cpu").to(device))
 
 
 @register_probe
 def transposed_weight(device: str) -> torch.Tensor:
-    return functional.linear(device_tensor(device, 4, 8), device_tensor(device, 8, 6).T)
+    return functional.linear(_device_tensor(device, 4, 8), _device_tensor(device, 8, 6).T)
 
 
 @register_probe
 def biased_rows(device: str) -> torch.Tensor:
     return functional.linear(
-        device_tensor(device, 2, 64, 128), device_tensor(device, 384, 128), device_tensor(device, 384)
+        _device_tensor(device, 2, 64, 128), _device_tensor(device, 384, 128), _device_tensor(device, 384)
     )
 
 
 @register_probe
 def biased_row(device: str) -> torch.Tensor:
-    return functional.linear(device_tensor(device, 80, 1, 2), device_tensor(device, 192, 2), device_tensor(device, 192))
+    return functional.linear(
+        _device_tensor(device, 80, 1, 2), _device_tensor(device, 192, 2), _device_tensor(device, 192)
+    )
 
 
 @register_probe
 def gradient_beyond_a_page(device: str) -> torch.Tensor:
-    rows = device_tensor(device, 3840, 33).requires_grad_()
-    return torch.autograd.grad(functional.linear(rows, device_tensor(device, 1, 33)).sum(), rows)[0]
+    rows = _device_tensor(device, 3840, 33).requires_grad_()
+    return torch.autograd.grad(functional.linear(rows, _device_tensor(device, 1, 33)).sum(), rows)[0]
 
 
 @register_probe
 def many_rows(device: str) -> torch.Tensor:
     return functional.linear(
-        device_tensor(device, NUM_LINEAR_ROWS, 1, 4), device_tensor(device, 3, 4), device_tensor(device, 3)
+        _device_tensor(device, NUM_LINEAR_ROWS, 1, 4), _device_tensor(device, 3, 4), _device_tensor(device, 3)
     )
 
 
-def attention(device: str, query: tuple[int, ...], key: tuple[int, ...], mask: torch.Tensor) -> torch.Tensor:
+def _run_attention(device: str, query: tuple[int, ...], key: tuple[int, ...], mask: torch.Tensor) -> torch.Tensor:
     """Run attention without gradients, for which MPS has a separate kernel."""
-    queries = device_tensor(device, *query) / 2
-    keys = device_tensor(device, *key) / 2
-    values = device_tensor(device, *key) / 2 + 1
+    queries = _device_tensor(device, *query) / 2
+    keys = _device_tensor(device, *key) / 2
+    values = _device_tensor(device, *key) / 2 + 1
     with torch.no_grad():
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.to(device))
 
@@ -188,38 +192,38 @@ def attention(device: str, query: tuple[int, ...], key: tuple[int, ...], mask: t
 @register_probe
 def masked_row(device: str) -> torch.Tensor:
     mask = torch.tensor([[False, False], [True, True]], device="cpu")  # The mask of a padded row.
-    return attention(device, (1, 1, 2, 4), (1, 1, 2, 4), mask.reshape(1, 1, 2, 2))
+    return _run_attention(device, (1, 1, 2, 4), (1, 1, 2, 4), mask.reshape(1, 1, 2, 2))
 
 
 @register_probe
 def mask_for_all_heads(device: str) -> torch.Tensor:
-    mask = integer_tensor(2, 1, 8, 8).zero_()
+    mask = _integer_tensor(2, 1, 8, 8).zero_()
     mask[0, 0, 4:, :4] = -math.inf
-    return attention(device, (2, 4, 8, 64), (2, 4, 8, 64), mask)
+    return _run_attention(device, (2, 4, 8, 64), (2, 4, 8, 64), mask)
 
 
 @register_probe
 def mask_for_short_query(device: str) -> torch.Tensor:
-    return attention(device, (2, 4, 1, 64), (2, 4, 16, 64), integer_tensor(2, 1, 1, 16) > 0)
+    return _run_attention(device, (2, 4, 1, 64), (2, 4, 16, 64), _integer_tensor(2, 1, 1, 16) > 0)
 
 
 @register_probe
 def finite_mask(device: str) -> torch.Tensor:
     # Infinite and very large mask values hide the error.
-    return attention(device, (1, 2, 64, 64), (1, 2, 64, 64), integer_tensor(1, 2, 64, 64))
+    return _run_attention(device, (1, 2, 64, 64), (1, 2, 64, 64), _integer_tensor(1, 2, 64, 64))
 
 
 @register_probe
-def rows_of_a_bert(device: str) -> torch.Tensor:
+def bert_rows(device: str) -> torch.Tensor:
     # A batch of two rows with the text of the issue, and the sizes of BERT base.
     rows = 2
     tokens = 7
     width = 768
     heads = 12
-    weight = integer_tensor(width, width) / 32
+    weight = _integer_tensor(width, width) / 32
     query, key, value, out = (weight.roll(shift, 0).to(device) for shift in range(4))
-    inputs = (integer_tensor(rows, tokens, width) / 2).to(device)
-    bias = device_tensor(device, width)
+    inputs = (_integer_tensor(rows, tokens, width) / 2).to(device)
+    bias = _device_tensor(device, width)
 
     def run_layer(hidden: torch.Tensor) -> torch.Tensor:
         """Return the output of the first layer without its feed-forward layers."""
@@ -236,22 +240,22 @@ def rows_of_a_bert(device: str) -> torch.Tensor:
 
 @register_probe
 def later_tokens(device: str) -> torch.Tensor:
-    query = (integer_tensor(1, 2, 64, 64) / 4).to(device, torch.float16)
+    query = (_integer_tensor(1, 2, 64, 64) / 4).to(device, torch.float16)
     with torch.no_grad():
         return functional.scaled_dot_product_attention(query, query, query, is_causal=True).float()
 
 
 @register_probe
 def into_transposed(device: str) -> torch.Tensor:
-    values = device_tensor(device, 3, 2)
-    product = device_tensor(device, 2, 3).T.addcmul_(values + 3, values + 3)
-    quotient = device_tensor(device, 2, 3).T.addcdiv_(values + 3, values + 4)
+    values = _device_tensor(device, 3, 2)
+    product = _device_tensor(device, 2, 3).T.addcmul_(values + 3, values + 3)
+    quotient = _device_tensor(device, 2, 3).T.addcdiv_(values + 3, values + 4)
     return torch.stack((product, quotient))
 
 
 @register_probe
 def random_transposed(device: str) -> torch.Tensor:
-    zeros = [integer_tensor(16, 16).zero_().to(device).T for _ in range(3)]
+    zeros = [_integer_tensor(16, 16).zero_().to(device).T for _ in range(3)]
     samples = (zeros[0].uniform_(1, 2), zeros[1].normal_(9, 0.01), zeros[2].bernoulli_(1.0))
     return torch.stack([(values > 0).all() for values in samples])
 
@@ -262,31 +266,31 @@ def recurrent_dropout(device: str) -> torch.Tensor:
     network = torch.nn.LSTM(4, 4, num_layers=2, dropout=1.0, device="cpu", dtype=torch.float32)
     with torch.no_grad():
         for weight in network.parameters():
-            weight.copy_(integer_tensor(*weight.shape) / 8)
-    inputs = device_tensor(device, 3, 2, 4).requires_grad_()
+            weight.copy_(_integer_tensor(*weight.shape) / 8)
+    inputs = _device_tensor(device, 3, 2, 4).requires_grad_()
     output = network.to(device).train()(inputs)[0]
     return torch.cat([output.detach().flatten(), torch.autograd.grad(output.sum(), inputs)[0].flatten()])
 
 
 @register_probe
 def normalized_channels(device: str) -> torch.Tensor:
-    images = device_tensor(device, 4, 3, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
-    weight = device_tensor(device, 3).requires_grad_()
-    bias = device_tensor(device, 3).requires_grad_()
+    images = _device_tensor(device, 4, 3, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = _device_tensor(device, 3).requires_grad_()
+    bias = _device_tensor(device, 3).requires_grad_()
     output = functional.batch_norm(images, None, None, weight, bias, training=True)
-    gradients = torch.autograd.grad(output, (images, weight, bias), device_tensor(device, 4, 3, 8, 8))
+    gradients = torch.autograd.grad(output, (images, weight, bias), _device_tensor(device, 4, 3, 8, 8))
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 @register_probe
 def sliced_kernel(device: str) -> torch.Tensor:
-    return functional.conv2d(device_tensor(device, 2, 8, 16, 16), device_tensor(device, 3, 8, 3, 3, 3)[:, :, 1])
+    return functional.conv2d(_device_tensor(device, 2, 8, 16, 16), _device_tensor(device, 3, 8, 3, 3, 3)[:, :, 1])
 
 
 @register_probe
 def cpu_scalar(device: str) -> torch.Tensor:
     factors = torch.tensor([9.0, 2.0, 7.0], device="cpu", dtype=torch.float32)
-    return device_tensor(device, 6) * factors[1] + factors[2]
+    return _device_tensor(device, 6) * factors[1] + factors[2]
 
 
 @register_probe
@@ -298,21 +302,21 @@ def filled_slice(device: str) -> torch.Tensor:
 
 @register_probe
 def masked_slice(device: str) -> torch.Tensor:
-    values = device_tensor(device, 4, 6)
-    values[:, 2:5].masked_fill_((integer_tensor(4, 3) > 0).to(device), 7.0)
+    values = _device_tensor(device, 4, 6)
+    values[:, 2:5].masked_fill_((_integer_tensor(4, 3) > 0).to(device), 7.0)
     return values
 
 
 @register_probe
 def added_to_slice(device: str) -> torch.Tensor:
-    values = device_tensor(device, 2, 4)
-    values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(device), device_tensor(device, 2))
+    values = _device_tensor(device, 2, 4)
+    values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(device), _device_tensor(device, 2))
     return values
 
 
 @register_probe
 def argmax_index(device: str) -> torch.Tensor:
-    rows = device_tensor(device, 5, 7)
+    rows = _device_tensor(device, 5, 7)
     return torch.cat([rows.argmax(1), rows.to(torch.int64).argmax(1)])
 
 

@@ -76,7 +76,7 @@ class FallbackLog(Displayable):
             calls = {id(event.call): event.call for event in events}  # One call can have several fallbacks.
             seconds = None if self.simulated else sum(call.seconds or 0.0 for call in calls.values())
             entries.append(Fallback(*key, len(events), seconds))
-        return tuple(sorted(entries, key=_sort_key))
+        return tuple(sorted(entries, key=_order_entry))
 
     @property
     def count(self) -> int:
@@ -129,7 +129,7 @@ class FallbackLog(Displayable):
         )
 
 
-def _sort_key(entry: Fallback) -> tuple[int, str, str, ModuleLocation]:
+def _order_entry(entry: Fallback) -> tuple[int, str, str, ModuleLocation]:
     return -entry.count, entry.operator, entry.phase, entry.module_location
 
 

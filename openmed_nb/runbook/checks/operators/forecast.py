@@ -408,10 +408,10 @@ def build_rows(
                 remedy=limitation.remedy,
             )
         )
-    return tuple(sorted(rows, key=_sort_key))
+    return tuple(sorted(rows, key=_order_row))
 
 
-def _sort_key(row: OperatorForecast) -> tuple[int, str, str, int, ModuleLocation]:
+def _order_row(row: OperatorForecast) -> tuple[int, str, str, int, ModuleLocation]:
     return VERDICTS.index(row.verdict), row.limitation, row.operator, PHASES.index(row.phase), row.module_location
 
 

@@ -210,7 +210,7 @@ class OperatorTracer(TorchDispatchMode):
 
 
 class FunctionTracer(TorchFunctionMode):
-    """Function mode that records calls of torch functions, some of which are decomposed before an operator is called."""
+    """Function mode that records calls of torch functions, because some are decomposed before an operator is called."""
 
     def __init__(self, record: CallRecorder) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
             spec, candidate_device = SESSION.load_spec(model, options)
             pair = pair_from_files(spec, candidate_device, SESSION.models.loaded_on(spec, candidate_device))
         else:
-            pair = pair_from_pipeline(validate_pipeline(model, options))
+            pair = _pair_from_pipeline(validate_pipeline(model, options))
         return run_parity(pair, texts, gold, gradients)
 
 
@@ -215,7 +215,7 @@ def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = No
     return ModelPair(spec.reference.name, reference, candidate, spec.dtype)
 
 
-def pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
+def _pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
     """Return an unmodified pipeline as candidate, and a float32 copy of its model on the CPU as reference."""
     import torch
 

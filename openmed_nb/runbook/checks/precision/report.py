@@ -155,7 +155,7 @@ def _pair_spans(
     """Return the maximum number of pairs of spans, and the unpaired spans of both sides.
 
     The span that ends first, of either side, is paired with the matching span of the other side that ends first. For overlaps, a
-    match is a span that starts before the end of the first one. All such spans contain that end, so the one that ends first has
+    match is a span that starts before the end of the first span. All such spans contain that end, so the one that ends first has
     the fewest other candidates. No other choice allows more pairs, and greedy pairing is optimal.
     """
     left_queue = sorted(left, key=_end)

@@ -194,7 +194,7 @@ def test_healthy():
 MAC_TEXT = """\
 Doctor
   18 ok, 0 warnings, 0 failed.
-Everything that was looked at
+All checks
   check                             result          evidence
   Python                            ok              3.12, built for arm64
   macOS                             ok              15.5
@@ -202,13 +202,13 @@ Everything that was looked at
   MPS in torch                      ok              torch was built with MPS
   MPS                               ok              torch finds the Metal device
   CUDA                              not applicable  this computer runs macOS, which has no CUDA
-  device in force                   ok              mps: No device was asked for, and mps comes first; the chip is Apple M2.
-  computation                       ok              right, and its result is on mps
+  active device                     ok              mps: No device was asked for, and mps comes first; the chip is Apple M2.
+  computation                       ok              correct; the result is on mps
   PYTORCH_ENABLE_MPS_FALLBACK       ok              1, set by openmed_nb: in force
   PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok              1.0, set by openmed_nb: in force
   PYTORCH_MPS_LOW_WATERMARK_RATIO   ok              0.9, set by openmed_nb: in force
-  types of numbers                  ok              mps computes with float32, float16, bfloat16, int64; float64 is refused, as MPS has none
-  known silent errors               ok              {probes} probes agree with the CPU, run twice: with an empty cache and with dirty memory
+  data types                        ok              mps computes with float32, float16, bfloat16, int64; MPS does not support float64
+  known silent errors               ok              {probes} probes agree with the CPU in both runs, with an empty cache and with dirty memory
   packages                          ok              9 packages fit together
   memory pressure                   ok              normal
   power                             ok              adapter
@@ -218,7 +218,7 @@ Everything that was looked at
 PLAIN_TEXT = """\
 Doctor
   6 ok, 0 warnings, 0 failed.
-Everything that was looked at
+All checks
   check                             result          evidence
   Python                            ok              3.12, built for x86_64
   macOS                             not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
@@ -226,13 +226,13 @@ Everything that was looked at
   MPS in torch                      not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
   MPS                               not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
   CUDA                              not applicable  no NVIDIA driver is loaded
-  device in force                   ok              cpu: mps and cuda cannot be used here.
-  computation                       ok              right, and its result is on cpu
+  active device                     ok              cpu: mps and cuda cannot be used here.
+  computation                       ok              correct; the result is on cpu
   PYTORCH_ENABLE_MPS_FALLBACK       not applicable  not set: not for this device
   PYTORCH_MPS_HIGH_WATERMARK_RATIO  not applicable  not set: not for this device
   PYTORCH_MPS_LOW_WATERMARK_RATIO   not applicable  not set: not for this device
-  types of numbers                  ok              cpu computes with float32, float16, bfloat16, int64, float64
-  known silent errors               not applicable  the CPU is what devices are compared with
+  data types                        ok              cpu computes with float32, float16, bfloat16, int64, float64
+  known silent errors               not applicable  the CPU is the reference of the comparison
   packages                          ok              9 packages fit together
   memory pressure                   not applicable  not known
   power                             not applicable  not known
@@ -280,8 +280,8 @@ EVIDENCE = [
         HIGH_WATERMARK_VARIABLE,
         "0.0, set by you: in force; no limit",
     ),
-    (on_cpu(PLAIN, TorchInfo(None), computed=None), "computation", "torch cannot be used"),
-    (on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None), "types of numbers", "no device is in force"),
+    (on_cpu(PLAIN, TorchInfo(None), computed=None), "computation", "torch is unavailable"),
+    (on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None), "data types", "there is no active device"),
 ]
 
 
@@ -310,7 +310,7 @@ def test_text():
         "  2 ok, 1 warning, 1 failed.\n"
         "  three, failed: broken. Mend it.\n"
         "  two, warning: odd. Look.\n"
-        "Everything that was looked at\n"
+        "All checks\n"
         "  check  result          evidence\n"
         "  one    ok              fine\n"
         "  two    warning         see above\n"
@@ -328,7 +328,7 @@ def test_page():
     assert shown.index("Mend it.") < shown.index("Update torch.") < shown.index("Look.")
     assert "fine" not in shown
     assert "seen with M1" not in shown
-    assert "Everything that was looked at" in folded
+    assert "All checks" in folded
     assert "seen with M1, torch 2.7" in folded
 
 

@@ -95,7 +95,7 @@ class TestComputersThatAreNotHere:
     def test_bad_wish(self, computers):
         """A wish that names no device, or one that is not there, is found with its remedy."""
         for wish in ("mpss", "cuda", "cuda:7"):
-            assert bad(examined(computers.mac(OPENMED_DEVICE=wish))) == {"device in force": FAILED}, wish
+            assert bad(examined(computers.mac(OPENMED_DEVICE=wish))) == {"active device": FAILED}, wish
 
     def test_wish_for_the_cpu(self, computers):
         """A computer that is asked for its CPU is examined on it, and MPS is not touched."""
@@ -217,7 +217,7 @@ class TestThisComputer:
         """A wish that cannot be had is a finding, and no error."""
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "mps")
 
-        assert bad(nb.doctor()) == {"device in force": FAILED}
+        assert bad(nb.doctor()) == {"active device": FAILED}
         with pytest.raises(DeviceUnavailableError):
             nb.device()
 

@@ -108,9 +108,9 @@ def test_settings_that_do_not_fit(computers, kind, changes, expected):
 
 
 OLD = [
-    ((13, 6), "2.7.0", "bf16", "accelerate refuses bf16 on MPS before macOS 14"),
+    ((13, 6), "2.7.0", "bf16", "accelerate does not support bf16 on MPS before macOS 14"),
     ((15, 5), "2.7.0", "fp16", "float16 needs a GradScaler, which does not work on MPS with torch 2.7.0"),
-    ((15, 5), "2.13.0", "fp16", "fp16 on mps: Its losses can differ from those of float32."),
+    ((15, 5), "2.13.0", "fp16", "fp16 on mps: Its losses may differ from those of float32."),
     ((15, 5), "2.13.0", "bf16", "bf16 on mps: M2 computes bfloat16 in software"),
 ]
 
@@ -157,7 +157,7 @@ def test_file_that_cannot_be_read(computers, text, tmp_path):
     (tmp_path / "accelerate" / "default_config.yaml").write_text(f"{text}", "utf-8")
     (finding,) = accelerate_findings({"HF_HOME": str(tmp_path)}, computers.MAC, computers.MAC_TORCH)
 
-    assert (finding.status, finding.evidence) == (FAILED, "default_config.yaml does not hold settings in YAML")
+    assert (finding.status, finding.evidence) == (FAILED, "default_config.yaml does not contain settings in YAML")
 
 
 def test_file_that_is_not_there(computers, tmp_path):
@@ -180,8 +180,8 @@ def test_doctor_reads_the_file(computers, write, tmp_path):
     file.write_text(write(settings("distributed_type: MULTI_GPU, num_processes: 4")), "utf-8")
     report = diagnose(replace(collect_facts(computer.session, compute=lambda _device: None), packages=()))
     assert (
-        "accelerate config: num_processes, failed: asks for 4; without GPUs of CUDA, MULTI_GPU lets each train a model of its "
-        "own on mps. Set distributed_type: 'NO' and num_processes: 1." in str(report)
+        "accelerate config: num_processes, failed: requests 4; without CUDA GPUs, MULTI_GPU trains an independent model in "
+        "each process on mps. Set distributed_type: 'NO' and num_processes: 1." in str(report)
     )
 
 

@@ -108,13 +108,13 @@ def test_several_devices(tagger, second_device):
     """Parts on several devices are counted by device, unless Accelerate put them there."""
     tagger.cpu()
     tagger.classifier.to(second_device)
-    findings = [one for one in model_findings("tagger", tagger) if "places" in one.name]
+    findings = [one for one in model_findings("tagger", tagger) if "tensor devices" in one.name]
     tagger.hf_device_map = {"": 0}
 
     assert [one.status for one in findings] == [FAILED]
     assert "several devices" in findings[0].evidence
     assert "2 on" in findings[0].evidence
-    assert not [one for one in model_findings("tagger", tagger) if "places" in one.name]
+    assert not [one for one in model_findings("tagger", tagger) if "tensor devices" in one.name]
 
 
 def test_healthy_model(tagger, tiny):
@@ -195,7 +195,7 @@ class TestPrecision:
         for dtype, stays in (("bfloat16", ""), ("int8", ", device='cpu'")):
             with pytest.warns(OpenMedWarning):
                 pipe = nb.load_pipeline(str(keyword_model), dtype=dtype)
-            evidence = f"weights are {dtype}, with which entities can move or be lost; there is no certificate"
+            evidence = f"weights are {dtype}, which can shift or lose entities; there is no certificate"
             command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
             expected.append((WARNING, evidence, f"Validate it: {command}."))
             (finding,) = self.said(pipe)
@@ -222,7 +222,8 @@ class TestPrecision:
 
         assert finding.status == WARNING
         assert (
-            finding.remedy == "Load it by its name, then nb.runbook.validate_precision('name', texts, dtype='float16')."
+            finding.remedy
+            == "Load the model by name, then run nb.runbook.validate_precision('name', texts, dtype='float16')."
         )
 
 

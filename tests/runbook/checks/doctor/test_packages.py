@@ -70,11 +70,11 @@ def test_words_of_a_mismatch():
     (other,) = package_findings({**GOOD, "torch": "2.5.1"}, {"transformers": NEEDED["transformers"]}, {})
     (missing,) = package_findings({"openmed-nb": "0.1.0"}, {"openmed-nb": ["torch>=2.6"]}, {})
 
-    assert other.evidence == "transformers 5.23.0 needs torch>=2.6, and torch 2.5.1 is installed"
+    assert other.evidence == "transformers 5.23.0 requires torch>=2.6, but torch 2.5.1 is installed"
     assert other.remedy == (
-        'Install versions that fit, then restart the kernel: python -m pip install --upgrade transformers "torch>=2.6".'
+        'Install compatible versions, then restart the kernel: python -m pip install --upgrade transformers "torch>=2.6".'
     )
-    assert missing.evidence == "openmed-nb 0.1.0 needs torch>=2.6, which is not installed"
+    assert missing.evidence == "openmed-nb 0.1.0 requires torch>=2.6, which is not installed"
 
 
 def test_torch_is_named_by_its_release():

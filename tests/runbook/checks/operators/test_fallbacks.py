@@ -132,9 +132,9 @@ def test_simulated_device_has_no_seconds():
 @pytest.mark.usefixtures("device")
 def test_ledger_can_be_read_while_it_is_open():
     with nb.runbook.fallbacks() as ledger:
-        assert ledger.verdict.startswith("Only MPS has operators")
+        assert ledger.verdict.startswith("No operator ran on MPS")
         torch.ones(3, device="mps").exp()
-        assert ledger.verdict == "Nothing fell back to the CPU."
+        assert ledger.verdict == "No operator fell back to the CPU."
         fall()
         assert ledger.verdict == "1 call fell back to the CPU: aten::mode."
 
@@ -226,9 +226,9 @@ def test_refused_operator_is_in_the_ledger():
     assert ledger.count == 1
     assert {(entry.operator, entry.outcome, str(entry.module_location)) for entry in ledger.entries} == {
         ("aten::embedding_renorm_", "fell back to the CPU", "words (Embedding)"),
-        ("aten::put_", "met an error", "(Odd)"),
+        ("aten::put_", "raised an error", "(Odd)"),
     }
-    assert "1 call met an error: aten::put_. Set PYTORCH_ENABLE_MPS_FALLBACK=1" in ledger.verdict
+    assert "1 call raised an error: aten::put_. Set PYTORCH_ENABLE_MPS_FALLBACK=1" in ledger.verdict
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -237,7 +237,7 @@ def test_other_devices_have_no_fallbacks(there):
         torch.ones(3).mode()
 
     assert (ledger.entries, ledger.device_available) == ((), there)
-    assert "nothing was computed on MPS" in ledger.verdict
+    assert "No operator ran on MPS" in ledger.verdict
 
 
 def test_pipeline_and_what_is_no_model(keyword_model):
@@ -272,11 +272,11 @@ def record_of(*operators):
 
 def test_late_warnings_are_matched_with_the_operators_in_their_order():
     record = record_of("aten::mode", "aten::t", "aten::mode")
-    sightings = list(record.pending)
+    calls = list(record.pending)
     record.record_warning("aten::mode")
     record.record_warning("aten::mode")
 
-    assert [fall.sighting for fall in record.events] == sightings
+    assert [event.call for event in record.events] == calls
     assert record.pending == []
 
 
@@ -284,13 +284,13 @@ def test_time_of_an_operator_counts_once_for_all_its_parts():
     record = record_of("aten::t")
     record.record_warning("aten::take")
     record.record_warning("aten::take")
-    ledger = FallbackLog(device_available=True, simulated=False, _record=record)
+    ledger = FallbackLog(device_available=True, simulated=False, _recorder=record)
 
     assert [(entry.operator, entry.count, entry.seconds) for entry in ledger.entries] == [("aten::take", 2, 1.0)]
 
 
 def test_seconds_are_in_html_and_json_only():
-    ledger = FallbackLog(device_available=True, simulated=False, _record=record_of("aten::mode", "aten::mode"))
+    ledger = FallbackLog(device_available=True, simulated=False, _recorder=record_of("aten::mode", "aten::mode"))
 
     assert ledger.to_dict()["entries"][0]["seconds"] == 2.0
     assert "2.0000" in ledger._repr_html_()

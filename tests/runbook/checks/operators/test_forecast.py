@@ -11,7 +11,7 @@ from openmed_nb._events.activity import IMPORTING
 from openmed_nb.devices.backend import parse_release
 from openmed_nb.errors import ConfigurationError, UnknownModelError
 from openmed_nb.runbook.checks.operators import table
-from openmed_nb.runbook.checks.operators.forecast import EXAMPLE_SENTENCES, SHOWN_ROWS, Forecast, build_rows
+from openmed_nb.runbook.checks.operators.forecast import EXAMPLE_SENTENCES, MAX_ROWS, Forecast, build_rows
 from openmed_nb.runbook.checks.operators.table import (
     DEVICE_SWITCHES,
     NATIVE,
@@ -41,7 +41,7 @@ def test_models_that_stay_on_mps(forecast_models, name):
     """Of the usual models, every operator of a pass and of an AdamW step runs on MPS, and so says the real binary."""
     told = nb.runbook.forecast(*forecast_models.MODELS[name](), training=True)
 
-    assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
+    assert told.verdict == f"All {len(told.operators)} operators run on MPS."
     assert told.problems == ()
     assert {row.phase for row in told.rows} == {"inference", "forward", "backward", "optimizer"}
     if REGISTERED:
@@ -95,7 +95,7 @@ def test_operators_that_leave_are_named(odd):
 
     assert set(leaving) <= set(odd.cpu_operators)
     assert (
-        f"{len(odd.cpu_operators)} of {len(odd.operators)} operators leave MPS: aten::embedding_renorm_, "
+        f"{len(odd.cpu_operators)} of {len(odd.operators)} operators fall back to the CPU: aten::embedding_renorm_, "
         in odd.verdict
     )
     assert (odd.unsupported, odd.exit_code) == ((), 1)
@@ -113,8 +113,8 @@ FELL = "falls back to the CPU"
             {"values.0 (Values)", "values.1 (Values)"},
             "MPS names it aten::special_ndtri.out.",
         ),
-        ("aten::mode", FELL, {"(Odd)"}, "Compute it another way"),
-        ("aten::embedding_renorm_", "always on the CPU", {"words (Embedding)"}, "Leave max_norm out"),
+        ("aten::mode", FELL, {"(Odd)"}, "Use a different operator"),
+        ("aten::embedding_renorm_", "always on the CPU", {"words (Embedding)"}, "Remove max_norm"),
         ("aten::linear", "native", {"values.0.inner (Linear)", "values.1.inner (Linear)"}, ""),
     ],
 )
@@ -138,7 +138,7 @@ def test_report_has_a_row_for_all_phases_of_what_leaves(odd):
 def test_text_is_the_same_for_every_build():
     for version, shown in (("2.13.0+cpu", "2.13.0"), ("2.13.0", "2.13.0"), ("2.14.0.dev20260710+cu130", "2.14.0")):
         told = Forecast("Model", version, "a list", ())
-        assert f"for torch {shown}." in str(told)
+        assert f"torch {shown}." in str(told)
         assert told.to_dict()["torch"] == version
 
 
@@ -227,10 +227,10 @@ def test_refusals_are_told():
     """What MPS refuses is named, with its own words, also where it happens in training only."""
     told = nb.runbook.forecast(Attention(), torch.ones(3, 4), training=True)
 
-    assert told.unsupported == ("attention with dropout and without gradients", "float64")
+    assert told.unsupported == ("attention with dropout but without gradients", "float64")
     assert told.verdict == (
-        f"None of {len(told.operators)} operators leaves MPS. "
-        "MPS refuses attention with dropout and without gradients, float64."
+        f"None of {len(told.operators)} operators falls back to the CPU. "
+        "Not supported by MPS: attention with dropout but without gradients, float64."
     )
     assert {(row.operator, row.phase) for row in told.problems} == {
         ("scaled_dot_product_attention", "forward"),
@@ -245,8 +245,8 @@ def test_training_is_looked_at_where_it_is_asked_for():
 
     assert {row.phase for row in told.rows} == {"inference"}
     assert told.cpu_operators == ("aten::special_ndtri",)
-    assert told.verdict == f"1 of {len(told.operators)} operators leaves MPS: aten::special_ndtri."
-    assert "A training step was not looked at" in str(told)
+    assert told.verdict == f"1 of {len(told.operators)} operators falls back to the CPU: aten::special_ndtri."
+    assert "Training was not analyzed" in str(told)
 
 
 def test_labels_give_the_models_own_loss(forecast_models):
@@ -265,7 +265,7 @@ def test_model_by_name_and_as_a_pipeline(keyword_model):
 
     assert by_name == of_pipe
     assert of_pipe.model == "BertForTokenClassification"
-    assert of_pipe.verdict == f"Every one of {len(of_pipe.operators)} operators runs on MPS."
+    assert of_pipe.verdict == f"All {len(of_pipe.operators)} operators run on MPS."
     assert "aten::nll_loss_backward" in of_pipe.operators
     assert pipe.model.training is False
     words = ("Patient", "diabetes", "asthma")
@@ -278,13 +278,13 @@ def test_bundled_model():
     told = nb.runbook.forecast("bundled")
 
     assert told == nb.runbook.forecast()
-    assert told.verdict == f"Every one of {len(told.operators)} operators runs on MPS."
+    assert told.verdict == f"All {len(told.operators)} operators run on MPS."
 
 
 def test_the_list_of_operators_is_told_before_it_is_read():
     """The list, which is read once and lets nothing else run meanwhile, is told as an import, and the forecast after it."""
     told = []
-    table._table.cache_clear()
+    table._read_table.cache_clear()
     stop = SESSION.subscribe(lambda activity: told.append(activity and activity.operation))
     nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
     nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
@@ -298,7 +298,7 @@ def test_the_list_of_operators_is_told_before_it_is_read():
     [
         (5, None, ConfigurationError, "int is not a model"),
         ({"model": 5}, IDS, ConfigurationError, "dict is not a model"),
-        (nn.ReLU(), None, ConfigurationError, "ReLU needs example inputs"),
+        (nn.ReLU(), None, ConfigurationError, "ReLU requires example inputs"),
         ("no_such_model", None, UnknownModelError, "no_such_model"),
     ],
 )
@@ -326,13 +326,13 @@ def told_of(operators):
 @pytest.mark.parametrize(
     ("operators", "verdict"),
     [
-        ([], "No operator leaves MPS."),
-        (["aten::mm"], "No operator leaves MPS."),
-        (["aten::mm", "aten::t"], "Every one of 2 operators runs on MPS."),
-        (["aten::mode"], "1 of 1 operator leaves MPS: aten::mode."),
-        (["aten::mm", "aten::mode"], "1 of 2 operators leaves MPS: aten::mode."),
-        (["aten::take", "aten::mode"], "2 of 2 operators leave MPS: aten::mode, aten::take."),
-        (["aten::mm", "my::op"], "None of 2 operators leaves MPS. It is not known whether MPS has my::op."),
+        ([], "No operator falls back to the CPU."),
+        (["aten::mm"], "No operator falls back to the CPU."),
+        (["aten::mm", "aten::t"], "All 2 operators run on MPS."),
+        (["aten::mode"], "1 of 1 operator falls back to the CPU: aten::mode."),
+        (["aten::mm", "aten::mode"], "1 of 2 operators falls back to the CPU: aten::mode."),
+        (["aten::take", "aten::mode"], "2 of 2 operators fall back to the CPU: aten::mode, aten::take."),
+        (["aten::mm", "my::op"], "None of 2 operators falls back to the CPU. Unknown support on MPS: my::op."),
     ],
 )
 def test_verdict_in_a_sentence(operators, verdict):
@@ -344,8 +344,8 @@ def test_many_rows_are_cut_in_the_report_only():
     rows = tuple(replace(row, module_location=ModuleLocation(f"layer.{number}", "Layer")) for number in range(50))
     told = replace(told_of([]), rows=rows)
 
-    assert len(told.to_report().tables[0].rows) == SHOWN_ROWS
-    assert f"{50 - SHOWN_ROWS} more rows are in to_dict()." in str(told)
+    assert len(told.to_report().tables[0].rows) == MAX_ROWS
+    assert f"{50 - MAX_ROWS} more rows are in to_dict()." in str(told)
     assert len(told.to_dict()["rows"]) == 50
 
 
@@ -361,7 +361,7 @@ def test_forecast_of_a_model_on_the_simulated_device():
         assert device.allocator.allocated <= made + 512
         assert dict(device.fallbacks) == {}
     assert told.simulated
-    assert str(told).splitlines()[1].strip() == "SIMULATED MPS is on; the forecast does not depend on it."
+    assert str(told).splitlines()[1].strip() == "MPS is simulated; the forecast is not affected."
     assert told.cpu_operators == ("aten::special_ndtri",)
     assert told.rows == nb.runbook.forecast(Values(), torch.ones(3, 3), training=True).rows
 

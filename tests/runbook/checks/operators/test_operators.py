@@ -11,7 +11,7 @@ from openmed_nb.runbook.checks.operators.table import (
     DEVICE_SWITCHES,
     FALLS_BACK,
     NATIVE,
-    NOT_KNOWN,
+    UNKNOWN,
     always_cpu_operators,
     functions_file,
     has_kernel,
@@ -81,7 +81,7 @@ def test_rule_gives_what_this_torch_registers_for_the_cpu():
         ("aten::special_ndtri.out", FALLS_BACK, "aten::special_ndtri.out"),
         ("aten::embedding_renorm_", ALWAYS_ON_CPU, "aten::embedding_renorm_"),
         (SVD, ALWAYS_ON_CPU if SVD in always_cpu_operators(VERSION) else COMPOSITE, SVD),
-        ("somebody::operator", NOT_KNOWN, None),
+        ("somebody::operator", UNKNOWN, None),
     ],
 )
 def test_verdict_on_an_operator(operator, verdict, name_of_mps):

@@ -225,7 +225,7 @@ def test_sparse_and_nested_tensors():
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Model().requires_grad_(False), "no parameter of the model needs gradients"),
+        (Model().requires_grad_(False), "no parameter of the model requires gradients"),
         (nn.Sequential(nn.Linear(4, 2), Calling(torch.zeros_like, weight=False)), "depends on the parameters"),
     ],
     ids=["frozen", "constant"],
@@ -300,8 +300,8 @@ def attention(dropout):
 
 
 PICTURE = torch.ones(1, 2, 6, 6)
-ODD_SIZES = {("adaptive pooling to sizes that do not divide", "aten::_adaptive_avg_pool2d")}
-DROPOUT = {("attention with dropout and without gradients", "scaled_dot_product_attention")}
+ODD_SIZES = {("adaptive pooling to sizes that do not divide the input", "aten::_adaptive_avg_pool2d")}
+DROPOUT = {("attention with dropout but without gradients", "scaled_dot_product_attention")}
 
 
 def linear_of_integers(numbers):
@@ -331,8 +331,8 @@ def many_dimensions(numbers):
         (nn.AdaptiveMaxPool2d(4), PICTURE, set()),
         (Calling(attention(0.1)), NUMBERS, DROPOUT),
         (Calling(attention(0.0)), NUMBERS, set()),
-        (Calling(linear_of_integers), NUMBERS, {("linear layer of integers", "linear")}),
-        (Calling(convolution_of_integers), PICTURE, {("convolution of integers", "aten::convolution")}),
+        (Calling(linear_of_integers), NUMBERS, {("integer linear layer", "linear")}),
+        (Calling(convolution_of_integers), PICTURE, {("integer convolution", "aten::convolution")}),
         (Calling(many_dimensions), NUMBERS, {("more than 16 dimensions", "aten::view")}),
     ],
 )
@@ -344,9 +344,9 @@ def test_too_many_elements_may_be_wrong_and_are_no_refusal():
     wide = Calling(lambda numbers: numbers[:1, :1].expand(2**16, 2**15 + 1)[:1, :1])
     told = nb.runbook.forecast(wide, NUMBERS, training=False)
 
-    assert {row.verdict for row in told.rows if row.limitation} == {"may be wrong"}
+    assert {row.verdict for row in told.rows if row.limitation} == {"may be incorrect"}
     assert told.unsupported == ()
-    assert "MPS may be wrong with more than 2**31 elements." in told.verdict
+    assert "Possibly incorrect on MPS: more than 2**31 elements." in told.verdict
 
 
 class Doubled(nn.Module):

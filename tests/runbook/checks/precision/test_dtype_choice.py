@@ -227,9 +227,7 @@ class TestWarning:
         """A model that follows the session to a device where its type is not validated warns, there and back."""
         certify("bfloat16")
         pipe = loaded_as("bfloat16")
-        with pytest.warns(
-            OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and it was validated on cpu only"
-        ):
+        with pytest.warns(OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and it was validated on cpu only"):
             session.simulate("8 GiB")
         session.end_simulation()
         assert str(pipe.device) == "cpu"

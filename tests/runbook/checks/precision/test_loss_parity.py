@@ -50,20 +50,20 @@ class TestJudgement:
         assert (found.status == "ok") == (parted is None)
 
     @pytest.mark.parametrize(
-        ("dtype", "candidate", "numbers", "drift"),
+        ("dtype", "candidate", "finite", "drift"),
         [
-            ("float32", (1.0, 1.0), "every loss is a number", "rounding of float32 explains it"),
-            ("bfloat16", (1.0, 1.0), "every loss is a number", "rounding of bfloat16 explains it"),
-            ("bfloat16", (1.0, 2.0), "every loss is a number", "more than rounding of bfloat16 explains, from step 2"),
-            ("float32", (1.0, NAN), "NaN or infinity in step 2", "more than rounding of float32 explains, from step 2"),
+            ("float32", (1.0, 1.0), "all losses are finite", "explained by rounding of float32"),
+            ("bfloat16", (1.0, 1.0), "all losses are finite", "explained by rounding of bfloat16"),
+            ("bfloat16", (1.0, 2.0), "all losses are finite", "exceeds rounding of bfloat16 from step 2"),
+            ("float32", (1.0, NAN), "NaN or infinity in step 2", "exceeds rounding of float32 from step 2"),
         ],
     )
-    def test_findings(self, dtype, candidate, numbers, drift):
+    def test_findings(self, dtype, candidate, finite, drift):
         """The findings say whether the losses are numbers, and whether rounding of that type explains the drift."""
         found = LossParity("m", "mps", dtype, (1.0, 1.0), (1.0, 1.0), candidate)
         stored = json.dumps(found.to_dict(), allow_nan=False)
 
-        assert [one.evidence for one in found.findings] == [numbers, drift]
+        assert [one.evidence for one in found.findings] == [finite, drift]
         assert json.loads(stored)["status"] == found.status
         assert all(one.remedy for one in found.findings if one.status == "failed")
 
@@ -261,13 +261,13 @@ class TestOnTheCpu:
 
     def test_loss_that_is_no_number_on_the_cpu(self):
         """A training that fails on the CPU cannot judge a device."""
-        with pytest.raises(InvalidModelError, match="no finite number on the CPU, in step 1"):
+        with pytest.raises(InvalidModelError, match="not finite on the CPU in step 1"):
             nb.runbook.loss_parity(torch.nn.Linear(1, 1), [torch.full((2, 1), NAN)], device="cpu", steps=3)
 
     @pytest.mark.parametrize(
         ("model", "data", "options", "what"),
         [
-            (torch.nn.Linear(1, 1), None, {}, "nothing to train Linear with"),
+            (torch.nn.Linear(1, 1), None, {}, "Batches are required to train Linear"),
             (torch.nn.Linear(1, 1), torch.ones(1, 1), {}, r"one batch for Linear, not a series.*Pass \[batch\]"),
             (torch.nn.Linear(1, 1), iter([torch.ones(1, 1)]), {}, "does not give Linear batches again"),
             (torch.nn.Linear(1, 1), [], {}, "gives no batch"),
@@ -275,13 +275,13 @@ class TestOnTheCpu:
             (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"dtype": "float16"}, "dtype cannot be 'float16'"),
             (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"steps": 0}, "steps cannot be 0"),
             (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"loss": 3}, "loss cannot be 3"),
-            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"loss": lambda *_: 1.0}, "Linear gives no loss"),
+            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"loss": lambda *_: 1.0}, "Linear returns no loss"),
             (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"optimizer": lambda _: 3}, "optimizer cannot be of type int"),
             (
                 torch.nn.Linear(1, 1).requires_grad_(False),
                 [torch.ones(1, 1)],
                 {},
-                "Linear has no parameter that learns",
+                "Linear has no trainable parameters",
             ),
             (3, [torch.ones(1, 1)], {}, "int is not a model"),
         ],

@@ -128,7 +128,7 @@ class TestWhatDiffers:
     def test_type_without_a_tolerance(self, pipe):
         """A model in a type for which there is no tolerance, such as float64, is refused before anything is computed."""
         pipe.model.double()
-        with pytest.raises(ConfigurationError, match=r"in float64 cannot be compared.* Call \.float\(\) on its model"):
+        with pytest.raises(ConfigurationError, match=r"in float64 cannot be compared.* Call \.float\(\) on the model"):
             nb.runbook.parity(pipe, [NOTE])
 
     def test_quantiles_are_of_the_largest_of_each_token(self, pipe):
@@ -172,9 +172,9 @@ class TestWhatDiffers:
         assert (report.spans.reference, report.spans.missing) == (1, 1)
 
     def test_reference_that_computes_nan(self, tiny, tmp_path):
-        """Where the reference itself computes no numbers, there is nothing to compare with."""
+        """Where the reference itself has non-finite logits, there is nothing to compare with."""
         folder = changed(tiny, tmp_path, lambda model: model.classifier.bias.fill_(float("nan")))
-        with pytest.raises(InvalidModelError, match="computes no numbers"):
+        with pytest.raises(InvalidModelError, match="has non-finite logits"):
             compared(folder, [NOTE])
 
     def test_pipeline_is_compared_with_its_own_weights(self, pipe):
@@ -191,14 +191,16 @@ class TestWhatDiffers:
         pipe.model.bfloat16()
         report = nb.runbook.parity(pipe, [NOTE])
 
-        assert "rounded to bfloat16 already" in str(report)
+        assert "rounded to bfloat16" in str(report)
         assert (report.dtype, pipe.model.dtype) == ("bfloat16", torch.bfloat16)
 
     @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
     def test_pipeline_in_int8_has_no_float32_weights(self, load, keyword_model):
         """A pipeline in int8 cannot be compared, and the error says what can."""
         pipe = load(keyword_model, dtype="int8")
-        with pytest.raises(ConfigurationError, match=r"in int8 are gone\. Pass the model's name and dtype='int8'"):
+        with pytest.raises(
+            ConfigurationError, match=r"in int8 has no float32 weights\. Pass the model's name and dtype='int8'"
+        ):
             nb.runbook.parity(pipe, [NOTE])
 
 
@@ -239,7 +241,7 @@ class TestGradients:
         """Where no parameter has a gradient, none is compared; asking for gradients in int8 is an error."""
         pipe.model.requires_grad_(False)
         assert nb.runbook.parity(pipe, [NOTE], gradients=True).gradients is None
-        with pytest.raises(ConfigurationError, match="no gradients"):
+        with pytest.raises(ConfigurationError, match="do not support gradients"):
             compared(keyword_model, [NOTE], dtype="int8", gradients=True)
 
 
@@ -259,16 +261,16 @@ class TestGold:
     def test_gold_of_something_else(self, pipe):
         """Gold of other texts, or with labels that the model cannot give, is an error with the number of the text."""
         cases = [
-            (self.TEXTS, self.GOLD[:1], "The gold is of 1 text, and there are 2"),
-            (self.TEXTS[:1], self.GOLD, "The gold is of 2 texts, and there are 1"),
-            (iter(self.TEXTS), self.GOLD[:1], "There is no gold for text 1"),
-            (iter(self.TEXTS[:1]), self.GOLD, "The gold is of 2 texts, and there are 1"),
-            (self.TEXTS, ([], [(0, 25, D)]), "gold of text 1 ends after character 24"),
-            (self.TEXTS, ([], [(16, 22, "O")]), "leave others out: DISEASE\\."),
+            (self.TEXTS, self.GOLD[:1], "The gold covers 1 text, but there are 2"),
+            (self.TEXTS[:1], self.GOLD, "The gold covers 2 texts, but there are 1"),
+            (iter(self.TEXTS), self.GOLD[:1], "Gold for text 1 is missing"),
+            (iter(self.TEXTS[:1]), self.GOLD, "The gold covers 2 texts, but there are 1"),
+            (self.TEXTS, ([], [(0, 25, D)]), r"gold of text 1 ends after the end of the text \(character 24\)"),
+            (self.TEXTS, ([], [(16, 22, "O")]), "labels of the model only: DISEASE\\."),
             (
                 self.TEXTS,
                 ([(16, 33, D)], [(16, 22, "asthma")]),
-                "1 of 2 gold entities have a label that the model does not have. Use those of the model.*: DISEASE",
+                "1 of 2 gold entities have a label that the model does not have. Use the labels of the model.*: DISEASE",
             ),
         ]
         for texts, gold, said in cases:
@@ -283,8 +285,9 @@ class TestTexts:
     def test_what_is_no_series(self, pipe):
         """No text, one text alone, what is none, and texts in the place of the model are errors that say the order."""
         order = "Pass the model first and then"
-        cases = [(pipe, texts, "There is no text to compare on") for texts in (None, [], iter(()), ())]
-        cases += [(pipe, texts, "series of texts") for texts in ("asthma", 5, {"text": NOTE})]
+        cases = [(pipe, texts, "There are no texts to compare") for texts in (None, [], iter(()), ())]
+        cases += [(pipe, texts, "series of texts") for texts in (5, {"text": NOTE})]
+        cases += [(pipe, "asthma", "A str is not a valid value for texts")]
         cases += [([NOTE], "bundled", f"{order} a list of texts"), ([NOTE], None, f"{order} the texts")]
         for model, texts, says in cases:
             with pytest.raises(ConfigurationError, match=says):

@@ -44,9 +44,9 @@ JUDGED = [
     ("logits", "ok", {"dtype": "bfloat16", "logits": LogitDifferences(0.5)}),
     ("logits", "warning", {"dtype": "bfloat16", "logits": LogitDifferences(0.6)}),
     ("logits", "not applicable", {"dtype": "int8", "logits": LogitDifferences(1e6)}),
-    ("numbers", "ok", {}),
-    ("numbers", "failed", {"non_finite_tokens": 1}),
-    ("numbers", "failed", {"dtype": "bfloat16", "non_finite_tokens": 1}),
+    ("finite values", "ok", {}),
+    ("finite values", "failed", {"non_finite_tokens": 1}),
+    ("finite values", "failed", {"dtype": "bfloat16", "non_finite_tokens": 1}),
     ("labels", "ok", {}),
     ("labels", "warning", {"label_mismatches": 1}),
     ("entities", "ok", {}),
@@ -94,16 +94,16 @@ BAD = replace(
 
 WAYS_OUT = {
     ("mps", "float32"): ("Use the CPU for this model.",) * 4 + ("Train on the CPU.",),
-    ("cpu", "float32"): ("Load the model again.",) * 5,
+    ("cpu", "float32"): ("Reload the model.",) * 5,
     ("cpu", "bfloat16"): (
         "Use float32.",
-        "Look at the entities: they decide.",
+        "Check the entities: they decide.",
         *("Use float32.",) * 2,
         "Train in float32.",
     ),
     ("mps", "float16"): (
         "Use bfloat16, which has the range of float32.",
-        "Look at the entities: they decide.",
+        "Check the entities: they decide.",
         *("Use float32.",) * 2,
         "Train in float32.",
     ),
@@ -113,7 +113,7 @@ WAYS_OUT = {
 
 def test_remedy_leaves_the_type_or_the_device():
     """A remedy leaves the type or the device that is in question, and is one thing to do; nobody is sent to where they are."""
-    names = ("numbers", "logits", "entities", "gold entities", "gradients")
+    names = ("finite values", "logits", "entities", "gold entities", "gradients")
     for (device, dtype), remedies in WAYS_OUT.items():
         bad = replace(BAD, device=device, dtype=dtype, logits=LogitDifferences(100.0))
         found = {one.name: one.remedy for one in bad.findings if one.name != "labels"}
@@ -124,7 +124,7 @@ def test_what_was_found_of_the_gold_stands_on_top():
     """The HTML says at once how many of the true entities this device finds, and how many others, also where all checks are ok."""
     gold = replace(GOOD, gold=(EntityScore(10, 12, 9), EntityScore(10, 13, 9)))
 
-    assert gold.to_report().html_sentences[1] == "It finds 9 of 10 gold entities (recall 90 %), and 4 others."
+    assert gold.to_report().html_sentences[1] == "Found 9 of 10 gold entities (recall 90%) and 4 other entities."
     assert GOOD.to_report().html_sentences[1].startswith("20 texts")
 
 
@@ -136,11 +136,11 @@ def test_text_has_no_figure_of_this_computer():
     assert str(GOOD).splitlines() == [
         "Parity: bundled on mps in float32, compared with cpu in float32: ok",
         "  20 texts with 1,000 tokens in 22 windows.",
-        "  check     result  evidence",
-        "  numbers   ok      every logit is a number",
-        "  logits    ok      within 0.0001 of the reference",
-        "  labels    ok      every token has the same label",
-        "  entities  ok      200 of 200 exact",
+        "  check          result  evidence",
+        "  finite values  ok      all logits are finite",
+        "  logits         ok      within tolerance (0.0001)",
+        "  labels         ok      every token has the same label",
+        "  entities       ok      200 of 200 exact",
     ]
     assert "3e-06" in GOOD._repr_html_()
     assert "3e-06" not in str(GOOD)
@@ -150,18 +150,18 @@ def test_places_of_entities_are_shown():
     """Where entities differ, the numbers of the text and of its characters are shown, and how many there are."""
     report = replace(GOOD, spans=EntityAgreement(exact=300, moved=2, changes=(CHANGE,)))
 
-    assert "  text 3  moved  characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
-    assert "Entities that differ (the first 1 of 2)" in str(report)
+    assert "  text 3  moved   characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
+    assert "Differing entities (first 1 of 2)" in str(report)
 
 
 def test_same_way_as_the_reference_says_so():
     """A candidate on the CPU in float32 that differs is said to be computed as the reference is, and no other."""
-    assert "the difference is a fault" in str(replace(GOOD, device="cpu", label_mismatches=1))
-    assert "the difference is a fault" in str(replace(GOOD, device="cpu", spans=EntityAgreement(exact=99, extra=1)))
-    assert "the difference is a fault" not in str(replace(GOOD, device="cpu"))
-    assert "the difference is a fault" not in str(replace(GOOD, device="cpu", spans=EntityAgreement()))
-    assert "the difference is a fault" not in str(replace(GOOD, label_mismatches=1))
-    assert "the difference is a fault" not in str(replace(HALF, device="cpu", label_mismatches=1))
+    assert "the difference is an error" in str(replace(GOOD, device="cpu", label_mismatches=1))
+    assert "the difference is an error" in str(replace(GOOD, device="cpu", spans=EntityAgreement(exact=99, extra=1)))
+    assert "the difference is an error" not in str(replace(GOOD, device="cpu"))
+    assert "the difference is an error" not in str(replace(GOOD, device="cpu", spans=EntityAgreement()))
+    assert "the difference is an error" not in str(replace(GOOD, label_mismatches=1))
+    assert "the difference is an error" not in str(replace(HALF, device="cpu", label_mismatches=1))
 
 
 def test_report_is_json():

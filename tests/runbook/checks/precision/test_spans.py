@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.checks.precision.report import (
-    SHOWN_CHANGES,
+    MAX_CHANGES,
     EntityAgreement,
     EntityScore,
     compare_spans,
@@ -91,11 +91,11 @@ def test_same_entities_are_exact(reference):
 
 def test_sum_counts_all_and_keeps_the_first_changes():
     """Counts of texts are added; of the changes the first are kept."""
-    texts = [compare_spans([(0, 6, D)], [(0, 9, D)], number) for number in range(SHOWN_CHANGES + 5)]
+    texts = [compare_spans([(0, 6, D)], [(0, 9, D)], number) for number in range(MAX_CHANGES + 5)]
     together = sum(texts, EntityAgreement())
 
-    assert together.moved == SHOWN_CHANGES + 5
-    assert [one.text for one in together.changes] == list(range(SHOWN_CHANGES))
+    assert together.moved == MAX_CHANGES + 5
+    assert [one.text for one in together.changes] == list(range(MAX_CHANGES))
     fourth = {"text": 3, "kind": "moved", "reference": [0, 6, D], "candidate": [0, 9, D]}
     assert json.loads(json.dumps(together.to_dict()))["changes"][3] == fourth
 
@@ -145,12 +145,12 @@ def test_forms_of_gold():
 def test_what_is_no_gold():
     """Anything else is an error that names the text and the place by their numbers, and no word."""
     forms = {
-        "The gold cannot be str": "gold",
-        "The gold cannot be NoneType": None,
-        "The gold cannot be dict": {0: []},
-        "The gold of text 1 cannot be NoneType": [[], None],
-        "The gold of text 1 cannot be dict": [[], {"start": 1}],
-        "The gold of text 0 has no entity at its place 1": [[(0, 6, D), (0, 6)]],
+        "str is not a valid type for gold": "gold",
+        "NoneType is not a valid type for gold": None,
+        "dict is not a valid type for gold": {0: []},
+        "NoneType is not a valid type for the gold of text 1": [[], None],
+        "dict is not a valid type for the gold of text 1": [[], {"start": 1}],
+        "The gold of text 0 has an invalid entity at index 1": [[(0, 6, D), (0, 6)]],
     }
     none = [
         (0, 6, 5),
@@ -163,7 +163,7 @@ def test_what_is_no_gold():
         {"start": 4, "end": 10},
         "asthma",
     ]
-    for said, gold in [*forms.items(), *(("text 0 has no entity at its place 0", [[entity]]) for entity in none)]:
+    for said, gold in [*forms.items(), *(("text 0 has an invalid entity at index 0", [[entity]]) for entity in none)]:
         with pytest.raises(ConfigurationError, match=said) as caught:
             parse_gold(gold)
         assert "asthma" not in str(caught.value)

@@ -36,7 +36,7 @@ KINDS = [first + " mellitus" * ends for first in ("asthma", "diabetes", "hyperte
 """Twelve entities of other words, for the keyword model."""
 SURE = texts_with(*KINDS)
 CLOSE = texts_with("asthma")
-FEW = "Too little to tell: {} that are needed."
+FEW = "Inconclusive: only {} that are required."
 
 REPORT = ParityReport(
     "mine", "cpu", "bfloat16", 60, "f", 900, 60, LogitDifferences(0.1), 0, 0, EntityAgreement(exact=100), distinct=30
@@ -67,26 +67,26 @@ def test_judgement():
     cases = [
         ({}, []),
         ({"spans": EntityAgreement(exact=50)}, []),
-        ({"spans": EntityAgreement(exact=49)}, [FEW.format("49 of the 50 entities")]),
-        ({"spans": EntityAgreement(exact=1)}, [FEW.format("1 of the 50 entities")]),
-        ({"spans": EntityAgreement()}, [FEW.format("0 of the 50 entities")]),
+        ({"spans": EntityAgreement(exact=49)}, [FEW.format("49 of 50 entities")]),
+        ({"spans": EntityAgreement(exact=1)}, [FEW.format("1 of 50 entities")]),
+        ({"spans": EntityAgreement()}, [FEW.format("0 of 50 entities")]),
         ({"spans": EntityAgreement(exact=99, missing=1)}, []),
-        ({"spans": EntityAgreement(exact=99, moved=2)}, ["Only 99 of 101 entities are the same."]),
-        ({"spans": EntityAgreement(exact=98, relabelled=2)}, ["Only 98 of 100 entities are the same."]),
-        ({"spans": EntityAgreement(exact=100, extra=2)}, ["Only 100 of 102 entities are the same."]),
+        ({"spans": EntityAgreement(exact=99, moved=2)}, ["Only 99 of 101 entities are identical."]),
+        ({"spans": EntityAgreement(exact=98, relabelled=2)}, ["Only 98 of 100 entities are identical."]),
+        ({"spans": EntityAgreement(exact=100, extra=2)}, ["Only 100 of 102 entities are identical."]),
         (
             {"spans": EntityAgreement(exact=10, missing=5)},
-            ["Only 10 of 15 entities are the same.", FEW.format("15 of the 50 entities")],
+            ["Only 10 of 15 entities are identical.", FEW.format("15 of 50 entities")],
         ),
-        ({"distinct": 9}, [FEW.format("9 of the 10 different entities")]),
-        ({"texts": 49}, [FEW.format("49 of the 50 different texts")]),
-        ({"distinct": 1, "texts": 1}, [FEW.format("1 of the 10 different entities, 1 of the 50 different texts")]),
-        ({"non_finite_tokens": 3}, ["3 tokens became NaN or infinity."]),
+        ({"distinct": 9}, [FEW.format("9 of 10 different entities")]),
+        ({"texts": 49}, [FEW.format("49 of 50 different texts")]),
+        ({"distinct": 1, "texts": 1}, [FEW.format("1 of 10 different entities, 1 of 50 different texts")]),
+        ({"non_finite_tokens": 3}, ["3 tokens have NaN or infinity."]),
         ({"gold": (EntityScore(100, 100, 90), EntityScore(100, 100, 89))}, []),
         ({"gold": (EntityScore(100, 100, 80), EntityScore(100, 100, 95))}, []),
         (
             {"gold": (EntityScore(100, 100, 90), EntityScore(100, 100, 88))},
-            ["It finds 88.0 % of the gold entities, float32 90.0 %."],
+            ["Recall of gold entities is 88.0%, compared with 90.0% in float32."],
         ),
     ]
     for changes, reasons in cases:
@@ -124,9 +124,9 @@ def test_what_is_shown():
     accepted = judge(REPORT, IDENTITY, 1.4, "2026-03-01")
 
     assert str(refused).splitlines()[:3] == [
-        "Refused: mine in bfloat16 on cpu",
-        "  Only 50 of 100 entities are the same. Use float32.",
-        "  Asked for: 99 % of the entities the same, in every strategy.",
+        "Rejected: mine in bfloat16 on cpu",
+        "  Only 50 of 100 entities are identical. Use float32.",
+        "  Required: 99% identical entities in every aggregation strategy.",
     ]
     assert str(accepted).splitlines()[:2] == [
         "Accepted: mine in bfloat16 on cpu",
@@ -150,7 +150,7 @@ def test_model_whose_entities_change_is_refused(session, close_model, border_mod
         (tail_model, hypertension),
     ):
         verdict = nb.runbook.validate_precision(str(model), texts, "bfloat16", device="cpu")
-        assert verdict.refusals[0].reason == "Only 0 of 60 entities are the same.", model
+        assert verdict.refusals[0].reason == "Only 0 of 60 entities are identical.", model
         assert verdict.certificate is None, model
     moved = nb.runbook.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
     by_first = nb.runbook.parity(str(tail_model), hypertension, dtype="bfloat16", device="cpu").spans
@@ -188,8 +188,8 @@ def test_texts_that_say_the_same_give_no_certificate(keyword_model, texts):
     verdict = nb.runbook.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
 
     (refused,) = verdict.refusals
-    assert "1 of the 10 different entities, 1 of the 50 different texts that are needed." in refused.reason
-    assert ("59 texts with the words of another one did not count." in str(verdict)) == (len(texts) > 1)
+    assert "1 of 10 different entities, 1 of 50 different texts that are required." in refused.reason
+    assert ("59 duplicate texts were ignored." in str(verdict)) == (len(texts) > 1)
 
 
 def test_gold_is_part_of_the_certificate(session, keyword_model):
@@ -211,7 +211,7 @@ def test_files_that_change_meanwhile(keyword_model, close_model, tmp_path, data)
 
     stop = SESSION.subscribe(put_others_in_place)
     try:
-        with pytest.raises(InvalidModelError, match="changed while it was measured"):
+        with pytest.raises(InvalidModelError, match="changed during the validation"):
             nb.runbook.validate_precision(str(folder), CLOSE, "bfloat16", device="cpu")
     finally:
         stop()
@@ -260,7 +260,9 @@ class TestExpiry:
         """Another torch expires it."""
         version = re.escape(torch.__version__)
         with pytest.warns(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
-            create_pipeline(new_session(torch_backend=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16")
+            create_pipeline(
+                new_session(torch_backend=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16"
+            )
 
     def test_too_few_texts_do_not_remove_it(self, accepted, data):
         """Where too few texts are tried later, nothing speaks against the older certificate, and it stays."""
@@ -284,18 +286,20 @@ class TestArguments:
     def test_types(self, keyword_model):
         """Only a reduced type can be validated."""
         for dtype in ("float32", "auto", "float64", "", None):
-            with pytest.raises(ConfigurationError, match=r"is not a reduced type.*bfloat16, float16, int8"):
+            with pytest.raises(ConfigurationError, match=r"is not a reduced dtype.*bfloat16, float16, int8"):
                 nb.runbook.validate_precision(str(keyword_model), SURE, dtype=dtype)
 
     def test_pipeline_is_no_name(self, session, keyword_model):
         """A pipeline has no files that a certificate could be of."""
         pipe = create_pipeline(session, str(keyword_model), OpenMedConfig())
-        with pytest.raises(ConfigurationError, match="of the files of a model, and AnnotationPipeline names none"):
+        with pytest.raises(
+            ConfigurationError, match="requires the files of a model, but AnnotationPipeline is not a model name"
+        ):
             nb.runbook.validate_precision(pipe, SURE)
 
     def test_texts(self, keyword_model):
         """Without texts there is nothing to validate on."""
-        for texts, said in ((None, "no text"), ([], "no text"), ("asthma", "not a series of texts")):
+        for texts, said in ((None, "no texts"), ([], "no texts"), ("asthma", "not a valid value for texts")):
             with pytest.raises(ConfigurationError, match=said):
                 nb.runbook.validate_precision(str(keyword_model), texts)
 
