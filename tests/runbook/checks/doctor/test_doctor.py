@@ -1,4 +1,4 @@
-"""The doctor's judgement: tables of facts and what is to be found in them; nothing is asked and nothing computed."""
+"""Findings of the doctor for tables of facts, without any computation."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.causes import DeviceContext
 from openmed_nb.devices.choice import DeviceChoice, select_device
 from openmed_nb.devices.environment import (
+    ACTIVE,
     FALLBACK_VARIABLE,
     HIGH_WATERMARK_VARIABLE,
     LOW_WATERMARK_VARIABLE,
@@ -52,16 +53,16 @@ ON_MPS = ComputationCheck(
 )
 
 
-def on_mac(**changes):
+def make_mac_facts(**changes):
     """Return the facts of a healthy Mac, with changes."""
     environ = changes.pop("environment", {})
-    moment = TorchState(torch_loaded=True, allocator_started=True, observed_values=changes.pop("seen", SEEN))
+    state = TorchState(torch_loaded=True, allocator_started=True, observed_values=changes.pop("seen", SEEN))
     facts = SystemFacts(
         python="3.12",
         machine=MAC,
         torch=MAC_TORCH,
         choice=select_device(DeviceRequest("auto", "nobody"), DeviceContext(MAC, MAC_TORCH, {})),
-        environment=plan_mps_variables(environ, "mps", moment),
+        environment=plan_mps_variables(environ, "mps", state),
         computed=ON_MPS,
         packages=(Finding("packages", OK, "9 packages fit together"),),
         signals=SystemStatus(
@@ -72,8 +73,8 @@ def on_mac(**changes):
     return replace(facts, **changes)
 
 
-def on_cpu(machine, torch, **changes):
-    """Return the facts of a computer on whose CPU everything works, with changes."""
+def make_cpu_facts(machine, torch, **changes):
+    """Return the facts of a machine with a working CPU, with changes."""
     facts = SystemFacts(
         python="3.12",
         machine=machine,
@@ -91,78 +92,88 @@ NO_MPS = replace(MAC_TORCH, mps_built=False, mps_available=False, probes=())
 NO_METAL = replace(MAC_TORCH, mps_available=False, probes=())
 BAD_RATIO = replace(MAC_TORCH, probes=(("mps", "invalid low watermark ratio 1.4"),))
 NO_CHOICE = DeviceUnavailableError("mps cannot be used here: no Mac.", "Use 'auto'.")
-MANY = Finding("torchvision and torch", FAILED, "torchvision needs torch==2.12.0", "Install versions that fit.")
+MISMATCH = Finding("torchvision and torch", FAILED, "torchvision needs torch==2.12.0", "Install versions that fit.")
 
 PLANTED = [
-    ("Rosetta Python", on_cpu(ROSETTA, PLAIN_TORCH), {"Python": FAILED}),
-    ("old macOS", on_cpu(replace(MAC, macos=(13, 6)), MAC_TORCH), {"macOS": FAILED}),
+    ("Rosetta Python", make_cpu_facts(ROSETTA, PLAIN_TORCH), {"Python": FAILED}),
+    ("old macOS", make_cpu_facts(replace(MAC, macos=(13, 6)), MAC_TORCH), {"macOS": FAILED}),
     (
         "torch for a newer macOS",
-        on_cpu(replace(MAC, macos=(14, 8)), replace(MAC_TORCH, version="2.15.0")),
+        make_cpu_facts(replace(MAC, macos=(14, 8)), replace(MAC_TORCH, version="2.15.0")),
         {"macOS": FAILED},
     ),
     (
         "Rosetta Python without torch",
-        on_cpu(ROSETTA, TorchInfo(None), computed=None),
+        make_cpu_facts(ROSETTA, TorchInfo(None), computed=None),
         {"Python": FAILED, "torch": FAILED},
     ),
-    ("torch is missing", on_cpu(PLAIN, TorchInfo(None), computed=None), {"torch": FAILED}),
-    ("torch is too old", on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.5.1")), {"torch": FAILED}),
-    ("torch without MPS", on_cpu(MAC, NO_MPS), {"MPS in torch": FAILED}),
-    ("no Metal device", on_cpu(MAC, NO_METAL), {"MPS": FAILED}),
-    ("watermarks that torch refused", on_cpu(MAC, BAD_RATIO), {"MPS": FAILED}),
-    ("CPU build beside a GPU", on_cpu(BOX, PLAIN_TORCH), {"CUDA": WARNING}),
+    ("torch is missing", make_cpu_facts(PLAIN, TorchInfo(None), computed=None), {"torch": FAILED}),
+    ("torch is too old", make_cpu_facts(PLAIN, replace(PLAIN_TORCH, version="2.5.1")), {"torch": FAILED}),
+    ("torch without MPS", make_cpu_facts(MAC, NO_MPS), {"MPS in torch": FAILED}),
+    ("no Metal device", make_cpu_facts(MAC, NO_METAL), {"MPS": FAILED}),
+    ("watermarks that torch refused", make_cpu_facts(MAC, BAD_RATIO), {"MPS": FAILED}),
+    ("CPU build beside a GPU", make_cpu_facts(BOX, PLAIN_TORCH), {"CUDA": WARNING}),
     (
         "hidden GPUs",
-        on_cpu(BOX, replace(BOX_TORCH, cuda_names=()), environ={"CUDA_VISIBLE_DEVICES": ""}),
+        make_cpu_facts(BOX, replace(BOX_TORCH, cuda_names=()), environ={"CUDA_VISIBLE_DEVICES": ""}),
         {"CUDA": WARNING},
     ),
-    ("driver too old", on_cpu(BOX, replace(BOX_TORCH, cuda_names=())), {"CUDA": FAILED}),
-    ("GPU that fails", on_cpu(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
-    ("computation fails", on_mac(computed=replace(ON_MPS, failure="it gave other numbers")), {"computation": FAILED}),
-    ("result elsewhere", on_mac(computed=replace(ON_MPS, result_device="cpu")), {"computation": FAILED}),
+    ("driver too old", make_cpu_facts(BOX, replace(BOX_TORCH, cuda_names=())), {"CUDA": FAILED}),
+    ("GPU that fails", make_cpu_facts(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
+    (
+        "computation fails",
+        make_mac_facts(computed=replace(ON_MPS, failure="it gave other numbers")),
+        {"computation": FAILED},
+    ),
+    ("result elsewhere", make_mac_facts(computed=replace(ON_MPS, result_device="cpu")), {"computation": FAILED}),
     (
         "odd fallback",
-        on_mac(environment={FALLBACK_VARIABLE: "true"}, seen={**SEEN, FALLBACK_VARIABLE: frozenset({"true"})}),
+        make_mac_facts(environment={FALLBACK_VARIABLE: "true"}, seen={**SEEN, FALLBACK_VARIABLE: frozenset({"true"})}),
         {FALLBACK_VARIABLE: WARNING},
     ),
-    ("variable that torch does not have", on_mac(environment={UNKNOWN: "debug"}), {UNKNOWN: WARNING}),
+    ("variable that torch does not have", make_mac_facts(environment={UNKNOWN: "debug"}), {UNKNOWN: WARNING}),
     (
         "no float32",
-        on_mac(computed=replace(ON_MPS, dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
+        make_mac_facts(computed=replace(ON_MPS, dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
         {"float32": FAILED},
     ),
     (
         "no bfloat16",
-        on_mac(computed=replace(ON_MPS, dtypes={"float32": "", "bfloat16": "needs macOS 14"})),
+        make_mac_facts(computed=replace(ON_MPS, dtypes={"float32": "", "bfloat16": "needs macOS 14"})),
         {"bfloat16": WARNING},
     ),
     (
         "no float64 on CUDA",
-        on_cpu(BOX, BOX_TORCH, computed=ComputationCheck("cuda", "cuda:0", dtypes={"float64": "no kernel"})),
+        make_cpu_facts(BOX, BOX_TORCH, computed=ComputationCheck("cuda", "cuda:0", dtypes={"float64": "no kernel"})),
         {"float64": WARNING},
     ),
     (
         "silent error",
-        on_mac(computed=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "gives other numbers"),))),
+        make_mac_facts(
+            computed=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "gives other numbers"),))
+        ),
         {KNOWN_BUGS[0].name: FAILED},
     ),
-    ("mismatched packages", on_mac(packages=(MANY,)), {MANY.name: FAILED}),
-    ("memory pressure", on_mac(signals=SystemStatus(memory_pressure="critical")), {"memory pressure": WARNING}),
-    ("Low Power Mode", on_mac(signals=SystemStatus(power_mode="low")), {"power mode": WARNING}),
-    ("bad model", on_mac(models=(Finding("m: NaN", FAILED, "1 weight", "Load it again."),)), {"m: NaN": FAILED}),
+    ("mismatched packages", make_mac_facts(packages=(MISMATCH,)), {MISMATCH.name: FAILED}),
+    ("memory pressure", make_mac_facts(signals=SystemStatus(memory_pressure="critical")), {"memory pressure": WARNING}),
+    ("Low Power Mode", make_mac_facts(signals=SystemStatus(power_mode="low")), {"power mode": WARNING}),
+    (
+        "bad model",
+        make_mac_facts(models=(Finding("m: NaN", FAILED, "1 weight", "Load it again."),)),
+        {"m: NaN": FAILED},
+    ),
 ]
 
 HEALTHY = [
-    ("Mac", on_mac()),
-    ("Mac whose version of macOS is not known", on_mac(machine=replace(MAC, macos=None))),
-    ("Mac on which nothing is set", on_mac(signals=SystemStatus())),
-    ("computer without a GPU", on_cpu(PLAIN, PLAIN_TORCH)),
-    ("Mac on request on the CPU", on_cpu(MAC, MAC_TORCH)),
-    ("Mac with an Intel processor", on_cpu(MachineInfo("Darwin", "x86_64", macos=(12, 6)), PLAIN_TORCH)),
+    ("Mac", make_mac_facts()),
+    ("Mac whose version of macOS is not known", make_mac_facts(machine=replace(MAC, macos=None))),
+    ("Mac on which nothing is set", make_mac_facts(signals=SystemStatus())),
+    ("computer without a GPU", make_cpu_facts(PLAIN, PLAIN_TORCH)),
+    ("Mac on request on the CPU", make_cpu_facts(MAC, MAC_TORCH)),
+    ("Mac with an Intel processor", make_cpu_facts(MachineInfo("Darwin", "x86_64", macos=(12, 6)), PLAIN_TORCH)),
     (
         "computer with a GPU",
-        on_cpu(
+        make_cpu_facts(
             BOX,
             BOX_TORCH,
             choice=DeviceChoice("cuda:0", "auto", "nobody", "", confirmed=True),
@@ -174,21 +185,19 @@ HEALTHY = [
 ]
 
 
-def test_planted():
-    """What was planted is found, nothing else is, and there is something to do about it."""
+def test_doctor_finds_only_the_planted_problem():
     for name, facts, expected in PLANTED:
         report = diagnose(facts)
-        assert {one.name: one.status for one in report.problems} == expected, name
-        assert all(one.evidence and one.remedy.endswith(".") for one in report.problems), name
+        assert {finding.name: finding.status for finding in report.problems} == expected, name
+        assert all(finding.evidence and finding.remedy.endswith(".") for finding in report.problems), name
         assert report.exit_code == (FAILED in expected.values()), name
 
 
-def test_healthy():
-    """A computer on which all is well gives no warning, and what does not apply says why."""
+def test_doctor_finds_no_problem_on_healthy_machine():
     for name, facts in HEALTHY:
         report = diagnose(facts)
         assert (report.problems, report.status, report.exit_code) == ((), OK, 0), name
-        assert all(one.evidence for one in report.findings), name
+        assert all(finding.evidence for finding in report.findings), name
 
 
 MAC_TEXT = """\
@@ -202,11 +211,11 @@ All checks
   MPS in torch                      ok              torch was built with MPS
   MPS                               ok              torch finds the Metal device
   CUDA                              not applicable  this computer runs macOS, which has no CUDA
-  active device                     ok              mps: No device was asked for, and mps comes first; the chip is Apple M2.
+  active device                     ok              mps: {reason}
   computation                       ok              correct; the result is on mps
-  PYTORCH_ENABLE_MPS_FALLBACK       ok              1, set by openmed_nb: in force
-  PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok              1.0, set by openmed_nb: in force
-  PYTORCH_MPS_LOW_WATERMARK_RATIO   ok              0.9, set by openmed_nb: in force
+  PYTORCH_ENABLE_MPS_FALLBACK       ok              1, set by openmed_nb: {active}
+  PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok              1.0, set by openmed_nb: {active}
+  PYTORCH_MPS_LOW_WATERMARK_RATIO   ok              0.9, set by openmed_nb: {active}
   data types                        ok              mps computes with float32, float16, bfloat16, int64; MPS does not support float64
   known silent errors               ok              {probes} probes agree with the CPU in both runs, with an empty cache and with dirty memory
   packages                          ok              9 packages fit together
@@ -242,54 +251,56 @@ All checks
 
 
 @pytest.mark.real_computer
-def test_text_of_a_healthy_computer():
-    """The findings come in the order in which a person would look, in a few words that are the same in every run."""
-    assert str(diagnose(on_mac())) == MAC_TEXT.format(probes=len(bugs_for_device("mps")))
-    assert str(diagnose(on_cpu(PLAIN, PLAIN_TORCH))) == PLAIN_TEXT
+def test_report_text_of_healthy_machine_is_stable():
+    facts = make_mac_facts()
+
+    assert str(diagnose(facts)) == MAC_TEXT.format(
+        probes=len(bugs_for_device("mps")), reason=facts.choice.reason, active=ACTIVE
+    )
+    assert str(diagnose(make_cpu_facts(PLAIN, PLAIN_TORCH))) == PLAIN_TEXT
 
 
 EVIDENCE = [
     (
-        on_cpu(PLAIN, replace(PLAIN_TORCH, version="2.16.0.dev20261101+cpu")),
+        make_cpu_facts(PLAIN, replace(PLAIN_TORCH, version="2.16.0.dev20261101+cpu")),
         "torch",
         "2.16.0.dev20261101+cpu, a nightly build, for the CPU only",
     ),
     (
-        on_mac(torch=replace(MAC_TORCH, version="2.15.0a0+git1234567")),
+        make_mac_facts(torch=replace(MAC_TORCH, version="2.15.0a0+git1234567")),
         "torch",
         "2.15.0a0+git1234567, built from source, not released",
     ),
-    (on_mac(environment={UNKNOWN: "1"}), UNKNOWN, "1, set by you: not read; no torch up to 2.15 reads it"),
+    (make_mac_facts(environment={UNKNOWN: "1"}), UNKNOWN, "1, set by you: not read; no torch up to 2.15 reads it"),
     (
-        on_cpu(PLAIN, PLAIN_TORCH, environment=plan_mps_variables({UNKNOWN: "1"}, "cpu")),
+        make_cpu_facts(PLAIN, PLAIN_TORCH, environment=plan_mps_variables({UNKNOWN: "1"}, "cpu")),
         UNKNOWN,
         "1, set by you: not for this device; no torch up to 2.15 reads it",
     ),
-    (on_cpu(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
-    (on_cpu(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
+    (make_cpu_facts(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
+    (make_cpu_facts(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
     (
-        on_mac(torch=replace(MAC_TORCH, metal_device="Apple M2, 10 GPU cores")),
+        make_mac_facts(torch=replace(MAC_TORCH, metal_device="Apple M2, 10 GPU cores")),
         "MPS",
         "torch finds the Metal device: Apple M2, 10 GPU cores",
     ),
-    (on_cpu(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
+    (make_cpu_facts(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
     (
-        on_mac(
+        make_mac_facts(
             environment={HIGH_WATERMARK_VARIABLE: "0.0"}, seen={**SEEN, HIGH_WATERMARK_VARIABLE: frozenset({"0.0"})}
         ),
         HIGH_WATERMARK_VARIABLE,
-        "0.0, set by you: in force; no limit",
+        f"0.0, set by you: {ACTIVE}; no limit",
     ),
-    (on_cpu(PLAIN, TorchInfo(None), computed=None), "computation", "torch is unavailable"),
-    (on_cpu(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None), "data types", "there is no active device"),
+    (make_cpu_facts(PLAIN, TorchInfo(None), computed=None), "computation", "torch is unavailable"),
+    (make_cpu_facts(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None), "data types", "there is no active device"),
 ]
 
 
 @pytest.mark.real_computer
-def test_evidence():
-    """The evidence is a few words that are the same in every run."""
+def test_finding_has_expected_evidence():
     for facts, name, evidence in EVIDENCE:
-        assert [one.evidence for one in diagnose(facts).findings if one.name == name] == [evidence], name
+        assert [finding.evidence for finding in diagnose(facts).findings if finding.name == name] == [evidence], name
 
 
 REPORT = DoctorReport(
@@ -303,8 +314,7 @@ REPORT = DoctorReport(
 )
 
 
-def test_text():
-    """The text begins with the count and the worst, each with what to do, and then names everything in its order."""
+def test_report_text_lists_worst_problems_first():
     assert str(REPORT) == (
         "Doctor\n"
         "  2 ok, 1 warning, 1 failed.\n"
@@ -320,8 +330,7 @@ def test_text():
     )
 
 
-def test_page():
-    """The HTML shows what is wrong, the worst first, each with what to do; everything else is folded up."""
+def test_report_html_collapses_all_checks():
     explained = Finding("six", FAILED, "other numbers", "Update torch.", "seen with M1, torch 2.7")
     shown, folded = DoctorReport((*REPORT.findings, explained))._repr_html_().split("<details")
 
@@ -332,12 +341,11 @@ def test_page():
     assert "seen with M1, torch 2.7" in folded
 
 
-def test_mapping():
-    """The mapping form is ready for JSON and has every finding whole."""
-    told = json.loads(json.dumps(REPORT.to_dict()))
+def test_report_to_dict_contains_all_findings():
+    report = json.loads(json.dumps(REPORT.to_dict()))
 
-    assert (told["status"], told["exit_code"], told["simulated"]) == (FAILED, 1, False)
-    assert told["findings"][1] == {
+    assert (report["status"], report["exit_code"], report["simulated"]) == (FAILED, 1, False)
+    assert report["findings"][1] == {
         "name": "two",
         "status": WARNING,
         "evidence": "odd.",

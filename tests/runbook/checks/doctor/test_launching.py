@@ -1,4 +1,4 @@
-"""What a file of ``accelerate config`` asks for and this computer does not do: tables, and accelerate's own word for it."""
+"""Checks of the file of ``accelerate config``, compared with accelerate itself."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ PLAIN = {
     "mixed_precision": "no",
     "use_cpu": False,
 }
-"""What accelerate config writes for one process without a GPU, where it matters here."""
+"""Relevant settings that accelerate config writes for one process without a GPU."""
 
 FITTING = [
     ("mac", ""),
@@ -36,7 +36,7 @@ FITTING = [
     ("plain", "distributed_type: NO"),
     ("plain", "num_processes: many, num_machines: null"),
 ]
-"""Computers, and changes to the settings, with which there is nothing to say."""
+"""Machines and changes of the settings without a problem."""
 
 UNFIT = [
     ("mac", "distributed_type: MULTI_GPU, num_processes: 4", "num_processes: failed"),
@@ -76,31 +76,29 @@ UNFIT = [
     ("box", "mixed_precision: 16", "mixed_precision: failed"),
     ("box", "mixed_precision: [bf16]", "mixed_precision: failed"),
 ]
-"""Computers, changes to the settings, and the status of each setting that does not fit."""
+"""Machines, changes of the settings, and the status of each incompatible setting."""
 
 
-def settings(changes):
-    """Return the settings with changes in YAML."""
+def make_settings(changes):
+    """Return the settings with changes given in YAML."""
     return {**PLAIN, **yaml.safe_load(f"{{{changes}}}")}
 
 
-def found(computer, changes):
-    """Return what is found of settings on a computer."""
-    return launch_findings(settings(changes), computer.session.device_manager.machine, computer.torch.facts)
+def find_launch_problems(computer, changes):
+    """Return the findings about the settings of a machine."""
+    return launch_findings(make_settings(changes), computer.session.device_manager.machine, computer.torch.facts)
 
 
 @pytest.mark.parametrize(("kind", "changes"), FITTING)
-def test_settings_that_fit(computers, kind, changes):
-    """Settings that a computer can do are one finding, and it is good."""
-    (finding,) = found(getattr(computers, kind)(), changes)
+def test_compatible_settings_are_ok(computers, kind, changes):
+    (finding,) = find_launch_problems(getattr(computers, kind)(), changes)
 
     assert (finding.name, finding.status, finding.remedy) == ("accelerate config", OK, "")
 
 
 @pytest.mark.parametrize(("kind", "changes", "expected"), UNFIT)
-def test_settings_that_do_not_fit(computers, kind, changes, expected):
-    """Each setting that a computer cannot do, or that has no effect, is one finding, with what to do; no other is."""
-    findings = found(getattr(computers, kind)(), changes)
+def test_incompatible_setting_is_one_finding(computers, kind, changes, expected):
+    findings = find_launch_problems(getattr(computers, kind)(), changes)
 
     named = {finding.name.removeprefix("accelerate config: "): finding.status for finding in findings}
     assert named == yaml.safe_load(f"{{{expected}}}")
@@ -116,17 +114,17 @@ OLD = [
 
 
 @pytest.mark.parametrize(("macos", "version", "precision", "words"), OLD)
-def test_types_of_16_bits_on_a_mac(computers, macos, version, precision, words):
-    """What keeps a Mac from training in 16 bits, or speaks against it, is named: its macOS, its torch, its chip."""
+def test_mixed_precision_finding_names_reason_on_mac(computers, macos, version, precision, words):
     torch = replace(computers.MAC_TORCH, version=version)
     (finding,) = launch_findings({**PLAIN, "mixed_precision": precision}, replace(computers.MAC, macos=macos), torch)
 
     assert words in finding.evidence
 
 
-def test_settings_for_another_place(computers):
-    """Settings for a service elsewhere are not held against this computer."""
-    (finding,) = found(computers.mac(), "distributed_type: MULTI_GPU, compute_environment: AMAZON_SAGEMAKER")
+def test_settings_for_remote_service_do_not_apply(computers):
+    (finding,) = find_launch_problems(
+        computers.mac(), "distributed_type: MULTI_GPU, compute_environment: AMAZON_SAGEMAKER"
+    )
 
     assert (finding.status, "AMAZON_SAGEMAKER" in finding.evidence) == (NOT_APPLICABLE, True)
 
@@ -142,8 +140,7 @@ def test_settings_for_another_place(computers):
         ({"HOME": "/home/me", "HF_HOME": "~"}, "/home/me/accelerate/default_config.yaml"),
     ],
 )
-def test_place_of_the_file(environ, file):
-    """The file is looked for where accelerate looks for it."""
+def test_settings_file_matches_accelerate(environ, file):
     assert settings_file(environ).as_posix() == file
 
 
@@ -151,8 +148,7 @@ UNREADABLE = ["", "[]", "a: [", "text", "\0"]
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-def test_file_that_cannot_be_read(computers, text, tmp_path):
-    """A file without settings is a finding, in which nothing of its text stands."""
+def test_unreadable_file_fails_without_quoting_it(computers, text, tmp_path):
     (tmp_path / "accelerate").mkdir()
     (tmp_path / "accelerate" / "default_config.yaml").write_text(f"{text}", "utf-8")
     (finding,) = accelerate_findings({"HF_HOME": str(tmp_path)}, computers.MAC, computers.MAC_TORCH)
@@ -160,24 +156,22 @@ def test_file_that_cannot_be_read(computers, text, tmp_path):
     assert (finding.status, finding.evidence) == (FAILED, "default_config.yaml does not contain settings in YAML")
 
 
-def test_file_that_is_not_there(computers, tmp_path):
-    """Without a file nothing is said; a folder in its place cannot be opened."""
-    asked = {"HF_HOME": str(tmp_path)}, computers.MAC, computers.MAC_TORCH
-    assert accelerate_findings(*asked) == ()
+def test_missing_file_has_no_finding(computers, tmp_path):
+    arguments = {"HF_HOME": str(tmp_path)}, computers.MAC, computers.MAC_TORCH
+    assert accelerate_findings(*arguments) == ()
 
     (tmp_path / "accelerate" / "default_config.yaml").mkdir(parents=True)
-    (finding,) = accelerate_findings(*asked)
+    (finding,) = accelerate_findings(*arguments)
     assert (finding.status, "cannot be opened" in finding.evidence) == (FAILED, True)
 
 
 @pytest.mark.parametrize("write", [yaml.safe_dump, json.dumps])
-def test_doctor_reads_the_file(computers, write, tmp_path):
-    """The doctor's report has a row for each setting of the file that does not fit, and none where there is no file."""
+def test_doctor_reports_settings_of_file(computers, write, tmp_path):
     computer = computers.mac(HF_HOME=str(tmp_path))
     assert collect_facts(computer.session, compute=lambda _device: None).launching == ()
     (tmp_path / "accelerate").mkdir()
     file = tmp_path / "accelerate" / "default_config.yaml"
-    file.write_text(write(settings("distributed_type: MULTI_GPU, num_processes: 4")), "utf-8")
+    file.write_text(write(make_settings("distributed_type: MULTI_GPU, num_processes: 4")), "utf-8")
     report = diagnose(replace(collect_facts(computer.session, compute=lambda _device: None), packages=()))
     assert (
         "accelerate config: num_processes, failed: requests 4; without CUDA GPUs, MULTI_GPU trains an independent model in "
@@ -197,12 +191,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "error"), REFUSED)
-def test_accelerate_itself(changes, error, tmp_path, monkeypatch):
-    """What fails here is what accelerate launch itself refuses, with that error; what passes, it takes."""
+def test_accelerate_rejects_the_same_settings(changes, error, tmp_path, monkeypatch):
+    """Regression: accelerate itself must raise for the settings that fail here, and accept the others."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "config.yaml"
     file.write_text(
-        yaml.safe_dump({name: value for name, value in settings(changes).items() if value is not None}), "utf-8"
+        yaml.safe_dump({name: value for name, value in make_settings(changes).items() if value is not None}), "utf-8"
     )
     given = launch_command_parser().parse_args(["--config_file", str(file), "script.py"])
 
@@ -217,11 +211,10 @@ def test_accelerate_itself(changes, error, tmp_path, monkeypatch):
             launch()
 
 
-def test_half_precision_on_the_cpu():
-    """On the CPU accelerate takes fp16 and computes in float32 all the same, as the finding says."""
+def test_accelerate_ignores_fp16_on_cpu():
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    told = accelerator.mixed_precision, accelerator.native_amp, accelerator.scaler
+    state = accelerator.mixed_precision, accelerator.native_amp, accelerator.scaler
     AcceleratorState._reset_state(reset_partial_state=True)
 
-    assert told == ("fp16", False, None)
+    assert state == ("fp16", False, None)

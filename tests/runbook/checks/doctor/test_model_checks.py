@@ -1,4 +1,4 @@
-"""What is found about a model: torch modules, models of transformers, pipelines, and what is planted in them."""
+"""Checks of torch modules, transformers models and pipelines with planted problems."""
 
 import pytest
 import torch
@@ -12,54 +12,54 @@ from openmed_nb.session import SESSION
 
 @pytest.fixture
 def tagger(tiny, home):
-    """A tiny model for tokens, on the device of the tests."""
+    """A small token classification model on the test device."""
     return tiny.random_bert().to(home)
 
 
-def names(findings):
-    """Return what was found, without the name of the model."""
+def get_names(findings):
+    """Return the names of the findings without the name of the model."""
     return {finding.name.partition(": ")[2]: finding.status for finding in findings}
 
 
 def double(model):
-    """Give one layer 64 bits."""
+    """Convert one layer to float64."""
     model.classifier.cpu().double()
 
 
 def larger_labels(model):
-    """Give the configuration more labels than the last layer has."""
+    """Add labels to the configuration that the last layer does not have."""
     model.config.id2label = dict(enumerate("OABCD"))
 
 
 def smaller_labels(model):
-    """Give the configuration fewer labels than the last layer has."""
+    """Remove labels of the last layer from the configuration."""
     model.config.id2label = {0: "O"}
 
 
 def half(model):
-    """Give the model 16 bits."""
+    """Convert the model to float16."""
     model.half()
 
 
 def not_a_number(model):
-    """Put one NaN into a weight."""
+    """Set one weight to NaN."""
     with torch.no_grad():
         model.classifier.weight[0, 0] = torch.nan
 
 
 def infinite(model):
-    """Put infinity into a weight."""
+    """Set one weight to infinity."""
     with torch.no_grad():
         model.classifier.bias[0] = torch.inf
 
 
 def without_memory(model):
-    """Leave one layer without weights."""
+    """Move one layer to the meta device."""
     model.classifier.to("meta")
 
 
 def shorter_embeddings(model):
-    """Take the embeddings of the last tokens away."""
+    """Remove the embeddings of the last tokens."""
     model.resize_token_embeddings(10)
 
 
@@ -74,19 +74,17 @@ PLANTED = [
 ]
 
 
-def test_planted(tiny, home):
-    """What was planted into a model is found, alone, with evidence and a remedy."""
+def test_model_checks_find_only_the_planted_problem(tiny, home):
     for plant, expected in PLANTED:
         model = tiny.random_bert().to(home)
         plant(model)
         findings = model_findings("tagger", model, tiny.tokenizer())
-        assert names(findings) == expected, plant.__name__
+        assert get_names(findings) == expected, plant.__name__
         assert all(finding.evidence and finding.remedy.endswith(".") for finding in findings), plant.__name__
 
 
 @pytest.mark.real_computer
-def test_double_precision(tagger):
-    """64 bits are an error where the device is MPS, and elsewhere a warning, and the tensors are named."""
+def test_float64_weights_fail_on_mps_and_warn_elsewhere(tagger):
     double(tagger)
     for device, status in (("mps", FAILED), ("cpu", WARNING), ("cuda:0", WARNING)):
         finding = model_findings("tagger", tagger, device=device)[0]
@@ -95,8 +93,7 @@ def test_double_precision(tagger):
 
 
 @pytest.mark.real_computer
-def test_double_buffers_and_complex_numbers():
-    """Buffers count, and complex numbers of 128 bits."""
+def test_float64_check_covers_buffers_and_complex128():
     model = torch.nn.Linear(2, 2)
     model.register_buffer("scale", torch.ones(2, dtype=torch.float64))
     model.register_buffer("phase", torch.ones(2, dtype=torch.complex128))
@@ -104,30 +101,27 @@ def test_double_buffers_and_complex_numbers():
     assert "scale, phase" in model_findings("linear", model)[0].evidence
 
 
-def test_several_devices(tagger, second_device):
-    """Parts on several devices are counted by device, unless Accelerate put them there."""
+def test_tensors_on_several_devices_fail(tagger, second_device):
     tagger.cpu()
     tagger.classifier.to(second_device)
-    findings = [one for one in model_findings("tagger", tagger) if "tensor devices" in one.name]
+    findings = [finding for finding in model_findings("tagger", tagger) if "tensor devices" in finding.name]
     tagger.hf_device_map = {"": 0}
 
-    assert [one.status for one in findings] == [FAILED]
+    assert [finding.status for finding in findings] == [FAILED]
     assert "several devices" in findings[0].evidence
     assert "2 on" in findings[0].evidence
-    assert not [one for one in model_findings("tagger", tagger) if "tensor devices" in one.name]
+    assert not [finding for finding in model_findings("tagger", tagger) if "tensor devices" in finding.name]
 
 
-def test_healthy_model(tagger, tiny):
-    """A model in which nothing is wrong is one finding that says what it is."""
+def test_healthy_model_has_one_finding(tagger, tiny):
     findings = model_findings("tagger", tagger, tiny.tokenizer())
 
-    assert [one.status for one in findings] == [OK]
+    assert [finding.status for finding in findings] == [OK]
     assert findings[0].evidence.startswith("float32 on ")
     assert f"{len(MODEL_CHECKS)} checks" in findings[0].evidence
 
 
-def test_plain_module():
-    """A plain torch module without a configuration or a tokenizer is examined too, also before its weights have shapes."""
+def test_plain_and_lazy_modules_are_checked():
     modules = [
         torch.nn.Linear(2, 2),
         torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.LSTM(2, 2)),
@@ -136,61 +130,57 @@ def test_plain_module():
         torch.nn.LazyLinear(2),
     ]
     for module in modules:
-        assert [one.status for one in model_findings("plain", module)] == [OK], module
+        assert [finding.status for finding in model_findings("plain", module)] == [OK], module
 
 
-def test_complex_weights():
-    """Complex weights are named as such, and NaN is found in them too."""
+def test_complex_weights_are_checked():
     model = torch.nn.Linear(2, 2, dtype=torch.complex64)
     healthy = model_findings("complex", model)
     model.weight.detach()[0, 0] = torch.nan
 
-    assert [one.evidence.partition(";")[0] for one in healthy] == ["complex64 on cpu"]
-    assert names(model_findings("complex", model)) == {"NaN": FAILED}
+    assert [finding.evidence.partition(";")[0] for finding in healthy] == ["complex64 on cpu"]
+    assert get_names(model_findings("complex", model)) == {"NaN": FAILED}
 
 
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or `torch.export`.:DeprecationWarning"
 )
 @pytest.mark.real_computer
-def test_compiled_model(tiny):
-    """A model that was compiled is looked at as the one inside."""
+def test_compiled_model_is_checked_as_inner_module(tiny):
     model = tiny.random_bert()
     larger_labels(model)
 
-    assert names(model_findings("tagger", torch.compile(model, backend="eager"))) == {"labels": FAILED}
+    assert get_names(model_findings("tagger", torch.compile(model, backend="eager"))) == {"labels": FAILED}
 
 
 @pytest.mark.real_computer
-def test_pipeline_and_loaded_model(keyword_model):
-    """A pipeline and a loaded model bring their tokenizers along."""
+def test_pipeline_and_loaded_model_provide_tokenizer(keyword_model):
     pipe = nb.load_pipeline(str(keyword_model), device="cpu")
     try:
-        assert [one.status for one in model_findings("pipe", pipe)] == [OK]
+        assert [finding.status for finding in model_findings("pipe", pipe)] == [OK]
         shorter_embeddings(pipe.model)
-        assert names(model_findings("pipe", pipe)) == {"vocabulary": FAILED}
+        assert get_names(model_findings("pipe", pipe)) == {"vocabulary": FAILED}
     finally:
         SESSION.unload()
 
 
 @pytest.mark.real_computer
 class TestPrecision:
-    """What is said of a model in a reduced type."""
+    """Findings about models in a reduced dtype."""
 
     @pytest.fixture(autouse=True)
-    def _own_folder(self, monkeypatch, tmp_path):
-        """Keep certificates in a folder of the test."""
+    def _data_folder(self, monkeypatch, tmp_path):
+        """Store validation records in a folder of the test."""
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path))
         yield
         SESSION.unload()
 
     @staticmethod
-    def said(model=None):
-        """Return what the doctor finds about models."""
-        return [one for one in nb.doctor(model).findings if "keyword" in one.name or "Bert" in one.name]
+    def find_model_problems(model=None):
+        """Return the findings about models."""
+        return [finding for finding in nb.doctor(model).findings if "keyword" in finding.name or "Bert" in finding.name]
 
-    def test_unvalidated(self, keyword_model):
-        """A loaded model without a certificate gives a warning with the reason and the command that validates it."""
+    def test_model_without_record_warns_with_command(self, keyword_model):
         expected = []
         for dtype, stays in (("bfloat16", ""), ("int8", ", device='cpu'")):
             with pytest.warns(OpenMedWarning):
@@ -198,27 +188,27 @@ class TestPrecision:
             evidence = f"weights are {dtype}, which can shift or lose entities; there is no certificate"
             command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
             expected.append((WARNING, evidence, f"Validate it: {command}."))
-            (finding,) = self.said(pipe)
+            (finding,) = self.find_model_problems(pipe)
             assert (finding.status, finding.evidence, finding.remedy) == expected[-1]
 
         for model in (None, str(keyword_model)):
-            assert [(one.status, one.evidence, one.remedy) for one in self.said(model)] == expected, model
+            assert [
+                (finding.status, finding.evidence, finding.remedy) for finding in self.find_model_problems(model)
+            ] == expected, model
 
-    def test_validated(self, keyword_model):
-        """A loaded model with a certificate is in order, and its type is named."""
+    def test_validated_model_is_ok(self, keyword_model):
         diseases = [first + " mellitus" * ends for first in ("asthma", "diabetes") for ends in range(6)]
         before = ("no", "has", "history of", "the patient has", "a patient was seen")
         texts = [f"{words} {disease} ." for words in before for disease in diseases]
         assert nb.runbook.validate_precision(str(keyword_model), texts, "int8").accepted
         nb.load_pipeline(str(keyword_model), dtype="int8")
-        (finding,) = self.said()
+        (finding,) = self.find_model_problems()
 
         assert (finding.status, finding.evidence.partition(" on ")[0]) == (OK, "int8")
 
-    def test_type_that_was_changed_in_memory(self, keyword_model):
-        """What is known of the files does not count for a model that was rounded after it was loaded."""
+    def test_record_is_ignored_for_model_converted_in_memory(self, keyword_model):
         nb.load_pipeline(str(keyword_model)).model.half()
-        (finding,) = self.said()
+        (finding,) = self.find_model_problems()
 
         assert finding.status == WARNING
         assert (
@@ -227,15 +217,13 @@ class TestPrecision:
         )
 
 
-def test_no_model():
-    """Something that is no model is an error that says so."""
-    for thing in (3, object, {"model": 1}, torch.nn.Linear):
+def test_doctor_rejects_other_objects():
+    for value in (3, object, {"model": 1}, torch.nn.Linear):
         with pytest.raises(ConfigurationError, match="is not a model"):
-            nb.doctor(thing)
+            nb.doctor(value)
 
 
-def test_nothing_is_changed(tagger, tiny):
-    """Looking at a model leaves its weights, its mode and its random numbers alone."""
+def test_model_checks_do_not_change_the_model(tagger, tiny):
     torch.manual_seed(3)
     before = {name: value.clone() for name, value in tagger.state_dict().items()}
     expected = torch.get_rng_state()

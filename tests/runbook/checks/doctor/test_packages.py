@@ -1,4 +1,4 @@
-"""Packages that do not fit together, and loaded ones that were replaced: tables of versions and requirements."""
+"""Checks of incompatible packages, and of imported packages that were replaced."""
 
 import sys
 from importlib.metadata import Distribution
@@ -31,7 +31,7 @@ NEEDED = {
     "accelerate": ("torch>=2.0.0",),
     "ipywidgets": ("jupyterlab_widgets~=3.0.17",),
 }
-"""What real packages require, shortened."""
+"""Selected requirements of real packages."""
 
 PAIRS = [
     ({"torch": "2.5.1"}, {"openmed-nb and torch", "torchvision and torch", "transformers and torch"}),
@@ -51,22 +51,20 @@ PAIRS = [
     ({"tokenizers": None}, {"transformers and tokenizers"}),
     ({"torchvision": None}, set()),
 ]
-"""What is installed otherwise, ``None`` where it is not, and the pairs that do not fit."""
+"""Changed versions, ``None`` for a missing package, and the incompatible pairs."""
 
 
-def test_mismatch():
-    """A requirement that is not met is named with both packages; extras count only where their package is there."""
+def test_unmet_requirement_names_both_packages():
     for changes, pairs in PAIRS:
         installed = {name: version for name, version in {**GOOD, **changes}.items() if version is not None}
         needed = {name: texts for name, texts in NEEDED.items() if name in installed}
-        found = [one for one in package_findings(installed, needed, {}) if one.status != OK]
-        assert {one.name for one in found} == pairs, changes
-        assert {one.status for one in found} <= {FAILED}, changes
-        assert all("python -m pip install" in one.remedy for one in found), changes
+        problems = [finding for finding in package_findings(installed, needed, {}) if finding.status != OK]
+        assert {finding.name for finding in problems} == pairs, changes
+        assert {finding.status for finding in problems} <= {FAILED}, changes
+        assert all("python -m pip install" in finding.remedy for finding in problems), changes
 
 
-def test_words_of_a_mismatch():
-    """The finding says which version is needed, which is there, if any, and the command that installs one that fits."""
+def test_unmet_requirement_has_evidence_and_command():
     (other,) = package_findings({**GOOD, "torch": "2.5.1"}, {"transformers": NEEDED["transformers"]}, {})
     (missing,) = package_findings({"openmed-nb": "0.1.0"}, {"openmed-nb": ["torch>=2.6"]}, {})
 
@@ -77,8 +75,8 @@ def test_words_of_a_mismatch():
     assert missing.evidence == "openmed-nb 0.1.0 requires torch>=2.6, which is not installed"
 
 
-def test_torch_is_named_by_its_release():
-    """Where the newest torch may be without MPS, commands name the release that fits this Mac, unless another is needed."""
+def test_remedy_pins_torch_release():
+    """The newest torch may not support MPS on this Mac, so remedies pin the release unless another one is required."""
     for package, needed, installed, command in (
         ("transformers", "torch>=2.6", {}, '--upgrade transformers "torch==2.14.1"'),
         ("torchvision", "torch==2.13.0", {}, '--upgrade torchvision "torch==2.13.0"'),
@@ -90,8 +88,7 @@ def test_torch_is_named_by_its_release():
         assert command in finding.remedy, finding
 
 
-def test_unreadable_metadata():
-    """Metadata that cannot be read is a warning that names the package, once, and no error."""
+def test_unreadable_metadata_is_one_warning():
     for torch, needed in (("", ["torch>=2"]), ("2.13.0", ["torch >> 2"]), ("2.13.0", ["\x00", ">", ""])):
         installed = {"torch": torch, "accelerate": "1.15.0"}
         (finding,) = package_findings(installed, {"accelerate": needed}, {})
@@ -108,20 +105,23 @@ STALE = [
 ]
 
 
-def test_replaced_while_loaded():
-    """A package that was upgraded while it is loaded asks for a restart; what names a build does not count."""
+def test_upgraded_package_requires_restart():
     for installed, loaded, names in STALE:
-        found = [one for one in package_findings(installed, {}, loaded) if one.remedy == "Restart the kernel."]
-        assert [(one.name, one.status) for one in found] == [(name, WARNING) for name in names], (installed, loaded)
+        findings = package_findings(installed, {}, loaded)
+        stale = [finding for finding in findings if finding.remedy == "Restart the kernel."]
+        assert [(finding.name, finding.status) for finding in stale] == [(name, WARNING) for name in names], (
+            installed,
+            loaded,
+        )
 
 
-def test_all_is_well():
-    """Where nothing is wrong, one finding says so."""
-    assert [(one.name, one.status) for one in package_findings(GOOD, NEEDED, {"torch": "2.13.0"})] == [("packages", OK)]
+def test_compatible_packages_are_ok():
+    assert [(finding.name, finding.status) for finding in package_findings(GOOD, NEEDED, {"torch": "2.13.0"})] == [
+        ("packages", OK)
+    ]
 
 
-def test_this_environment():
-    """The packages of this environment are read without importing one, and torch is loaded in the installed version."""
+def test_read_packages_imports_nothing():
     import torch
 
     before = set(sys.modules)
@@ -134,8 +134,7 @@ def test_this_environment():
     assert {name.partition(".")[0] for name in set(sys.modules) - before}.isdisjoint({"torchvision", "tensorflow"})
 
 
-def test_damaged_files(tmp_path):
-    """Packages whose files are gone or hold something else are read as unreadable, and no error is raised."""
+def test_damaged_metadata_files_warn(tmp_path):
     contents = {"torch": None, "transformers": b"\xff\xfe", "accelerate": b"Name: accelerate\n", "torchvision": b""}
     for name, content in contents.items():
         folder = tmp_path / f"{name}-1.0.dist-info"
@@ -148,4 +147,4 @@ def test_damaged_files(tmp_path):
     )
 
     assert installed == dict.fromkeys(contents, "")
-    assert {one.status for one in package_findings(installed, requirements, {})} == {WARNING}
+    assert {finding.status for finding in package_findings(installed, requirements, {})} == {WARNING}

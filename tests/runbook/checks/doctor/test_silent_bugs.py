@@ -1,4 +1,4 @@
-"""The probes of known silent errors: each finds its own, none disturbs the caller, and what comes of them in words."""
+"""Probes of known silent errors."""
 
 import re
 import warnings
@@ -27,37 +27,34 @@ def simulated():
         yield device
 
 
-def wrong(outcomes):
-    """Return the issues whose probes went wrong."""
-    return {one.issue for one in outcomes if one.mismatch}
+def get_failed_issues(outcomes):
+    """Return the issues whose probes have a mismatch."""
+    return {outcome.issue for outcome in outcomes if outcome.mismatch}
 
 
 @pytest.mark.real_computer
-def test_healthy_device(simulated):
-    """A device without silent errors passes every probe, twice, with less than 64 MiB."""
+def test_healthy_device_passes_all_probes(simulated):
     outcomes = run_probes("mps")
 
     assert len(outcomes) == len(KNOWN_BUGS) == len(bugs_for_device("mps"))
-    assert wrong(outcomes) == set()
+    assert get_failed_issues(outcomes) == set()
     assert simulated.allocator.peak < 64 * 2**20
 
 
 def test_cpu_is_not_probed():
-    """On the CPU there is nothing to compare with, and the finding says so."""
     assert run_probes("cpu") == ()
     assert bug_findings("known silent errors", (), "cpu")[0].status == NOT_APPLICABLE
 
 
-def test_wrong_ids_are_not_tried_on_cuda():
-    """Probes whose input is wrong run on MPS only: on CUDA they would end all work on the GPU."""
+def test_invalid_ids_are_not_probed_on_cuda():
+    """On CUDA an id out of range makes the GPU unusable for the process."""
     left_out = {bug.issue for bug in bugs_for_device("mps")} - {bug.issue for bug in bugs_for_device("cuda:1")}
 
     assert left_out == {"pytorch#154235", "pytorch#108148"}
 
 
 @pytest.mark.real_computer
-def test_caller_is_not_disturbed(simulated):
-    """Random numbers go on as before, and autocast, inference mode, default type and default device do not count."""
+def test_probes_do_not_change_global_state(simulated):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -70,7 +67,7 @@ def test_caller_is_not_disturbed(simulated):
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("error")
-            assert wrong(run_probes("mps")) == set()
+            assert get_failed_issues(run_probes("mps")) == set()
             assert torch.is_inference_mode_enabled()
     finally:
         torch.set_default_dtype(torch.float32)
@@ -79,36 +76,32 @@ def test_caller_is_not_disturbed(simulated):
     assert simulated.allocator.allocated == 0
 
 
-def numbers(*values):
-    """Return a tensor of numbers."""
+def make_tensor(*values):
     return torch.tensor(values)
 
 
-FAULTS = [
-    (numbers(1.0), numbers(1.0), ""),
-    (numbers(1.0), numbers(1.0005), ""),
-    (numbers(1e6), numbers(1e6 + 500), ""),
-    (numbers(1.0), numbers(1.1), "returns different values than the CPU"),
-    (numbers(1.0), numbers(float("nan")), "returns different values than the CPU"),
-    (numbers(float("nan")), numbers(float("nan")), ""),
-    (numbers(True), numbers(False), "returns different values than the CPU"),
-    (numbers(1.0), numbers(1.0, 1.0), "returns a different shape than the CPU"),
+MISMATCHES = [
+    (make_tensor(1.0), make_tensor(1.0), ""),
+    (make_tensor(1.0), make_tensor(1.0005), ""),
+    (make_tensor(1e6), make_tensor(1e6 + 500), ""),
+    (make_tensor(1.0), make_tensor(1.1), "returns different values than the CPU"),
+    (make_tensor(1.0), make_tensor(float("nan")), "returns different values than the CPU"),
+    (make_tensor(float("nan")), make_tensor(float("nan")), ""),
+    (make_tensor(True), make_tensor(False), "returns different values than the CPU"),
+    (make_tensor(1.0), make_tensor(1.0, 1.0), "returns a different shape than the CPU"),
     (IndexError("out of range"), IndexError("elsewhere"), ""),
-    (IndexError("out of range"), numbers(0.0), "returns a result where the CPU raises IndexError"),
-    (numbers(1.0), RuntimeError("no kernel."), "raises RuntimeError (no kernel)"),
-    (numbers(1.0), NotImplementedError("not on MPS"), "raises NotImplementedError (not on MPS)"),
+    (IndexError("out of range"), make_tensor(0.0), "returns a result where the CPU raises IndexError"),
+    (make_tensor(1.0), RuntimeError("no kernel."), "raises RuntimeError (no kernel)"),
+    (make_tensor(1.0), NotImplementedError("not on MPS"), "raises NotImplementedError (not on MPS)"),
 ]
 
 
-def test_fault():
-    """A result is compared with that of the CPU: its numbers, its shape, or the error that is right."""
-    for right, found, expected in FAULTS:
-        assert describe_mismatch(right, found, 1e-3) == expected, (right, found)
+def test_describe_mismatch_compares_with_cpu():
+    for cpu_result, device_result, expected in MISMATCHES:
+        assert describe_mismatch(cpu_result, device_result, 1e-3) == expected, (cpu_result, device_result)
 
 
-def test_error_that_is_not_understood():
-    """An error that no device raises is not caught."""
-
+def test_run_probe_propagates_unexpected_error():
     def broken(_device):
         raise KeyError
 
@@ -116,8 +109,7 @@ def test_error_that_is_not_understood():
         run_probe(broken, "cpu")
 
 
-def test_words_for_two_runs():
-    """Two runs that differ say which of them was wrong."""
+def test_outcome_names_the_run_with_mismatch():
     words = {
         ("", ""): "",
         ("x", "x"): "x",
@@ -129,20 +121,18 @@ def test_words_for_two_runs():
     assert {runs: ProbeOutcome("pytorch#92311", *runs).mismatch for runs in words} == words
 
 
-def test_findings():
-    """Each probe that went wrong is a line with the issue and a remedy, and the others are one line together."""
+def test_bug_findings_list_mismatches_first():
     outcomes = [ProbeOutcome(bug.issue, "x", "x") for bug in KNOWN_BUGS[:4]] + [ProbeOutcome("pytorch#92311")]
     *bad, good = bug_findings("known silent errors", outcomes, "mps")
 
-    assert [one.status for one in bad] == [FAILED, FAILED, FAILED, WARNING]
-    assert all(bug.issue in one.details and one.remedy for bug, one in zip(KNOWN_BUGS, bad, strict=False))
+    assert [finding.status for finding in bad] == [FAILED, FAILED, FAILED, WARNING]
+    assert all(bug.issue in finding.details and finding.remedy for bug, finding in zip(KNOWN_BUGS, bad, strict=False))
     assert good.status == OK
     assert good.evidence.startswith("1 probe agrees with the CPU")
     assert len(bug_findings("known silent errors", outcomes[:2], "mps")) == 2
 
 
-def test_every_row_is_complete():
-    """Every known error says what goes wrong, where it was seen, and one thing to do."""
+def test_known_bugs_have_all_texts():
     for bug in KNOWN_BUGS:
         assert bug.issue.startswith("pytorch#"), bug
         assert bug.name, bug
@@ -152,14 +142,12 @@ def test_every_row_is_complete():
     assert len({bug.issue for bug in KNOWN_BUGS}) == len(KNOWN_BUGS)
 
 
-def test_error_of_old_releases_only():
-    """An error that only releases had which this package does not take is said to be one of those."""
+def test_bugs_of_unsupported_releases_are_labeled():
     fixed = ", fixed in every supported torch version"
     for bug in KNOWN_BUGS:
         releases = [(int(major), int(minor)) for major, minor in re.findall(r"\b([12])\.(\d+)", bug.affected)]
         assert bug.affected.endswith(fixed) == (max(releases) < (2, 6)), bug
 
 
-def test_every_defect_has_a_probe():
-    """Every silent error that a simulated device can have is looked for, under the same name."""
+def test_every_simulated_defect_has_a_probe():
     assert set(DEFECTS_BY_ISSUE) <= {bug.issue for bug in KNOWN_BUGS}

@@ -1,4 +1,4 @@
-"""Tiny models with random weights of the architectures that are forecast, each with what it is called with."""
+"""Small models with random weights of several architectures, with example inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageClassification, ViTConfig
 
-VOCABULARY, LENGTH = 60, 16
+VOCABULARY = 60
+LENGTH = 16
 LABELS = ("O", "B-A", "I-A", "B-B", "I-B")
 
 model_of = runpy.run_path(str(Path(__file__).parents[3] / "model_families.py"))["model_of"]
@@ -26,11 +27,11 @@ TOKEN_CLASSIFIERS: Mapping[str, Mapping[str, Any]] = {
     "modernbert": {"local_attention": 8},
     "longformer": {"attention_window": [4, 4]},
 }
-"""By family, its settings beside those of the small models."""
+"""Additional settings of the small models by family."""
 
 
-def tokens() -> dict[str, torch.Tensor]:
-    """Return a batch of two texts, of which one is shorter, with labels."""
+def make_tokens() -> dict[str, torch.Tensor]:
+    """Return a batch of two texts of different lengths, with labels."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     mask[1, LENGTH // 2 :] = 0
@@ -39,7 +40,7 @@ def tokens() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-class Pictures(nn.Module):
+class ImageClassifier(nn.Module):
     """A small convolutional network that ends in global average pooling."""
 
     def __init__(self) -> None:
@@ -54,27 +55,27 @@ class Pictures(nn.Module):
 
 
 class Tagger(nn.Module):
-    """A tagger of two LSTMs, one in each direction."""
+    """A tagger with a bidirectional LSTM."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, 16)
-        self.both_ways = nn.LSTM(16, 16, num_layers=2, bidirectional=True, batch_first=True, dropout=0.1)
+        self.lstm = nn.LSTM(16, 16, num_layers=2, bidirectional=True, batch_first=True, dropout=0.1)
         self.head = nn.Linear(32, len(LABELS))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the scores of the labels of each token."""
-        return self.head(self.both_ways(self.words(ids))[0])
+        return self.head(self.lstm(self.words(ids))[0])
 
 
-def token_classifier(family: str) -> tuple[nn.Module, Any]:
-    """Return a model for token classification with two layers, and a batch."""
+def make_token_classifier(family: str) -> tuple[nn.Module, Any]:
+    """Return a token classification model with two layers, and a batch."""
     settings = {"num_hidden_layers": 2, **TOKEN_CLASSIFIERS[family]}
-    return model_of(family, VOCABULARY, LABELS, **settings), tokens()
+    return model_of(family, VOCABULARY, LABELS, **settings), make_tokens()
 
 
-def vision_transformer() -> tuple[nn.Module, Any]:
-    """Return a ViT, and a batch of two pictures with labels."""
+def make_vision_transformer() -> tuple[nn.Module, Any]:
+    """Return a ViT, and a batch of two images with labels."""
     config = ViTConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=16, patch_size=8
     )
@@ -83,9 +84,9 @@ def vision_transformer() -> tuple[nn.Module, Any]:
 
 
 MODELS: Mapping[str, Callable[[], tuple[nn.Module, Any]]] = {
-    **{name: lambda name=name: token_classifier(name) for name in TOKEN_CLASSIFIERS},
-    "vit": vision_transformer,
-    "cnn": lambda: (Pictures(), torch.zeros(2, 3, 16, 16)),
-    "bi-lstm": lambda: (Tagger(), tokens()["input_ids"]),
+    **{name: lambda name=name: make_token_classifier(name) for name in TOKEN_CLASSIFIERS},
+    "vit": make_vision_transformer,
+    "cnn": lambda: (ImageClassifier(), torch.zeros(2, 3, 16, 16)),
+    "bi-lstm": lambda: (Tagger(), make_tokens()["input_ids"]),
 }
-"""Each model by its name, with example inputs."""
+"""Models by name, with example inputs."""

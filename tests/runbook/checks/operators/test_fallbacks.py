@@ -20,7 +20,7 @@ FALL = "The operator '{}' is not currently supported on the MPS backend and will
 
 
 class Values(nn.Module):
-    """Takes eigenvalues, in a module of its own."""
+    """Module with an operator that falls back."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Values(nn.Module):
 
 
 class Odd(nn.Module):
-    """A model with modules, and functions, that leave MPS, also in the backward pass."""
+    """Model with operators that fall back, also in the backward pass."""
 
     def __init__(self):
         super().__init__()
@@ -49,28 +49,28 @@ class Odd(nn.Module):
 
 @pytest.fixture
 def device():
-    """A simulated MPS device on which operators may fall back."""
+    """A simulated MPS device with fallback enabled."""
     with nb.simulated_mps(fallback=True) as device:
         yield device
 
 
-def run(model):
-    """Return what a model returns on the device."""
+def run_model(model):
+    """Return the output of a model on the simulated device."""
     return model.to("mps")(torch.tensor([0, 1, 2], device="mps"))
 
 
-def fall():
-    """Call an operator that falls back."""
+def run_fallback():
+    """Run an operator that falls back."""
     torch.ones(3, device="mps").mode()
 
 
-def seen(ledger):
-    """Return how often each operator fell back, by phase and module."""
-    return {(entry.operator, entry.phase, str(entry.module_location)): entry.count for entry in ledger.entries}
+def count_fallbacks(log):
+    """Return the number of fallbacks by operator, phase and module."""
+    return {(entry.operator, entry.phase, str(entry.module_location)): entry.count for entry in log.entries}
 
 
-def settings():
-    """Return everything of the process that a ledger changes while it is open."""
+def get_global_state():
+    """Return the global state that a fallback log changes."""
     hooks = nn.modules.module
     return [
         torch.is_warn_always_enabled(),
@@ -84,9 +84,9 @@ def settings():
 
 def test_fallbacks_are_counted_by_operator_module_and_phase(device):
     model = Odd()
-    with nb.runbook.fallbacks(model) as ledger:
-        run(model).backward()
-    counts = seen(ledger)
+    with nb.runbook.fallbacks(model) as log:
+        run_model(model).backward()
+    counts = count_fallbacks(log)
 
     assert {key: count for key, count in counts.items() if key[1] == "forward"} == {
         ("aten::embedding_renorm_", "forward", "words (Embedding)"): 1,
@@ -96,76 +96,76 @@ def test_fallbacks_are_counted_by_operator_module_and_phase(device):
     }
     assert counts["aten::take", "backward", ""] == 1
     assert {phase for _, phase, _ in counts} == {"forward", "backward"}
-    assert ledger.count == sum(device.fallbacks.values())
+    assert log.count == sum(device.fallbacks.values())
 
 
 @pytest.mark.usefixtures("device")
-def test_outermost_module_gives_the_names_without_a_model():
-    with nb.runbook.fallbacks() as ledger:
-        run(Odd())
-        fall()
+def test_names_are_relative_to_outermost_module_without_model():
+    with nb.runbook.fallbacks() as log:
+        run_model(Odd())
+        run_fallback()
 
-    assert seen(ledger)[EIGH, "forward", "values.1 (Values)"] == 2
-    assert seen(ledger)["aten::mode", "elsewhere", ""] == 1
+    assert count_fallbacks(log)[EIGH, "forward", "values.1 (Values)"] == 2
+    assert count_fallbacks(log)["aten::mode", "elsewhere", ""] == 1
 
 
 @pytest.mark.usefixtures("device")
-def test_fallback_inside_of_another_operator_is_seen():
-    with nb.runbook.fallbacks() as ledger, torch.inference_mode():
+def test_fallback_inside_another_operator_is_recorded():
+    with nb.runbook.fallbacks() as log, torch.inference_mode():
         torch.linalg.eigvalsh(torch.eye(3, device="mps"))
 
-    assert (ledger.operators, ledger.count) == ((EIGH,), 1)
+    assert (log.operators, log.count) == ((EIGH,), 1)
 
 
 @pytest.mark.usefixtures("device")
-def test_simulated_device_has_no_seconds():
-    with nb.runbook.fallbacks() as ledger:
-        fall()
+def test_simulated_device_has_no_durations():
+    with nb.runbook.fallbacks() as log:
+        run_fallback()
 
-    assert "SIMULATED" in str(ledger)
-    assert ledger.verdict in str(ledger)
-    assert "seconds" not in ledger._repr_html_()
-    assert {entry.seconds for entry in ledger.entries} == {None}
-    assert json.loads(json.dumps(ledger.to_dict()))["simulated"] is True
+    assert "SIMULATED" in str(log)
+    assert log.verdict in str(log)
+    assert "seconds" not in log._repr_html_()
+    assert {entry.seconds for entry in log.entries} == {None}
+    assert json.loads(json.dumps(log.to_dict()))["simulated"] is True
 
 
 @pytest.mark.usefixtures("device")
-def test_ledger_can_be_read_while_it_is_open():
-    with nb.runbook.fallbacks() as ledger:
-        assert ledger.verdict.startswith("No operator ran on MPS")
+def test_log_can_be_read_inside_the_block():
+    with nb.runbook.fallbacks() as log:
+        assert log.verdict.startswith("No operator ran on MPS")
         torch.ones(3, device="mps").exp()
-        assert ledger.verdict == "No operator fell back to the CPU."
-        fall()
-        assert ledger.verdict == "1 call fell back to the CPU: aten::mode."
+        assert log.verdict == "No operator fell back to the CPU."
+        run_fallback()
+        assert log.verdict == "1 call fell back to the CPU: aten::mode."
 
 
 @pytest.mark.usefixtures("device")
-def test_other_warnings_go_where_they_went():
-    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as ledger:
-        warnings.warn("of somebody else", UserWarning, stacklevel=1)
-        fall()
+def test_other_warnings_are_not_intercepted():
+    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as log:
+        warnings.warn("unrelated warning", UserWarning, stacklevel=1)
+        run_fallback()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fall()
+            run_fallback()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with nb.runbook.fallbacks() as strict:
-            fall()
-            with pytest.raises(UserWarning, match="of somebody else"):
-                warnings.warn("of somebody else", UserWarning, stacklevel=1)
+            run_fallback()
+            with pytest.raises(UserWarning, match="unrelated warning"):
+                warnings.warn("unrelated warning", UserWarning, stacklevel=1)
 
-    assert [str(warning.message) for warning in caught] == ["of somebody else"]
-    assert seen(ledger) == {("aten::mode", "elsewhere", ""): 2}
+    assert [str(warning.message) for warning in caught] == ["unrelated warning"]
+    assert count_fallbacks(log) == {("aten::mode", "elsewhere", ""): 2}
     assert strict.count == 1
 
 
 @pytest.mark.usefixtures("device")
-def test_inner_and_outer_ledger_see_a_fallback():
+def test_nested_logs_both_record_a_fallback():
     with nb.runbook.fallbacks() as outer:
-        fall()
+        run_fallback()
         with nb.runbook.fallbacks() as inner:
-            fall()
-        fall()
+            run_fallback()
+        run_fallback()
 
     assert (outer.count, inner.count) == (3, 1)
 
@@ -173,19 +173,19 @@ def test_inner_and_outer_ledger_see_a_fallback():
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, None])
 def test_settings_are_restored(error):
-    before = settings()
-    with pytest.raises(error) if error else contextlib.nullcontext(), nb.runbook.fallbacks() as ledger:
-        fall()
+    before = get_global_state()
+    with pytest.raises(error) if error else contextlib.nullcontext(), nb.runbook.fallbacks() as log:
+        run_fallback()
         if error:
             raise error
 
-    assert settings() == before
-    assert ledger.count == 1
-    with pytest.warns(UserWarning, match="aten::mode"):  # torch's own first warning, as if there had been no ledger.
-        fall()
+    assert get_global_state() == before
+    assert log.count == 1
+    with pytest.warns(UserWarning, match="aten::mode"):  # The first warning of torch is still issued.
+        run_fallback()
 
 
-def test_warn_always_stays_on():
+def test_warn_always_is_not_disabled():
     torch.set_warn_always(True)
     try:
         with nb.runbook.fallbacks(), nb.runbook.fallbacks():
@@ -196,7 +196,7 @@ def test_warn_always_stays_on():
 
 
 class Failing(nn.Module):
-    """Falls back, and fails."""
+    """Module that falls back, and then raises."""
 
     def forward(self, numbers):
         numbers.mode()
@@ -204,74 +204,74 @@ class Failing(nn.Module):
 
 
 @pytest.mark.usefixtures("device")
-def test_module_that_fails_is_left():
+def test_failing_module_is_removed_from_the_stack():
     numbers = torch.ones(3, device="mps")
-    with nb.runbook.fallbacks() as ledger:
+    with nb.runbook.fallbacks() as log:
         with pytest.raises(ValueError, match="on purpose"):
             nn.Sequential(Failing())(numbers)
         numbers.mode()
 
-    assert seen(ledger) == {("aten::mode", "forward", "0 (Failing)"): 1, ("aten::mode", "elsewhere", ""): 1}
+    assert count_fallbacks(log) == {("aten::mode", "forward", "0 (Failing)"): 1, ("aten::mode", "elsewhere", ""): 1}
 
 
-def test_refused_operator_is_in_the_ledger():
+def test_operator_that_raises_is_in_the_log():
     model = Odd()
     with (
         nb.simulated_mps(fallback=False),
         pytest.raises(NotImplementedError, match="aten::put_"),
-        nb.runbook.fallbacks(model) as ledger,
+        nb.runbook.fallbacks(model) as log,
     ):
-        run(model)
+        run_model(model)
 
-    assert ledger.count == 1
-    assert {(entry.operator, entry.outcome, str(entry.module_location)) for entry in ledger.entries} == {
+    assert log.count == 1
+    assert {(entry.operator, entry.outcome, str(entry.module_location)) for entry in log.entries} == {
         ("aten::embedding_renorm_", "fell back to the CPU", "words (Embedding)"),
         ("aten::put_", "raised an error", "(Odd)"),
     }
-    assert "1 call raised an error: aten::put_. Set PYTORCH_ENABLE_MPS_FALLBACK=1" in ledger.verdict
+    assert "1 call raised an error: aten::put_. Set PYTORCH_ENABLE_MPS_FALLBACK=1" in log.verdict
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_other_devices_have_no_fallbacks(there):
-    with nb.simulated_mps() if there else contextlib.nullcontext(), nb.runbook.fallbacks() as ledger:
+    with nb.simulated_mps() if there else contextlib.nullcontext(), nb.runbook.fallbacks() as log:
         torch.ones(3).mode()
 
-    assert (ledger.entries, ledger.device_available) == ((), there)
-    assert "No operator ran on MPS" in ledger.verdict
+    assert (log.entries, log.device_available) == ((), there)
+    assert "No operator ran on MPS" in log.verdict
 
 
-def test_pipeline_and_what_is_no_model(keyword_model):
-    before = settings()
-    with nb.runbook.fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as ledger:
+def test_fallbacks_accepts_pipeline_and_rejects_others(keyword_model):
+    before = get_global_state()
+    with nb.runbook.fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as log:
         pass
     with pytest.raises(ConfigurationError, match="int is not a model"), nb.runbook.fallbacks(5):
         pass
 
-    assert ledger.entries == ()
-    assert settings() == before
+    assert log.entries == ()
+    assert get_global_state() == before
 
 
 @pytest.mark.usefixtures("device")
-def test_other_threads_are_left_alone():
-    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as ledger:
+def test_other_threads_are_not_recorded():
+    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as log:
         thread = threading.Thread(target=warnings.warn, args=(FALL.format("aten::mode"), UserWarning))
         thread.start()
         thread.join()
 
-    assert ledger.entries == ()
+    assert log.entries == ()
     assert [FALL.format("aten::mode")] == [str(warning.message) for warning in caught]
 
 
-def record_of(*operators):
-    """Return the record of operators that were called on MPS, a second each, of which torch has not warned yet."""
+def make_recorder(*operators):
+    """Return a recorder of operators that took one second each and that torch has not warned about yet."""
     record = FallbackRecorder(operator_table())
     for operator in operators:
         record.begin(operator).seconds = 1.0
     return record
 
 
-def test_late_warnings_are_matched_with_the_operators_in_their_order():
-    record = record_of("aten::mode", "aten::t", "aten::mode")
+def test_late_warnings_match_operators_in_order():
+    record = make_recorder("aten::mode", "aten::t", "aten::mode")
     calls = list(record.pending)
     record.record_warning("aten::mode")
     record.record_warning("aten::mode")
@@ -280,25 +280,25 @@ def test_late_warnings_are_matched_with_the_operators_in_their_order():
     assert record.pending == []
 
 
-def test_time_of_an_operator_counts_once_for_all_its_parts():
-    record = record_of("aten::t")
+def test_duration_of_operator_counts_once():
+    record = make_recorder("aten::t")
     record.record_warning("aten::take")
     record.record_warning("aten::take")
-    ledger = FallbackLog(device_available=True, simulated=False, _recorder=record)
+    log = FallbackLog(device_available=True, simulated=False, _recorder=record)
 
-    assert [(entry.operator, entry.count, entry.seconds) for entry in ledger.entries] == [("aten::take", 2, 1.0)]
+    assert [(entry.operator, entry.count, entry.seconds) for entry in log.entries] == [("aten::take", 2, 1.0)]
 
 
-def test_seconds_are_in_html_and_json_only():
-    ledger = FallbackLog(device_available=True, simulated=False, _recorder=record_of("aten::mode", "aten::mode"))
+def test_durations_are_in_html_and_json_only():
+    log = FallbackLog(device_available=True, simulated=False, _recorder=make_recorder("aten::mode", "aten::mode"))
 
-    assert ledger.to_dict()["entries"][0]["seconds"] == 2.0
-    assert "2.0000" in ledger._repr_html_()
-    assert "2.0000" not in str(ledger)
+    assert log.to_dict()["entries"][0]["seconds"] == 2.0
+    assert "2.0000" in log._repr_html_()
+    assert "2.0000" not in str(log)
 
 
 @pytest.mark.usefixtures("device")
-def test_time_of_an_outermost_operator_is_taken():
+def test_outermost_operator_is_timed():
     record = FallbackRecorder(operator_table())
     with record:
         torch.ones(3, device="mps").exp()

@@ -28,7 +28,7 @@ REGISTERED = frozenset(RECORDED.read_text("utf-8").splitlines() if RECORDED.exis
 
 @pytest.fixture(scope="module")
 def forecast_models(helper):
-    """The module of tiny models of many architectures."""
+    """The module with small models of several architectures."""
     return helper(Path(__file__).with_name("forecast_models.py"))
 
 
@@ -37,25 +37,25 @@ OTHERS = ("distilbert", "electra", "roberta", "xlm-roberta", "deberta-v2", "mode
 
 
 @pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
-def test_models_that_stay_on_mps(forecast_models, name):
-    """Of the usual models, every operator of a pass and of an AdamW step runs on MPS, and so says the real binary."""
-    told = nb.runbook.forecast(*forecast_models.MODELS[name](), training=True)
+def test_common_models_run_on_mps(forecast_models, name):
+    """Compared with the registrations in the macOS binary."""
+    report = nb.runbook.forecast(*forecast_models.MODELS[name](), training=True)
 
-    assert told.verdict == f"All {len(told.operators)} operators run on MPS."
-    assert told.problems == ()
-    assert {row.phase for row in told.rows} == {"inference", "forward", "backward", "optimizer"}
+    assert report.verdict == f"All {len(report.operators)} operators run on MPS."
+    assert report.problems == ()
+    assert {row.phase for row in report.rows} == {"inference", "forward", "backward", "optimizer"}
     if REGISTERED:
-        assert told.operators_with(NATIVE) == tuple(filter(registered, told.operators))
+        assert report.operators_with(NATIVE) == tuple(filter(is_registered, report.operators))
 
 
-def registered(operator):
-    """Tell whether the macOS binary of this torch has an operator, or what it has in its place."""
+def is_registered(operator):
+    """Return whether the macOS binary of this torch has an operator or its replacement."""
     on_mps = DEVICE_SWITCHES.get(operator, operator)
     return on_mps in REGISTERED or operator_table().delegates.get(on_mps) in REGISTERED or not on_mps
 
 
 class Values(nn.Module):
-    """Takes normal scores."""
+    """Module with normal quantiles."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ class Values(nn.Module):
 
 
 class Odd(nn.Module):
-    """A model with modules, and functions, that leave MPS."""
+    """Model with operators that fall back, also in the backward pass."""
 
     def __init__(self):
         super().__init__()
@@ -86,11 +86,11 @@ IDS = torch.tensor([0, 1, 2])
 
 @pytest.fixture(scope="module")
 def odd():
-    """The forecast of a model that leaves MPS."""
+    """The forecast of a model with fallbacks."""
     return nb.runbook.forecast(Odd(), IDS, training=True)
 
 
-def test_operators_that_leave_are_named(odd):
+def test_cpu_operators_are_named(odd):
     leaving = ("aten::embedding_renorm_", "aten::mode", "aten::put_", "aten::special_ndtri")
 
     assert set(leaving) <= set(odd.cpu_operators)
@@ -126,36 +126,35 @@ def test_row_of_an_operator(odd, operator, verdict, modules, words):
     assert all(words in f"{row.reason} {row.remedy}" and bool(row.remedy) == bool(words) for row in rows)
 
 
-def test_report_has_a_row_for_all_phases_of_what_leaves(odd):
-    (troubles, _) = odd.to_report().tables
-    (row,) = (row for row in troubles.rows if row[0] == "aten::mode")
+def test_report_combines_phases_of_an_operator(odd):
+    (problems, _) = odd.to_report().tables
+    (row,) = (row for row in problems.rows if row[0] == "aten::mode")
 
     assert row[:5] == ("aten::mode", "falls back to the CPU", "(Odd)", "inference, forward", "1, 1")
-    assert "aten::linear" not in {row[0] for row in troubles.rows}
+    assert "aten::linear" not in {row[0] for row in problems.rows}
     assert len(json.loads(json.dumps(odd.to_dict()))["rows"]) == len(odd.rows)
 
 
 def test_text_is_the_same_for_every_build():
     for version, shown in (("2.13.0+cpu", "2.13.0"), ("2.13.0", "2.13.0"), ("2.14.0.dev20260710+cu130", "2.14.0")):
-        told = Forecast("Model", version, "a list", ())
-        assert f"torch {shown}." in str(told)
-        assert told.to_dict()["torch"] == version
+        report = Forecast("Model", version, "a list", ())
+        assert f"torch {shown}." in str(report)
+        assert report.to_dict()["torch"] == version
 
 
-def test_ready_for_json(odd):
-    """The forecast is a mapping ready for JSON, with every row."""
-    told = json.loads(json.dumps(odd.to_dict()))
+def test_forecast_to_dict_is_json(odd):
+    report = json.loads(json.dumps(odd.to_dict()))
 
-    assert told["cpu_operators"] == list(odd.cpu_operators)
-    assert told["torch"] == torch.__version__
-    assert len(told["rows"]) == len(odd.rows)
+    assert report["cpu_operators"] == list(odd.cpu_operators)
+    assert report["torch"] == torch.__version__
+    assert len(report["rows"]) == len(odd.rows)
     assert {"operator", "verdict", "phase", "module", "class", "count", "limitation", "reason", "remedy"} == set(
-        told["rows"][0]
+        report["rows"][0]
     )
 
 
 class Decomposing(nn.Module):
-    """A model that decomposes a matrix in some way."""
+    """Model with a matrix decomposition."""
 
     def __init__(self, function):
         super().__init__()
@@ -181,17 +180,17 @@ SINGULAR = [
     (lambda matrix: torch.linalg.matrix_norm(matrix, "nuc"), *ALONE),
     (lambda matrix: torch.svd(matrix, compute_uv=False).S, *ALONE),
 ]
-"""What is computed, the operator that leaves MPS for it until torch 2.13, and what becomes of that."""
+"""Functions, their operators on the CPU up to torch 2.13, and the classification."""
 
 until_2_13 = pytest.mark.skipif(RELEASE >= (2, 14), reason="from torch 2.14 on, MPS computes singular values itself")
 
 
 @until_2_13
 @pytest.mark.parametrize(("function", "operator", "verdict"), SINGULAR)
-def test_singular_vectors_are_always_on_the_cpu_and_values_fall_back(function, operator, verdict):
-    told = nb.runbook.forecast(Decomposing(function), torch.ones(3, 3), training=True)
+def test_singular_value_operators_are_classified(function, operator, verdict):
+    report = nb.runbook.forecast(Decomposing(function), torch.ones(3, 3), training=True)
 
-    assert {(row.operator, row.verdict, row.phase) for row in told.problems} == {
+    assert {(row.operator, row.verdict, row.phase) for row in report.problems} == {
         (operator, verdict, phase) for phase in ("inference", "forward")
     }
 
@@ -199,8 +198,7 @@ def test_singular_vectors_are_always_on_the_cpu_and_values_fall_back(function, o
 @until_2_13
 @pytest.mark.real_computer
 @pytest.mark.filterwarnings("ignore:The operator")
-def test_simulated_device_agrees_on_singular_values():
-    """What the forecast names is what falls back on the simulated device, under the name that MPS uses."""
+def test_simulated_device_agrees_with_forecast():
     for number, (function, operator, _verdict) in enumerate(SINGULAR):
         if function is not torch.linalg.pinv:
             with nb.simulated_mps(fallback=True) as device:
@@ -209,7 +207,7 @@ def test_simulated_device_agrees_on_singular_values():
 
 
 class Attention(nn.Module):
-    """Attention with dropout, and a frozen projection."""
+    """Attention with dropout and a frozen projection."""
 
     def __init__(self):
         super().__init__()
@@ -223,43 +221,39 @@ class Attention(nn.Module):
         return self.head(made * self.scale.float())
 
 
-def test_refusals_are_told():
-    """What MPS refuses is named, with its own words, also where it happens in training only."""
-    told = nb.runbook.forecast(Attention(), torch.ones(3, 4), training=True)
+def test_limitations_are_in_the_verdict():
+    report = nb.runbook.forecast(Attention(), torch.ones(3, 4), training=True)
 
-    assert told.unsupported == ("attention with dropout but without gradients", "float64")
-    assert told.verdict == (
-        f"None of {len(told.operators)} operators falls back to the CPU. "
+    assert report.unsupported == ("attention with dropout but without gradients", "float64")
+    assert report.verdict == (
+        f"None of {len(report.operators)} operators falls back to the CPU. "
         "Not supported by MPS: attention with dropout but without gradients, float64."
     )
-    assert {(row.operator, row.phase) for row in told.problems} == {
+    assert {(row.operator, row.phase) for row in report.problems} == {
         ("scaled_dot_product_attention", "forward"),
         ("buffer scale", "inference"),
     }
-    assert all(row.reason and row.remedy for row in told.problems)
+    assert all(row.reason and row.remedy for row in report.problems)
 
 
-def test_training_is_looked_at_where_it_is_asked_for():
-    """Unless training is asked for, there is the pass without gradients only, and the report says so."""
-    told = nb.runbook.forecast(Values(), torch.ones(3, 3))
+def test_training_is_traced_only_on_request():
+    report = nb.runbook.forecast(Values(), torch.ones(3, 3))
 
-    assert {row.phase for row in told.rows} == {"inference"}
-    assert told.cpu_operators == ("aten::special_ndtri",)
-    assert told.verdict == f"1 of {len(told.operators)} operators falls back to the CPU: aten::special_ndtri."
-    assert "Training was not analyzed" in str(told)
+    assert {row.phase for row in report.rows} == {"inference"}
+    assert report.cpu_operators == ("aten::special_ndtri",)
+    assert report.verdict == f"1 of {len(report.operators)} operators falls back to the CPU: aten::special_ndtri."
+    assert "Training was not analyzed" in str(report)
 
 
-def test_labels_give_the_models_own_loss(forecast_models):
-    """With labels, the loss is the model's own, and without them the mean of its outputs."""
+def test_labels_select_the_loss_of_the_model(forecast_models):
     model, inputs = forecast_models.MODELS["bert"]()
-    unlabelled = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+    unlabeled = {name: tensor for name, tensor in inputs.items() if name != "labels"}
 
     assert "aten::nll_loss_backward" in nb.runbook.forecast(model, inputs, training=True).operators
-    assert "aten::nll_loss_backward" not in nb.runbook.forecast(model, unlabelled, training=True).operators
+    assert "aten::nll_loss_backward" not in nb.runbook.forecast(model, unlabeled, training=True).operators
 
 
-def test_model_by_name_and_as_a_pipeline(keyword_model):
-    """A pipeline and a name need no example inputs; their own loss is traced, and no word of a text is shown."""
+def test_name_and_pipeline_need_no_example_inputs(keyword_model):
     pipe = nb.load_pipeline(str(keyword_model), device="cpu")
     by_name, of_pipe = nb.runbook.forecast(keyword_model, training=True), nb.runbook.forecast(pipe, training=True)
 
@@ -273,24 +267,23 @@ def test_model_by_name_and_as_a_pipeline(keyword_model):
     assert [word for word in words if word in f"{of_pipe}{of_pipe.to_dict()}"] == []
 
 
-def test_bundled_model():
-    """The bundled model, by its name or because nobody says which, stays on MPS."""
-    told = nb.runbook.forecast("bundled")
+def test_bundled_model_runs_on_mps():
+    report = nb.runbook.forecast("bundled")
 
-    assert told == nb.runbook.forecast()
-    assert told.verdict == f"All {len(told.operators)} operators run on MPS."
+    assert report == nb.runbook.forecast()
+    assert report.verdict == f"All {len(report.operators)} operators run on MPS."
 
 
-def test_the_list_of_operators_is_told_before_it_is_read():
-    """The list, which is read once and lets nothing else run meanwhile, is told as an import, and the forecast after it."""
-    told = []
+def test_progress_is_reported_before_reading_operators():
+    """Reading YAML holds the GIL, so the progress must be shown before."""
+    operations = []
     table._read_table.cache_clear()
-    stop = SESSION.subscribe(lambda activity: told.append(activity and activity.operation))
+    stop = SESSION.subscribe(lambda event: operations.append(event and event.operation))
     nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
     nb.runbook.forecast(nn.Linear(2, 2), torch.rand(1, 2))
     stop()
 
-    assert told == [IMPORTING, "Forecasting", None, "Forecasting", None]
+    assert operations == [IMPORTING, "Forecasting", None, "Forecasting", None]
 
 
 @pytest.mark.parametrize(
@@ -302,13 +295,12 @@ def test_the_list_of_operators_is_told_before_it_is_read():
         ("no_such_model", None, UnknownModelError, "no_such_model"),
     ],
 )
-def test_bad_model_is_refused(model, inputs, error, words):
+def test_forecast_rejects_invalid_model(model, inputs, error, words):
     with pytest.raises(error, match=words):
         nb.runbook.forecast(model, inputs, training=True)
 
 
-def test_same_trace_every_time(forecast_models):
-    """Two traces of a model are the same, although dropout draws other numbers."""
+def test_traces_are_reproducible(forecast_models):
     model, inputs = forecast_models.MODELS["bert"]()
 
     assert nb.runbook.forecast(model, inputs, training=True) == nb.runbook.forecast(model, inputs, training=True)
@@ -317,8 +309,8 @@ def test_same_trace_every_time(forecast_models):
 TABLE = OperatorTable("2.13.0", "a list", frozenset({"aten::mm"}), {}, frozenset())
 
 
-def told_of(operators):
-    """Return the forecast for operators that were called once."""
+def forecast_operators(operators):
+    """Return the forecast for operators that are called once."""
     calls = {(operator, "forward", ModuleLocation()): 1 for operator in operators}
     return Forecast("Model", TABLE.torch, TABLE.source, build_rows(calls, {}, TABLE))
 
@@ -336,38 +328,37 @@ def told_of(operators):
     ],
 )
 def test_verdict_in_a_sentence(operators, verdict):
-    assert told_of(operators).verdict == verdict
+    assert forecast_operators(operators).verdict == verdict
 
 
-def test_many_rows_are_cut_in_the_report_only():
-    (row,) = told_of(["aten::mode"]).rows
+def test_report_limits_rows():
+    (row,) = forecast_operators(["aten::mode"]).rows
     rows = tuple(replace(row, module_location=ModuleLocation(f"layer.{number}", "Layer")) for number in range(50))
-    told = replace(told_of([]), rows=rows)
+    report = replace(forecast_operators([]), rows=rows)
 
-    assert len(told.to_report().tables[0].rows) == MAX_ROWS
-    assert f"{50 - MAX_ROWS} more rows are in to_dict()." in str(told)
-    assert len(told.to_dict()["rows"]) == 50
+    assert len(report.to_report().tables[0].rows) == MAX_ROWS
+    assert f"{50 - MAX_ROWS} more rows are in to_dict()." in str(report)
+    assert len(report.to_dict()["rows"]) == 50
 
 
 @pytest.mark.real_computer
-def test_forecast_of_a_model_on_the_simulated_device():
-    """A model on MPS is forecast from a copy on the CPU; nothing of the device is used, and the report says simulated."""
+def test_model_on_simulated_device_is_traced_on_cpu():
     with nb.simulated_mps(fallback=False) as device:
         model = Values().to("mps")
         made = device.allocator.allocated
-        told = nb.runbook.forecast(model, torch.ones(3, 3, device="mps"), training=True)
+        report = nb.runbook.forecast(model, torch.ones(3, 3, device="mps"), training=True)
 
         assert model.inner.weight.device.type == "mps"
         assert device.allocator.allocated <= made + 512
         assert dict(device.fallbacks) == {}
-    assert told.simulated
-    assert str(told).splitlines()[1].strip() == "MPS is simulated; the forecast is not affected."
-    assert told.cpu_operators == ("aten::special_ndtri",)
-    assert told.rows == nb.runbook.forecast(Values(), torch.ones(3, 3), training=True).rows
+    assert report.simulated
+    assert str(report).splitlines()[1].strip() == "MPS is simulated; the forecast is not affected."
+    assert report.cpu_operators == ("aten::special_ndtri",)
+    assert report.rows == nb.runbook.forecast(Values(), torch.ones(3, 3), training=True).rows
 
 
-class OftenRefused(nn.Module):
-    """Takes one mode after the other, in float64 too."""
+class OftenUnsupported(nn.Module):
+    """Model that calls one operator repeatedly, also in float64."""
 
     def __init__(self):
         super().__init__()
@@ -380,12 +371,11 @@ class OftenRefused(nn.Module):
         return rows * self.scale.float()
 
 
-def test_counts_of_a_phase():
-    """Calls are counted, an operator as often as it is called and once among the operators; what is refused is no call."""
-    told = nb.runbook.forecast(OftenRefused(), torch.ones(2, 3), training=False)
-    (counted,) = told.to_report().tables[1].rows
-    calls = {row.operator: row.count for row in told.rows if not row.limitation}
+def test_phase_counts_calls_and_operators():
+    report = nb.runbook.forecast(OftenUnsupported(), torch.ones(2, 3), training=False)
+    (counted,) = report.to_report().tables[1].rows
+    calls = {row.operator: row.count for row in report.rows if not row.limitation}
 
-    assert told.unsupported == ("float64",)
+    assert report.unsupported == ("float64",)
     assert calls["aten::mode"] == 3
     assert counted == ("inference", str(sum(calls.values())), str(len(calls)), "1")

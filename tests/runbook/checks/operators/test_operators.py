@@ -32,7 +32,7 @@ recorded = pytest.mark.skipif(not LINES, reason="nobody read the registrations o
 
 
 @recorded
-def test_table_is_what_the_real_binary_registers():
+def test_table_equals_registrations_in_binary():
     generated = {line for line in LINES if "by hand" not in line}
 
     assert native_operators(read_functions(functions_file(VERSION)), "MPS") == generated
@@ -40,8 +40,8 @@ def test_table_is_what_the_real_binary_registers():
 
 
 @recorded
-def test_forced_fallbacks_are_registered_by_hand():
-    """The rest that is registered by hand in the macOS binary is the stub of an error."""
+def test_always_cpu_operators_are_in_the_binary():
+    """The other manual registrations in the macOS binary raise an error."""
     by_hand = {line.partition(" ")[0] for line in LINES if "by hand" in line}
 
     assert by_hand == {*always_cpu_operators(VERSION), "aten::_slow_conv2d_forward"}
@@ -52,7 +52,7 @@ def test_device_switches_lead_to_registered_operators():
     assert set(filter(None, DEVICE_SWITCHES.values())) <= set(LINES)
 
 
-def test_rule_gives_what_this_torch_registers_for_the_cpu():
+def test_native_operators_equal_cpu_registrations():
     functions = read_functions(functions_file(VERSION))
     predicted = native_operators(functions, "CPU")
     registered = {name for name in functions if has_kernel(name, "CPU")}
@@ -84,14 +84,13 @@ def test_rule_gives_what_this_torch_registers_for_the_cpu():
         ("somebody::operator", UNKNOWN, None),
     ],
 )
-def test_verdict_on_an_operator(operator, verdict, name_of_mps):
+def test_classify_operator(operator, verdict, name_of_mps):
     assert operator_table().classify(operator) == verdict
     assert name_of_mps in {None, operator_table().named_by_mps(operator)}
 
 
 @pytest.mark.skipif(not VERSION.startswith("2.13."), reason="the simulated device has the operators of torch 2.13")
-def test_operators_of_the_simulated_device_fall_back():
-    """What the simulated device does not have falls back by torch's list too, or is made of what does, under that name."""
+def test_missing_operators_of_simulated_device_fall_back():
     table = operator_table()
     alone = {operator: name for operator, name in UNSUPPORTED.items() if table.classify(operator) == FALLS_BACK}
 
@@ -106,7 +105,7 @@ def test_table_is_read_once():
     assert operator_table().torch == VERSION
 
 
-def test_torch_without_its_list_is_an_error(monkeypatch):
+def test_missing_operator_list_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchgen", None)
 
     with pytest.raises(TorchImportError, match=r"2\.13\.0") as error:
@@ -125,7 +124,7 @@ def test_torch_without_its_list_is_an_error(monkeypatch):
         ("3.0", False, False),
     ],
 )
-def test_forced_fallbacks_of_a_version(version, col2im, svd):
+def test_always_cpu_operators_of_a_version(version, col2im, svd):
     forced = always_cpu_operators(version)
 
     assert ("aten::col2im" in forced, SVD in forced, "aten::embedding_renorm_" in forced) == (col2im, svd, True)

@@ -18,7 +18,7 @@ NUMBERS = torch.arange(12.0).reshape(3, 4) / 7
 
 
 class Block(nn.Module):
-    """A linear layer with dropout, and a function of its own."""
+    """A linear layer with dropout and a custom function."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Two blocks and batch normalisation, which has buffers."""
+    """Two blocks and a batch normalization, which has buffers."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 class Calling(nn.Module):
-    """A model that calls a function with its input, and has a weight to train."""
+    """Model that calls a function with its input and has a trainable weight."""
 
     def __init__(self, function, weight=True):
         super().__init__()
@@ -54,40 +54,44 @@ class Calling(nn.Module):
         self.scale = nn.Parameter(torch.ones(1)) if weight else None
 
     def forward(self, *tensors):
-        """Return what the function returns, in a loss where there is a weight."""
-        made = self.function(*tensors)
-        return made if self.scale is None else made.float().sum() * self.scale
+        """Return the result of the function, or a loss of it if there is a weight."""
+        result = self.function(*tensors)
+        return result if self.scale is None else result.float().sum() * self.scale
 
 
-def places_of(told, operator, phase):
-    """Return the modules in which an operator is called in a phase, with how often."""
-    return {str(row.module_location): row.count for row in told.rows if (row.operator, row.phase) == (operator, phase)}
+def count_modules(report, operator, phase):
+    """Return the number of calls of an operator in a phase by module."""
+    return {
+        str(row.module_location): row.count for row in report.rows if (row.operator, row.phase) == (operator, phase)
+    }
 
 
-def phases_of(told):
-    """Return the phases in which anything was called."""
-    return {row.phase for row in told.rows}
+def get_phases(report):
+    """Return the phases with calls."""
+    return {row.phase for row in report.rows}
 
 
-def refused(told):
-    """Return what is refused, with where that was seen."""
-    return {(row.limitation, row.operator) for row in told.rows if row.limitation}
+def get_limitations(report):
+    """Return the limitations with the operators that have them."""
+    return {(row.limitation, row.operator) for row in report.rows if row.limitation}
 
 
-def test_training_step_by_module_and_phase():
-    """Each operator counts in the module whose forward called it; backward pass and optimizer have no module."""
-    told = nb.runbook.forecast(Model(), NUMBERS, training=True)
+def test_training_step_is_counted_by_module_and_phase():
+    report = nb.runbook.forecast(Model(), NUMBERS, training=True)
 
-    assert places_of(told, "aten::linear", "inference") == {"blocks.0.inner (Linear)": 1, "blocks.1.inner (Linear)": 1}
-    assert places_of(told, "aten::gelu", "forward") == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
-    assert places_of(told, "aten::gelu_backward", "backward") == {"": 2}
-    assert places_of(told, "aten::linalg_vector_norm", "optimizer")
-    assert phases_of(told) == PHASES
-    assert not [operator for operator in told.operators if "_foreach_" in operator]
+    assert count_modules(report, "aten::linear", "inference") == {
+        "blocks.0.inner (Linear)": 1,
+        "blocks.1.inner (Linear)": 1,
+    }
+    assert count_modules(report, "aten::gelu", "forward") == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
+    assert count_modules(report, "aten::gelu_backward", "backward") == {"": 2}
+    assert count_modules(report, "aten::linalg_vector_norm", "optimizer")
+    assert get_phases(report) == PHASES
+    assert not [operator for operator in report.operators if "_foreach_" in operator]
 
 
-def state_of(model):
-    """Return everything of a model that a trace could change."""
+def get_state(model):
+    """Return the state of a model that a trace could change."""
     tensors = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     modes = [module.training for module in model.modules()]
@@ -98,30 +102,29 @@ def state_of(model):
 
 
 def draw(*_args):
-    """Draw random numbers of all kinds."""
+    """Draw random numbers from all generators."""
     random.random()
     np.random.rand()  # noqa: NPY002 - as below
     torch.rand(1)
 
 
 @pytest.mark.parametrize(("inputs", "fails"), [(NUMBERS, False), (torch.ones(3, 5), True)])
-def test_model_and_random_numbers_stay_as_they_are(inputs, fails):
+def test_trace_does_not_change_model_and_generators(inputs, fails):
     model = Model()
     kept = inputs.clone()
     model.blocks[1].eval()
     model(NUMBERS).sum().backward()
     model.register_forward_pre_hook(draw)
-    before = state_of(model)
+    before = get_state(model)
     with pytest.raises(ConfigurationError) if fails else contextlib.nullcontext():
         nb.runbook.forecast(model, inputs, training=True)
 
     assert torch.equal(inputs, kept)
-    for now, then in zip(state_of(model), before, strict=True):
+    for now, then in zip(get_state(model), before, strict=True):
         assert torch.equal(now, then) if torch.is_tensor(now) else now == then
 
 
-def test_inputs_that_a_model_changes_stay_as_they_are():
-    """A model that writes into its input writes into a copy, and every run begins with the same."""
+def test_trace_does_not_change_inputs():
     numbers = torch.ones(3)
     nb.runbook.forecast(Calling(lambda given: given.add_(1)), numbers, training=True)
 
@@ -136,7 +139,7 @@ def test_inputs_that_a_model_changes_stay_as_they_are():
         (torch.ones(1, 4), "training step of Model failed on the CPU: ValueError: Expected more than 1"),
     ],
 )
-def test_error_of_the_model_itself_is_told(inputs, words):
+def test_error_of_the_model_is_raised(inputs, words):
     with pytest.raises(ConfigurationError, match=words) as error:
         nb.runbook.forecast(Model(), inputs, training=True)
 
@@ -149,7 +152,7 @@ def interrupt(_numbers):
 
 
 def interrupt_in_a_mode(numbers):
-    """Interrupt while torch has a mode half taken away."""
+    """Raise an interrupt while torch has temporarily removed a mode."""
     watching = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     if not watching:
         return numbers
@@ -158,7 +161,7 @@ def interrupt_in_a_mode(numbers):
 
 
 @pytest.mark.parametrize("function", [interrupt, interrupt_in_a_mode])
-def test_interrupt_leaves_no_hook_and_no_mode_behind(function):
+def test_interrupt_removes_hooks_and_modes(function):
     before = torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):
         nb.runbook.forecast(Calling(function), NUMBERS, training=True)
@@ -170,8 +173,8 @@ def test_interrupt_leaves_no_hook_and_no_mode_behind(function):
 
 
 @dataclass
-class Answer:
-    """What a model returns in a class of its own."""
+class Output:
+    """A custom output class of a model."""
 
     name: str
     logits: torch.Tensor
@@ -180,46 +183,44 @@ class Answer:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda numbers: Answer("a note", numbers * 2),
-        lambda numbers: {"answers": [Answer("a note", numbers * 2)]},
+        lambda numbers: Output("a note", numbers * 2),
+        lambda numbers: {"answers": [Output("a note", numbers * 2)]},
         torch.fft.fft,
     ],
     ids=["dataclass", "nested", "complex"],
 )
-def test_output_is_trained(function):
+def test_custom_output_is_trained(function):
     model = nn.Sequential(nn.Linear(4, 4), Calling(function, weight=False))
-    told = nb.runbook.forecast(model, NUMBERS, training=True)
+    report = nb.runbook.forecast(model, NUMBERS, training=True)
 
-    assert (told.notes, phases_of(told)) == ((), PHASES)
+    assert (report.notes, get_phases(report)) == ((), PHASES)
 
 
-def test_training_step_inside_of_inference_mode():
-    """A trace that is asked for in inference mode has its training step, also of a model that was made there."""
+def test_training_is_traced_inside_inference_mode():
     with torch.inference_mode():
         made_there = Model()
-        told = nb.runbook.forecast(made_there, NUMBERS, training=True)
+        report = nb.runbook.forecast(made_there, NUMBERS, training=True)
 
-    assert told == nb.runbook.forecast(Model(), NUMBERS, training=True)
+    assert report == nb.runbook.forecast(Model(), NUMBERS, training=True)
 
 
-def nested(layout):
-    """Return rows of two lengths as one tensor."""
+def make_nested(layout):
+    """Return rows of two lengths as a nested tensor."""
     return torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
-def test_sparse_and_nested_tensors():
-    """Sparse and nested tensors are computed as they are; whether MPS has an operator for them is not known."""
+def test_sparse_and_nested_tensors_have_unknown_support():
     cases = [
         (torch.sparse.mm, torch.eye(4).to_sparse(), "aten::_sparse_mm"),
         (torch.matmul, torch.eye(4).to_sparse_csr(), "aten::matmul"),
-        (lambda nested, _square: nested * 2, nested(torch.strided), "aten::mul.Tensor"),
-        (lambda nested, _square: nested * 2, nested(torch.jagged), "aten::mul.Tensor"),
+        (lambda nested, _square: nested * 2, make_nested(torch.strided), "aten::mul.Tensor"),
+        (lambda nested, _square: nested * 2, make_nested(torch.jagged), "aten::mul.Tensor"),
     ]
     for function, made, operator in cases:
-        told = nb.runbook.forecast(Calling(function, weight=False), (made, torch.ones(4, 4)), training=False)
-        assert ("sparse and nested tensors", operator) in refused(told), operator
-        assert operator not in told.operators
+        report = nb.runbook.forecast(Calling(function, weight=False), (made, torch.ones(4, 4)), training=False)
+        assert ("sparse and nested tensors", operator) in get_limitations(report), operator
+        assert operator not in report.operators
 
 
 @pytest.mark.parametrize(
@@ -230,34 +231,33 @@ def test_sparse_and_nested_tensors():
     ],
     ids=["frozen", "constant"],
 )
-def test_model_that_cannot_be_trained_has_a_note(model, words):
-    told = nb.runbook.forecast(model, NUMBERS, training=True)
-    (note,) = told.notes
+def test_model_without_training_step_has_a_note(model, words):
+    report = nb.runbook.forecast(model, NUMBERS, training=True)
+    (note,) = report.notes
 
     assert words in note
-    assert note in str(told)
-    assert phases_of(told) <= {"inference", "forward"}
+    assert note in str(report)
+    assert get_phases(report) <= {"inference", "forward"}
 
 
-def test_model_that_needs_gradients_of_its_own():
-    """A model that computes gradients in its forward pass is traced without inference mode, which forbids that."""
+def test_model_that_computes_gradients_is_traced():
+    """Inference mode does not support gradients, so the trace must run without it."""
 
     def slope(numbers):
         with torch.enable_grad():
             numbers = numbers.detach().requires_grad_()
             return torch.autograd.grad(numbers.exp().sum(), numbers)[0]
 
-    told = nb.runbook.forecast(Calling(slope), NUMBERS, training=True)
+    report = nb.runbook.forecast(Calling(slope), NUMBERS, training=True)
 
-    assert places_of(told, "aten::exp", "inference") == {"(Calling)": 1}
+    assert count_modules(report, "aten::exp", "inference") == {"(Calling)": 1}
 
 
-def test_composite_operators_are_taken_apart():
-    """An operator that is made of others on MPS shows its parts, and numbers inside of it do no harm."""
-    told = nb.runbook.forecast(Calling(lambda numbers: torch.copysign(numbers, -2.0)), NUMBERS, training=False)
+def test_composite_operators_are_decomposed():
+    report = nb.runbook.forecast(Calling(lambda numbers: torch.copysign(numbers, -2.0)), NUMBERS, training=False)
 
-    assert places_of(told, "aten::copysign.Scalar", "inference") == {"(Calling)": 1}
-    assert places_of(told, "aten::copysign.Tensor", "inference") == {"(Calling)": 1}
+    assert count_modules(report, "aten::copysign.Scalar", "inference") == {"(Calling)": 1}
+    assert count_modules(report, "aten::copysign.Tensor", "inference") == {"(Calling)": 1}
 
 
 @pytest.mark.parametrize(
@@ -268,22 +268,21 @@ def test_composite_operators_are_taken_apart():
     ],
     ids=["resized", "dropout"],
 )
-def test_inference_calls_what_mps_calls(layer, called):
-    """Where torch has a second kernel in Python, for compilers, it is not the one that is taken: MPS does not call it."""
+def test_python_decompositions_are_not_used(layer, called):
+    """Torch has Python kernels for compilers, which MPS does not call."""
     assert nb.runbook.forecast(layer, torch.ones(1, 2, 6, 6)).operators == called
 
 
-def test_transformer_layer_takes_the_path_that_mps_takes():
-    """Torch's fast path for Transformer layers, which MPS does not have, is not taken; it is on again afterwards."""
+def test_transformer_fast_path_is_disabled_in_trace():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    told = nb.runbook.forecast(layer, torch.ones(1, 3, 8), training=True)
+    report = nb.runbook.forecast(layer, torch.ones(1, 3, 8), training=True)
 
-    assert "aten::_transformer_encoder_layer_fwd" not in told.operators
+    assert "aten::_transformer_encoder_layer_fwd" not in report.operators
     assert torch.backends.mha.get_fastpath_enabled()
 
 
 class Recurrent(nn.Module):
-    """An LSTM that returns its outputs only."""
+    """An LSTM that returns only its outputs."""
 
     def __init__(self, **settings):
         super().__init__()
@@ -294,8 +293,8 @@ class Recurrent(nn.Module):
         return self.lstm(numbers)[0]
 
 
-def attention(dropout):
-    """Return attention of a sequence to itself."""
+def make_attention(dropout):
+    """Return a self-attention function."""
     return lambda numbers: functional.scaled_dot_product_attention(*[numbers[None, None]] * 3, dropout_p=dropout)
 
 
@@ -304,11 +303,11 @@ ODD_SIZES = {("adaptive pooling to sizes that do not divide the input", "aten::_
 DROPOUT = {("attention with dropout but without gradients", "scaled_dot_product_attention")}
 
 
-def linear_of_integers(numbers):
+def integer_linear(numbers):
     return functional.linear(numbers.long(), torch.ones(2, 4).long())
 
 
-def convolution_of_integers(picture):
+def integer_convolution(picture):
     return functional.conv2d(picture.long(), torch.ones(1, 2, 2, 2).long())
 
 
@@ -329,28 +328,28 @@ def many_dimensions(numbers):
         (nn.AdaptiveAvgPool2d((3, 12)), PICTURE, ODD_SIZES),
         (nn.AdaptiveAvgPool1d(4), PICTURE[0], ODD_SIZES),
         (nn.AdaptiveMaxPool2d(4), PICTURE, set()),
-        (Calling(attention(0.1)), NUMBERS, DROPOUT),
-        (Calling(attention(0.0)), NUMBERS, set()),
-        (Calling(linear_of_integers), NUMBERS, {("integer linear layer", "linear")}),
-        (Calling(convolution_of_integers), PICTURE, {("integer convolution", "aten::convolution")}),
+        (Calling(make_attention(0.1)), NUMBERS, DROPOUT),
+        (Calling(make_attention(0.0)), NUMBERS, set()),
+        (Calling(integer_linear), NUMBERS, {("integer linear layer", "linear")}),
+        (Calling(integer_convolution), PICTURE, {("integer convolution", "aten::convolution")}),
         (Calling(many_dimensions), NUMBERS, {("more than 16 dimensions", "aten::view")}),
     ],
 )
-def test_refusals(model, inputs, names):
-    assert refused(nb.runbook.forecast(model, inputs, training=True)) == names
+def test_limitations(model, inputs, names):
+    assert get_limitations(nb.runbook.forecast(model, inputs, training=True)) == names
 
 
-def test_too_many_elements_may_be_wrong_and_are_no_refusal():
+def test_too_many_elements_may_be_incorrect():
     wide = Calling(lambda numbers: numbers[:1, :1].expand(2**16, 2**15 + 1)[:1, :1])
-    told = nb.runbook.forecast(wide, NUMBERS, training=False)
+    report = nb.runbook.forecast(wide, NUMBERS, training=False)
 
-    assert {row.verdict for row in told.rows if row.limitation} == {"may be incorrect"}
-    assert told.unsupported == ()
-    assert "Possibly incorrect on MPS: more than 2**31 elements." in told.verdict
+    assert {row.verdict for row in report.rows if row.limitation} == {"may be incorrect"}
+    assert report.unsupported == ()
+    assert "Possibly incorrect on MPS: more than 2**31 elements." in report.verdict
 
 
 class Doubled(nn.Module):
-    """A model with a float64 buffer, and one that is too."""
+    """Model with a float64 buffer in a submodule."""
 
     def __init__(self):
         super().__init__()
@@ -377,14 +376,13 @@ class Doubled(nn.Module):
         (Calling(torch.linalg.pinv), NUMBERS, set()),
     ],
 )
-def test_float64_is_told_only_where_it_begins(model, inputs, names):
-    told = nb.runbook.forecast(model, inputs, training=True)
+def test_float64_is_recorded_where_it_starts(model, inputs, names):
+    report = nb.runbook.forecast(model, inputs, training=True)
 
-    assert {operator for name, operator in refused(told) if name == "float64"} == names
+    assert {operator for name, operator in get_limitations(report) if name == "float64"} == names
 
 
-def test_copy_is_on_the_cpu_and_shares_nothing():
-    """A copy of a model has its own tensors, ties those that are tied, and has no gradients; it may have another type."""
+def test_copy_model_has_separate_tensors():
     model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2), "norm": nn.BatchNorm1d(2)})
     model["second"].weight = model["first"].weight
     model["second"].bias.requires_grad_(False)
@@ -397,11 +395,11 @@ def test_copy_is_on_the_cpu_and_shares_nothing():
         assert all(parameter.grad is None for parameter in copied.parameters())
         assert not copied["second"].bias.requires_grad
         assert torch.equal(copied["first"].bias.float(), model["first"].bias)
-        assert {one.dtype for one in copied.parameters()} == {dtype or torch.float32}
+        assert {parameter.dtype for parameter in copied.parameters()} == {dtype or torch.float32}
         assert copied["norm"].num_batches_tracked.dtype == torch.int64
 
 
-def test_model_with_a_graph_or_itself_or_no_memory_is_refused():
+def test_forecast_rejects_models_that_cannot_be_copied():
     model = nn.Linear(4, 2)
     model.kept = model(NUMBERS)  # With a graph.
     endless = nn.Linear(4, 2)
@@ -417,13 +415,12 @@ def test_model_with_a_graph_or_itself_or_no_memory_is_refused():
             nb.runbook.forecast(made, inputs, training=True)
 
 
-def test_lazy_model_is_traced():
-    """A model whose weights get their shapes in the first pass is traced, and stays without shapes."""
+def test_lazy_model_is_traced_and_stays_lazy():
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
-    told = nb.runbook.forecast(model, NUMBERS, training=True)
+    report = nb.runbook.forecast(model, NUMBERS, training=True)
 
-    assert places_of(told, "aten::linear", "inference") == {"0 (Linear)": 1}
-    assert phases_of(told) == PHASES
+    assert count_modules(report, "aten::linear", "inference") == {"0 (Linear)": 1}
+    assert get_phases(report) == PHASES
     assert isinstance(model[0].weight, nn.UninitializedParameter)
 
 
@@ -432,13 +429,12 @@ def test_lazy_model_is_traced():
 )
 @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks on modules:UserWarning")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_model_is_traced_as_what_it_was_made_of(backend):
-    """Of what torch.compile made, a model or a part of one, the inside is traced."""
-    told = nb.runbook.forecast(torch.compile(Model(), backend=backend), NUMBERS, training=False)
+def test_compiled_model_is_traced_as_inner_module(backend):
+    report = nb.runbook.forecast(torch.compile(Model(), backend=backend), NUMBERS, training=False)
     part = nb.runbook.forecast(nn.Sequential(torch.compile(Block(), backend=backend)), NUMBERS, training=False)
 
-    assert places_of(told, "aten::gelu", "inference") == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
-    assert places_of(part, "aten::linear", "inference") == {"0._orig_mod.inner (Linear)": 1}
+    assert count_modules(report, "aten::gelu", "inference") == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
+    assert count_modules(part, "aten::linear", "inference") == {"0._orig_mod.inner (Linear)": 1}
 
 
 @pytest.mark.filterwarnings(
@@ -447,25 +443,23 @@ def test_compiled_model_is_traced_as_what_it_was_made_of(backend):
         for name in ("trace", "trace_method")
     )
 )
-def test_model_of_torchscript_is_traced():
-    """A model of TorchScript is traced, and its training step too."""
-    told = nb.runbook.forecast(
+def test_torchscript_model_is_traced():
+    report = nb.runbook.forecast(
         torch.jit.trace(nn.Sequential(nn.Linear(4, 2), nn.GELU()), NUMBERS), NUMBERS, training=True
     )
 
-    assert phases_of(told) == PHASES
+    assert get_phases(report) == PHASES
 
 
 def test_model_on_another_device_is_traced_on_the_cpu(second_device):
-    """A model on any device is traced from a copy on the CPU, and stays where it is."""
     model = Model().to(second_device)
 
     assert nb.runbook.forecast(model, NUMBERS, training=True) == nb.runbook.forecast(Model(), NUMBERS, training=True)
     assert {str(parameter.device) for parameter in model.parameters()} == {second_device}
 
 
-def given_to_a_model(inputs):
-    """Return what a model is called with for example inputs, those without a name by their number."""
+def get_model_inputs(inputs):
+    """Return the arguments that a model receives for example inputs, positional ones by index."""
     given: dict[str, Any] = {}
     model = nn.Identity()
     model.forward = lambda *args, **kwargs: given.update(enumerate(args), **kwargs)
@@ -487,11 +481,11 @@ def given_to_a_model(inputs):
     ],
 )
 def test_example_inputs_become_tensors(inputs, shapes):
-    assert {name: tuple(tensor.shape) for name, tensor in given_to_a_model(inputs).items()} == shapes
+    assert {name: tuple(tensor.shape) for name, tensor in get_model_inputs(inputs).items()} == shapes
 
 
-def test_other_inputs_stay_as_they_are():
-    given = given_to_a_model(
+def test_other_inputs_are_passed_unchanged():
+    given = get_model_inputs(
         {"numbers": torch.ones(2), "return_dict": True, "mask": None, "kept": (torch.ones(1), "text")}
     )
 
@@ -499,7 +493,7 @@ def test_other_inputs_stay_as_they_are():
 
 
 @pytest.mark.parametrize("inputs", ["a note", 5, {}, {"text": "a note"}, (), [[1], [2, 3]], {"input_ids": ["a note"]}])
-def test_inputs_without_a_tensor_are_refused_unseen(inputs):
+def test_inputs_without_tensors_are_rejected_without_quoting(inputs):
     with pytest.raises(ConfigurationError) as error:
         nb.runbook.forecast(nn.ReLU(), inputs, training=True)
     assert "a note" not in str(error.value)

@@ -1,4 +1,4 @@
-"""What the tests of precision share: models whose answers rounding moves or leaves, and sessions with a folder of their own."""
+"""Models whose predictions are sensitive to rounding, and sessions with a separate data folder."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ FOLDER = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def close_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module with models whose answers hang on a thousandth of a logit."""
+    """The module with models whose predictions depend on a thousandth of a logit."""
     return helper(FOLDER / "close_models.py")
 
 
 @pytest.fixture(scope="session")
 def close_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that finds asthma in float32 and not in 16 bits; tests read it and do not change it."""
+    """The folder of a model that finds asthma in float32 but not in 16 bits. Tests do not modify it."""
     return tiny.save(tmp_path_factory.mktemp("close"), close_models.close_bert(tiny))
 
 
 @pytest.fixture(scope="session")
 def border_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that ends a disease elsewhere in 16 bits; tests read it and do not change it."""
+    """The folder of a model that ends a disease elsewhere in 16 bits. Tests do not modify it."""
     return tiny.save(tmp_path_factory.mktemp("border"), close_models.close_border(tiny))
 
 
 @pytest.fixture(scope="session")
 def tail_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that loses the end of hypertension in 16 bits; tests read it and do not change it."""
+    """The folder of a model that loses the end of hypertension in 16 bits. Tests do not modify it."""
     return tiny.save(tmp_path_factory.mktemp("tail"), close_models.close_tail(tiny))
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for what is kept for a person, also by the session of this process."""
+    """The data folder, also of the session of this process."""
     monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "data"))
     return tmp_path / "data"
 
 
 @pytest.fixture
 def new_session(data: Path) -> Callable[..., Any]:
-    """A function that returns a session on the CPU which keeps certificates in ``data``; the arguments are Session's."""
+    """A function that returns a session on the CPU that stores validation records in ``data``."""
     from openmed_nb.session import Session
 
     def new_session(**options: Any) -> Any:
@@ -56,5 +56,5 @@ def new_session(data: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def session(new_session: Callable[..., Any]) -> Any:
-    """A session on the CPU of this computer."""
+    """A session on the CPU of this machine."""
     return new_session()

@@ -1,4 +1,4 @@
-"""One training on the CPU and on a device: what rounding explains, and what it does not."""
+"""Comparison of training runs on the CPU and on a device."""
 
 import json
 import math
@@ -18,11 +18,11 @@ NAN = math.nan
 LEVEL = [1.0] * EARLY_STEPS  # Losses of the first steps, where rounding changes none.
 
 
-class TestJudgement:
-    """What follows from curves alone."""
+class TestFindings:
+    """Findings for given loss curves."""
 
     @pytest.mark.parametrize(
-        ("reference", "rounded", "candidate", "parted"),
+        ("reference", "rounded", "candidate", "divergence_step"),
         [
             ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], None),
             ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0 + 2**-22, 1.0], None),  # Eight times a float32's own rounding.
@@ -41,13 +41,12 @@ class TestJudgement:
             ([0.0], [0.0], [0.0], None),
         ],
     )
-    def test_first_step_beyond_the_tolerance(self, reference, rounded, candidate, parted):
-        """A drift is explained up to eight times the largest so far of the CPU with other roundings, of eight steps at least."""
-        found = LossParity("m", "mps", "float32", tuple(reference), tuple(rounded), tuple(candidate))
+    def test_divergence_step_follows_tolerance(self, reference, rounded, candidate, divergence_step):
+        report = LossParity("m", "mps", "float32", tuple(reference), tuple(rounded), tuple(candidate))
 
-        assert found.divergence_step == parted
-        assert list(found.tolerance) == sorted(found.tolerance)
-        assert (found.status == "ok") == (parted is None)
+        assert report.divergence_step == divergence_step
+        assert list(report.tolerance) == sorted(report.tolerance)
+        assert (report.status == "ok") == (divergence_step is None)
 
     @pytest.mark.parametrize(
         ("dtype", "candidate", "finite", "drift"),
@@ -58,40 +57,37 @@ class TestJudgement:
             ("float32", (1.0, NAN), "NaN or infinity in step 2", "exceeds rounding of float32 from step 2"),
         ],
     )
-    def test_findings(self, dtype, candidate, finite, drift):
-        """The findings say whether the losses are numbers, and whether rounding of that type explains the drift."""
-        found = LossParity("m", "mps", dtype, (1.0, 1.0), (1.0, 1.0), candidate)
-        stored = json.dumps(found.to_dict(), allow_nan=False)
+    def test_findings_of_loss_curves(self, dtype, candidate, finite, drift):
+        report = LossParity("m", "mps", dtype, (1.0, 1.0), (1.0, 1.0), candidate)
+        stored = json.dumps(report.to_dict(), allow_nan=False)
 
-        assert [one.evidence for one in found.findings] == [finite, drift]
-        assert json.loads(stored)["status"] == found.status
-        assert all(one.remedy for one in found.findings if one.status == "failed")
+        assert [finding.evidence for finding in report.findings] == [finite, drift]
+        assert json.loads(stored)["status"] == report.status
+        assert all(finding.remedy for finding in report.findings if finding.status == "failed")
 
-    def test_table_shows_some_steps(self):
-        """Of many steps some are in the table, the more apart the later they are, the last, and the one in which two part."""
+    def test_table_selects_steps(self):
         losses = (1.0,) * 60
-        found = LossParity("m", "mps", "float32", losses, losses, (*losses[:6], 2.0, *losses[7:]))
+        report = LossParity("m", "mps", "float32", losses, losses, (*losses[:6], 2.0, *losses[7:]))
 
-        assert [int(row[0]) for row in found.to_report().metrics[0].rows] == [1, 2, 5, 7, 10, 20, 50, 60]
+        assert [int(row[0]) for row in report.to_report().metrics[0].rows] == [1, 2, 5, 7, 10, 20, 50, 60]
 
-    def test_text_has_no_figure_that_differs_from_run_to_run(self):
-        """Losses stand in the HTML and the JSON, and not in the text."""
-        found = LossParity("m", "mps", "float32", (1.25, 1.125), (1.25, 1.125), (1.25, 1.125))
+    def test_text_contains_no_losses(self):
+        report = LossParity("m", "mps", "float32", (1.25, 1.125), (1.25, 1.125), (1.25, 1.125))
 
-        assert "1.25" not in str(found)
-        assert "1.125" in found._repr_html_()
+        assert "1.25" not in str(report)
+        assert "1.125" in report._repr_html_()
 
 
-class WrongForwards(torch.nn.Linear):
-    """A layer that a device computes a little wrongly."""
+class InexactLayer(torch.nn.Linear):
+    """A layer whose result is slightly incorrect on one device."""
 
     def forward(self, inputs):
-        """Return what the layer computes."""
+        """Return the outputs of the layer, which are larger on MPS."""
         outputs = super().forward(inputs)
         return outputs * 1.01 if outputs.device.type == "mps" else outputs
 
 
-class Wide(torch.nn.Linear):
+class Transposed(torch.nn.Linear):
     """A layer whose weight is stored transposed."""
 
     def __init__(self, *sizes):
@@ -99,113 +95,118 @@ class Wide(torch.nn.Linear):
         self.weight = torch.nn.Parameter(self.weight.detach().t().contiguous().t())
 
 
-def network(layer, place=2):
-    """Return five layers with dropout between them, of which one is of another kind, and one for the answer."""
+def make_network(layer, place=2):
+    """Return a network of six layers with dropout."""
     torch.manual_seed(0)
     kinds = [layer if number == place else torch.nn.Linear for number in range(5)]
-    parts = [one for kind in kinds for one in (kind(16, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1))]
+    parts = [layer for kind in kinds for layer in (kind(16, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1))]
     model = torch.nn.Sequential(*parts, torch.nn.Linear(16, 1))
     torch.nn.init.constant_(parts[3 * place].bias, 2.0)
     return model
 
 
-def batches():
+def make_batches():
     """Return four batches of inputs and targets."""
     generator = torch.Generator().manual_seed(3)
     return [(torch.randn(8, 16, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(4)]
 
 
-def squares(model, batch):
-    """Return the mean of the squares of the errors."""
+def mean_squared_error(model, batch):
     return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def plain_adamw(weights):
-    """Return AdamW in its loop over tensors."""
+def make_adamw(weights):
+    """Return AdamW that updates one tensor at a time."""
     return torch.optim.AdamW(weights, lr=1e-2, foreach=False, fused=False)
 
 
 @pytest.mark.usefixtures("clean")
 class TestSimulatedDevice:
-    """Errors that are planted into one place of a simulated device."""
+    """Planted errors on the simulated device."""
 
     @pytest.mark.parametrize(
         ("layer", "dtype", "status"),
         [
             (torch.nn.Linear, "float32", "ok"),
             (torch.nn.Linear, "bfloat16", "ok"),
-            (WrongForwards, "float32", "failed"),
-            (WrongForwards, "bfloat16", "failed"),
+            (InexactLayer, "float32", "failed"),
+            (InexactLayer, "bfloat16", "failed"),
         ],
     )
-    def test_wrong_layer_is_no_rounding(self, layer, dtype, status):
-        """A right device stays within its tolerance; one that computes a layer wrongly does not, also in bfloat16."""
+    def test_incorrect_layer_exceeds_tolerance(self, layer, dtype, status):
         with nb.simulated_mps():
-            found = nb.runbook.loss_parity(
-                network(layer), batches(), loss=squares, optimizer=plain_adamw, device="mps", dtype=dtype, steps=12
+            report = nb.runbook.loss_parity(
+                make_network(layer),
+                make_batches(),
+                loss=mean_squared_error,
+                optimizer=make_adamw,
+                device="mps",
+                dtype=dtype,
+                steps=12,
             )
 
-        assert found.status == status
-        assert found.simulated
-        assert "SIMULATED" in str(found)
+        assert report.status == status
+        assert report.simulated
+        assert "SIMULATED" in str(report)
 
-    def test_step_of_the_optimizer_that_writes_nothing(self):
-        """A device whose optimizer leaves a transposed weight as it is (pytorch#118115) does not learn as the CPU does."""
+    def test_optimizer_without_effect_is_found(self):
+        """Regression: pytorch#118115."""
         with nb.simulated_mps(defects="pytorch#118115"):
-            found = nb.runbook.loss_parity(
-                network(Wide), batches(), loss=squares, optimizer=plain_adamw, device="mps", steps=8
+            report = nb.runbook.loss_parity(
+                make_network(Transposed),
+                make_batches(),
+                loss=mean_squared_error,
+                optimizer=make_adamw,
+                device="mps",
+                steps=8,
             )
 
-        assert found.status == "failed"
+        assert report.status == "failed"
 
-    def test_silent_error_of_the_bundled_model(self):
-        """A norm that gives a row other numbers than alone (pytorch#170837) is more than rounding, and speaks for the CPU."""
+    def test_silent_error_of_layer_norm_is_found(self):
+        """Regression: pytorch#170837."""
         with nb.simulated_mps(defects="pytorch#170837"):
-            found = nb.runbook.loss_parity("bundled_small", device="mps", steps=2)
+            report = nb.runbook.loss_parity("bundled_small", device="mps", steps=2)
 
-        assert found.divergence_step == 1
-        assert nb.verdict(found).recommendation == "compute on the CPU"
+        assert report.divergence_step == 1
+        assert nb.verdict(report).recommendation == "compute on the CPU"
 
-    def test_numbers_that_are_none(self):
-        """A loss on the device that is NaN ends the curve; JSON has null for it."""
-
+    def test_nan_loss_ends_the_curve(self):
         def loss(model, batch):
-            found = squares(model, batch)
-            return found * NAN if found.device.type == "mps" and found < 1e9 else found
+            loss = mean_squared_error(model, batch)
+            return loss * NAN if loss.device.type == "mps" and loss < 1e9 else loss
 
         with nb.simulated_mps():
-            found = nb.runbook.loss_parity(network(torch.nn.Linear), batches(), loss=loss, device="mps", steps=8)
+            report = nb.runbook.loss_parity(
+                make_network(torch.nn.Linear), make_batches(), loss=loss, device="mps", steps=8
+            )
 
-        assert (found.steps, found.divergence_step) == (1, 1)
-        assert found.to_dict()["candidate"] == [None]
+        assert (report.steps, report.divergence_step) == (1, 1)
+        assert report.to_dict()["candidate"] == [None]
 
-    def test_device_that_fails(self):
-        """An error on the device alone is one of the device."""
-
+    def test_device_error_is_raised(self):
         def loss(model, batch):
             if batch[0].device.type == "mps":
                 raise NotImplementedError("not on this device")
-            return squares(model, batch)
+            return mean_squared_error(model, batch)
 
         with nb.simulated_mps(), pytest.raises(DeviceUnavailableError, match="not on this device"):
-            nb.runbook.loss_parity(network(torch.nn.Linear), batches(), loss=loss, device="mps", steps=8)
+            nb.runbook.loss_parity(make_network(torch.nn.Linear), make_batches(), loss=loss, device="mps", steps=8)
 
 
-class TestOnTheCpu:
-    """The CPU with itself."""
+class TestCpu:
+    """Comparison of the CPU with itself."""
 
-    def test_bundled_model_by_name(self):
-        """Without anything else the bundled model trains on synthetic rows, and its loss falls."""
-        found = nb.runbook.loss_parity("bundled_small", device="cpu", steps=10)
+    def test_bundled_model_trains_on_synthetic_batches(self):
+        report = nb.runbook.loss_parity("bundled_small", device="cpu", steps=10)
 
-        assert (found.status, found.steps, found.model) == ("ok", 10, "bundled_small")
-        assert found.reference[8] < found.reference[0]  # Of the same batch.
+        assert (report.status, report.steps, report.model) == ("ok", 10, "bundled_small")
+        assert report.reference[8] < report.reference[0]  # Of the same batch.
 
     @pytest.mark.slow
     @pytest.mark.timeout(900)  # Alone on two cores it takes half of the usual limit.
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_long_training(self, dtype):
-        """Two hundred steps of the bundled model stay within the tolerance with another number of threads."""
+    def test_long_training_stays_within_tolerance(self, dtype):
         assert nb.runbook.loss_parity(device="cpu", dtype=dtype).divergence_step is None
 
     MODELS = (
@@ -221,46 +222,43 @@ class TestOnTheCpu:
     )
 
     @pytest.mark.parametrize("place", range(len(MODELS)))
-    def test_models_of_all_kinds(self, place):
-        """Convolutions with their norm, recurrent layers, sparse gradients, attention and other types are compared."""
+    def test_layer_types_stay_within_tolerance(self, place):
         make, inputs = self.MODELS[place]
         options = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)}
 
         assert nb.runbook.loss_parity(make(), [inputs], device="cpu", steps=3, **options).divergence_step is None
 
-    def test_nothing_of_the_person_changes(self):
-        """The model, its gradients and its mode, batches, random numbers and the number of threads stay as they are."""
-        model, data = network(torch.nn.Linear), batches()
-        before = [one.clone() for one in model.state_dict().values()]
-        kept, state, threads = [one[0].clone() for one in data], torch.get_rng_state(), torch.get_num_threads()
+    def test_loss_parity_does_not_change_global_state(self):
+        model, data = make_network(torch.nn.Linear), make_batches()
+        before = [tensor.clone() for tensor in model.state_dict().values()]
+        kept, state, threads = [batch[0].clone() for batch in data], torch.get_rng_state(), torch.get_num_threads()
 
-        nb.runbook.loss_parity(model, data, loss=squares, device="cpu", steps=3)
+        nb.runbook.loss_parity(model, data, loss=mean_squared_error, device="cpu", steps=3)
 
         assert all(map(torch.equal, before, model.state_dict().values()))
-        assert all(map(torch.equal, kept, (one[0] for one in data)))
+        assert all(map(torch.equal, kept, (batch[0] for batch in data)))
         assert torch.equal(state, torch.get_rng_state())
         assert (torch.get_num_threads(), model.training) == (threads, True)
-        assert all(one.grad is None for one in model.parameters())
+        assert all(parameter.grad is None for parameter in model.parameters())
 
-    def test_interrupt_leaves_nothing_behind(self):
-        """An interrupt between two steps ends the call; threads and random numbers are as before."""
-
-        def stop(activity):
-            if activity is not None and activity.operation == "Training on both" and activity.completed == 2:
+    def test_interrupt_restores_global_state(self):
+        def stop(event):
+            if event is not None and event.operation == "Training on both" and event.completed == 2:
                 raise KeyboardInterrupt
 
         state, end = torch.get_rng_state(), SESSION.subscribe(stop)
         try:
             with pytest.raises(KeyboardInterrupt):
-                nb.runbook.loss_parity(network(torch.nn.Linear), batches(), loss=squares, device="cpu", steps=9)
+                nb.runbook.loss_parity(
+                    make_network(torch.nn.Linear), make_batches(), loss=mean_squared_error, device="cpu", steps=9
+                )
         finally:
             end()
 
         assert torch.get_num_threads() == 1
         assert torch.equal(state, torch.get_rng_state())
 
-    def test_loss_that_is_no_number_on_the_cpu(self):
-        """A training that fails on the CPU cannot judge a device."""
+    def test_non_finite_loss_on_cpu_raises(self):
         with pytest.raises(InvalidModelError, match="not finite on the CPU in step 1"):
             nb.runbook.loss_parity(torch.nn.Linear(1, 1), [torch.full((2, 1), NAN)], device="cpu", steps=3)
 
@@ -286,27 +284,24 @@ class TestOnTheCpu:
             (3, [torch.ones(1, 1)], {}, "int is not a model"),
         ],
     )
-    def test_what_cannot_be_compared(self, model, data, options, what):
-        """What cannot be trained is refused with one thing to do."""
+    def test_loss_parity_rejects_invalid_arguments(self, model, data, options, what):
         with pytest.raises(ConfigurationError, match=what):
             nb.runbook.loss_parity(model, data, device="cpu", **options)
 
 
-class TestOtherRoundings:
-    """The mode in which the CPU rounds otherwise."""
+class TestFloat64RoundingMode:
+    """The mode in which the CPU rounds differently."""
 
-    def test_results_differ_by_rounding_alone(self):
-        """Products of many numbers are those of the CPU but for rounding, and of its type."""
+    def test_mode_changes_rounding_only(self):
         left, right = torch.rand(64, 4096), torch.rand(4096, 64)
         with Float64RoundingMode():
-            found = left @ right
+            result = left @ right
 
-        assert found.dtype == torch.float32
-        assert 0 < (found - left @ right).abs().max() < 1e-3
-        assert torch.equal(found, (left.double() @ right.double()).float())
+        assert result.dtype == torch.float32
+        assert 0 < (result - left @ right).abs().max() < 1e-3
+        assert torch.equal(result, (left.double() @ right.double()).float())
 
-    def test_what_is_written_in_place_is_written(self):
-        """Operators that write into a tensor, or into a part of it, or into one that is passed, do so."""
+    def test_mode_supports_in_place_operators(self):
         written, out = torch.zeros(4), torch.zeros(4)
         with Float64RoundingMode():
             written[1:3].add_(torch.ones(2))
@@ -317,12 +312,11 @@ class TestOtherRoundings:
         assert written.tolist() == [0.0, 2.0, 2.0, 0.0]
         assert out.tolist() == [1.0, 3.0, 3.0, 1.0]
 
-    def test_random_numbers_are_the_same(self):
-        """What is drawn is what is drawn without the mode."""
+    def test_mode_does_not_change_random_numbers(self):
         torch.manual_seed(5)
         expected = torch.rand(3), torch.nn.functional.dropout(torch.ones(8), 0.5)
         torch.manual_seed(5)
         with Float64RoundingMode():
-            found = torch.rand(3), torch.nn.functional.dropout(torch.ones(8), 0.5)
+            actual = torch.rand(3), torch.nn.functional.dropout(torch.ones(8), 0.5)
 
-        assert all(map(torch.equal, expected, found))
+        assert all(map(torch.equal, expected, actual))

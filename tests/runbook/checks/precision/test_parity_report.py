@@ -1,4 +1,4 @@
-"""What the counts of a comparison mean, and what a report of it shows."""
+"""Findings and contents of a parity report."""
 
 import json
 from dataclasses import replace
@@ -64,8 +64,7 @@ JUDGED = [
 
 
 @pytest.mark.parametrize(("name", "status", "changes"), JUDGED)
-def test_judgement(name, status, changes):
-    """Each count is judged by its tolerance; in float32 a logit may be off a little more where every entity is the same."""
+def test_finding_status_follows_tolerance(name, status, changes):
     report = replace(GOOD, **changes)
     statuses = {finding.name: finding.status for finding in report.findings}
 
@@ -75,10 +74,11 @@ def test_judgement(name, status, changes):
         assert bool(finding.remedy) == (finding.status in {"warning", "failed"})
 
 
-def test_every_type_has_its_tolerance():
-    """There is a tolerance for every type that models are loaded in, and none is smaller than that of float32."""
+def test_every_dtype_has_a_tolerance():
     assert set(TOLERANCES) == {*DTYPES} - {"auto"}
-    assert min(one.logits for one in TOLERANCES.values() if one.logits) == TOLERANCES["float32"].logits
+    assert (
+        min(tolerance.logits for tolerance in TOLERANCES.values() if tolerance.logits) == TOLERANCES["float32"].logits
+    )
 
 
 BAD = replace(
@@ -92,7 +92,7 @@ BAD = replace(
 )
 
 
-WAYS_OUT = {
+REMEDIES = {
     ("mps", "float32"): ("Use the CPU for this model.",) * 4 + ("Train on the CPU.",),
     ("cpu", "float32"): ("Reload the model.",) * 5,
     ("cpu", "bfloat16"): (
@@ -111,25 +111,22 @@ WAYS_OUT = {
 }
 
 
-def test_remedy_leaves_the_type_or_the_device():
-    """A remedy leaves the type or the device that is in question, and is one thing to do; nobody is sent to where they are."""
+def test_remedy_suggests_another_dtype_or_device():
     names = ("finite values", "logits", "entities", "gold entities", "gradients")
-    for (device, dtype), remedies in WAYS_OUT.items():
+    for (device, dtype), remedies in REMEDIES.items():
         bad = replace(BAD, device=device, dtype=dtype, logits=LogitDifferences(100.0))
-        found = {one.name: one.remedy for one in bad.findings if one.name != "labels"}
-        assert found == dict(zip(names, remedies, strict=True)), (device, dtype)
+        actual = {finding.name: finding.remedy for finding in bad.findings if finding.name != "labels"}
+        assert actual == dict(zip(names, remedies, strict=True)), (device, dtype)
 
 
-def test_what_was_found_of_the_gold_stands_on_top():
-    """The HTML says at once how many of the true entities this device finds, and how many others, also where all checks are ok."""
+def test_html_starts_with_gold_score():
     gold = replace(GOOD, gold=(EntityScore(10, 12, 9), EntityScore(10, 13, 9)))
 
     assert gold.to_report().html_sentences[1] == "Found 9 of 10 gold entities (recall 90%) and 4 other entities."
     assert GOOD.to_report().html_sentences[1].startswith("20 texts")
 
 
-def test_text_has_no_figure_of_this_computer():
-    """The text form says what holds on every computer; two comparisons that differ in figures have the same text."""
+def test_text_contains_no_measured_values():
     other = replace(GOOD, logits=LogitDifferences(4e-6, 2e-7, 3e-7, 2e-6), texts_fingerprint="77")
 
     assert str(other) == str(GOOD)
@@ -146,16 +143,14 @@ def test_text_has_no_figure_of_this_computer():
     assert "3e-06" not in str(GOOD)
 
 
-def test_places_of_entities_are_shown():
-    """Where entities differ, the numbers of the text and of its characters are shown, and how many there are."""
+def test_report_shows_offsets_of_entities():
     report = replace(GOOD, spans=EntityAgreement(exact=300, moved=2, changes=(CHANGE,)))
 
     assert "  text 3  moved   characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
     assert "Differing entities (first 1 of 2)" in str(report)
 
 
-def test_same_way_as_the_reference_says_so():
-    """A candidate on the CPU in float32 that differs is said to be computed as the reference is, and no other."""
+def test_difference_from_identical_reference_is_an_error():
     assert "the difference is an error" in str(replace(GOOD, device="cpu", label_mismatches=1))
     assert "the difference is an error" in str(replace(GOOD, device="cpu", spans=EntityAgreement(exact=99, extra=1)))
     assert "the difference is an error" not in str(replace(GOOD, device="cpu"))
@@ -164,8 +159,7 @@ def test_same_way_as_the_reference_says_so():
     assert "the difference is an error" not in str(replace(HALF, device="cpu", label_mismatches=1))
 
 
-def test_report_is_json():
-    """Everything is there as JSON, with tolerances, shares and findings."""
+def test_report_to_dict_is_json():
     report = replace(
         HALF,
         spans=EntityAgreement(exact=99, moved=1, changes=(CHANGE,)),
@@ -173,9 +167,9 @@ def test_report_is_json():
         gradients=GradientDifference(0.1, "classifier.bias", 38),
         notes=("A note.",),
     )
-    stored = json.loads(json.dumps(report.to_dict()))
+    values = json.loads(json.dumps(report.to_dict()))
 
-    assert stored["logits"] == {"maximum": 3e-6, "median": 1e-7, "p90": 2e-7, "p99": 1e-6, "tolerance": 0.5}
-    assert (stored["spans"]["agreement"], stored["gold"]["candidate"]["recall"]) == (0.99, 0.9)
-    assert stored["gradients"] == {"largest": 0.1, "parameter": "classifier.bias", "parameters": 38, "tolerance": 0.5}
-    assert (stored["status"], stored["findings"][-1]["name"]) == ("warning", "gradients")
+    assert values["logits"] == {"maximum": 3e-6, "median": 1e-7, "p90": 2e-7, "p99": 1e-6, "tolerance": 0.5}
+    assert (values["spans"]["agreement"], values["gold"]["candidate"]["recall"]) == (0.99, 0.9)
+    assert values["gradients"] == {"largest": 0.1, "parameter": "classifier.bias", "parameters": 38, "tolerance": 0.5}
+    assert (values["status"], values["findings"][-1]["name"]) == ("warning", "gradients")

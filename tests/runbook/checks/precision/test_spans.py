@@ -1,4 +1,4 @@
-"""What becomes of entities between a reference and a candidate, and of both against gold."""
+"""Comparison of entities between reference, candidate and gold."""
 
 import json
 import re
@@ -22,15 +22,15 @@ from openmed_nb.runbook.checks.precision.report import (
 
 D, G = "DISEASE", "GENE"
 
-BORDERS = st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda one: (one[0], one[0] + one[1]))
-TEXTS = st.dictionaries(BORDERS, st.sampled_from([D, G, "DOSE"]), max_size=8).map(
-    lambda found: [(start, end, label) for (start, end), label in found.items()]
+BOUNDARIES = st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+TEXTS = st.dictionaries(BOUNDARIES, st.sampled_from([D, G, "DOSE"]), max_size=8).map(
+    lambda labels: [(start, end, label) for (start, end), label in labels.items()]
 )
-"""Entities of one text: one label for each pair of borders."""
+"""Entities of one text, with one label for each pair of boundaries."""
 
 
-def entities(text):
-    """Return the entities that a text names, such as ``0-6 DISEASE, 8-20 GENE``."""
+def parse_entities(text):
+    """Parse entities such as ``0-6 DISEASE, 8-20 GENE``."""
     named = re.findall(r"(\d+)-(\d+) (\w+)", text)
     return [(int(start), int(end), label) for start, end, label in named]
 
@@ -53,29 +53,30 @@ def entities(text):
         ("0-6 D, 0-6 D", "0-6 D", {"exact": 1, "missing": 1}),
     ],
 )
-def test_kinds_of_entities(reference, candidate, counts):
-    """Entities are exact, moved, relabelled, missing or extra, each counted once."""
-    assert replace(compare_spans(entities(reference), entities(candidate)), changes=()) == EntityAgreement(**counts)
+def test_compare_spans_counts_kinds(reference, candidate, counts):
+    assert replace(compare_spans(parse_entities(reference), parse_entities(candidate)), changes=()) == EntityAgreement(
+        **counts
+    )
 
 
 @given(TEXTS, TEXTS)
-def test_every_entity_is_exactly_one_of_them(reference, candidate):
-    """Every entity of either side is counted once, and every change names what is really there."""
-    found = compare_spans(reference, candidate, text=7)
+def test_compare_spans_counts_each_entity_once(reference, candidate):
+    agreement = compare_spans(reference, candidate, text=7)
 
-    assert found.exact + found.moved + found.relabelled + found.missing == len(reference)
-    assert found.exact + found.moved + found.relabelled + found.extra == len(candidate)
-    changed = {kind: [one for one in found.changes if one.kind == kind] for kind in ("moved", "missing", "extra")}
-    assert len(changed["moved"]) == found.moved
+    assert agreement.exact + agreement.moved + agreement.relabelled + agreement.missing == len(reference)
+    assert agreement.exact + agreement.moved + agreement.relabelled + agreement.extra == len(candidate)
+    changed = {
+        kind: [change for change in agreement.changes if change.kind == kind] for kind in ("moved", "missing", "extra")
+    }
+    assert len(changed["moved"]) == agreement.moved
     same = {*reference} & {*candidate}
-    assert {one.reference for one in found.changes if one.reference} == {*reference} - same
-    assert {one.candidate for one in found.changes if one.candidate} == {*candidate} - same
-    assert {one.text for one in found.changes} <= {7}
+    assert {change.reference for change in agreement.changes if change.reference} == {*reference} - same
+    assert {change.candidate for change in agreement.changes if change.candidate} == {*candidate} - same
+    assert {change.text for change in agreement.changes} <= {7}
 
 
 @given(TEXTS, TEXTS)
-def test_sides_may_change_places(reference, candidate):
-    """With the sides changed, missing is extra and the other counts are the same."""
+def test_compare_spans_is_symmetric(reference, candidate):
     there, back = compare_spans(reference, candidate), compare_spans(candidate, reference)
 
     assert (there.exact, there.moved, there.relabelled) == (back.exact, back.moved, back.relabelled)
@@ -85,40 +86,36 @@ def test_sides_may_change_places(reference, candidate):
 
 @given(TEXTS)
 def test_same_entities_are_exact(reference):
-    """Entities compared with themselves in another order are all exact."""
     assert compare_spans(reference, reversed(reference)) == EntityAgreement(exact=len(reference))
 
 
-def test_sum_counts_all_and_keeps_the_first_changes():
-    """Counts of texts are added; of the changes the first are kept."""
+def test_agreement_sum_limits_changes():
     texts = [compare_spans([(0, 6, D)], [(0, 9, D)], number) for number in range(MAX_CHANGES + 5)]
-    together = sum(texts, EntityAgreement())
+    total = sum(texts, EntityAgreement())
 
-    assert together.moved == MAX_CHANGES + 5
-    assert [one.text for one in together.changes] == list(range(MAX_CHANGES))
+    assert total.moved == MAX_CHANGES + 5
+    assert [change.text for change in total.changes] == list(range(MAX_CHANGES))
     fourth = {"text": 3, "kind": "moved", "reference": [0, 6, D], "candidate": [0, 9, D]}
-    assert json.loads(json.dumps(together.to_dict()))["changes"][3] == fourth
+    assert json.loads(json.dumps(total.to_dict()))["changes"][3] == fourth
 
 
-def test_agreement_counts_what_either_side_found():
-    """The agreement is the share of the exact among all that either side found."""
+def test_agreement_is_relative_to_all_entities():
     assert EntityAgreement().agreement == 1.0
     assert EntityAgreement(exact=99, missing=1).agreement == EntityAgreement(exact=99, extra=1).agreement == 0.99
     assert EntityAgreement(exact=98, moved=1, relabelled=1).agreement == 0.98
     assert EntityAgreement(missing=1).agreement == 0.0
 
 
-def test_scores_are_of_exact_borders_and_labels():
-    """Recall, precision and F1 count what is right in both borders and the label, and add up over texts."""
-    one = score([(0, 6, D), (9, 20, D)], [(0, 6, D), (9, 15, D), (30, 33, D)])
+def test_score_requires_exact_boundaries_and_labels():
+    first = score([(0, 6, D), (9, 20, D)], [(0, 6, D), (9, 15, D), (30, 33, D)])
 
-    assert (one.recall, one.precision, one.f1) == (1 / 2, 1 / 3, 2 / 5)
-    assert one + EntityScore(1, 1, 1) == EntityScore(3, 4, 2)
+    assert (first.recall, first.precision, first.f1) == (1 / 2, 1 / 3, 2 / 5)
+    assert first + EntityScore(1, 1, 1) == EntityScore(3, 4, 2)
     assert (EntityScore().recall, EntityScore().precision, EntityScore().f1) == (1.0, 1.0, 1.0)
 
 
-def test_many_moved_entities_of_one_text():
-    """Two thousand entities of one text that all moved by half their length are paired, one with one, without a deep stack."""
+def test_compare_spans_pairs_many_moved_entities():
+    """Regression: a recursive pairing exceeded the stack."""
     reference = [(10 * place, 10 * place + 10, D) for place in range(2000)]
     candidate = [(start + 5, end + 5, D) for start, end, _ in reference]
 
@@ -126,8 +123,7 @@ def test_many_moved_entities_of_one_text():
     assert compare_spans(reference[1:], candidate).extra == 1
 
 
-def test_forms_of_gold():
-    """A gold entity is a tuple, or a mapping as the pipelines give it."""
+def test_parse_gold_accepts_tuples_and_mappings():
     entities = [
         (4, 10, D),
         [4, 10, D],
@@ -142,8 +138,7 @@ def test_forms_of_gold():
         assert parse_gold(iter([(entity,)])) == (((4, 10, D),),), entity
 
 
-def test_what_is_no_gold():
-    """Anything else is an error that names the text and the place by their numbers, and no word."""
+def test_parse_gold_rejects_other_values_without_quoting():
     forms = {
         "str is not a valid type for gold": "gold",
         "NoneType is not a valid type for gold": None,
@@ -163,7 +158,10 @@ def test_what_is_no_gold():
         {"start": 4, "end": 10},
         "asthma",
     ]
-    for said, gold in [*forms.items(), *(("text 0 has an invalid entity at index 0", [[entity]]) for entity in none)]:
-        with pytest.raises(ConfigurationError, match=said) as caught:
+    for message, gold in [
+        *forms.items(),
+        *(("text 0 has an invalid entity at index 0", [[entity]]) for entity in none),
+    ]:
+        with pytest.raises(ConfigurationError, match=message) as caught:
             parse_gold(gold)
         assert "asthma" not in str(caught.value)

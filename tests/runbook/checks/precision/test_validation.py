@@ -1,4 +1,4 @@
-"""The precision gate: a reduced type is accepted where entities stay, refused where they move, and its certificate expires."""
+"""Acceptance criteria of a reduced dtype, and expiry of its validation record."""
 
 import json
 import re
@@ -26,17 +26,17 @@ BEFORE = ["", "the", "the patient", "the patient has", "no", "no history", "no h
 AFTER = ["and", "was seen", "of a", "a patient", "the", "type", "no", "has", "seen ,"]
 
 
-def texts_with(*diseases):
-    """Return 60 texts in which some diseases take turns, no two of the same words."""
+def make_texts(*diseases):
+    """Return 60 texts with different words that contain the diseases in turn."""
     frames = [f"{before} {{}} {after} ." for before in BEFORE for after in AFTER][:60]
     return [frame.format(diseases[number % len(diseases)]) for number, frame in enumerate(frames)]
 
 
 KINDS = [first + " mellitus" * ends for first in ("asthma", "diabetes", "hypertension") for ends in range(4)]
-"""Twelve entities of other words, for the keyword model."""
-SURE = texts_with(*KINDS)
-CLOSE = texts_with("asthma")
-FEW = "Inconclusive: only {} that are required."
+"""Twelve entities with different words, for the keyword model."""
+SURE = make_texts(*KINDS)
+CLOSE = make_texts("asthma")
+INCONCLUSIVE = "Inconclusive: only {} that are required."
 
 REPORT = ParityReport(
     "mine", "cpu", "bfloat16", 60, "f", 900, 60, LogitDifferences(0.1), 0, 0, EntityAgreement(exact=100), distinct=30
@@ -45,7 +45,7 @@ IDENTITY = ModelIdentity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "
 
 
 class OtherTorch:
-    """The torch of this process under another version."""
+    """The torch backend of this process with a different version."""
 
     def __init__(self, version):
         self.version = version
@@ -54,33 +54,32 @@ class OtherTorch:
         return getattr(backend, name)
 
     def inspect_installed_torch(self):
-        """Return what the files say, but for the version."""
+        """Return the facts of the installed torch with a different version."""
         return replace(backend.inspect_installed_torch(), version=self.version)
 
     def inspect_imported_torch(self):
-        """Return what torch says of itself, but for the version."""
+        """Return the facts of the imported torch with a different version."""
         return replace(backend.inspect_imported_torch(), version=self.version)
 
 
-def test_judgement():
-    """A type is refused for entities that differ, lost recall, numbers that are none, and too few entities to tell."""
+def test_judge_lists_rejection_reasons():
     cases = [
         ({}, []),
         ({"spans": EntityAgreement(exact=50)}, []),
-        ({"spans": EntityAgreement(exact=49)}, [FEW.format("49 of 50 entities")]),
-        ({"spans": EntityAgreement(exact=1)}, [FEW.format("1 of 50 entities")]),
-        ({"spans": EntityAgreement()}, [FEW.format("0 of 50 entities")]),
+        ({"spans": EntityAgreement(exact=49)}, [INCONCLUSIVE.format("49 of 50 entities")]),
+        ({"spans": EntityAgreement(exact=1)}, [INCONCLUSIVE.format("1 of 50 entities")]),
+        ({"spans": EntityAgreement()}, [INCONCLUSIVE.format("0 of 50 entities")]),
         ({"spans": EntityAgreement(exact=99, missing=1)}, []),
         ({"spans": EntityAgreement(exact=99, moved=2)}, ["Only 99 of 101 entities are identical."]),
         ({"spans": EntityAgreement(exact=98, relabelled=2)}, ["Only 98 of 100 entities are identical."]),
         ({"spans": EntityAgreement(exact=100, extra=2)}, ["Only 100 of 102 entities are identical."]),
         (
             {"spans": EntityAgreement(exact=10, missing=5)},
-            ["Only 10 of 15 entities are identical.", FEW.format("15 of 50 entities")],
+            ["Only 10 of 15 entities are identical.", INCONCLUSIVE.format("15 of 50 entities")],
         ),
-        ({"distinct": 9}, [FEW.format("9 of 10 different entities")]),
-        ({"texts": 49}, [FEW.format("49 of 50 different texts")]),
-        ({"distinct": 1, "texts": 1}, [FEW.format("1 of 10 different entities, 1 of 50 different texts")]),
+        ({"distinct": 9}, [INCONCLUSIVE.format("9 of 10 different entities")]),
+        ({"texts": 49}, [INCONCLUSIVE.format("49 of 50 different texts")]),
+        ({"distinct": 1, "texts": 1}, [INCONCLUSIVE.format("1 of 10 different entities, 1 of 50 different texts")]),
         ({"non_finite_tokens": 3}, ["3 tokens have NaN or infinity."]),
         ({"gold": (EntityScore(100, 100, 90), EntityScore(100, 100, 89))}, []),
         ({"gold": (EntityScore(100, 100, 80), EntityScore(100, 100, 95))}, []),
@@ -91,13 +90,12 @@ def test_judgement():
     ]
     for changes, reasons in cases:
         verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")
-        assert [one.reason for one in verdict.refusals] == reasons, changes
-        assert all(one.remedy for one in verdict.refusals), changes
+        assert [refusal.reason for refusal in verdict.refusals] == reasons, changes
+        assert all(refusal.remedy for refusal in verdict.refusals), changes
         assert verdict.accepted == (not reasons) == (verdict.certificate is not None), changes
 
 
-def test_certificate_names_what_it_was_measured_on():
-    """An accepted type has a certificate with the identity, the counts, the recalls, the speed, the day and the gate."""
+def test_record_contains_identity_metrics_and_criteria():
     report = replace(
         REPORT, spans=EntityAgreement(99, 0, 0, 1), gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 90))
     )
@@ -118,8 +116,7 @@ def test_certificate_names_what_it_was_measured_on():
     assert certificate.date == "2026-03-01"
 
 
-def test_what_is_shown():
-    """The verdict comes first, then why, and then what was measured; it is JSON too."""
+def test_verdict_text_starts_with_reasons():
     refused = judge(replace(REPORT, spans=EntityAgreement(exact=50, missing=50)), IDENTITY)
     accepted = judge(REPORT, IDENTITY, 1.4, "2026-03-01")
 
@@ -138,15 +135,12 @@ def test_what_is_shown():
     assert json.loads(json.dumps(refused.to_dict()))["accepted"] is False
 
 
-def test_model_whose_entities_change_is_refused(session, close_model, border_model, tail_model, close_models):
-    """A model that loses its entities in bfloat16, or finds them with another end, is refused, and gets no certificate.
-
-    It counts in every strategy: words that keep their first piece and lose others are lost.
-    """
-    hypertension = texts_with("hypertension")
+def test_model_with_changed_entities_is_rejected(session, close_model, border_model, tail_model, close_models):
+    """All aggregation strategies count, so that a word that loses some of its tokens is lost."""
+    hypertension = make_texts("hypertension")
     for model, texts in (
         (close_model, CLOSE),
-        (border_model, texts_with("diabetes mellitus")),
+        (border_model, make_texts("diabetes mellitus")),
         (tail_model, hypertension),
     ):
         verdict = nb.runbook.validate_precision(str(model), texts, "bfloat16", device="cpu")
@@ -163,15 +157,14 @@ def test_model_whose_entities_change_is_refused(session, close_model, border_mod
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
-def test_model_whose_entities_stay_is_accepted(session, keyword_model, dtype):
-    """A model that is sure of its entities is accepted, and then loads in the type without a warning."""
+def test_model_with_identical_entities_is_accepted(session, keyword_model, dtype):
     verdict = nb.runbook.validate_precision(str(keyword_model), SURE, dtype, device="cpu")
 
     assert verdict.accepted, verdict
     assert verdict.parity.spans.reference == 60
     assert verdict.certificate.evidence.speedup >= 1.0
     pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
-    assert [one["word"] for one in pipe(SURE[1])] == ["asthma mellitus"]
+    assert [entity["word"] for entity in pipe(SURE[1])] == ["asthma mellitus"]
 
 
 SAME = {
@@ -183,8 +176,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
-def test_texts_that_say_the_same_give_no_certificate(keyword_model, texts):
-    """Neither the same words again and again, with other spaces or numbers, nor one long text says how a type does."""
+def test_duplicate_texts_are_inconclusive(keyword_model, texts):
     verdict = nb.runbook.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
 
     (refused,) = verdict.refusals
@@ -192,24 +184,22 @@ def test_texts_that_say_the_same_give_no_certificate(keyword_model, texts):
     assert ("59 duplicate texts were ignored." in str(verdict)) == (len(texts) > 1)
 
 
-def test_gold_is_part_of_the_certificate(session, keyword_model):
-    """Where gold entities are given, the recall of both is in the certificate; where the gold has none, there is no recall."""
+def test_record_contains_recall_of_gold(session, keyword_model):
     model, pipe = str(keyword_model), create_pipeline(session, str(keyword_model), OpenMedConfig())
-    right = [[entity for entity in found if entity["word"] != "asthma"] for found in pipe(SURE)]
+    right = [[entity for entity in result if entity["word"] != "asthma"] for result in pipe(SURE)]
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
         evidence = nb.runbook.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).certificate.evidence
         assert (evidence.reference_recall, evidence.recall) == (recall, recall)
 
 
-def test_files_that_change_meanwhile(keyword_model, close_model, tmp_path, data):
-    """Where other weights are put in place while a model is measured, nothing is stored for those that were there before."""
+def test_files_that_change_during_validation_raise(keyword_model, close_model, tmp_path, data):
     folder = shutil.copytree(close_model, tmp_path / "model")
 
-    def put_others_in_place(activity):
-        if activity and activity.operation == "Validating":
+    def replace_weights(event):
+        if event and event.operation == "Validating":
             shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
 
-    stop = SESSION.subscribe(put_others_in_place)
+    stop = SESSION.subscribe(replace_weights)
     try:
         with pytest.raises(InvalidModelError, match="changed during the validation"):
             nb.runbook.validate_precision(str(folder), CLOSE, "bfloat16", device="cpu")
@@ -219,9 +209,9 @@ def test_files_that_change_meanwhile(keyword_model, close_model, tmp_path, data)
 
 
 @pytest.fixture(scope="module")
-def certified(keyword_model, tmp_path_factory):
-    """The place of a model that was accepted in bfloat16, which is gone from it, and a folder with its certificate."""
-    folder, data = tmp_path_factory.mktemp("certified") / "model", tmp_path_factory.mktemp("certificates")
+def validated_model(keyword_model, tmp_path_factory):
+    """A validated model whose files are removed again, and a folder with its validation record."""
+    folder, data = tmp_path_factory.mktemp("validated_model") / "model", tmp_path_factory.mktemp("certificates")
     shutil.copytree(keyword_model, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENMED_NB_DATA", str(data))
@@ -231,24 +221,22 @@ def certified(keyword_model, tmp_path_factory):
 
 
 class TestExpiry:
-    """A certificate counts for these files, this torch, these transformers and this device."""
+    """A validation record is valid for the same files, torch, transformers and device."""
 
     @pytest.fixture
-    def accepted(self, certified, keyword_model, data):
-        """A folder with a model that was accepted in bfloat16, as it was then."""
-        folder, certificates = certified
+    def accepted(self, validated_model, keyword_model, data):
+        """The folder of the validated model with its original files."""
+        folder, certificates = validated_model
         shutil.copytree(keyword_model, folder)
         shutil.copytree(certificates, data)
         yield folder
         shutil.rmtree(folder)
 
-    def test_it_counts_in_another_session(self, new_session, accepted):
-        """Another process of the same person needs no other certificate."""
+    def test_record_is_valid_in_another_session(self, new_session, accepted):
         pipe = create_pipeline(new_session(), str(accepted), OpenMedConfig(), dtype="bfloat16")
         assert pipe.model.dtype == torch.bfloat16
 
-    def test_one_weight(self, session, accepted):
-        """One number in one weight, changed by the smallest step, expires it."""
+    def test_changed_weight_expires_record(self, session, accepted):
         weights = load_file(accepted / "model.safetensors")
         weights["classifier.bias"][0] = torch.nextafter(weights["classifier.bias"][0], torch.tensor(1e9))
         save_file(weights, accepted / "model.safetensors", {"format": "pt"})
@@ -256,21 +244,18 @@ class TestExpiry:
         with pytest.warns(OpenMedWarning, match=r"its certificate expired: the weights changed\."):
             create_pipeline(session, str(accepted), OpenMedConfig(), dtype="bfloat16")
 
-    def test_torch(self, new_session, accepted):
-        """Another torch expires it."""
+    def test_changed_torch_expires_record(self, new_session, accepted):
         version = re.escape(torch.__version__)
         with pytest.warns(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
             create_pipeline(
                 new_session(torch_backend=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16"
             )
 
-    def test_too_few_texts_do_not_remove_it(self, accepted, data):
-        """Where too few texts are tried later, nothing speaks against the older certificate, and it stays."""
+    def test_inconclusive_result_keeps_record(self, accepted, data):
         assert not nb.runbook.validate_precision(str(accepted), SURE[:2], "bfloat16", device="cpu").accepted
         assert len(list((data / "certificates").iterdir())) == 1
 
-    def test_refusal_removes_it(self, session, accepted, data):
-        """Where the same is refused later, because entities are lost, the older certificate is gone."""
+    def test_rejection_removes_record(self, session, accepted, data):
         refuted = replace(REPORT, spans=EntityAgreement(exact=50, missing=50))
         store = record_store({"OPENMED_NB_DATA": str(data)})
         identity = identify_model(
@@ -283,48 +268,42 @@ class TestExpiry:
 class TestArguments:
     """What can be validated."""
 
-    def test_types(self, keyword_model):
-        """Only a reduced type can be validated."""
+    def test_other_dtypes_are_rejected(self, keyword_model):
         for dtype in ("float32", "auto", "float64", "", None):
             with pytest.raises(ConfigurationError, match=r"is not a reduced dtype.*bfloat16, float16, int8"):
                 nb.runbook.validate_precision(str(keyword_model), SURE, dtype=dtype)
 
-    def test_pipeline_is_no_name(self, session, keyword_model):
-        """A pipeline has no files that a certificate could be of."""
+    def test_pipeline_is_rejected(self, session, keyword_model):
         pipe = create_pipeline(session, str(keyword_model), OpenMedConfig())
         with pytest.raises(
             ConfigurationError, match="requires the files of a model, but AnnotationPipeline is not a model name"
         ):
             nb.runbook.validate_precision(pipe, SURE)
 
-    def test_texts(self, keyword_model):
-        """Without texts there is nothing to validate on."""
-        for texts, said in ((None, "no texts"), ([], "no texts"), ("asthma", "not a valid value for texts")):
-            with pytest.raises(ConfigurationError, match=said):
+    def test_missing_texts_are_rejected(self, keyword_model):
+        for texts, message in ((None, "no texts"), ([], "no texts"), ("asthma", "not a valid value for texts")):
+            with pytest.raises(ConfigurationError, match=message):
                 nb.runbook.validate_precision(str(keyword_model), texts)
 
-    def test_int8_elsewhere(self, keyword_model):
-        """int8 is validated on the CPU alone."""
+    def test_int8_requires_cpu(self, keyword_model):
         with nb.simulated_mps(), pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
             nb.runbook.validate_precision(str(keyword_model), SURE, dtype="int8")
 
-    def test_folder_that_cannot_be_written(self, keyword_model, tmp_path, monkeypatch):
-        """A certificate that cannot be stored is an error, and nothing else changes."""
+    def test_read_only_data_folder_raises(self, keyword_model, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a folder that can be written"):
             nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16", device="cpu")
 
 
-def test_simulated_certificate_counts_on_the_simulated_device_alone(session, keyword_model):
-    """What is validated on a simulated MPS says so, counts there, and counts on no other device."""
+def test_simulated_record_is_valid_on_simulated_device_only(session, keyword_model):
     with nb.simulated_mps("8 GiB"):
         verdict = nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16")
         there = nb.load_pipeline(str(keyword_model), dtype="bfloat16", device="mps")
     SESSION.unload()
 
     assert verdict.certificate.identity.simulated
-    assert "SIMULATED MPS: no figure here is one of MPS." in str(verdict)
+    assert "SIMULATED MPS" in str(verdict)
     assert "SIMULATED" in str(verdict.certificate)
     assert verdict.certificate.evidence.speedup is None
     assert "where no speed is measured" in str(verdict)
