@@ -235,7 +235,7 @@ def _check_computation(facts: SystemFacts) -> Finding:
 
 
 def _check_variables(plan: EnvPlan) -> Iterator[Finding]:
-    """Yield the effect of each MPS environment variable, such as active, set too late or in conflict with another one."""
+    """Yield the effect of each MPS environment variable."""
     for setting in plan.settings:
         status = WARNING if setting.remedy else OK
         status = {CONFLICT: FAILED, NOT_FOR_DEVICE: NOT_APPLICABLE}.get(setting.effect, status)
@@ -502,7 +502,7 @@ def _unreadable_package(package: str, torch: str) -> Finding:
 def read_packages(
     find: Callable[[str], Any] = distribution_of,
 ) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
-    """Return the installed versions, the requirements of ``CHECKED_PACKAGES``, and the versions of imported packages."""
+    """Return the installed versions, the requirements and the imported versions of ``CHECKED_PACKAGES``."""
     installed: dict[str, str] = {}
     requirements: dict[str, Sequence[str]] = {}
     loaded: dict[str, str] = {}

@@ -351,7 +351,10 @@ class ProbeOutcome:
 
 
 def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
-    """Run each probe of a device twice and compare it with the CPU, without changing settings and random number generators."""
+    """Run each probe of a device twice and compare it with the CPU.
+
+    Settings and random number generators of the caller stay unchanged.
+    """
     outcomes = []
     bugs = bugs_for_device(device)
     if not bugs:  # The CPU, or a device type whose random number generator may be inaccessible.

@@ -6,23 +6,25 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...._render.display import Displayable, Report, Table, pluralize
 from ....devices.backend import import_torch
 from ....devices.machine import is_mps_simulated
 from ....devices.moving import get_module
 from ....devices.profilers import push_modes
-from .table import ModuleLocation, ModuleRow, operator_table
+from .table import ModuleLocation, ModuleRow, Phase, operator_table
 
 if TYPE_CHECKING:
     from .recorders import FallbackEvent, FallbackRecorder
 
-FELL_BACK = "fell back to the CPU"
-REFUSED = "raised an error"
+Outcome = Literal["fell back to the CPU", "raised an error"]
+
+FELL_BACK: Final = "fell back to the CPU"
+REFUSED: Final = "raised an error"
 
 # Remedy of each outcome.
-REMEDIES = {FELL_BACK: "", REFUSED: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported."}
+REMEDIES: dict[Outcome, str] = {FELL_BACK: "", REFUSED: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported."}
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Fallback(ModuleRow):
     """
 
     operator: str
-    outcome: str
-    phase: str
+    outcome: Outcome
+    phase: Phase
     module_location: ModuleLocation
     count: int
     seconds: float | None
@@ -66,9 +68,9 @@ class FallbackLog(Displayable):
     @property
     def entries(self) -> tuple[Fallback, ...]:
         """Fallbacks by operator, module and phase, most frequent first."""
-        groups: dict[tuple[str, str, str, ModuleLocation], list[FallbackEvent]] = {}
+        groups: dict[tuple[str, Outcome, Phase, ModuleLocation], list[FallbackEvent]] = {}
         for event in self._recorder.all_events():
-            outcome = REFUSED if event.raised else FELL_BACK
+            outcome: Outcome = REFUSED if event.raised else FELL_BACK
             key = (event.operator, outcome, event.call.phase, event.call.module_location)
             groups.setdefault(key, []).append(event)
         entries = []

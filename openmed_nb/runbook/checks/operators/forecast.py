@@ -1,4 +1,4 @@
-"""``nb.runbook.forecast``: prediction of the operators of a model that fall back from MPS to the CPU, on any machine.
+"""``nb.runbook.forecast``: prediction of the operators of a model that fall back to the CPU on MPS.
 
 A copy of the model runs on the CPU with example inputs from the user or a tokenizer. ``recorders`` records its operators, and
 ``table`` classifies them on MPS.
@@ -39,10 +39,12 @@ from .table import (
     UNKNOWN,
     UNSUPPORTED,
     CallSite,
+    Classification,
     ModuleLocation,
     ModuleRow,
     MpsLimitation,
     OperatorTable,
+    Phase,
     operator_table,
 )
 
@@ -112,7 +114,10 @@ def _model_error(operation: str, model: torch.nn.Module, error: Exception, remed
 
 
 def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> None:
-    """Trace a forward pass without gradients, in inference mode if the model supports it, as MPS dispatches below autograd."""
+    """Trace a forward pass without gradients.
+
+    The pass runs in inference mode if the model supports it, because the kernels of MPS are selected below autograd.
+    """
     import torch
 
     from .recorders import record_calls
@@ -203,7 +208,15 @@ def _float64_tensors(
 
 
 # Classifications of an operator, worst first.
-VERDICTS = (UNSUPPORTED, FALLS_BACK, ALWAYS_ON_CPU, MAY_BE_INCORRECT, UNKNOWN, COMPOSITE, NATIVE)
+VERDICTS: tuple[Classification, ...] = (
+    UNSUPPORTED,
+    FALLS_BACK,
+    ALWAYS_ON_CPU,
+    MAY_BE_INCORRECT,
+    UNKNOWN,
+    COMPOSITE,
+    NATIVE,
+)
 
 # Remedies by classification, or by operator if there is a specific one.
 REMEDIES: Mapping[str, str] = {
@@ -242,8 +255,8 @@ class OperatorForecast(ModuleRow):
     """
 
     operator: str
-    verdict: str
-    phase: str
+    verdict: Classification
+    phase: Phase
     module_location: ModuleLocation
     count: int
     limitation: str = ""
@@ -331,7 +344,7 @@ class Forecast(Displayable):
             summary = f"All {count} operators run on MPS."
         return " ".join([summary, *details])
 
-    def operators_with(self, *verdicts: str) -> tuple[str, ...]:
+    def operators_with(self, *verdicts: Classification) -> tuple[str, ...]:
         """Return the operators with one of the given classifications, in alphabetical order."""
         return _unique(row.operator for row in self.rows if row.verdict in verdicts)
 
@@ -441,9 +454,9 @@ def forecast(
 
     Returns:
         The forecast. ``verdict`` is a sentence, ``cpu_operators`` are the operators that fall back to the CPU, and
-        ``unsupported`` are limitations of MPS, such as float64. ``rows`` have a ``verdict`` for each operator, module and
-        phase (``"native"``, ``"composite"``, ``"falls back to the CPU"``, ``"always on the CPU"``, ``"unsupported"``,
-        ``"may be incorrect"`` or ``"unknown"``), a count and a remedy. The text is the same in every run.
+        ``unsupported`` are limitations of MPS, such as float64. There is a row for each operator, module and phase, with a
+        count and a remedy. The ``verdict`` of a row is ``"native"``, ``"composite"``, ``"falls back to the CPU"``,
+        ``"always on the CPU"``, ``"unsupported"``, ``"may be incorrect"`` or ``"unknown"``. The text is the same in every run.
 
     Raises:
         ConfigurationError: If ``model`` is not a model or cannot be copied, if example inputs are missing, or if the model

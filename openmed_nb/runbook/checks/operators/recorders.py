@@ -1,4 +1,4 @@
-"""torch modes that record operators: calls on the CPU as they would run on MPS, and fallbacks from MPS to the CPU.
+"""torch modes that record operators and their fallbacks from MPS to the CPU.
 
 ``record_calls`` records every operator that is called on the CPU, as it would run on MPS. ``FallbackRecorder`` records every
 fallback from MPS to the CPU with operator, module and duration. It combines three sources, because none is complete:
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -47,6 +47,7 @@ from .table import (
     ModuleLocation,
     MpsLimitation,
     OperatorTable,
+    Phase,
     composite_key,
     find_limitation,
     find_shape_limitation,
@@ -54,7 +55,7 @@ from .table import (
 
 # Dtypes that MPS does not support.
 UNSUPPORTED_DTYPES = frozenset(mps_dtype_fallbacks("mps"))
-ELSEWHERE = "elsewhere"
+ELSEWHERE: Final = "elsewhere"
 
 
 class _ModuleStack(threading.local):
@@ -82,7 +83,10 @@ class ModuleTracker:
 
     @contextmanager
     def track(self, model: torch.nn.Module | None = None) -> Iterator[None]:
-        """Track running modules. Names are relative to ``model``, or to the outermost running module if ``model`` is ``None``."""
+        """Track running modules.
+
+        Names are relative to ``model``. If ``model`` is ``None``, they are relative to the outermost running module.
+        """
         self._names_outermost = model is None
         if model is not None:
             self._name_modules(model)
@@ -126,7 +130,7 @@ class CallRecorder:
     """
 
     table: OperatorTable
-    phase: str = FORWARD
+    phase: Phase = FORWARD
     module_tracker: ModuleTracker = field(default_factory=ModuleTracker)
     calls: Counter[CallSite] = field(default_factory=Counter)
     refusals: Counter[tuple[MpsLimitation, CallSite]] = field(default_factory=Counter)
@@ -138,7 +142,8 @@ class CallRecorder:
     ) -> None:
         """Count the limitations of MPS that a call meets."""
         for limitation in limitations:
-            self.refusals[limitation, (operator, self.phase, location or self.module_tracker.current)] += 1
+            call_site = CallSite(operator, self.phase, location or self.module_tracker.current)
+            self.refusals[limitation, call_site] += 1
 
     def record_dtypes(self, operator: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Record an unsupported dtype at the operator that introduces it, and not at the operators that use it.
@@ -195,7 +200,8 @@ class OperatorTracer(TorchDispatchMode):
             finally:
                 self._decomposing.pop()
         outputs = iter_operator_tensors(result)
-        self._record.calls[name, self._record.phase, self._record.module_tracker.current] += 1
+        call_site = CallSite(name, self._record.phase, self._record.module_tracker.current)
+        self._record.calls[call_site] += 1
         self._record.record_limitation(name, [*limitations, *find_shape_limitation([*inputs, *outputs])])
         if not self._decomposing:
             self._record.record_dtypes(name, inputs, outputs)
@@ -285,7 +291,7 @@ class OperatorCall:
 
     name: str
     module_location: ModuleLocation
-    phase: str
+    phase: Phase
     seconds: float | None = None
 
 
@@ -380,7 +386,7 @@ class FallbackRecorder(TorchDispatchMode):
 
     def _create_call(self, name: str) -> OperatorCall:
         location = self.module_tracker.current
-        phase = FORWARD if location.kind else ELSEWHERE
+        phase: Phase = FORWARD if location.kind else ELSEWHERE
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - used by torch.utils.module_tracker as well
             phase = BACKWARD
         return OperatorCall(name, location, phase)

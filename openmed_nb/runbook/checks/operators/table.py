@@ -16,7 +16,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 from ...._events.activity import IMPORTING, ProgressEvent
 from ...._render.display import JsonMixin
@@ -28,21 +28,32 @@ from ....session import SESSION
 if TYPE_CHECKING:
     import torch
 
-NATIVE = "native"
-COMPOSITE = "composite"
-FALLS_BACK = "falls back to the CPU"
-ALWAYS_ON_CPU = "always on the CPU"
-UNKNOWN = "unknown"
-UNSUPPORTED = "unsupported"
-MAY_BE_INCORRECT = "may be incorrect"
+Classification = Literal[
+    "native",
+    "composite",
+    "falls back to the CPU",
+    "always on the CPU",
+    "unknown",
+    "unsupported",
+    "may be incorrect",
+]
+Phase = Literal["inference", "forward", "backward", "optimizer", "elsewhere"]
 
-INFERENCE = "inference"
-FORWARD = "forward"
-BACKWARD = "backward"
-OPTIMIZER = "optimizer"
+NATIVE: Final = "native"
+COMPOSITE: Final = "composite"
+FALLS_BACK: Final = "falls back to the CPU"
+ALWAYS_ON_CPU: Final = "always on the CPU"
+UNKNOWN: Final = "unknown"
+UNSUPPORTED: Final = "unsupported"
+MAY_BE_INCORRECT: Final = "may be incorrect"
+
+INFERENCE: Final = "inference"
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+OPTIMIZER: Final = "optimizer"
 
 # Phases in the order of the report: a forward pass without gradients, and the three phases of a training step.
-PHASES = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
+PHASES: tuple[Phase, ...] = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
 
 
 @dataclass(frozen=True, order=True)
@@ -67,8 +78,13 @@ class ModuleRow(JsonMixin):
     JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {"module_location": {"module": "module", "class": "kind"}}
 
 
-# Operator such as "aten::addmm", phase, and module that was running.
-CallSite = tuple[str, str, ModuleLocation]
+class CallSite(NamedTuple):
+    """Operator such as ``"aten::addmm"``, phase, and module that was running."""
+
+    operator: str
+    phase: Phase
+    module_location: ModuleLocation
+
 
 # Dispatch keys of composite kernels, in the order in which a device without a native kernel tries them.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
@@ -117,7 +133,7 @@ class OperatorTable:
     delegates: Mapping[str, str]
     always_cpu: frozenset[str]
 
-    def classify(self, operator: str) -> str:
+    def classify(self, operator: str) -> Classification:
         """Classify an operator, such as ``"aten::mode"``, that is called with an MPS tensor.
 
         Returns:
@@ -239,7 +255,7 @@ class MpsLimitation:
     name: str
     reason: str
     remedy: str
-    verdict: str = UNSUPPORTED
+    verdict: Classification = UNSUPPORTED
 
 
 FLOAT64 = MpsLimitation(
@@ -307,7 +323,7 @@ def _scales_in_both_directions(tensor: torch.Tensor, sizes: Iterable[int], *_arg
 
 
 def _has_projection(*args: Any, **_kwargs: Any) -> bool:
-    """Return whether the hidden state of an LSTM is smaller than its cell state, in both signatures (padded and packed)."""
+    """Return whether an LSTM has a projection, so that its hidden state is smaller than its cell state."""
     states = next((value for value in args if isinstance(value, (tuple, list)) and len(value) == 2), None)  # noqa: PLR2004
     return states is not None and bool(states[0].shape[-1] != states[1].shape[-1])
 
@@ -340,7 +356,7 @@ FUNCTION_RULES: Rules = {
 
 
 def find_limitation(rules: Rules, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[MpsLimitation]:
-    """Return the limitation of a call according to ``rules``, without the checks of dtypes and shapes that apply to all calls."""
+    """Return the limitation of a call according to ``rules``, apart from general dtypes and shapes."""
     limitation, applies = rules.get(name, (None, None))
     return [limitation] if limitation and applies and applies(*args, **kwargs) else []
 

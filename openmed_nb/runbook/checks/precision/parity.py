@@ -96,8 +96,8 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         text content: differing entities are given by text index and character offsets.
 
     Raises:
-        ConfigurationError: If there are no texts, if ``gold`` is not valid or does not match the texts, if gradients are
-            requested in int8, or if the device does not support the dtype.
+        ConfigurationError: If there are no texts, or if ``gold`` is not valid or does not match the texts. Also if gradients
+            are requested in int8, or if the device does not support the dtype.
         InvalidTextError: If a text cannot be processed. The error names its index.
         ModelError: If the model cannot be loaded, or has non-finite logits on the CPU in float32.
         DeviceError: If the device is unavailable or fails.
@@ -123,7 +123,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
 
 
 def check_texts(texts: Any) -> None:
-    """Raise ``ConfigurationError`` if ``texts`` is not an iterable or has a length of zero, without iterating over it."""
+    """Raise ``ConfigurationError`` if ``texts`` is not an iterable, or is empty, without iterating over it."""
     from ....annotation.references import check_iterable
 
     if isinstance(texts, str):
@@ -326,7 +326,9 @@ def run_parity(pair: ModelPair, texts: Any, gold: Any = None, gradients: bool = 
 
 @dataclass
 class _ParityAccumulator:
-    """Counts of a comparison, for each aggregation strategy. The report shows the strategy with the lowest agreement.
+    """Counts of a comparison for each aggregation strategy.
+
+    The report shows the strategy with the lowest agreement.
 
     Attributes:
         pair: Models that are compared.

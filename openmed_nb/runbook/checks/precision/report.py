@@ -73,7 +73,9 @@ class EntityChange(JsonMixin):
 
 @dataclass(frozen=True)
 class EntityAgreement(JsonMixin):
-    """Agreement of the entities of reference and candidate. Each entity of the reference has one of the first four kinds.
+    """Agreement of the entities of reference and candidate.
+
+    Each entity of the reference has one of the first four kinds.
 
     Attributes:
         exact: Number of entities with the same offsets and label.

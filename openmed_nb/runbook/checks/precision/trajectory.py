@@ -203,7 +203,7 @@ class LossParity(Displayable):
 
 
 def _loss_differences(losses: Iterable[float], reference: Iterable[float]) -> tuple[float, ...]:
-    """Return the absolute difference of two loss curves at each step of the shorter one, infinite if a loss is not finite."""
+    """Return the absolute difference of two loss curves at each step, infinite if a loss is not finite."""
     differences = (abs(loss - expected) for loss, expected in zip(losses, reference, strict=False))
     return tuple(difference if math.isfinite(difference) else math.inf for difference in differences)
 
@@ -220,7 +220,7 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
     progress: bool = True,
     **arguments: Any,
 ) -> LossParity:
-    """Train a model on the CPU and on a device, and determine whether rounding explains the difference of the losses.
+    """Train a model on the CPU and on a device, and check whether rounding explains the loss difference.
 
     Copies of the model start with the same weights and random numbers and use the same batches. Dropout is disabled, because a
     seed produces different numbers on each device. A third copy on the CPU measures the effect of rounding. In float32, each of
@@ -305,7 +305,10 @@ def _training_target(model: Any, batches: Any, arguments: Mapping[str, Any]) -> 
 
 
 def _synthetic_batches(pipe: Any) -> list[dict[str, Any]]:
-    """Return batches of random tokens without padding. The label of a token depends on its id, so that the model can learn it."""
+    """Return batches of random tokens without padding.
+
+    The label of a token depends on its id, so that the model can learn it.
+    """
     import torch
 
     rows = synthetic_labeled_batch(pipe, SYNTHETIC_LENGTH_TOKENS).kwargs
@@ -427,7 +430,10 @@ def _train_replicas(
 
 @contextlib.contextmanager
 def _translate_device_errors(device: str) -> Iterator[None]:
-    """Raise ``DeviceUnavailableError`` for an error on an accelerator. An error of the model would occur on the CPU as well."""
+    """Raise ``DeviceUnavailableError`` for an error on an accelerator.
+
+    An error of the model would occur on the CPU as well.
+    """
     try:
         yield
     except (RuntimeError, TypeError) as error:

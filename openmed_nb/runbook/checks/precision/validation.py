@@ -1,4 +1,4 @@
-"""``nb.runbook.validate_precision``: parity of a model in a reduced dtype, with a validation record if it passes."""
+"""``nb.runbook.validate_precision``: validation of a model in a reduced dtype."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
     progress: bool = True,
     **arguments: Any,
 ) -> PrecisionVerdict:
-    """Measure on your texts whether a model preserves its entities in a reduced dtype, and store a record if it does.
+    """Validate a reduced dtype of a model on your texts, and store a validation record if it passes.
 
     The dtype is accepted under these conditions:
 
@@ -263,7 +263,7 @@ def float32_on_device(pair: ModelPair, spec: LoadSpec, device: str) -> Annotator
 
 
 def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
-    """Return the speedup of a reduced dtype relative to float32 on the same device, or 1 if there is no clear speedup."""
+    """Return the speedup of a reduced dtype over float32 on the same device, or 1 if it is not clear."""
     from ....annotation.stream import iter_chunks
 
     sample: list[Any] = next((chunk.texts for chunk in iter_chunks(texts, 8 * NUM_TIMED_CHARACTERS)), [])

@@ -112,7 +112,7 @@ PLANTED = [
     ("torch without MPS", make_cpu_facts(MAC, NO_MPS), {"MPS in torch": FAILED}),
     ("no Metal device", make_cpu_facts(MAC, NO_METAL), {"MPS": FAILED}),
     ("watermarks that torch refused", make_cpu_facts(MAC, BAD_RATIO), {"MPS": FAILED}),
-    ("CPU build beside a GPU", make_cpu_facts(BOX, PLAIN_TORCH), {"CUDA": WARNING}),
+    ("CPU build with a GPU", make_cpu_facts(BOX, PLAIN_TORCH), {"CUDA": WARNING}),
     (
         "hidden GPUs",
         make_cpu_facts(BOX, replace(BOX_TORCH, cuda_names=()), environ={"CUDA_VISIBLE_DEVICES": ""}),
@@ -122,7 +122,7 @@ PLANTED = [
     ("GPU that fails", make_cpu_facts(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
     (
         "computation fails",
-        make_mac_facts(computed=replace(ON_MPS, failure="it gave other numbers")),
+        make_mac_facts(computed=replace(ON_MPS, failure="the results differ")),
         {"computation": FAILED},
     ),
     ("result elsewhere", make_mac_facts(computed=replace(ON_MPS, result_device="cpu")), {"computation": FAILED}),
@@ -150,7 +150,7 @@ PLANTED = [
     (
         "silent error",
         make_mac_facts(
-            computed=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "gives other numbers"),))
+            computed=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "returns different values"),))
         ),
         {KNOWN_BUGS[0].name: FAILED},
     ),

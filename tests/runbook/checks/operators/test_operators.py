@@ -28,7 +28,7 @@ RECORDED = Path(__file__).parents[3] / "recorded" / f"mps_operators_torch_{'_'.j
 TEXT = RECORDED.read_text("utf-8") if RECORDED.exists() else ""
 LINES = [line for line in TEXT.splitlines() if line.startswith("aten::")]
 
-recorded = pytest.mark.skipif(not LINES, reason="nobody read the registrations out of the macOS binary of this torch")
+recorded = pytest.mark.skipif(not LINES, reason="no recorded registrations of the macOS binary of this torch")
 
 
 @recorded
