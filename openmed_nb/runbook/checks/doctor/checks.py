@@ -76,11 +76,11 @@ class SystemFacts:
         environment: Effect of the MPS environment variables.
         torch_error: Error of the torch import, or ``None`` if torch can be imported.
         environ: Environment variables that the checks read, see ``CHECKED_VARIABLES``.
-        computed: Test computations on the active device, or ``None`` if there is none.
-        ruled_out: Test computations on a GPU that was rejected because of incorrect results, or ``None``.
+        computation: Test computations on the active device, or ``None`` if there is none.
+        rejected_computation: Test computations on a GPU that was rejected because of incorrect results, or ``None``.
         packages: Findings about packages.
-        launching: Findings about the settings of ``accelerate launch``.
-        signals: System status.
+        launch_settings: Findings about the settings of ``accelerate launch``.
+        system_status: System status.
         models: Findings about each model.
     """
 
@@ -91,11 +91,11 @@ class SystemFacts:
     environment: EnvPlan
     torch_error: OpenMedError | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
-    computed: ComputationCheck | None = None
-    ruled_out: ComputationCheck | None = None
+    computation: ComputationCheck | None = None
+    rejected_computation: ComputationCheck | None = None
     packages: tuple[Finding, ...] = ()
-    launching: tuple[Finding, ...] = ()
-    signals: SystemStatus = field(default_factory=SystemStatus)
+    launch_settings: tuple[Finding, ...] = ()
+    system_status: SystemStatus = field(default_factory=SystemStatus)
     models: tuple[Finding, ...] = ()
 
 
@@ -190,16 +190,16 @@ def run_checks(facts: SystemFacts) -> Iterator[Finding]:
     yield _check_computation(facts)
     yield from _check_variables(facts.environment)
     yield from _check_dtypes(facts)
-    suspected = facts.ruled_out or facts.computed
-    if suspected is None:
+    tested = facts.rejected_computation or facts.computation
+    if tested is None:
         yield _not_applicable(SILENT_ERRORS, facts)
     else:
         from .silent_errors import bug_findings
 
-        yield from bug_findings(SILENT_ERRORS, suspected.probes, suspected.device)
+        yield from bug_findings(SILENT_ERRORS, tested.probes, tested.device)
     yield from facts.packages
-    yield from facts.launching
-    yield from facts.signals.findings()
+    yield from facts.launch_settings
+    yield from facts.system_status.findings()
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
 
 
@@ -221,15 +221,15 @@ def _check_active_device(facts: SystemFacts) -> Finding:
 
 
 def _check_computation(facts: SystemFacts) -> Finding:
-    computed = facts.computed
-    if computed is None:
+    check = facts.computation
+    if check is None:
         return _not_applicable(COMPUTATION, facts)
-    device = format_device(computed.device)
-    result_device = format_device(computed.result_device)
+    device = format_device(check.device)
+    result_device = format_device(check.result_device)
     restart = "Restart the kernel; if it fails again, use 'cpu'."
-    if computed.failure:
-        return Finding(COMPUTATION, FAILED, f"{device} fails: {computed.failure}", restart)
-    if normalize_device(computed.result_device) != normalize_device(computed.device):
+    if check.failure:
+        return Finding(COMPUTATION, FAILED, f"{device} fails: {check.failure}", restart)
+    if normalize_device(check.result_device) != normalize_device(check.device):
         return Finding(COMPUTATION, FAILED, f"requested on {device}, but the result is on {result_device}", restart)
     return Finding(COMPUTATION, OK, f"correct; the result is on {result_device}")
 
@@ -249,23 +249,23 @@ REQUIRED_DTYPES = ("float32", "int64")
 
 
 def _check_dtypes(facts: SystemFacts) -> Iterator[Finding]:
-    if facts.computed is None or not facts.computed.dtypes:
+    if facts.computation is None or not facts.computation.dtypes:
         yield _not_applicable("data types", facts)
         return
-    device = facts.computed.device
+    device = facts.computation.device
     unsupported = ""
-    computed = []
-    for name, failure in facts.computed.dtypes.items():
+    supported = []
+    for name, failure in facts.computation.dtypes.items():
         if not failure:
-            computed.append(name)
+            supported.append(name)
         elif name in parse_device_argument(device).narrower:
             unsupported = "; MPS does not support float64"
         else:
             required = name in REQUIRED_DTYPES
             remedy = "Use 'cpu', and update torch and the system." if required else "Use float32."
             yield Finding(name, FAILED if required else WARNING, f"{format_device(device)} fails: {failure}", remedy)
-    if computed:
-        evidence = f"{format_device(device)} computes with {', '.join(computed)}{unsupported}"
+    if supported:
+        evidence = f"{format_device(device)} computes with {', '.join(supported)}{unsupported}"
         yield Finding("data types", OK, evidence)
 
 

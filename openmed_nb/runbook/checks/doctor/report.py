@@ -224,11 +224,13 @@ def collect_facts(
             environment=manager.mps_environment("mps" if variables_reject_mps else device or "cpu"),
             torch_error=torch_error,
             environ={name: environ[name] for name in CHECKED_VARIABLES if name in environ},
-            computed=compute(device) if device else None,
-            ruled_out=compute(incorrect_gpu) if incorrect_gpu else None,
+            computation=compute(device) if device else None,
+            rejected_computation=compute(incorrect_gpu) if incorrect_gpu else None,
             packages=package_findings(*read_packages(), torch_requirement(manager.machine)),
-            launching=() if torch_error else accelerate_findings(environ, manager.machine, manager.torch),
-            signals=read_signals(manager.machine, device or "cpu", uuid=parse_device_argument(device or "cpu").uuid()),
+            launch_settings=() if torch_error else accelerate_findings(environ, manager.machine, manager.torch),
+            system_status=read_signals(
+                manager.machine, device or "cpu", uuid=parse_device_argument(device or "cpu").uuid()
+            ),
             models=tuple(
                 finding
                 for name, checked_model in models

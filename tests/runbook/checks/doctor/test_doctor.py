@@ -63,9 +63,9 @@ def make_mac_facts(**changes):
         torch=MAC_TORCH,
         choice=select_device(DeviceRequest("auto", "nobody"), DeviceContext(MAC, MAC_TORCH, {})),
         environment=plan_mps_variables(environ, "mps", state),
-        computed=ON_MPS,
+        computation=ON_MPS,
         packages=(Finding("packages", OK, "9 packages fit together"),),
-        signals=SystemStatus(
+        system_status=SystemStatus(
             memory_pressure="normal", power_source="adapter", power_mode="automatic", thermal_state="nominal"
         ),
         models=(Finding("bundled", OK, "float32 on mps"),),
@@ -81,7 +81,7 @@ def make_cpu_facts(machine, torch, **changes):
         torch=torch,
         choice=DeviceChoice("cpu", "auto", "nobody", "mps and cuda cannot be used here.", confirmed=True),
         environment=plan_mps_variables({}, "cpu"),
-        computed=ComputationCheck("cpu", "cpu", dtypes=dict.fromkeys(TYPES, "")),
+        computation=ComputationCheck("cpu", "cpu", dtypes=dict.fromkeys(TYPES, "")),
         packages=(Finding("packages", OK, "9 packages fit together"),),
     )
     return replace(facts, **changes)
@@ -104,10 +104,10 @@ PLANTED = [
     ),
     (
         "Rosetta Python without torch",
-        make_cpu_facts(ROSETTA, TorchInfo(None), computed=None),
+        make_cpu_facts(ROSETTA, TorchInfo(None), computation=None),
         {"Python": FAILED, "torch": FAILED},
     ),
-    ("torch is missing", make_cpu_facts(PLAIN, TorchInfo(None), computed=None), {"torch": FAILED}),
+    ("torch is missing", make_cpu_facts(PLAIN, TorchInfo(None), computation=None), {"torch": FAILED}),
     ("torch is too old", make_cpu_facts(PLAIN, replace(PLAIN_TORCH, version="2.5.1")), {"torch": FAILED}),
     ("torch without MPS", make_cpu_facts(MAC, NO_MPS), {"MPS in torch": FAILED}),
     ("no Metal device", make_cpu_facts(MAC, NO_METAL), {"MPS": FAILED}),
@@ -122,10 +122,10 @@ PLANTED = [
     ("GPU that fails", make_cpu_facts(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
     (
         "computation fails",
-        make_mac_facts(computed=replace(ON_MPS, failure="the results differ")),
+        make_mac_facts(computation=replace(ON_MPS, failure="the results differ")),
         {"computation": FAILED},
     ),
-    ("result elsewhere", make_mac_facts(computed=replace(ON_MPS, result_device="cpu")), {"computation": FAILED}),
+    ("result elsewhere", make_mac_facts(computation=replace(ON_MPS, result_device="cpu")), {"computation": FAILED}),
     (
         "odd fallback",
         make_mac_facts(environment={FALLBACK_VARIABLE: "true"}, seen={**SEEN, FALLBACK_VARIABLE: frozenset({"true"})}),
@@ -134,29 +134,33 @@ PLANTED = [
     ("variable that torch does not have", make_mac_facts(environment={UNKNOWN: "debug"}), {UNKNOWN: WARNING}),
     (
         "no float32",
-        make_mac_facts(computed=replace(ON_MPS, dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
+        make_mac_facts(computation=replace(ON_MPS, dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
         {"float32": FAILED},
     ),
     (
         "no bfloat16",
-        make_mac_facts(computed=replace(ON_MPS, dtypes={"float32": "", "bfloat16": "needs macOS 14"})),
+        make_mac_facts(computation=replace(ON_MPS, dtypes={"float32": "", "bfloat16": "needs macOS 14"})),
         {"bfloat16": WARNING},
     ),
     (
         "no float64 on CUDA",
-        make_cpu_facts(BOX, BOX_TORCH, computed=ComputationCheck("cuda", "cuda:0", dtypes={"float64": "no kernel"})),
+        make_cpu_facts(BOX, BOX_TORCH, computation=ComputationCheck("cuda", "cuda:0", dtypes={"float64": "no kernel"})),
         {"float64": WARNING},
     ),
     (
         "silent error",
         make_mac_facts(
-            computed=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "returns different values"),))
+            computation=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "returns different values"),))
         ),
         {KNOWN_BUGS[0].name: FAILED},
     ),
     ("mismatched packages", make_mac_facts(packages=(MISMATCH,)), {MISMATCH.name: FAILED}),
-    ("memory pressure", make_mac_facts(signals=SystemStatus(memory_pressure="critical")), {"memory pressure": WARNING}),
-    ("Low Power Mode", make_mac_facts(signals=SystemStatus(power_mode="low")), {"power mode": WARNING}),
+    (
+        "memory pressure",
+        make_mac_facts(system_status=SystemStatus(memory_pressure="critical")),
+        {"memory pressure": WARNING},
+    ),
+    ("Low Power Mode", make_mac_facts(system_status=SystemStatus(power_mode="low")), {"power mode": WARNING}),
     (
         "bad model",
         make_mac_facts(models=(Finding("m: NaN", FAILED, "1 weight", "Load it again."),)),
@@ -167,7 +171,7 @@ PLANTED = [
 HEALTHY = [
     ("Mac", make_mac_facts()),
     ("Mac whose version of macOS is not known", make_mac_facts(machine=replace(MAC, macos=None))),
-    ("Mac on which nothing is set", make_mac_facts(signals=SystemStatus())),
+    ("Mac on which nothing is set", make_mac_facts(system_status=SystemStatus())),
     ("computer without a GPU", make_cpu_facts(PLAIN, PLAIN_TORCH)),
     ("Mac on request on the CPU", make_cpu_facts(MAC, MAC_TORCH)),
     ("Mac with an Intel processor", make_cpu_facts(MachineInfo("Darwin", "x86_64", macos=(12, 6)), PLAIN_TORCH)),
@@ -177,7 +181,7 @@ HEALTHY = [
             BOX,
             BOX_TORCH,
             choice=DeviceChoice("cuda:0", "auto", "nobody", "", confirmed=True),
-            computed=ComputationCheck(
+            computation=ComputationCheck(
                 "cuda", "cuda:0", probes=tuple(ProbeOutcome(bug.issue) for bug in bugs_for_device("cuda"))
             ),
         ),
@@ -292,8 +296,8 @@ EVIDENCE = [
         HIGH_WATERMARK_VARIABLE,
         f"0.0, set by you: {ACTIVE}; no limit",
     ),
-    (make_cpu_facts(PLAIN, TorchInfo(None), computed=None), "computation", "torch is unavailable"),
-    (make_cpu_facts(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computed=None), "data types", "there is no active device"),
+    (make_cpu_facts(PLAIN, TorchInfo(None), computation=None), "computation", "torch is unavailable"),
+    (make_cpu_facts(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computation=None), "data types", "there is no active device"),
 ]
 
 

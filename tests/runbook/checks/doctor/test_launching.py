@@ -168,7 +168,7 @@ def test_missing_file_has_no_finding(computers, tmp_path):
 @pytest.mark.parametrize("write", [yaml.safe_dump, json.dumps])
 def test_doctor_reports_settings_of_file(computers, write, tmp_path):
     computer = computers.mac(HF_HOME=str(tmp_path))
-    assert collect_facts(computer.session, compute=lambda _device: None).launching == ()
+    assert collect_facts(computer.session, compute=lambda _device: None).launch_settings == ()
     (tmp_path / "accelerate").mkdir()
     file = tmp_path / "accelerate" / "default_config.yaml"
     file.write_text(write(make_settings("distributed_type: MULTI_GPU, num_processes: 4")), "utf-8")
