@@ -109,8 +109,8 @@ def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Mod
 
 
 def _model_error(operation: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
-    message = f"{operation} of {short_type_name(model)} failed on the CPU"
-    return ConfigurationError(f"{message}: {short_type_name(error)}: {describe_error(error)}.", remedy)
+    problem = f"{operation} of {short_type_name(model)} failed on the CPU"
+    return ConfigurationError(f"{problem}: {short_type_name(error)}: {describe_error(error)}.", remedy)
 
 
 def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> None:
@@ -484,8 +484,10 @@ def forecast(
         if example_inputs is not None:
             example = parse_example_inputs(example_inputs)
         elif tokenizer is None or module is model:
-            what = f"{short_type_name(model)} requires example inputs, because only a pipeline has a tokenizer to create them."
-            raise ConfigurationError(what, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them.")
+            message = f"{short_type_name(model)} requires example inputs, because only a pipeline has a tokenizer to create them."
+            raise ConfigurationError(
+                message, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them."
+            )
         else:
             example = _synthetic_example(module, tokenizer)
         inner = getattr(module, "_orig_mod", module)  # The module without torch.compile.

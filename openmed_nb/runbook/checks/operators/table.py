@@ -190,10 +190,10 @@ def functions_file(version: str) -> Path:
         file = Path(folder) / "packaged" / "ATen" / "native" / "native_functions.yaml"
         if file.is_file():
             return file
-    what = (
+    message = (
         f"torch {version} does not include its list of operators, torchgen/packaged/ATen/native/native_functions.yaml."
     )
-    raise TorchImportError(what, reinstall_remedy(version))
+    raise TorchImportError(message, reinstall_remedy(version))
 
 
 def read_functions(file: Path) -> dict[str, dict[str, Any]]:

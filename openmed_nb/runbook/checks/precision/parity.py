@@ -160,14 +160,14 @@ def _validate_gold(gold: Any, texts: Any, candidate: Annotator) -> tuple[tuple[S
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in valid_labels for label in labels)
     if unknown:  # The labels are not quoted, because they may be text content.
-        what = f"{unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
-        raise ConfigurationError(what, f"Use the labels of the model only: {', '.join(sorted(valid_labels))}.")
+        message = f"{unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
+        raise ConfigurationError(message, f"Use the labels of the model only: {', '.join(sorted(valid_labels))}.")
     return spans
 
 
 def _gold_length_error(gold: int, texts: int) -> ConfigurationError:
-    what = f"The gold covers {pluralize(gold, 'text')}, but there are {texts:,}."
-    return ConfigurationError(what, "Pass the gold of the same texts.")
+    message = f"The gold covers {pluralize(gold, 'text')}, but there are {texts:,}."
+    return ConfigurationError(message, "Pass the gold of the same texts.")
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,11 @@ def _pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
     dtype = dtype_of(pipe.model)
     name = type(pipe.model).__name__
     if is_quantized(pipe.model):
-        what = f"This {name} in int8 has no float32 weights."
-        raise ConfigurationError(what, f"Pass the model's name and dtype={INT8!r}.")
+        message = f"This {name} in int8 has no float32 weights."
+        raise ConfigurationError(message, f"Pass the model's name and dtype={INT8!r}.")
     if dtype not in TOLERANCES:
-        what = f"{name} in {dtype} cannot be compared because no tolerance is defined for this dtype."
-        raise ConfigurationError(what, "Call .float() on the model.")
+        message = f"{name} in {dtype} cannot be compared because no tolerance is defined for this dtype."
+        raise ConfigurationError(message, "Call .float() on the model.")
     candidate = pipe.default_annotator().whole_texts()
     notes: tuple[str, ...] = ()
     if dtype != "float32":
@@ -253,10 +253,8 @@ def _gradient_difference(
         expected = _compute_gradients(reference.network, inputs, labels)
         computed = _compute_gradients(candidate.network, inputs, labels)
     except RuntimeError as error:
-        what = (
-            f"A step could not be computed on {format_device(str(candidate.network.device))}: {describe_error(error)}."
-        )
-        raise DeviceUnavailableError(what, "Remove gradients=True, or use another device or dtype.") from error
+        message = f"A training step failed on {format_device(str(candidate.network.device))}: {describe_error(error)}."
+        raise DeviceUnavailableError(message, "Remove gradients=True, or use another device or dtype.") from error
     if not expected:
         return None
     norms = {name: float(gradient.norm()) for name, gradient in expected.items()}
@@ -400,8 +398,8 @@ class _ParityAccumulator:
             logits.reshape(-1, logits.shape[-1])[owned] for logits, _ in (output.reference, output.candidate)
         )
         if not np.isfinite(expected).all():
-            what = f"The model {describe_value(self.pair.name)} has non-finite logits on the CPU in float32."
-            raise InvalidModelError(what, "Use another model: this one has no valid reference.")
+            message = f"The model {describe_value(self.pair.name)} has non-finite logits on the CPU in float32."
+            raise InvalidModelError(message, "Use another model: this one has no valid reference.")
         is_finite = np.isfinite(computed).all(-1)
         self.non_finite_tokens += int((~is_finite).sum())
         self.label_mismatches += int(((expected.argmax(-1) != computed.argmax(-1)) | ~is_finite).sum())
@@ -438,8 +436,8 @@ class _ParityAccumulator:
         if self.gold is None or number >= len(self.gold):
             raise ConfigurationError(f"Gold for text {number} is missing.", remedy)
         if any(end > length for _, end, _ in self.gold[number]):
-            what = f"An entity in the gold of text {number} ends after the end of the text (character {length})."
-            raise ConfigurationError(what, remedy)
+            message = f"An entity in the gold of text {number} ends after the end of the text (character {length})."
+            raise ConfigurationError(message, remedy)
         return self.gold[number]
 
     def to_report(self, gradients: GradientDifference | None) -> ParityReport:
@@ -514,8 +512,8 @@ def _run_both(
         if is_out_of_memory(error):
             halves = batch.split(prepared.windows.lengths + candidate.special_tokens.num_special_tokens)
         if not halves:
-            what = f"The model could not be compared on {format_device(str(candidate.model.device))}: {describe_error(error)}."
-            raise DeviceUnavailableError(what, "Use another device or another dtype.") from error
+            message = f"The comparison failed on {format_device(str(candidate.model.device))}: {describe_error(error)}."
+            raise DeviceUnavailableError(message, "Use another device or another dtype.") from error
     for half in halves:
         yield from _run_both(reference, candidate, prepared, half)
 

@@ -247,8 +247,8 @@ def parse_gold(gold: Any) -> tuple[tuple[Span, ...], ...]:
             )
         spans = [_gold_span(entity) for entity in entities]
         if None in spans:
-            what = f"The gold of text {number} has an invalid entity at index {spans.index(None)}."
-            raise ConfigurationError(what, GOLD_REMEDY)
+            message = f"The gold of text {number} has an invalid entity at index {spans.index(None)}."
+            raise ConfigurationError(message, GOLD_REMEDY)
         texts.append(tuple(span for span in spans if span))
     return tuple(texts)
 

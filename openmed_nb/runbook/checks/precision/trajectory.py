@@ -297,8 +297,8 @@ def _training_target(model: Any, batches: Any, arguments: Mapping[str, Any]) -> 
         check_no_arguments(name, arguments)
     if batches is None:
         if not hasattr(model, "default_annotator"):
-            what = f"Batches are required to train {name}."
-            raise ConfigurationError(what, "Pass a list of batches, or a DataLoader.")
+            message = f"Batches are required to train {name}."
+            raise ConfigurationError(message, "Pass a list of batches, or a DataLoader.")
         batches = _synthetic_batches(model)
     check_batches(name, batches)
     return get_module(model), batches, name
@@ -347,8 +347,8 @@ class _TrainingRecipe:
         copied = copy_model(model, device)
         parameters = [weight for weight in copied.parameters() if weight.requires_grad]
         if not parameters:
-            what = f"{self.name} has no trainable parameters."
-            raise ConfigurationError(what, "Call requires_grad_() on the parameters to train.")
+            message = f"{self.name} has no trainable parameters."
+            raise ConfigurationError(message, "Call requires_grad_() on the parameters to train.")
         optimizer = self.optimizer(parameters)
         check_fused(optimizer, None, ())
         autocast = precision(dtype, device).autocast
@@ -376,7 +376,7 @@ class _TrainingReplica:
             with self.autocast():
                 loss = self.recipe.loss(self.model, inputs)
             if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
-                remedy = "Pass batches with labels, or a loss= function of the model and a batch that returns a tensor with one element."
+                remedy = "Pass batches with labels, or a loss= function that returns a tensor with one element."
                 raise ConfigurationError(f"{self.recipe.name} returns no loss that can be trained.", remedy)
             loss.backward()
             self.optimizer.step()
@@ -411,8 +411,8 @@ def _train_replicas(
             with _translate_device_errors(replica.device):
                 replica.step(batch)
         if not math.isfinite(reference.losses[-1]):
-            what = f"The loss of {recipe.name} is not finite on the CPU in step {step + 1}."
-            raise InvalidModelError(what, "Use a lower learning rate, or check the batches for invalid data.")
+            message = f"The loss of {recipe.name} is not finite on the CPU in step {step + 1}."
+            raise InvalidModelError(message, "Use a lower learning rate, or check the batches for invalid data.")
         if not math.isfinite(candidate.losses[-1]):
             break
     SESSION.notify(ProgressEvent("Training on both", recipe.name, steps, steps, "step"))
@@ -443,8 +443,8 @@ def _translate_device_errors(device: str) -> Iterator[None]:
             or is_out_of_memory(error)
         ):
             raise
-        what = f"A step could not be computed on {format_device(device)}: {describe_error(error)}."
-        raise DeviceUnavailableError(what, "Use another device or dtype.") from error
+        message = f"A training step failed on {format_device(device)}: {describe_error(error)}."
+        raise DeviceUnavailableError(message, "Use another device or dtype.") from error
 
 
 @contextlib.contextmanager

@@ -167,16 +167,16 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
 
     with SESSION.operation(progress):
         if not is_model_name(model):
-            what = (
+            message = (
                 f"A validation record requires the files of a model, but {short_type_name(model)} is not a model name."
             )
-            raise ConfigurationError(what, "Pass the name or the folder of the model first and then the texts.")
+            raise ConfigurationError(message, "Pass the name or the folder of the model first and then the texts.")
         check_texts(texts)
         text_list = list(iter_texts(texts))
         name = normalize_dtype(dtype)
         if name not in REDUCED_DTYPES:
-            what = f"{describe_value(name)} is not a reduced dtype."
-            raise ConfigurationError(what, f"Use one of {', '.join(REDUCED_DTYPES)}.")
+            message = f"{describe_value(name)} is not a reduced dtype."
+            raise ConfigurationError(message, f"Use one of {', '.join(REDUCED_DTYPES)}.")
         if device is not None:
             arguments["device"] = device
         spec, target_device = SESSION.load_spec(model, {**arguments, "dtype": name})
@@ -195,8 +195,8 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
                 speedup = measure_speedup(float32_on_device(pair, spec, target_device), pair.candidate, unique_texts)
             verdict = judge(report, identity, speedup)
         if replace(identity, **asdict(hash_model_files(model_folder(spec)))) != identity:
-            what = f"The files of {identity.model!r} changed during the validation."
-            raise InvalidModelError(what, "Repeat the validation when the files are complete.")
+            message = f"The files of {identity.model!r} changed during the validation."
+            raise InvalidModelError(message, "Repeat the validation when the files are complete.")
         update_store(verdict, identity, record_store(SESSION.environ))
         return verdict
 

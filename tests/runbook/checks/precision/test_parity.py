@@ -295,7 +295,7 @@ def test_batch_is_split_if_out_of_memory(pipe):
     assert seen == [8, 4, 2, 2, 4, 2, 2]
     assert (report.tokens, report.spans.exact) == (12 * 8, 3 * 8)
     most = 0
-    with pytest.raises(DeviceUnavailableError, match="could not be compared on cpu: CUDA out of memory"):
+    with pytest.raises(DeviceUnavailableError, match="comparison failed on cpu: CUDA out of memory"):
         nb.runbook.parity(pipe, texts)
 
 
