@@ -504,7 +504,7 @@ def _run_both(
     inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate)
     halves: list[Batch] = []
     try:
-        yield _PairOutput(batch, _run_model(reference, inputs), _run_model(candidate, inputs))
+        yield _PairOutput(batch, _run_forward(reference, inputs), _run_forward(candidate, inputs))
     except OpenMedError:
         raise
     except (RuntimeError, MemoryError, TypeError) as error:
@@ -518,7 +518,7 @@ def _run_both(
         yield from _run_both(reference, candidate, prepared, half)
 
 
-def _run_model(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
+def _run_forward(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
     """Run a batch and wait for its logits and postprocessed outputs."""
     import torch
 
