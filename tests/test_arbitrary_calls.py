@@ -36,7 +36,7 @@ OTHERS = {"OpenMedError", "OpenMedWarning", "cluster", "report"}
 CALLABLES = {
     prefix + name: getattr(room, name)
     for prefix, room in ROOMS.items()
-    for name in getattr(room, "__all__", ("check", "ladder", "settings"))
+    for name in getattr(room, "__all__", ("check", "benchmark_workers", "settings"))
     if prefix + name not in OTHERS and callable(getattr(room, name))
 } | {"training.adamw.explain": nb.training.adamw.explain}
 """All else that is public and can be called."""
@@ -133,8 +133,8 @@ def state():
 def check_unchanged(before):
     """Check that a call which failed left all as it was, but for models that it loaded: loading them again takes long."""
     after = state()
-    assert after._replace(loaded=before.is_imported) == before
-    assert after.is_imported[: len(before.is_imported)] == before.is_imported
+    assert after._replace(loaded=before.loaded) == before
+    assert after.loaded[: len(before.loaded)] == before.loaded
 
 
 def refused(name, positional, named):
@@ -187,7 +187,7 @@ def test_any_call(data):
         ("explain_device", (torch.zeros(0),)),
         ("list_devices", (torch.zeros(0),)),
         ("training.loader.check", (Refusing, refuse)),
-        ("training.loader.ladder", ({"x": 1}, None)),
+        ("training.loader.benchmark_workers", ({"x": 1}, None)),
     ],
 )
 def test_chosen_arguments(name, arguments):

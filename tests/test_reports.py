@@ -31,9 +31,9 @@ def report_of_a_computer():
     begun = DeviceReport(SCHEMA, written, subject, None, ("rows", "device"))
     choice = nb.device("cpu")
     picture, figures = Chart("Rows", (Bar("8", 1.0, "1 ms"),)), ReportMetrics("rows", MODEL, "cpu", None, False, {})
-    found = {"report": replace(choice.to_report(), charts=(picture,)), "data": choice.to_dict(), "figures": (figures,)}
+    found = {"report": replace(choice.to_report(), charts=(picture,)), "report_json": choice.to_dict(), "figures": (figures,)}
     first = StepOutcome("device", "done", "ok", "Device: cpu.", "", (), written, 3.0, **found)
-    died = StepOutcome("rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion",), written, 3.0)
+    died = StepOutcome("rows", "crashed", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion",), written, 3.0)
     return begun.with_outcome(first).with_outcome(died)
 
 

@@ -28,7 +28,7 @@ from .logbook.privacy import sanitize_path
 from .logbook.sections import ReportMetrics, UtcTimestamp
 from .runner import Staged, Subject, current_subject, evidence_from, read_reports, resume, run_stages
 
-FOLDER = "openmed_ladder"
+FOLDER = "openmed_bring_up"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
 SECONDS = 30.0
 
@@ -58,7 +58,7 @@ class BringUpOptions:
 
         asked: dict[str, Any] = {"training": self.training, "device": self.device, "arguments": self.arguments}
         with open_benchmark(self.model, self.data, **asked) as bench:
-            yield bench.stream(self.knee or SYNTHETIC_BATCH_SIZE)
+            yield bench.data_workload(self.knee or SYNTHETIC_BATCH_SIZE)
 
 
 def _freeze(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
@@ -218,7 +218,7 @@ class BringUpReport(Staged):
     NAME = "ladder"
     STAGE = "stage"
     AGAIN = "call the same ladder again"
-    FILE = "ladder.json"
+    FILE = "bring_up.json"
     CONTENT = "a ladder of nb.runbook.ladder()"
     REMEDY = "Name another folder."
 
@@ -320,7 +320,7 @@ class BringUpReport(Staged):
     def files(self) -> dict[str, str]:
         """Return the JSON and the page."""
         page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(self.final_report())}\n"
-        return {self.FILE: to_json(self), "ladder.html": page}
+        return {self.FILE: to_json(self), "bring_up.html": page}
 
 
 @dataclass(frozen=True)
@@ -410,7 +410,7 @@ def bring_up(  # noqa: PLR0913 - each is one thing that a person may want to say
     A device that fails in a stage stops it there; what a stage measures is judged by :func:`gates`, as :func:`openmed_nb.verdict` does.
 
     Example:
-        >>> ladder(training="yes")
+        >>> bring_up(training="yes")
         Traceback (most recent call last):
         ...
         openmed_nb.errors.ConfigurationError: training cannot be 'yes'. Pass True or False.

@@ -74,7 +74,7 @@ def _comparison_figures(report: Comparison) -> ReportMetrics:
 
 
 def _phases(shares: dict[str, float]) -> dict[str, float]:
-    return {f"{phase}_share": share for phase, share in shares.items()}
+    return {f"{phase}_fraction": share for phase, share in shares.items()}
 
 
 @extract_metrics.register
@@ -105,8 +105,8 @@ def _ledger_figures(report: FallbackLog) -> ReportMetrics:
 def _forecast_figures(report: Forecast) -> ReportMetrics:
     values = {
         "operators": len(report.operators),
-        "leaving": len(report.cpu_operators),
-        "refused": len(report.unsupported),
+        "cpu_operators": len(report.cpu_operators),
+        "unsupported": len(report.unsupported),
     }
     return ReportMetrics("forecast", sanitize_path(report.model), None, None, report.simulated, finite_numbers(values))
 
@@ -118,7 +118,7 @@ def _parity_figures(report: ParityReport) -> ReportMetrics:
         "entity_agreement": report.spans.agreement,
         "texts": report.texts,
         "tokens": report.tokens,
-        "other_labels": report.label_mismatches,
+        "label_mismatches": report.label_mismatches,
         "non_finite_tokens": report.non_finite_tokens,
         "logits_maximum": report.logits.maximum,
         "logits_median": report.logits.median,
@@ -131,7 +131,7 @@ def _parity_figures(report: ParityReport) -> ReportMetrics:
 def _loss_figures(report: LossParity) -> ReportMetrics:
     values = {
         "steps": report.steps,
-        "parted": report.divergence_step,
+        "divergence_step": report.divergence_step,
         "drift": max(report.drift),
         "tolerance": report.tolerance[report.steps - 1],
         "first_loss": report.candidate[0],
@@ -175,7 +175,7 @@ def _doctor_figures(report: DoctorReport) -> ReportMetrics:
 
 @extract_metrics.register
 def _loader_figures(report: LoaderCheck) -> ReportMetrics:
-    values = {name: getattr(report, name) for name in ("data_seconds", "step_seconds", "waiting", "batches")}
+    values = {name: getattr(report, name) for name in ("data_seconds", "step_seconds", "wait_fraction", "batches")}
     run = Run(workers=report.workers)
     return ReportMetrics(
         "loader", "batches", report.device, report.bottleneck, report.simulated, finite_numbers(values), run

@@ -123,10 +123,10 @@ def gates(**changed: float) -> Gates:
     Example:
         >>> gates(speedup=0.3).changed, gates().memory_growth
         ((('speedup', 0.22, 0.3),), 0.26)
-        >>> gates(speedup=0.3)
+        >>> gates(speed=0.3)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: There is no gate 'speedup'. Did you mean 'speedup'?
+        openmed_nb.errors.ConfigurationError: There is no gate 'speed'. Did you mean 'speedup'?
     """
     for name in changed:
         if name not in GATES:

@@ -48,8 +48,8 @@ class Lanes(Displayable):
         lane: The lane that this means; empty where something is to be mended or measured first.
 
     Example:
-        >>> from openmed_nb.runbook.verdict.verdict import judge
-        >>> lanes = judge(Evidence(device="mps", texts_per_second=50.0, speedup=5.0, num_texts=360_000)).lanes
+        >>> from openmed_nb.runbook.verdict.verdict import evaluate
+        >>> lanes = evaluate(Evidence(device="mps", texts_per_second=50.0, speedup=5.0, num_texts=360_000)).lanes
         >>> lanes.measured["texts, or rows"]
         {'MPS': '50 a second', 'CPU': '10 a second', 'MLX': 'to beat: 50 a second'}
         >>> lanes.measured["time for 360,000 notes"]

@@ -640,12 +640,12 @@ class Evidence(Displayable):
     refused_operators: tuple[str, ...] | None = _metric(
         "operators that MPS refuses",
         NAMES,
-        {Profile: _fallen(REFUSED), FallbackLog: _fallen(REFUSED), Forecast: _foretold("refused")},
+        {Profile: _fallen(REFUSED), FallbackLog: _fallen(REFUSED), Forecast: _foretold("unsupported")},
     )
     fallback_operators: tuple[str, ...] | None = _metric(
         "operators that fell back",
         NAMES,
-        {Profile: _fallen(FELL_BACK), FallbackLog: _fallen(FELL_BACK), Forecast: _foretold("leaving")},
+        {Profile: _fallen(FELL_BACK), FallbackLog: _fallen(FELL_BACK), Forecast: _foretold("cpu_operators")},
     )
     fallback_time: float | None = _metric(
         "time spent in what fell back",

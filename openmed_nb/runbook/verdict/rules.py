@@ -25,8 +25,8 @@ from .metrics import (
     format_with_unit,
 )
 
-KEEP_DEVICE = "stay on this device"
-FIX_INPUT_PIPELINE = "feed the device faster"
+KEEP_DEVICE = "keep this device"
+FIX_INPUT_PIPELINE = "speed up the input pipeline"
 FIX_BATCH = "fix the batch"
 CHECKPOINT = "checkpoint / accumulate"
 FALL_BACK = "fall back to the CPU for these operators"
@@ -309,7 +309,7 @@ COMPARE = "nb.compare(model, texts)"
 AT_KNEE = (
     "nb.sweep(model), with more seconds=... where it still rises, and nb.compare(model, texts, batch_size=sweep.knee)"
 )
-MORE_ROUNDS = f"{COMPARE}, with more pairs=... where its interval holds the gate"
+MORE_ROUNDS = f"{COMPARE}, with more rounds=... where its interval holds the gate"
 EPOCHS = "nb.epochs(...) and then nb.training.last_curve()"
 FALLBACKS = "nb.runbook.fallbacks() or nb.runbook.profile(model)"
 
@@ -361,7 +361,7 @@ def requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
             here.synchronizations is not None,
             needed=False,
         ),
-        Requirement("power and heat", Area.SPEED, "nb.signals()", here.slow_conditions is not None, needed=False),
+        Requirement("power and heat", Area.SPEED, "nb.system_status()", here.slow_conditions is not None, needed=False),
     )
 
 
@@ -482,7 +482,7 @@ def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]
             Area.DATA,
             f"more than {gate['data_fraction']} of a step is spent on waiting for data",
             () if annotates else starved,
-            "Read ahead and tokenize once: nb.training.loader.check(loader) and nb.training.loader.ladder(...) say how.",
+            "Read ahead and tokenize once: nb.training.loader.check(loader) and nb.training.loader.benchmark_workers(...) say how.",
             enough_data,
         ),
         VerdictRule(

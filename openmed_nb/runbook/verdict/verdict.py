@@ -103,7 +103,7 @@ class Verdict(Displayable):
         unknown: What matters and was not measured.
 
     Example:
-        >>> verdict = judge(Evidence(device="mps", task="annotation", entity_agreement=0.9))
+        >>> verdict = evaluate(Evidence(device="mps", task="annotation", entity_agreement=0.9))
         >>> verdict.recommendation, verdict.is_conclusive, [figure.value for figure in verdict.reason.figures]
         ('compute on the CPU', True, [0.9])
     """
@@ -315,7 +315,7 @@ def verdict(
 
     Example:
         >>> first = verdict(task="annotation")
-        >>> first.recommendation, [area.command for area in first.unknown][:2]
+        >>> first.recommendation, [area.command for area in first.missing_requirements][:2]
         ('measure first', ['nb.compare(model, texts)', 'nb.runbook.parity(model, texts)'])
     """
     if gates is not None and not isinstance(gates, Gates):
@@ -327,7 +327,7 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     """Return the verdict on figures; the same figures always give the same verdict, and no figures raise.
 
     Example:
-        >>> judge(Evidence()).recommendation, judge(Evidence(task="training", out_of_memory_at=1)).recommendation
+        >>> evaluate(Evidence()).recommendation, evaluate(Evidence(task="training", out_of_memory_at=1)).recommendation
         ('measure first', 'checkpoint / accumulate')
     """
     gates = Gates() if gates is None else gates
@@ -381,7 +381,7 @@ def collect_evidence(
     if accepted is not None:
         read.append(accepted)  # Of two that tell of a type, parity counts first.
     if Comparison in by_kind:
-        read.append(by_kind[Comparison].of(device or "cpu"))
+        read.append(by_kind[Comparison].for_device(device or "cpu"))
     for name, metric in METRICS.items():
         if name not in context.known and (value := metric.read(read, context)) is not None:
             context.known[name] = value

@@ -27,7 +27,7 @@ WELL = {
     "silent_errors": (),
     "entity_agreement": 1.0,
     "logits": 1e-6,
-    "shares": {"data": 0.05, "forward": 0.95},
+    "phase_fractions": {"data": 0.05, "forward": 0.95},
     "knee": 32,
     "knee_gain": 0.0,
     "headroom": 0.5,
@@ -39,7 +39,7 @@ WELL = {
     "speedup_high": 2.2,
     "utilization": 0.9,
     "synchronizations": (),
-    "states": (),
+    "slow_conditions": (),
 }
 
 # The figures that are bad, and the stage that they stop.
@@ -49,8 +49,8 @@ BAD = [
     ({"entity_agreement": 0.9}, "gates"),
     ({"logits": 1.0}, "gates"),
     ({"non_finite_tokens": 3}, "gates"),
-    ({"shares": {"data": 0.6, "forward": 0.4}}, "throughput"),
-    ({"shares": {"data": 0.0, "transfer": 0.9, "forward": 0.1}}, "throughput"),
+    ({"phase_fractions": {"data": 0.6, "forward": 0.4}}, "throughput"),
+    ({"phase_fractions": {"data": 0.0, "transfer": 0.9, "forward": 0.1}}, "throughput"),
     ({"knee_gain": 0.8}, "throughput"),
     ({"knee": None, "knee_gain": None}, "throughput"),
     ({"out_of_memory_at": 1}, "memory"),
@@ -89,15 +89,15 @@ ON_A_GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
 def test_tokenizing_while_the_device_computes_stops_nothing(meanwhile, stage):
     shares = PhaseTimes(ON_A_GPU, meanwhile).fractions
 
-    assert stop(device="cuda:0", shares=shares)[0] == stage
+    assert stop(device="cuda:0", phase_fractions=shares)[0] == stage
 
 
 @pytest.mark.parametrize(
     ("figures", "remedy"),
     [
         # Who annotates has no loader: texts are tokenized on more computers.
-        ({"task": "annotation", "shares": {"data": 0.6, "forward": 0.4}}, "nb.cluster"),
-        ({"task": "training", "shares": {"data": 0.6, "forward": 0.4}}, "nb.training.loader.check"),
+        ({"task": "annotation", "phase_fractions": {"data": 0.6, "forward": 0.4}}, "nb.cluster"),
+        ({"task": "training", "phase_fractions": {"data": 0.6, "forward": 0.4}}, "nb.training.loader.check"),
         ({"speedup_low": 1.0, "speedup": 1.01, "speedup_high": 1.02}, "nb.use('cpu')"),
         ({"knee": None, "knee_gain": None}, "seconds=60"),
     ],
@@ -128,7 +128,7 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
     assert [lamp.status for lamp in found.to_report().charts[0].indicators] == ["failed", *["not applicable"] * 4]
     assert "%load_ext openmed_nb" in found.results[0].remedy
     assert "Quackenbush" not in written + str(found) + found._repr_html_()
-    assert json.loads((tmp_path / "ladder.json").read_text("utf-8"))["rungs"][0]["status"] == "failed"
+    assert json.loads((tmp_path / "bring_up.json").read_text("utf-8"))["results"][0]["status"] == "failed"
     assert book.metrics[-1].values == {"stages": 5.0, "stages_passed": 0.0}
 
 
@@ -140,12 +140,12 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
     ],
 )
 def test_a_file_that_is_something_else_is_refused(tmp_path, text, problem):
-    """A ladder.json that is no ladder is an error, and stays as it was."""
-    (tmp_path / "ladder.json").write_text(text)
+    """A bring_up.json that is no ladder is an error, and stays as it was."""
+    (tmp_path / "bring_up.json").write_text(text)
 
-    with pytest.raises(ConfigurationError, match=rf"'ladder\.json' {problem}"):
+    with pytest.raises(ConfigurationError, match=rf"'bring_up\.json' {problem}"):
         nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path)
-    assert (tmp_path / "ladder.json").read_text() == text
+    assert (tmp_path / "bring_up.json").read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
 
     def listen(activity):
         if activity and activity.operation == "Climbing":
-            stages.append(activity.name)
+            stages.append(activity.target)
 
     def shifted(module, _inputs, output):
         """Give other logits on the device than on the CPU, as a wrong kernel would."""
@@ -198,11 +198,11 @@ def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
         mended = climb()
         stop()
 
-    assert (wrong.rungs[-1].stage, wrong.passed) == ("gates", ("freeze",))
-    assert "entities" in wrong.final
-    assert (growing.rungs[-1].stage, growing.passed) == ("memory", ("freeze", "gates", "throughput"))
+    assert (wrong.results[-1].stage, wrong.passed) == ("gates", ("freeze",))
+    assert "entities" in wrong.conclusion
+    assert (growing.results[-1].stage, growing.passed) == ("memory", ("freeze", "gates", "throughput"))
     assert growing.note == "Kept from an earlier run: 1 stage."
-    assert "find_tensor_referrers" in growing.rungs[-1].remedy
+    assert "find_tensor_referrers" in growing.results[-1].remedy
     assert "memory" in mended.passed
     assert mended.note == "Kept from an earlier run: 3 stages."
     assert {f"{name}.json" for name in ("doctor", "device", "parity", "sweep", "memory")} <= {

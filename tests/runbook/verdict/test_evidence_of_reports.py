@@ -209,11 +209,11 @@ MODE = ("aten::mode",)
         (in_tokens(None), {"batch": None, "knee_gain": None}),
         (in_tokens(2048, None), {"batch": None, "knee_gain": None}),
         # A sweep that was cut off while throughput still rose shows no more than that a batch is too small.
-        ([Evidence(batch=32), with_sweep(*STILL_RISING, stopped="time")], {"knee_gain": None}),
-        ([Evidence(batch=32), with_sweep(*STILL_RISING, stopped="largest")], {"knee_gain": None}),
+        ([Evidence(batch=32), with_sweep(*STILL_RISING, stop_code="time")], {"knee_gain": None}),
+        ([Evidence(batch=32), with_sweep(*STILL_RISING, stop_code="largest")], {"knee_gain": None}),
         ([Evidence(batch=32), with_sweep(*STILL_RISING)], {"knee_gain": 0.0}),
-        ([Evidence(batch=32), with_sweep(*STILL_RISING, stopped="time", knee=16)], {"knee_gain": 1500 / 1650 - 1}),
-        ([Evidence(batch=8), with_sweep(*STILL_RISING, stopped="time")], {"knee_gain": 1650 / 900 - 1}),
+        ([Evidence(batch=32), with_sweep(*STILL_RISING, stop_code="time", knee=16)], {"knee_gain": 1500 / 1650 - 1}),
+        ([Evidence(batch=8), with_sweep(*STILL_RISING, stop_code="time")], {"knee_gain": 1650 / 900 - 1}),
         # Parity: a reduced type that loses entities speaks against the type alone.
         (
             [PARITY],
@@ -297,7 +297,7 @@ MODE = ("aten::mode",)
                 "device_faults": (),
                 "silent_errors": ("long matrix product",),
                 "doctor_failures": ("packages",),
-                "states": (str(DOCTOR.findings[-1]),),
+                "slow_conditions": (str(DOCTOR.findings[-1]),),
             },
         ),
         (
@@ -306,7 +306,7 @@ MODE = ("aten::mode",)
         ),
         ([doctored(("known silent errors", OK))], {"silent_errors": (), "doctor_failures": ()}),
         # Of two reports that show the same: one's own, the comparison, signals and ledgers count most.
-        ([DOCTOR, SIGNALS], {"states": tuple(str(one) for one in SIGNALS.findings() if one.status == WARNING)}),
+        ([DOCTOR, SIGNALS], {"slow_conditions": tuple(str(one) for one in SIGNALS.findings() if one.status == WARNING)}),
         ([COMPARISON, Evidence(batch=4, texts_per_second=7.0)], {"batch": 4, "texts_per_second": 7.0, "speedup": 4.0}),
         ([with_profile(seconds=0.04), COMPARISON], {"texts_per_second": 1600.0, "batch_tokens": 2048}),
         ([with_profile(seconds=0.04)], {"texts_per_second": 400.0}),

@@ -72,7 +72,7 @@ def test_other_metrics_are_of_the_lane_of_the_device():
         ({"device": "mps", "task": "annotation", "entity_agreement": 0.5}, CPU),
         ({"device": "mps", "task": "generation", "entity_agreement": 0.5}, MLX),
         ({"device": "mps", "out_of_memory_at": 1}, REMOTE),
-        ({"device": "mps", "shares": {"data": 0.9}}, ""),
+        ({"device": "mps", "phase_fractions": {"data": 0.9}}, ""),
     ],
 )
 def test_lane_of_a_verdict(evidence, lane):

@@ -63,7 +63,7 @@ def test_value_that_is_the_default_is_no_change():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"speedup": 0.3}, "'speedup'.*'speedup'"),
+        ({"speed": 0.3}, "'speed'.*'speedup'"),
         ({"zzz": 0.3}, "'zzz'.*speedup"),
         ({"utilization": 18}, "utilization.*18.*from 0 up to 1"),
         ({"speedup": -0.1}, "speedup.*-0.1"),

@@ -45,10 +45,10 @@ def test_scenario(name):
     figures = verdict.reason.figures
 
     assert verdict.recommendation == scenario["recommendation"]
-    assert set(scenario["figures"]) <= {figure.gate for figure in figures} | {figure.name for figure in figures}
-    assert [one.recommendation for one in verdict.alternatives] == scenario["others"]
-    assert verdict.is_conclusive == scenario["sure"]
-    assert [one.name for one in verdict.missing_requirements] == scenario["unknown"]
+    assert set(scenario["metrics"]) <= {figure.gate for figure in figures} | {figure.name for figure in figures}
+    assert [one.recommendation for one in verdict.alternatives] == scenario["alternatives"]
+    assert verdict.is_conclusive == scenario["is_conclusive"]
+    assert [one.name for one in verdict.missing_requirements] == scenario["missing_requirements"]
     assert evidence_from(json.loads(json.dumps(evidence.to_dict()))) == evidence
     assert (verdict.to_report().status == OK) == (verdict.is_conclusive and verdict.recommendation == KEEP_DEVICE)
 
@@ -72,8 +72,8 @@ BORDERS = [
     ("gradients", TRAINING, {"gradients": 1e-3}, KEEP_DEVICE, 9e-4),
     ("memory_growth", TRAINING, GROWING, KEEP_DEVICE, 0.25),
     ("headroom", TRAINING, {"headroom": 0.1}, KEEP_DEVICE, 0.11),
-    ("data_fraction", GOOD, {"shares": {"data": 0.25}}, KEEP_DEVICE, 0.24),
-    ("transfer_fraction", GOOD, {"shares": {"data": 0.1, "transfer": 0.25}}, KEEP_DEVICE, 0.24),
+    ("data_fraction", GOOD, {"phase_fractions": {"data": 0.25}}, KEEP_DEVICE, 0.24),
+    ("transfer_fraction", GOOD, {"phase_fractions": {"data": 0.1, "transfer": 0.25}}, KEEP_DEVICE, 0.24),
     ("knee_gain", GOOD, {"knee_gain": 0.1}, KEEP_DEVICE, 0.09),
     ("fallback_time", "operators_on_fallback", {"fallback_time": 0.05}, KEEP_DEVICE, 0.04),
     ("fallback_calls", GOOD, {"fallback_calls": 0.01}, KEEP_DEVICE, 0.009),
@@ -179,7 +179,7 @@ def test_without_device_or_task_nothing_is_sure(evidence, name):
     [
         ("entity_agreement", "nb.runbook.parity("),
         ("headroom", "nb.sweep("),
-        ("shares", "nb.compare("),
+        ("phase_fractions", "nb.compare("),
         ("knee_gain", "nb.sweep("),
         ("speedup", "nb.compare("),
     ],
@@ -189,7 +189,7 @@ def test_staying_needs_every_metric_that_matters(name, command):
 
     assert verdict.recommendation == "measure first"
     assert any(command in sentence for sentence in verdict.not_known)
-    assert verdict.reason.do[0].startswith(f"Run {command}")
+    assert verdict.reason.actions[0].startswith(f"Run {command}")
 
 
 @pytest.mark.parametrize("requirement", requirements(NOTHING), ids=lambda requirement: requirement.name)
@@ -208,7 +208,7 @@ def test_first_command_is_shown_as_code():
 
 MODE = {"fallback_operators": ("aten::mode",)}
 WAIT = {"synchronizations": (".item() at train.py:30 in step",)}
-COPIES = {"shares": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}
+COPIES = {"phase_fractions": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}
 BUG = {"silent_errors": ("long matrix product",)}
 
 
@@ -220,7 +220,7 @@ def speed(low, middle, high, **others):
 CPU, FALL_BACK, FEED, MEASURE = (
     "compute on the CPU",
     "fall back to the CPU for these operators",
-    "feed the device faster",
+    "speed up the input pipeline",
     "measure first",
 )
 
@@ -281,7 +281,7 @@ def test_speedup_is_sure_if_its_interval_is_on_one_side_of_the_gate(changes, sur
     verdict = good(**changes)
 
     assert (verdict.recommendation, verdict.is_conclusive) == (KEEP_DEVICE, sure)
-    assert any("nb.compare(" in line and "pairs=" in line for line in verdict.not_known) is not sure
+    assert any("nb.compare(" in line and "rounds=" in line for line in verdict.not_known) is not sure
 
 
 @pytest.mark.parametrize(
@@ -299,12 +299,12 @@ def test_logits_stand_for_the_entities_of_a_module(logits, recommendation, sure)
     verdict = good(task="inference", entity_agreement=None, silent_errors=None, logits=logits)
 
     assert (verdict.recommendation, verdict.is_conclusive) == (recommendation, sure)
-    assert ("parity" in {one.name for one in verdict.unknown}) is not sure
+    assert ("parity" in {one.name for one in verdict.missing_requirements}) is not sure
     assert any("torch.testing.assert_close" in one for one in verdict.warnings) is not sure
 
 
 def test_doctor_profile_and_signals_are_not_needed():
-    verdict = good(states=None, doctor_failures=None, synchronizations=None)
+    verdict = good(slow_conditions=None, doctor_failures=None, synchronizations=None)
 
     assert (verdict.recommendation, verdict.is_conclusive) == (KEEP_DEVICE, True)
     assert len(verdict.not_known) == 3
@@ -338,7 +338,7 @@ def test_caution(changes, words):
     (caution,) = good(**changes).warnings
 
     assert words in caution
-    assert caution in good(**changes).report().sentences
+    assert caution in good(**changes).to_report().sentences
 
 
 def test_states_of_the_computer_are_said():
@@ -360,7 +360,7 @@ def test_simulated_evidence_is_never_sure():
 
 def test_text_has_no_measured_value():
     slow = evidence_of("slow_loader", logits=None)
-    slower = replace(slow, speedup=1.13, utilization=0.11, shares={"data": 0.56, "forward": 0.44})
+    slower = replace(slow, speedup=1.13, utilization=0.11, phase_fractions={"data": 0.56, "forward": 0.44})
     led, _, others = evaluate(slow).to_report().metrics
 
     assert str(evaluate(slow)) == str(evaluate(slower))
@@ -385,9 +385,9 @@ def test_title_names_operators_and_escapes_them():
         ({"batch": -1}, "a whole number"),
         ({"batch": True}, "a whole number"),
         ({"num_texts": 10**400}, "a whole number"),
-        ({"shares": {"data": "much"}}, "a mapping"),
-        ({"shares": {1: 0.5}}, "a mapping"),
-        ({"states": "battery"}, "a tuple of strings"),
+        ({"phase_fractions": {"data": "much"}}, "a mapping"),
+        ({"phase_fractions": {1: 0.5}}, "a mapping"),
+        ({"slow_conditions": "battery"}, "a tuple of strings"),
         ({"tiny_batch": 1}, "True or False"),
         ({"task": "dancing"}, "annotation, inference, training, generation"),
         ({"device": 3}, "a string"),
@@ -405,8 +405,8 @@ def test_fallbacks_come_before_speed():
 
     assert (falling.recommendation, falling.is_conclusive, falling.reason.area) == (FALL_BACK, True, "fallbacks")
     assert (lagging.recommendation, lagging.is_conclusive, lagging.reason.area) == (CPU, False, "speed")
-    assert falling.before == ()
-    assert [one.name for one in lagging.before] == ["cost of fallbacks"]
+    assert falling.blocking_unknowns == ()
+    assert [one.name for one in lagging.blocking_unknowns] == ["cost of fallbacks"]
 
 
 @pytest.mark.parametrize(
@@ -439,13 +439,13 @@ def test_requirements_and_rules_are_in_the_order_of_precedence(rows):
 
 
 def test_other_reasons_are_shown():
-    (others,) = good(headroom=0.02, shares={"data": 0.5}).report().tables
+    (others,) = good(headroom=0.02, phase_fractions={"data": 0.5}).to_report().tables
 
     assert [row[0] for row in others.rows] == [FEED]
 
 
 def test_json_of_what_is_not_known():
-    values = good(headroom=0.02, speedup=None, entity_agreement=None, states=("hot",)).to_dict()
+    values = good(headroom=0.02, speedup=None, entity_agreement=None, slow_conditions=("hot",)).to_dict()
 
     assert {one["name"]: one["goes_before"] for one in values["not_known"]} == {"parity": True, "speed-up": False}
-    assert (values["states"], values["cautions"], values["sure"]) == (["hot"], [], False)
+    assert (values["states"], values["warnings"], values["is_conclusive"]) == (["hot"], [], False)

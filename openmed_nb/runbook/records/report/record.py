@@ -25,8 +25,8 @@ SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
 # What became of a step, beside display.FAILED.
 DONE = "done"
-CRASHED = "died"
-TIMED_OUT = "hung"
+CRASHED = "crashed"
+TIMED_OUT = "timed out"
 
 MASK = "***"
 LAST_LINES = 30
@@ -60,7 +60,7 @@ class StepOutcome:
     """
 
     step: str
-    outcome: Literal["done", "failed", "died", "hung"]
+    outcome: Literal["done", "failed", "crashed", "timed out"]
     status: Literal["ok", "warning", "failed", "not applicable"] | None
     message: str
     remedy: str
@@ -119,9 +119,9 @@ def redact(value: Any, home: str | None = None, names: tuple[str, ...] | None = 
     """Return a value of JSON without names of people and hosts in its texts, and without numbers that are not finite.
 
     Example:
-        >>> private({"where": ["/Users/jane/x.py", "jane on janes-mac"], "n": float("nan")}, "/Users/jane", ("janes-mac", "jane"))
+        >>> redact({"where": ["/Users/jane/x.py", "jane on janes-mac"], "n": float("nan")}, "/Users/jane", ("janes-mac", "jane"))
         {'where': ['~/x.py', '*** on ***'], 'n': None}
-        >>> private("File /home/tom/a.py, a janeway", "/home/jane", ("jane",))
+        >>> redact("File /home/tom/a.py, a janeway", "/home/jane", ("jane",))
         'File /home/***/a.py, a janeway'
     """
     home = home or str(home_folder())

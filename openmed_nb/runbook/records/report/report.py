@@ -135,7 +135,7 @@ class DeviceReport(ReportData, Staged):
     @property
     def identity(self) -> dict[str, Any]:
         """What a former report must have in common with this one to be continued."""
-        return {**to_plain_data(self.subject), "planned": self.planned_steps}
+        return {**to_plain_data(self.subject), "planned_steps": self.planned_steps}
 
     def files(self) -> dict[str, str]:
         """Return the JSON, the page and the text for an issue."""

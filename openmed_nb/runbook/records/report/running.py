@@ -75,7 +75,7 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
         lines = tail_lines(output)
         full = shutil.disk_usage(name).free < MIN_FREE_BYTES
     whole = {
-        **dict.fromkeys(("status", "report", "data", "evidence")),  # What a step without a whole answer has not.
+        **dict.fromkeys(("status", "report", "report_json", "evidence")),  # What a step without a whole answer has not.
         "figures": [],
         **(found if "report" in found else {}),
         "step": step.name,
@@ -87,7 +87,7 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
     }
     if code != 0 or "report" not in found:
         outcome, what, remedy = describe_exit(code, step.limit, found, lines, full)
-        whole |= {"outcome": outcome, "what": what, "remedy": remedy, "output": list(lines)}
+        whole |= {"outcome": outcome, "message": what, "remedy": remedy, "output": list(lines)}
     became: StepOutcome = from_json_data(StepOutcome, whole)
     return became
 
@@ -137,8 +137,8 @@ def describe_exit(
     """Return what became of a step without a whole answer: the outcome, what happened, and what to do.
 
     Example:
-        >>> ending(None, 5, {}, (), False)[:2], ending(1, 5, {}, ("KeyError: 1",), False)[:2]
-        (('hung', 'It took longer than 5 s and was ended.'), ('failed', 'It ended with status 1: KeyError: 1.'))
+        >>> describe_exit(None, 5, {}, (), False)[:2], describe_exit(1, 5, {}, ("KeyError: 1",), False)[:2]
+        (('timed out', 'It took longer than 5 s and was ended.'), ('failed', 'It ended with status 1: KeyError: 1.'))
     """
     if code is None:
         return TIMED_OUT, f"It took longer than {limit:g} s and was ended.", HANGS
@@ -146,7 +146,7 @@ def describe_exit(
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"Signal {-code}"
         return CRASHED, f"{name} ended it.", SIGNAL_REMEDIES.get(name, SEND)
     if "remedy" in found:
-        return FAILED, found["what"], found["remedy"]
+        return FAILED, found["message"], found["remedy"]
     last = f": {lines[-1].rstrip('.')}" if lines else ""
     return FAILED, f"It ended with status {code}{last}.", DISK_FULL if full else SEND
 
@@ -160,11 +160,11 @@ def main() -> None:
     try:
         answer = _answer_of(task)
     except OpenMedError as error:
-        answer = {"what": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
+        answer = {"message": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
         if (full := _exhausted_resource(error)) is None:
             raise
-        answer = {"what": f"{full[0]}: {describe_error(error)}.", "remedy": full[1]}
+        answer = {"message": f"{full[0]}: {describe_error(error)}.", "remedy": full[1]}
     atomic_write(Path(task["aside"], ANSWER), json.dumps(redact(answer), allow_nan=False))
 
 
@@ -201,10 +201,10 @@ def _answer_to_json(answer: StepResult, task: dict[str, Any]) -> dict[str, Any]:
     plainly = answer.shown.to_report()  # The whole report says once whether it is simulated.
     says = answer.summary or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
     return {
-        "what": f"{says} Failed: {failed}." if failed else says,
+        "message": f"{says} Failed: {failed}." if failed else says,
         "status": worst_status(findings) if findings else answer.status,
         "report": answer.shown.final_report(),
-        "data": answer.shown,
+        "report_json": answer.shown,
         "figures": answer.figures or read.figures,
         "evidence": read.added,
     }

@@ -268,7 +268,7 @@ def _compare(asked: StepOptions) -> StepResult:
 def _sweep(asked: StepOptions) -> StepResult:
     from ...bench.sweep import sweep
 
-    limits: dict[str, Any] = {"largest": 32, "seconds": 5.0} if asked.quick else {"seconds": 30.0}
+    limits: dict[str, Any] = {"max_batch_size": 32, "seconds": 5.0} if asked.quick else {"seconds": 30.0}
     found = sweep(MODEL, training=asked.training, device=asked.device, **limits)
     if found.knee is None:
         says = f"No best batch was found. {found.knee_reason} Run nb.sweep() with more seconds."
@@ -291,7 +291,7 @@ def _memory(asked: StepOptions) -> StepResult:
     from ...bench.workloads import measure_epoch_memory
 
     with _benched(asked, training=True) as bench:
-        found = measure_epoch_memory(bench.bucket(4), 1 if asked.quick else 4, bench.device)
+        found = measure_epoch_memory(bench.fixed_shape_workload(4), 1 if asked.quick else 4, bench.device)
     return StepResult(found, (found,))
 
 
@@ -305,8 +305,8 @@ def _fallbacks(asked: StepOptions) -> StepResult:
     predicted = forecast(pipe, training=True)
     with _benched(asked, training=True) as bench, fallbacks() as ledger:
         pipe(list(TEXTS))
-        workload = bench.bucket(2)
-        with workload.begun() as batches:
+        workload = bench.fixed_shape_workload(2)
+        with workload.open_batches() as batches:
             workload.run(next(batches))
     finding = _check_fallbacks(predicted.cpu_operators, ledger.operators, ledger.operators_on_mps)
     said = (predicted.verdict, ledger.verdict)

@@ -73,9 +73,9 @@ def still_running(home):
 
 
 OUTCOMES = {
-    "aborts": ("died", "SIGABRT ended it.", "failed assertion `a shape that nobody expected'"),
-    "hangs": ("hung", "It took longer than 5 s and was ended.", "planted_steps.py"),
-    "is_killed": ("died", "SIGKILL ended it.", ""),
+    "aborts": ("crashed", "SIGABRT ended it.", "failed assertion `a shape that nobody expected'"),
+    "hangs": ("timed out", "It took longer than 5 s and was ended.", "planted_steps.py"),
+    "is_killed": ("crashed", "SIGKILL ended it.", ""),
     "takes_all_memory": ("failed", "The memory ran out: MemoryError.", ""),
     "fills_the_disk": ("failed", "The disk is full: [Errno 27] File too large.", ""),
     "fails": ("failed", "It ended with status 1: KeyError: 'a name of ***'.", "in fails"),
@@ -103,16 +103,16 @@ def found(planted, home, tmp_path_factory):  # noqa: ARG001 - the home is that o
 def test_every_end_of_a_step_is_a_line(found, name):
     """A step that dies, hangs, is killed, has no memory or room, or fails says so, with its last lines and what to do."""
     outcome, what, line = OUTCOMES[name]
-    step = found[0].of(name)
+    step = found[0].outcome_for(name)
 
-    assert (step.outcome, step.what, step.status) == (outcome, what, None)
+    assert (step.outcome, step.message, step.status) == (outcome, what, None)
     assert step.remedy
     assert not line or any(line in printed for printed in step.output), step.output
 
 
 def test_a_process_that_fails_after_its_answer_is_a_line():
     """A step whose process answers and then ends with a status of its own is a failure in words, not an error."""
-    answer = {"what": "Seen on cpu.", "report": {"title": "Found on cpu"}}
+    answer = {"message": "Seen on cpu.", "report": {"title": "Found on cpu"}}
 
     assert describe_exit(120, 5.0, answer, ("lost sys.stderr",), False)[:2] == (
         "failed",
@@ -124,17 +124,17 @@ def test_the_others_go_on(found):
     """Steps before and after those that end badly have their answers, and the report counts, and exits with 1."""
     report = found[0]
 
-    assert [report.of(name).outcome for name in ("well", "wrong")] == ["done", "done"]
-    assert report.missing == tuple(OUTCOMES)
+    assert [report.outcome_for(name).outcome for name in ("well", "wrong")] == ["done", "done"]
+    assert report.missing_steps == tuple(OUTCOMES)
     assert report.exit_code == 1
     assert f"2 of 9 steps ran: not {', '.join(OUTCOMES)}. To be looked at: wrong." in report.verdict
-    assert (report.of("wrong").status, report.of("wrong").what) == ("failed", "Seen on cpu. Failed: long products.")
-    assert report.of("wrong").data["device"] is None
+    assert (report.outcome_for("wrong").status, report.outcome_for("wrong").message) == ("failed", "Seen on cpu. Failed: long products.")
+    assert report.outcome_for("wrong").report_json["device"] is None
 
 
 def test_nothing_of_a_step_stays(found, home):
     """The process of a step that hangs is gone afterwards, with the process that it had started itself."""
-    assert found[0].of("hangs").outcome == "hung"
+    assert found[0].outcome_for("hangs").outcome == "timed out"
     assert not still_running(home)
 
 
@@ -168,7 +168,7 @@ def test_page_and_text(found):
     assert not [word for word in ("http", "src=", "<script", "<b>", "<i>", "@import") if word in page]
     assert "All is &lt;b&gt;well&lt;/b&gt;." in page
     assert "failed assertion `a shape that nobody expected'" in issue
-    assert "| aborts | died |" in issue
+    assert "| aborts | crashed |" in issue
 
 
 def test_the_gpu_is_named_where_there_is_one(found):
@@ -176,7 +176,7 @@ def test_the_gpu_is_named_where_there_is_one(found):
 
     def facts(gpu):
         step = replace(found[0].steps[0], step="signals", report=SystemStatus(gpu).to_report())
-        return dict(replace(found[0], steps=(step,)).report().figures[0].rows)
+        return dict(replace(found[0], steps=(step,)).to_report().metrics[0].rows)
 
     assert facts(GpuStatus("Apple M4", 10))["GPU"] == "Apple M4"
     assert "GPU" not in facts(GpuStatus())
@@ -198,7 +198,7 @@ def test_it_goes_on_where_it_stopped(steps, tmp_path):
     assert re.fullmatch(r"Reporting: fails, about \d+ \w+ left \(step 2 of 2\)", told[0])
     assert told[1:] == ["Reporting: this computer (2 steps)"]
     assert second.notes == ("Kept from an earlier run: 1 step.",)
-    assert anew.notes[0].startswith("Started anew: quick was True and is False; planned was ")
+    assert anew.notes[0].startswith("Started anew: quick was True and is False; planned steps was ")
     assert (anew.exit_code, anew.missing_steps) == (0, ())
 
 
@@ -215,9 +215,9 @@ def test_a_step_ends_with_a_report_that_is_killed(home, tmp_path):
     """Where the report itself is killed, nothing can end the step, and it ends by itself."""
     code = (
         "import sys; from pathlib import Path; import planted_steps as planted\n"
-        "from openmed_nb.runbook.records.report.report import reported\n"
+        "from openmed_nb.runbook.records.report.report import run_report\n"
         "from openmed_nb.runbook.records.report.steps import Step\n"
-        "reported(Path(sys.argv[1]), True, False, [Step('x', 'x', planted.kills_the_report, 1)])"
+        "run_report(Path(sys.argv[1]), True, False, [Step('x', 'x', planted.kills_the_report, 1)])"
     )
     (home / "pids").unlink(missing_ok=True)
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=HERE, check=False)
@@ -367,5 +367,5 @@ def test_a_whole_report(options, tmp_path, capsys):
     assert f"{len(STEPS)} of {len(STEPS)} steps ran." in printed.out
     assert printed.err.count("Reporting: ") == len(STEPS) + 1  # The last one says that all are done.
     jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8"))).validate(report.to_dict())
-    assert report.outcome_for("logbook").report_json["figures"]
+    assert report.outcome_for("logbook").report_json["metrics"]
     assert str(Path.home()) not in (tmp_path / "report.json").read_text("utf-8")
