@@ -1,1 +1,1 @@
-"""One recommendation from all reports: ``metrics`` declares what is measured, ``rules`` decide, ``verdict`` has the answer."""
+"""One recommendation from all reports: ``metrics`` declares the metrics, ``rules`` decide, ``verdict`` holds the result."""

@@ -1,4 +1,4 @@
-"""What a logbook keeps of each kind of report: of its run, and in numbers."""
+"""Metrics and run settings that a logbook stores for each type of report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...training.loader import LoaderCheck
 from ..bench.comparison import Comparison
 from ..bench.profile import Profile
 from ..bench.sweep import SweepReport
-from ..bench.workloads import TRAINING_STEP
+from ..bench.workloads import ANNOTATION, TRAINING_STEP
 from ..checks.doctor.report import DoctorReport
 from ..checks.operators.fallbacks import FallbackLog
 from ..checks.operators.forecast import Forecast
@@ -23,18 +23,22 @@ from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
 from ..records.logbook.privacy import sanitize_path
 from ..records.logbook.sections import ReportMetrics, Run, finite_numbers
+from .metrics import METRICS, EvidenceContext, Thresholds
 
-REPORTS_REMEDY = "Pass what nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or the like returned."
+REPORTS_REMEDY = (
+    "Pass a report of nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or a "
+    "similar function."
+)
 
 
 @singledispatch
 def extract_metrics(report: Any) -> ReportMetrics:
-    """Return what a logbook keeps of a report: numbers, and never a text.
+    """Return the metrics that a logbook stores for a report; texts are never stored.
 
-    Reports of rooms above this one say it themselves, in ``logbook_figures``.
+    Reports of the layers above provide them in a method ``logbook_figures``.
 
     Raises:
-        ConfigurationError: For anything that is not a report for a logbook.
+        ConfigurationError: If the object is not a report for a logbook.
 
     Example:
         >>> extract_metrics(LoaderCheck("cpu", 0.03, 0.01, 2, 20)).run.workers
@@ -42,52 +46,59 @@ def extract_metrics(report: Any) -> ReportMetrics:
     """
     if not hasattr(type(report), "logbook_figures"):
         raise ConfigurationError(f"{short_type_name(report)} is not a report for a logbook.", REPORTS_REMEDY)
-    kept: ReportMetrics = report.logbook_figures()
-    return kept
+    metrics: ReportMetrics = report.logbook_figures()
+    return metrics
 
 
-def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = None, **others: Any) -> Run:
-    facts: dict[str, Any] = {name: getattr(report, name) for name in ("task", "workers", "dtype", "row_shape")}
-    return Run(batch_size=batch_size, **facts, **others)
+def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = None, **settings: Any) -> Run:
+    """Return the run settings of a benchmark."""
+    return Run(
+        task=report.task,
+        batch_size=batch_size,
+        workers=report.workers,
+        dtype=report.dtype,
+        row_shape=report.row_shape,
+        **settings,
+    )
 
 
 @extract_metrics.register
-def _comparison_figures(report: Comparison) -> ReportMetrics:
+def _comparison_metrics(report: Comparison) -> ReportMetrics:
     values: dict[str, Any] = {}
     for device in report.devices:
         gain = device.speedup
-        figures = {
+        device_values = {
             "seconds": device.seconds,
             "rows_per_second": device.rows_per_second,
             "utilization": device.utilization,
             "speedup": gain and gain.median,
             "speedup_low": gain and gain.low,
             "speedup_high": gain and gain.high,
-            **_phases(device.phase_fractions),
+            **_name_phases(device.phase_fractions),
         }
-        values.update({f"{device.device}_{name}": value for name, value in figures.items()})
-    alone = report.devices[0].device if len(report.devices) == 1 else None
+        values.update({f"{device.device}_{name}": value for name, value in device_values.items()})
+    only_device = report.devices[0].device if len(report.devices) == 1 else None
     run = _run(report, report.devices[0].rows)
     return ReportMetrics(
-        "comparison", sanitize_path(report.name), alone, None, report.simulated, finite_numbers(values), run
+        "comparison", sanitize_path(report.name), only_device, None, report.simulated, finite_numbers(values), run
     )
 
 
-def _phases(shares: dict[str, float]) -> dict[str, float]:
-    return {f"{phase}_fraction": share for phase, share in shares.items()}
+def _name_phases(fractions: dict[str, float]) -> dict[str, float]:
+    return {f"{phase}_fraction": fraction for phase, fraction in fractions.items()}
 
 
 @extract_metrics.register
-def _profile_figures(report: Profile) -> ReportMetrics:
+def _profile_metrics(report: Profile) -> ReportMetrics:
     values = {
         "seconds": report.seconds,
         "data_only_seconds": report.data_only,
         "compute_only_seconds": report.compute_only,
         "device_seconds": report.device_seconds,
         "operators_per_step": report.operators_per_step,
-        "synchronizations_per_step": sum(one.count for one in report.synchronizations),
+        "synchronizations_per_step": sum(synchronization.count for synchronization in report.synchronizations),
         "fallbacks_per_step": report.fallbacks_per_step,
-        **_phases(report.shares),
+        **_name_phases(report.shares),
     }
     name = sanitize_path(report.name)
     run = _run(report, report.rows)
@@ -95,14 +106,14 @@ def _profile_figures(report: Profile) -> ReportMetrics:
 
 
 @extract_metrics.register
-def _ledger_figures(report: FallbackLog) -> ReportMetrics:
+def _fallback_log_metrics(report: FallbackLog) -> ReportMetrics:
     values = {"calls": report.count, "operators": len(report.operators)}
     device = "mps" if report.operators_on_mps else None
     return ReportMetrics("fallbacks", "operators", device, None, report.simulated, finite_numbers(values))
 
 
 @extract_metrics.register
-def _forecast_figures(report: Forecast) -> ReportMetrics:
+def _forecast_metrics(report: Forecast) -> ReportMetrics:
     values = {
         "operators": len(report.operators),
         "cpu_operators": len(report.cpu_operators),
@@ -112,23 +123,22 @@ def _forecast_figures(report: Forecast) -> ReportMetrics:
 
 
 @extract_metrics.register
-def _parity_figures(report: ParityReport) -> ReportMetrics:
+def _parity_metrics(report: ParityReport) -> ReportMetrics:
+    context = EvidenceContext(report.device, ANNOTATION, Thresholds(), {})
     values = {
         **{kind: getattr(report.spans, kind) for kind in KINDS},
-        "entity_agreement": report.spans.agreement,
         "texts": report.texts,
         "tokens": report.tokens,
         "label_mismatches": report.label_mismatches,
-        "non_finite_tokens": report.non_finite_tokens,
-        "logits_maximum": report.logits.maximum,
         "logits_median": report.logits.median,
+        **{name: metric.read([report], context) for name, metric in METRICS.items() if ParityReport in metric.readers},
     }
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
     return ReportMetrics("parity", subject, report.device, report.status, report.simulated, finite_numbers(values))
 
 
 @extract_metrics.register
-def _loss_figures(report: LossParity) -> ReportMetrics:
+def _loss_metrics(report: LossParity) -> ReportMetrics:
     values = {
         "steps": report.steps,
         "divergence_step": report.divergence_step,
@@ -143,15 +153,15 @@ def _loss_figures(report: LossParity) -> ReportMetrics:
 
 
 @extract_metrics.register
-def _precision_figures(report: PrecisionVerdict) -> ReportMetrics:
-    parity = _parity_figures(report.parity)
+def _precision_metrics(report: PrecisionVerdict) -> ReportMetrics:
+    parity = _parity_metrics(report.parity)
     gain = report.certificate and report.certificate.evidence.speedup
     values = finite_numbers({**parity.values, "speedup": gain, "refusals": len(report.refusals)})
     return replace(parity, report="precision", values=values, verdict="accepted" if report.accepted else "refused")
 
 
 @extract_metrics.register
-def _curve_figures(report: MemoryCurve) -> ReportMetrics:
+def _curve_metrics(report: MemoryCurve) -> ReportMetrics:
     trend = report.trend
     values = {
         "epochs": len(report.epoch_samples),
@@ -160,7 +170,7 @@ def _curve_figures(report: MemoryCurve) -> ReportMetrics:
         "first_bytes": trend.baseline,
         "last_bytes": trend.last,
     }
-    peaks = [size for one in report.samples for size in (one.peak, one.allocated) if size is not None]
+    peaks = [size for sample in report.samples for size in (sample.peak, sample.allocated) if size is not None]
     run = Run(peak_memory_bytes=max(peaks, default=None))
     return ReportMetrics(
         "memory", report.deciding_metric, report.device, report.verdict, report.simulated, finite_numbers(values), run
@@ -168,13 +178,16 @@ def _curve_figures(report: MemoryCurve) -> ReportMetrics:
 
 
 @extract_metrics.register
-def _doctor_figures(report: DoctorReport) -> ReportMetrics:
-    values = {status: sum(one.status == status for one in report.findings) for status in (OK, WARNING, FAILED)}
+def _doctor_metrics(report: DoctorReport) -> ReportMetrics:
+    values = {
+        status: len([finding for finding in report.findings if finding.status == status])
+        for status in (OK, WARNING, FAILED)
+    }
     return ReportMetrics("doctor", "computer", None, report.status, report.simulated, finite_numbers(values))
 
 
 @extract_metrics.register
-def _loader_figures(report: LoaderCheck) -> ReportMetrics:
+def _loader_metrics(report: LoaderCheck) -> ReportMetrics:
     values = {name: getattr(report, name) for name in ("data_seconds", "step_seconds", "wait_fraction", "batches")}
     run = Run(workers=report.workers)
     return ReportMetrics(
@@ -183,7 +196,7 @@ def _loader_figures(report: LoaderCheck) -> ReportMetrics:
 
 
 @extract_metrics.register
-def _sweep_figures(report: SweepReport) -> ReportMetrics:
+def _sweep_metrics(report: SweepReport) -> ReportMetrics:
     knee = report.knee_point
     best = report.best
     values = {
@@ -195,7 +208,7 @@ def _sweep_figures(report: SweepReport) -> ReportMetrics:
         "best_rows_per_second": best and best.throughput,
         "limit_bytes": report.limit,
         "points": len(report.points),
-        "out_of_memory_points": sum(not one.fits for one in report.points),
+        "out_of_memory_points": len([point for point in report.points if not point.fits]),
     }
     run = _run(report, length=report.length, peak_memory_bytes=knee.memory if knee else None)
     name = sanitize_path(report.name)

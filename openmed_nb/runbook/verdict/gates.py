@@ -1,4 +1,4 @@
-"""``nb.runbook.gates``: the thresholds of a verdict, each with its reason, and the decision matrix that asks for them."""
+"""``nb.runbook.gates``: thresholds of a verdict with their reasons, and the decision matrix that applies them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._render.display import Displayable, Report, Table, pluralize, to_text
 from ..._utils.text import describe_value
@@ -16,19 +16,31 @@ from ...errors import ConfigurationError
 from .metrics import GATES, METRICS, Evidence, Thresholds
 from .rules import EvidenceCase, decision_matrix
 
-# How many characters a line of the text form has at most, but for the spaces between columns.
-WIDTH = 108
+# Maximum number of characters per line of the text form, without the spaces between columns.
+MAX_LINE_WIDTH = 108
 
-# What a person sees, the likely cause, what to look at, with which tool, and who reported it.
-SYMPTOMS = json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8"))
+
+class Symptom(NamedTuple):
+    """A row of the table of symptoms."""
+
+    symptom: str
+    likely_cause: str
+    check: str
+    tool: str
+    source: str
+
+
+SYMPTOMS = [Symptom(*row) for row in json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8"))]
 
 
 @dataclass(frozen=True, repr=False)
 class Gates(Thresholds, Displayable):
-    """The thresholds of a verdict, shown with the decision matrix and a table of symptoms; shares are fractions: 0.22 is 22 %.
+    """Thresholds of a verdict, displayed with the decision matrix and a table of symptoms.
+
+    Fractions are in [0, 1]: 0.22 is 22 %.
 
     Raises:
-        ConfigurationError: For a value that makes no sense.
+        ConfigurationError: If a threshold is out of range.
 
     Example:
         >>> Gates(speedup=0.3).changed
@@ -39,86 +51,81 @@ class Gates(Thresholds, Displayable):
 
     @property
     def changed(self) -> tuple[tuple[str, float, float], ...]:
-        """The thresholds that are not as they were given, with what they were and what they are."""
-        was = vars(Gates())
-        return tuple((name, was[name], value) for name, value in vars(self).items() if value != was[name])
+        """Name, default and value of each threshold that differs from its default."""
+        defaults = vars(Gates())
+        return tuple((name, defaults[name], value) for name, value in vars(self).items() if value != defaults[name])
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The same as sentences; empty if nothing was changed."""
-        was = Gates().shown()
-        now = self.shown()
-        return tuple(f"Gate changed: {name} from {was[name]} to {now[name]}." for name, *_ in self.changed)
+        """One sentence for each changed threshold."""
+        defaults = Gates().format_values()
+        values = self.format_values()
+        return tuple(f"Gate changed: {name} from {defaults[name]} to {values[name]}." for name, *_ in self.changed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return values, changes and reasons as plain mappings, numbers and strings, ready for JSON."""
+        """Return values, changes and reasons as JSON-compatible data."""
         about = {
             name: {
-                "says": GATES[name].says,
+                "description": GATES[name].description,
                 "reason": GATES[name].reason,
                 "source": GATES[name].source,
                 "unit": METRICS[name].gate_unit,
-                "largest": GATES[name].largest,
+                "maximum": GATES[name].maximum,
                 "default": GATES[name].default,
             }
             for name in vars(self)
         }
-        changed = {name: {"from": was, "to": now} for name, was, now in self.changed}
+        changed = {name: {"from": default, "to": value} for name, default, value in self.changed}
         return {"schema": self.SCHEMA, "values": dict(vars(self)), "changed": changed, "about": about}
 
     def to_report(self) -> Report:
-        """Return the thresholds with their reasons, and as reference the decision matrix and the symptoms."""
-        given = Gates().shown()
-        shown = self.shown()
-        was = {name: f"was {given[name]}" for name, *_ in self.changed}
-        names = sorted(shown, key=lambda name: name not in was)  # Those that were changed come first.
-        thresholds = tuple((name, shown[name], was.get(name, ""), GATES[name].says) for name in names)
+        """Return the thresholds with their reasons, the decision matrix and the table of symptoms."""
+        defaults = Gates().format_values()
+        values = self.format_values()
+        changed = {name: f"was {defaults[name]}" for name, *_ in self.changed}
+        names = sorted(values, key=lambda name: name not in changed)  # Changed thresholds first.
+        thresholds = tuple((name, values[name], changed.get(name, ""), GATES[name].description) for name in names)
         reasons = tuple((name, GATES[name].reason, GATES[name].source) for name in names)
-        matrix = decision_matrix(EvidenceCase(Evidence(), vars(self)), "the first command that the verdict names")
+        matrix = decision_matrix(EvidenceCase(Evidence(), vars(self)), "the first command that the verdict lists")
         rules = tuple(
             (str(number), rule.condition, rule.recommendation, rule.action, rule.reconsider_when)
             for number, rule in enumerate(matrix, 1)
         )
-        symptoms = tuple((symptom, cause, f"{look}: {tool}", source) for symptom, cause, look, tool, source in SYMPTOMS)
+        symptoms = tuple((row.symptom, row.likely_cause, f"{row.check}: {row.tool}", row.source) for row in SYMPTOMS)
         tables = (
-            Table("Thresholds", ("gate", "value", "changed", "what it says"), thresholds),
-            Table("Why they are what they are", ("gate", "why", "who says so"), reasons, collapsed=True),
+            Table("Thresholds", ("gate", "value", "changed", "description"), thresholds),
+            Table("Reasons for the thresholds", ("gate", "reason", "source"), reasons, collapsed=True),
             Table(
-                "Decision matrix: of the rules that hold, the first decides",
-                ("", "when", "recommendation", "what to do", "what would change it"),
+                "Decision matrix: the first matching rule decides",
+                ("", "condition", "recommendation", "suggested action", "what could change this"),
                 rules,
                 collapsed=True,
             ),
-            Table(
-                "Symptoms",
-                ("symptom", "likely cause", "what to look at, and with what", "reported in"),
-                symptoms,
-                collapsed=True,
-            ),
+            Table("Symptoms", ("symptom", "likely cause", "check and tool", "reported in"), symptoms, collapsed=True),
         )
-        sentences = self.changes or ("No threshold was changed; nb.runbook.gates(speedup=0.3) changes one.",)
-        headline = (
-            f"Gates: the {pluralize(len(thresholds), 'threshold')} and {pluralize(len(rules), 'rule')} behind a verdict"
+        sentences = self.changes or (
+            "All thresholds have their defaults. To change one: nb.runbook.gates(speedup=0.3).",
         )
+        headline = f"Gates: {pluralize(len(thresholds), 'threshold')} and {pluralize(len(rules), 'rule')} of a verdict"
         return Report("Gates", sentences, tables, html_sentences=(headline, *sentences))
 
     def __str__(self) -> str:
-        return narrow_text(self.to_report())
+        return to_narrow_text(self.to_report())
 
 
 def gates(**changed: float) -> Gates:
-    """Return the thresholds of :func:`verdict`, each with its reason, and some of them changed.
+    """Return the thresholds of :func:`openmed_nb.verdict`, with some of them changed.
 
     Args:
-        changed: New values by name, as fractions: ``speedup=0.3`` asks for 30 % more speed than the CPU has. The names are
-            the attributes of the result; printing it shows all with their reasons, the decision matrix, and a table of
-            symptoms with their likely causes.
+        changed: New thresholds by name, as fractions: ``speedup=0.3`` requires 30 % more speed than the CPU. The names are
+            the attributes of the result. Printing the result shows all thresholds with their reasons, the decision matrix,
+            and a table of symptoms with likely causes.
 
     Returns:
-        The thresholds, for ``nb.verdict(..., gates=...)``; ``changed`` says which are not as they were given.
+        The thresholds, for ``nb.verdict(..., gates=...)``. Their ``changed`` lists the thresholds that differ from the default.
 
     Raises:
-        ConfigurationError: For an unknown name, and for a value that makes no sense.
+        ConfigurationError: If a name is unknown or a threshold is out of range.
 
     Example:
         >>> gates(speedup=0.3).changed, gates().memory_growth
@@ -130,23 +137,22 @@ def gates(**changed: float) -> Gates:
     """
     for name in changed:
         if name not in GATES:
-            known = list(vars(Gates()))
-            raise ConfigurationError(f"There is no gate {describe_value(name)}.", suggest(name, known))
+            raise ConfigurationError(f"There is no gate {describe_value(name)}.", suggest(name, vars(Gates())))
     return Gates(**changed)
 
 
-def narrow_text(report: Report) -> str:
-    """Return the text of a report without long lines."""
+def to_narrow_text(report: Report) -> str:
+    """Return the text of a report with long cells wrapped."""
     return to_text(replace(report, tables=tuple(map(_wrap_table, report.tables))))
 
 
 def _wrap_table(table: Table) -> Table:
-    """Return a table without long lines: long cells go on in the rows below, and an empty row ends each."""
+    """Return a table with long cells wrapped onto additional rows, and an empty row after each original row."""
     columns = list(zip(table.columns, *table.rows, strict=True))
-    words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]
-    wide = [max(map(len, column)) > longest for column, longest in zip(columns, words, strict=True)]
-    more = (WIDTH - sum(words)) // max(1, sum(wide))
-    widths = [longest + more if breaks else longest for longest, breaks in zip(words, wide, strict=True)]
+    longest_words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]
+    can_wrap = [max(map(len, column)) > longest for column, longest in zip(columns, longest_words, strict=True)]
+    extra = (MAX_LINE_WIDTH - sum(longest_words)) // max(1, can_wrap.count(True))
+    widths = [longest + extra if wraps else longest for longest, wraps in zip(longest_words, can_wrap, strict=True)]
     rows: list[tuple[str, ...]] = []
     for cells in table.rows:
         lines = (

@@ -1,7 +1,7 @@
-"""The metrics of a verdict, each declared once: its label, its unit, its gate, and how it is read from reports.
+"""Metrics of a verdict, each declared once with its label, unit, gate and readers.
 
-A field of :class:`Evidence` is a metric; those that are computed from others stand in ``COMPUTED``. The gates, the evidence of
-reports, the tables, the JSON and the lanes of a verdict follow from them.
+Each field of :class:`Evidence` is a metric; metrics derived from other metrics are declared in ``DERIVED_METRICS``. The gates,
+the evidence, the tables, the JSON and the lanes of a verdict are built from these declarations.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ..._render.display import FAILED, NOT_APPLICABLE, WARNING, Displayable, Finding, Report, Table
-from ..._utils.text import describe_value
-from ..._utils.validation import check_number
+from ..._utils.validation import check_number, invalid_value
 from ...devices.registry import parse_device_argument
-from ...errors import ConfigurationError
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import Comparison, DeviceMetrics
 from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
@@ -37,159 +35,164 @@ from ..records.signals import CONDITIONS, SystemStatus
 INFERENCE = "inference"
 TRAINING = "training"
 GENERATION = "generation"
-# What a model is used for: finding entities, forward passes of a module of one's own, training, or writing text.
+# Supported uses of a model: finding entities, forward passes of a custom module, training, and generating text.
 TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
 
-SECONDS_OF_AN_HOUR = 3600
-MOST = 1 << 63
+SECONDS_PER_HOUR = 3600
+MAX_COUNT = 1 << 63  # Exclusive.
 
-# What metrics count.
-Unit = Literal["share", "difference", "hours", "times", "rate", "count", "words", "names", "phases", "yes or no"]
-SHARE: Unit = "share"
+Unit = Literal["fraction", "difference", "hours", "ratio", "rate", "count", "text", "names", "phases", "boolean"]
+FRACTION: Unit = "fraction"
 DIFFERENCE: Unit = "difference"
 HOURS: Unit = "hours"
-TIMES: Unit = "times"
+RATIO: Unit = "ratio"
 RATE: Unit = "rate"
 COUNT: Unit = "count"
-WORDS: Unit = "words"
+TEXT: Unit = "text"
 NAMES: Unit = "names"
 PHASES: Unit = "phases"
-YES_NO: Unit = "yes or no"
+BOOLEAN: Unit = "boolean"
 
 
 def _format_significant(value: float) -> str:
-    """Return a number with three digits that count."""
+    """Return a number with three significant digits."""
     return f"{float(f'{value:.3g}'):,g}"
 
 
-# How values of a unit are read: by how much a number is multiplied, and what stands behind it.
-_SCALES: Mapping[Unit, tuple[int, str]] = {SHARE: (100, " %"), TIMES: (1, " times"), RATE: (1, " a second")}
+# Scale factor and suffix of the numeric units.
+_SCALES: Mapping[Unit, tuple[int, str]] = {FRACTION: (100, " %"), RATIO: (1, "x"), RATE: (1, " per second")}
 
 
 def format_with_unit(unit: Unit, value: Any) -> str:
-    """Return a value as people read it, with three digits that count: ``22 %``, ``3.46 times``, ``1,200``, ``none``."""
+    """Return a value as text, with three significant digits: ``22 %``, ``3.46x``, ``1,200``, ``none``."""
     if unit in _SCALES:
-        factor, behind = _SCALES[unit]
-        return f"{_format_significant(factor * value)}{behind}"
+        factor, suffix = _SCALES[unit]
+        return f"{_format_significant(factor * value)}{suffix}"
     text = str(value)
     if unit == DIFFERENCE:
         text = f"{value:.3g}"
     elif unit == HOURS:
-        hours = "1 hour" if value == 1 else f"{_format_significant(value)} hours"
-        text = f"{_format_significant(60 * value)} minutes" if abs(value) < 1 else hours
+        text = _format_hours(value)
     elif unit == COUNT:
         text = f"{value:,}" if value else "none"
     elif unit == NAMES:
         text = ", ".join(value) or "none"
     elif unit == PHASES:
-        text = ", ".join(f"{name} {format_with_unit(SHARE, share)}" for name, share in value.items())
-    elif unit == YES_NO:
+        text = ", ".join(f"{name} {format_with_unit(FRACTION, fraction)}" for name, fraction in value.items())
+    elif unit == BOOLEAN:
         text = "yes" if value else "no"
     return text
 
 
-def _fits(unit: Unit, value: Any) -> bool:
-    """Return whether something is a value of a unit."""
-    if unit == WORDS:
+def _format_hours(hours: float) -> str:
+    """Return a duration in hours, or in minutes if it is shorter than an hour."""
+    if abs(hours) < 1:
+        return f"{_format_significant(60 * hours)} minutes"
+    return "1 hour" if hours == 1 else f"{_format_significant(hours)} hours"
+
+
+def _is_valid(unit: Unit, value: Any) -> bool:
+    """Return whether a value is valid for a unit."""
+    if unit == TEXT:
         return isinstance(value, str)
-    if unit == YES_NO:
+    if unit == BOOLEAN:
         return isinstance(value, bool)
     if unit == NAMES:
         return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
     if unit == PHASES:
         return (
             isinstance(value, Mapping)
-            and _fits(NAMES, tuple(value))
-            and all(_fits(SHARE, share) for share in value.values())
+            and _is_valid(NAMES, tuple(value))
+            and all(_is_valid(FRACTION, fraction) for fraction in value.values())
         )
     if unit == COUNT:
-        return type(value) is int and 0 <= value < MOST
+        return type(value) is int and 0 <= value < MAX_COUNT
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# What a value of a unit must be, in words; of all other units a finite number.
+# Descriptions of the valid values for error messages; all other units take a finite number.
 _EXPECTED: Mapping[Unit, str] = {
-    COUNT: "a whole number from 0",
-    WORDS: "a string",
+    COUNT: "an integer of at least 0",
+    TEXT: "a string",
     NAMES: "a tuple of strings",
     PHASES: "a mapping of names to finite numbers",
-    YES_NO: "True or False",
+    BOOLEAN: "True or False",
 }
 
 
 class Area(IntEnum):
-    """What a metric is about, in the order of precedence: wrong numbers beat everything."""
+    """Area of a metric, in order of precedence: incorrect results come before all other areas."""
 
-    NUMBERS, MEMORY, DATA, BATCH, FALLBACKS, SPEED = range(6)
+    CORRECTNESS, MEMORY, DATA, BATCH, FALLBACKS, SPEED = range(6)
 
 
-# Who says so.
-OWN = "a choice of this toolkit"
+# Sources of the thresholds.
+TOOLKIT_CHOICE = "a choice of this toolkit"
 RUNBOOK = "the runbook"
-PARITY = "as nb.runbook.parity judges it"
-SEEN = "several times the largest difference that was seen where nothing was wrong"
+PARITY_THRESHOLD = "same threshold as nb.runbook.parity()"
+OBSERVED_DIFFERENCES = "several times the largest difference observed in correct runs"
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The threshold of a metric.
+    """Threshold of a metric.
 
     Attributes:
-        default: The threshold.
-        says: What reaching it means.
-        reason: Why it stands there.
-        source: Who says so.
-        largest: The largest value that it may be changed to.
-        area: The area whose lamp shows the metric; ``None`` if it only explains another one.
-        at_least: Whether the metric must reach the threshold; otherwise it must not go beyond it.
-        beyond: That the metric is beyond it, in words, of those that show wrong numbers; ``{}`` stands for the threshold.
+        default: Default threshold.
+        description: What the threshold limits.
+        reason: Reason for the default threshold.
+        source: Source of the default threshold.
+        maximum: Largest threshold that can be set.
+        area: Area whose status indicator shows the metric; ``None`` if the metric only explains another metric.
+        is_minimum: Whether the metric must reach the threshold. If false, the metric must not exceed it.
+        violation: Phrase for a metric beyond its threshold, for metrics of correctness. ``{}`` is the threshold.
     """
 
     default: float
-    says: str
+    description: str
     reason: str
-    source: str = OWN
-    largest: float = 1.0
+    source: str = TOOLKIT_CHOICE
+    maximum: float = 1.0
     area: Area | None = None
-    at_least: bool = False
-    beyond: str = ""
+    is_minimum: bool = False
+    violation: str = ""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric.
+    """Declaration of a metric.
 
     Attributes:
-        label: What it is called.
-        unit: What it counts.
-        reads: How it is read from each kind of report: an attribute, or a function of the report and the context. If several
-            reports show the metric, the first of these counts.
-        gate: Its threshold.
+        label: Display name.
+        unit: Unit of the values.
+        readers: For each type of report, the name of an attribute, or a function of the report and the context. If several
+            reports contain the metric, the first type has precedence.
+        gate: Threshold, if there is one.
     """
 
     label: str
     unit: Unit
-    reads: Mapping[type, Reader] = field(default_factory=dict)
+    readers: Mapping[type, Reader] = field(default_factory=dict)
     gate: Gate | None = None
 
     @property
     def gate_unit(self) -> Unit:
-        """What the threshold counts: that of a speed-up is the share by which the device is faster."""
-        return SHARE if self.unit == TIMES else self.unit
+        """Unit of the threshold; the threshold of a speedup is the additional fraction of speed."""
+        return FRACTION if self.unit == RATIO else self.unit
 
     def read(self, reports: Iterable[Any], context: EvidenceContext) -> Any:
-        """Return the value that the first of some reports shows; ``None`` if none does."""
-        for kind, reader in self.reads.items():
+        """Return the first value that the reports contain, or ``None`` if no report contains the metric."""
+        for report_type, reader in self.readers.items():
             for report in reports:
-                if isinstance(report, kind):
-                    value = _attribute(report, reader) if isinstance(reader, str) else reader(report, context)
+                if isinstance(report, report_type):
+                    value = _get_attribute(report, reader) if isinstance(reader, str) else reader(report, context)
                     if value is not None and (not isinstance(value, float) or math.isfinite(value)):
                         return value
         return None
 
 
-def _attribute(report: Any, path: str) -> Any:
-    """Return an attribute, such as ``"gradients.largest"``; ``None`` if a part of the path is."""
+def _get_attribute(report: Any, path: str) -> Any:
+    """Return a nested attribute, such as ``"gradients.largest"``, or ``None`` if an attribute of the path is ``None``."""
     for name in path.split("."):
         report = report and getattr(report, name)
     return report
@@ -197,33 +200,40 @@ def _attribute(report: Any, path: str) -> Any:
 
 @dataclass(frozen=True)
 class EvidenceContext:
-    """What a verdict reads reports for: a device and a task, by some gates, with the metrics that are already known."""
+    """Context in which reports are read.
+
+    Attributes:
+        device: Device of the verdict, if it is known.
+        task: Task of the verdict, if it is known.
+        gates: Thresholds of the verdict.
+        values: Metrics that were read before, by name.
+    """
 
     device: str | None
     task: str | None
     gates: Thresholds
-    known: dict[str, Any]
+    values: dict[str, Any]
 
 
 Reader = str | Callable[[Any, EvidenceContext], Any]
 
 
-def _batch_compared(report: Comparison, context: EvidenceContext) -> int | None:
-    """Return the batch in use: annotation cuts its texts by tokens, so that its rows are no rows of the device."""
+def _batch_of_comparison(report: Comparison, context: EvidenceContext) -> int | None:
+    """Return the batch size in use, or ``None`` for annotation, which batches by tokens instead of rows."""
     return None if report.task == ANNOTATION else report.for_device(context.device or "cpu").rows
 
 
-def _batch_profiled(report: Profile, _context: EvidenceContext) -> int | None:
+def _batch_of_profile(report: Profile, _context: EvidenceContext) -> int | None:
     return None if report.task == ANNOTATION else report.rows
 
 
-def _batch_of_tokens(report: SweepReport, context: EvidenceContext) -> int | None:
-    """Return how many rows like those of a sweep the tokens of a batch in use are."""
-    tokens = context.known.get("batch_tokens")
+def _batch_from_tokens(report: SweepReport, context: EvidenceContext) -> int | None:
+    """Return the number of rows of the sweep's length that a batch of the tokens in use holds."""
+    tokens = context.values.get("batch_tokens")
     return max(1, tokens // report.length) if tokens and report.length else None
 
 
-def _rate_profiled(report: Profile, _context: EvidenceContext) -> float | None:
+def _profile_throughput(report: Profile, _context: EvidenceContext) -> float | None:
     return report.rows / report.seconds if report.seconds else None
 
 
@@ -248,22 +258,22 @@ def _best_batch(report: SweepReport, _context: EvidenceContext) -> int | None:
 
 
 def _knee_gain(report: SweepReport, context: EvidenceContext) -> float | None:
-    """Return how much the knee gains over the batch in use."""
-    batch = context.known.get("batch")
-    here = None if batch is None else _throughput_at(report.points, batch)
+    """Return the throughput gain at the knee over the batch size in use."""
+    batch = context.values.get("batch")
+    current = None if batch is None else _throughput_at(report.points, batch)
     best = None if report.knee is None else _throughput_at(report.points, report.knee)
-    gain = best / here - 1 if best and here else None
-    # Throughput still rose at the end, and memory is not why: larger batches may be faster.
-    cut_off = report.still_increasing and report.stop_code in {LARGEST, TIME}
-    return None if cut_off and (gain or 0) <= context.gates.knee_gain else gain
+    gain = best / current - 1 if best and current else None
+    # The sweep ended while throughput still increased, and not for lack of memory: larger batches may be faster.
+    ended_early = report.still_increasing and report.stop_code in {LARGEST, TIME}
+    return None if ended_early and (gain or 0) <= context.gates.knee_gain else gain
 
 
 def _throughput_at(points: Sequence[Point], rows: int) -> float | None:
-    """Return the throughput at a number of rows, on a line between those measured; ``None`` beyond them."""
+    """Return the throughput of a batch size, interpolated linearly, or ``None`` outside the measured range."""
     measured = [(point.rows, point.speed) for point in fitting(points) if point.throughput]
-    for (few, slow), (many, fast) in pairwise(measured):
-        if few < rows < many:
-            return slow + (fast - slow) * (rows - few) / (many - few)
+    for (smaller, smaller_speed), (larger, larger_speed) in pairwise(measured):
+        if smaller < rows < larger:
+            return smaller_speed + (larger_speed - smaller_speed) * (rows - smaller) / (larger - smaller)
     return dict(measured).get(rows)
 
 
@@ -271,19 +281,19 @@ def _out_of_memory_at(report: SweepReport, _context: EvidenceContext) -> int:
     return min((point.rows for point in report.points if not point.fits), default=0)
 
 
-def _free_fraction(taken: int, limit: float) -> float:
-    """Return how much of a limit stays free, in whole percent: memory is not known better, and no batch misses a gate by less.
+def _free_fraction(used: int, limit: float) -> float:
+    """Return the free fraction of a memory limit, rounded to one percent, the accuracy of memory measurements.
 
     Example:
         >>> _free_fraction(90, 100), _free_fraction(903, 1000)
         (0.1, 0.1)
     """
-    return round(1 - taken / limit, 2)
+    return round(1 - used / limit, 2)
 
 
-def _headroom_swept(report: SweepReport, context: EvidenceContext) -> float | None:
-    """Return what the smallest measured batch of at least the rows in use, or else of the knee, leaves free."""
-    rows = context.known.get("batch") or report.knee
+def _headroom_of_sweep(report: SweepReport, context: EvidenceContext) -> float | None:
+    """Return the headroom of the smallest measured batch of at least the batch size in use, or of the knee."""
+    rows = context.values.get("batch") or report.knee
     larger = [] if rows is None else [point for point in fitting(report.points) if point.rows >= rows]
     sizes = [point.memory for point in larger if point.memory is not None]
     return _free_fraction(sizes[0], report.limit) if sizes and report.limit else None
@@ -291,7 +301,8 @@ def _headroom_swept(report: SweepReport, context: EvidenceContext) -> float | No
 
 def _headroom_of_epochs(report: MemoryCurve, _context: EvidenceContext) -> float | None:
     limits = [(sample.peak, sample.recommended) for sample in report.samples if sample.peak and sample.recommended]
-    return min((_free_fraction(peak, most * (report.limit or 1.0)) for peak, most in limits), default=None)
+    fraction = report.limit or 1.0
+    return min((_free_fraction(peak, recommended * fraction) for peak, recommended in limits), default=None)
 
 
 def _memory_verdict(report: MemoryCurve, context: EvidenceContext) -> str:
@@ -299,7 +310,7 @@ def _memory_verdict(report: MemoryCurve, context: EvidenceContext) -> str:
 
 
 def _memory_growth(report: MemoryCurve, context: EvidenceContext) -> float | None:
-    """Return the growth; a curve that grows has the pace that shows it."""
+    """Return the memory growth; of a growing curve, the steepest growth rate, which is above the gate."""
     trend = report.trend
     return trend.steepest if _memory_verdict(report, context) == GROWING else trend.growth
 
@@ -313,13 +324,16 @@ def _recall_loss(report: ParityReport, _context: EvidenceContext) -> float | Non
 
 
 def _keeps_entities(report: PrecisionVerdict, context: EvidenceContext) -> bool:
-    against = any(refusal.conclusive for refusal in report.refusals)
-    same = report.parity.spans.agreement >= context.gates.entity_agreement
-    return same and not report.parity.non_finite_tokens and not against
+    is_rejected = any(refusal.conclusive for refusal in report.refusals)
+    is_same = report.parity.spans.agreement >= context.gates.entity_agreement
+    return is_same and not report.parity.non_finite_tokens and not is_rejected
 
 
-def _agreement_reduced(report: PrecisionVerdict, context: EvidenceContext) -> float | None:
-    """Return the agreement in a reduced type that keeps the entities: then the device does; another one tells of the type alone."""
+def _reduced_dtype_agreement(report: PrecisionVerdict, context: EvidenceContext) -> float | None:
+    """Return the agreement in a reduced dtype if it keeps the entities.
+
+    A dtype that changes the entities is evidence against the dtype, not against the device.
+    """
     return _agreement(report.parity, context) if _keeps_entities(report, context) else None
 
 
@@ -332,11 +346,11 @@ def _divergence_source(report: LossParity, _context: EvidenceContext) -> tuple[s
     return (f"from step {report.divergence_step}",) if report.divergence_step else ()
 
 
-def _fallen(outcome: str) -> Reader:
-    """Return the reader of the operators that had an outcome on MPS; ``None`` if nothing was computed there."""
+def _operators_with_outcome(outcome: str) -> Reader:
+    """Return a reader of the operators with an outcome on MPS, which returns ``None`` if MPS was not used."""
 
     def read(report: Profile | FallbackLog, _context: EvidenceContext) -> tuple[str, ...] | None:
-        if not _is_of_mps(report):
+        if not _ran_on_mps(report):
             return None
         entries = report.fallbacks if isinstance(report, Profile) else report.entries
         return tuple(sorted({entry.operator for entry in entries if entry.outcome == outcome}))
@@ -344,51 +358,52 @@ def _fallen(outcome: str) -> Reader:
     return read
 
 
-def _is_of_mps(report: Profile | FallbackLog) -> bool:
-    return (
-        parse_device_argument(report.device).has_fallbacks
-        if isinstance(report, Profile)
-        else bool(report.operators_on_mps)
-    )
+def _ran_on_mps(report: Profile | FallbackLog) -> bool:
+    if isinstance(report, Profile):
+        return parse_device_argument(report.device).has_fallbacks
+    return bool(report.operators_on_mps)
 
 
-def _calls_that_fell(report: Profile | FallbackLog, _context: EvidenceContext) -> float | None:
-    if not _is_of_mps(report):
+def _fallback_call_fraction(report: Profile | FallbackLog, _context: EvidenceContext) -> float | None:
+    if not _ran_on_mps(report):
         return None
     return report.fallback_fraction if isinstance(report, Profile) else min(1.0, report.count / report.operators_on_mps)
 
 
-def _time_that_fell(report: Profile, context: EvidenceContext) -> float | None:
-    """Return the share of the time, only if it is beyond its gate.
+def _fallback_time_fraction(report: Profile, context: EvidenceContext) -> float | None:
+    """Return the fraction of the time in fallback operators if it exceeds its gate, else ``None``.
 
-    Times are those of torch's profiler, which counts the copies elsewhere: a small share would prove nothing.
+    The torch profiler attributes the copies to other operators, so a small fraction would not be conclusive.
     """
     total = sum(operator.seconds for operator in report.operators)
-    if not total or report.simulated or not _is_of_mps(report):
+    if not total or report.simulated or not _ran_on_mps(report):
         return None
     names = {entry.operator.split(".")[0] for entry in report.fallbacks if entry.outcome == FELL_BACK}
-    share = sum(operator.seconds for operator in report.operators if operator.operator in names) / total
-    return share if share > context.gates.fallback_time else None
+    fraction = sum(operator.seconds for operator in report.operators if operator.operator in names) / total
+    return fraction if fraction > context.gates.fallback_time else None
 
 
-def _foretold(name: str) -> Reader:
-    """Return the reader of what a forecast says of operators; of a training, only one with a training step shows none."""
+def _forecast_operators(name: str) -> Reader:
+    """Return a reader of the operators in an attribute of a forecast.
+
+    For training, only a forecast that includes a training step can show that no operator is affected.
+    """
 
     def read(report: Forecast, context: EvidenceContext) -> tuple[str, ...] | None:
-        not_trained = context.task == TRAINING and all(row.phase == INFERENCE for row in report.rows)
+        lacks_training = context.task == TRAINING and all(row.phase == INFERENCE for row in report.rows)
         operators: tuple[str, ...] = getattr(report, name)
-        return operators or (None if not_trained else ())
+        return operators or (None if lacks_training else ())
 
     return read
 
 
-# The doctor's findings on whether a device computes at all, and on states that spoil times.
-_COMPUTES = frozenset({COMPUTATION, *REQUIRED_DTYPES})
-_STATES = frozenset(condition.name for condition in CONDITIONS)
+# Findings of the doctor that show whether a device computes, and conditions that affect timings.
+_COMPUTATION_CHECKS = frozenset({COMPUTATION, *REQUIRED_DTYPES})
+_CONDITION_NAMES = frozenset(condition.name for condition in CONDITIONS)
 
 
-def _bug_names(report: DoctorReport) -> frozenset[str]:
-    """Return the names of the known errors; none if nothing was computed, because their file imports torch."""
+def _known_bug_names(report: DoctorReport) -> frozenset[str]:
+    """Return the names of the known bugs, or none if the doctor computed nothing: their module imports torch."""
     if any(finding.name == COMPUTATION and finding.status == NOT_APPLICABLE for finding in report.findings):
         return frozenset()
     from ..checks.doctor.silent_errors import KNOWN_BUGS
@@ -397,370 +412,391 @@ def _bug_names(report: DoctorReport) -> frozenset[str]:
 
 
 def _device_faults(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
-    return tuple(finding.name for finding in report.findings if finding.status == FAILED and finding.name in _COMPUTES)
+    return tuple(
+        finding.name for finding in report.findings if finding.status == FAILED and finding.name in _COMPUTATION_CHECKS
+    )
 
 
 def _doctor_failures(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
-    others = _COMPUTES | _bug_names(report)
-    return tuple(finding.name for finding in report.findings if finding.status == FAILED and finding.name not in others)
+    read_elsewhere = _COMPUTATION_CHECKS | _known_bug_names(report)
+    return tuple(
+        finding.name for finding in report.findings if finding.status == FAILED and finding.name not in read_elsewhere
+    )
 
 
 def _silent_errors(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...] | None:
-    names = _bug_names(report)
+    bug_names = _known_bug_names(report)
     bugs = tuple(
-        finding.name for finding in report.findings if finding.status in {FAILED, WARNING} and finding.name in names
+        finding.name for finding in report.findings if finding.status in {FAILED, WARNING} and finding.name in bug_names
     )
-    looked = any(finding.name == SILENT_ERRORS and finding.status != NOT_APPLICABLE for finding in report.findings)
-    return bugs if bugs or looked else None
+    was_checked = any(finding.name == SILENT_ERRORS and finding.status != NOT_APPLICABLE for finding in report.findings)
+    return bugs if bugs or was_checked else None
 
 
-def _states_of_doctor(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
-    return _slow_states(finding for finding in report.findings if finding.name in _STATES)
+def _conditions_of_doctor(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
+    return _slow_conditions(finding for finding in report.findings if finding.name in _CONDITION_NAMES)
 
 
-def _states_of_signals(report: SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
-    return _slow_states(report.findings())
+def _conditions_of_system(report: SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
+    return _slow_conditions(report.findings())
 
 
-def _slow_states(findings: Iterable[Finding]) -> tuple[str, ...]:
+def _slow_conditions(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(str(finding) for finding in findings if finding.status == WARNING)
 
 
-def _metric(
-    label: str, unit: Unit, reads: Mapping[type, Reader] | None = None, gate: Gate | None = None, default: Any = None
+def _metric_field(
+    label: str, unit: Unit, readers: Mapping[type, Reader] | None = None, gate: Gate | None = None, default: Any = None
 ) -> Any:
-    """Return a field that is a metric."""
-    return field(default=default, metadata={"metric": Metric(label, unit, reads or {}, gate)})
+    """Return a dataclass field that declares a metric."""
+    return field(default=default, metadata={"metric": Metric(label, unit, readers or {}, gate)})
 
 
 @dataclass(frozen=True, repr=False)
 class Evidence(Displayable):
-    """Metrics of a device at work; ``None`` if something was not measured, never a guess. Shares are fractions.
+    """Metrics of a device under a workload.
+
+    ``None`` means that a metric was not measured; values are never guessed. Fractions are in [0, 1].
 
     Attributes:
-        models: By which names the reports call the model.
-        device: Where the work was done, as torch spells it.
+        models: Names of the model in the reports.
+        device: Device of the work, as spelled by torch.
         task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``.
-        speedup_low: How many times as fast as the CPU it is, the lower end of the interval.
-        speedup: The middle.
-        speedup_high: The upper end.
-        utilization: How busy the device was, its utilization when idle taken off.
-        shares: How much of a step each phase takes, such as ``{"data": 0.2, "forward": 0.8}``.
-        synchronizations: Where a step waits for the device, as places of code.
-        tiny_batch: Whether starting operators takes most of the device's time.
-        batch_tokens: How many tokens a batch in use may have, if texts are annotated.
-        batch: How many rows a batch has that is in use; of annotation, rows like those of the sweep.
-        knee: How many it should have.
-        best_batch: How many it has where the throughput is largest.
-        knee_gain: How much more throughput there is at the knee than at the batch in use; 0.1 is a tenth.
-        out_of_memory_at: The smallest number of rows that did not fit; 0 if all fitted that were tried.
-        headroom: How much of the memory limit stays free at the batch in use.
-        memory_growth: The growth over ten epochs.
-        memory_verdict: What the memory curve says: ``"flat"``, ``"growing"``, ``"sawtooth"`` or ``"too short to tell"``.
-        entity_agreement: How many of the entities are the same as on the CPU in float32.
-        logits: The largest difference of a logit from the CPU, in float32.
-        non_finite_tokens: How many tokens became NaN or infinity.
-        recall_loss: How much of the recall of gold entities is lost.
-        gradients: The largest relative difference of a gradient from the CPU, in float32.
-        divergence_source: Where training parts from the CPU's by more than rounding explains; empty if it does not.
-        refused_dtype: A reduced type in which the model does not keep its entities.
-        refused_operators: What does not run on MPS at all.
-        fallback_operators: The operators that fall back to the CPU.
-        fallback_time: How much of the time they take.
-        fallback_calls: How many of the operators called with tensors of MPS they are.
-        device_faults: What the doctor saw the device compute wrongly, or not at all.
-        silent_errors: The known silent errors that the doctor saw on this device.
-        doctor_failures: What else the doctor found that failed.
-        states: States of the computer that spoil times, such as ``"power, warning: battery"``.
-        texts_per_second: How many texts, or rows, are done in a second.
-        num_texts: How many there are to do.
-        simulated: Whether any of it is from a simulated device.
+        speedup_low: Lower end of the confidence interval of the speedup over the CPU.
+        speedup: Median speedup over the CPU.
+        speedup_high: Upper end of the confidence interval of the speedup.
+        utilization: Utilization of the device, after subtracting its idle utilization.
+        phase_fractions: Fraction of a step per phase, such as ``{"data": 0.2, "forward": 0.8}``.
+        synchronizations: Code locations where a step waits for the device.
+        tiny_batch: Whether kernel launches take most of the device time.
+        batch_tokens: Maximum number of tokens per batch in use, for annotation.
+        batch: Batch size in use; for annotation, the number of rows of the sweep's length.
+        knee: Batch size at the knee.
+        best_batch: Batch size with the highest throughput.
+        knee_gain: Throughput gain at the knee over the batch size in use; 0.1 is 10 % more.
+        out_of_memory_at: Smallest batch size that ran out of memory; 0 if none did.
+        headroom: Free fraction of the memory limit at the batch size in use.
+        memory_growth: Memory growth over ten epochs.
+        memory_verdict: Verdict of the memory curve: ``"flat"``, ``"growing"``, ``"sawtooth"`` or ``"insufficient data"``.
+        entity_agreement: Fraction of the entities that are the same as on the CPU in float32.
+        logits: Largest difference of a float32 logit from the CPU.
+        non_finite_tokens: Number of tokens with NaN or infinity.
+        recall_loss: Loss of recall on gold entities.
+        gradients: Largest relative difference of a float32 gradient from the CPU.
+        divergence_source: Step from which training losses differ from the CPU by more than rounding; empty if none do.
+        refused_dtype: Reduced dtype in which the model does not keep its entities.
+        refused_operators: Operators that do not run on MPS at all.
+        fallback_operators: Operators that fall back to the CPU.
+        fallback_time: Fraction of the time in these operators.
+        fallback_calls: Fraction of the operator calls on MPS tensors that fall back.
+        device_faults: Checks of the doctor in which the device computed incorrectly or not at all.
+        silent_errors: Known silent errors that the doctor detected on this device.
+        doctor_failures: Other failed checks of the doctor.
+        slow_conditions: Conditions that affect timings, such as ``"power, warning: battery"``.
+        texts_per_second: Throughput in texts or rows per second.
+        num_texts: Number of texts to process.
+        simulated: Whether any metric comes from a simulated device.
 
     Raises:
-        ConfigurationError: For a value that its metric cannot have.
+        ConfigurationError: If a value is not valid for its metric.
 
     Example:
         >>> Evidence(device="mps", task="annotation", texts_per_second=50.0, num_texts=360_000).hours
         2.0
     """
 
-    models: tuple[str, ...] | None = _metric("names of the model", NAMES)
-    device: str | None = _metric("device", WORDS)
-    task: str | None = _metric("task", WORDS)
-    speedup_low: float | None = _metric("speed-up over the CPU, at least", TIMES, {DeviceMetrics: "speedup.low"})
-    speedup: float | None = _metric(
-        "speed-up over the CPU",
-        TIMES,
+    models: tuple[str, ...] | None = _metric_field("model names", NAMES)
+    device: str | None = _metric_field("device", TEXT)
+    task: str | None = _metric_field("task", TEXT)
+    speedup_low: float | None = _metric_field(
+        "speedup over the CPU, lower bound", RATIO, {DeviceMetrics: "speedup.low"}
+    )
+    speedup: float | None = _metric_field(
+        "speedup over the CPU",
+        RATIO,
         {DeviceMetrics: "speedup.median"},
         Gate(
             0.22,
-            "how much faster than the CPU a device must be",
-            "a smaller gain is not worth a second device; if that also waits, look at data and batch first",
+            "minimum speedup over the CPU",
+            "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
             RUNBOOK,
-            largest=10.0,
+            maximum=10.0,
             area=Area.SPEED,
-            at_least=True,
+            is_minimum=True,
         ),
     )
-    speedup_high: float | None = _metric("speed-up over the CPU, at most", TIMES, {DeviceMetrics: "speedup.high"})
-    utilization: float | None = _metric(
+    speedup_high: float | None = _metric_field(
+        "speedup over the CPU, upper bound", RATIO, {DeviceMetrics: "speedup.high"}
+    )
+    utilization: float | None = _metric_field(
         "utilization",
-        SHARE,
+        FRACTION,
         {DeviceMetrics: "utilization"},
         Gate(
             0.18,
-            "a device that is busy for less than this waits; what it shows when idle is subtracted",
-            "a device that waits is not slow: its data or its batch are",
+            "minimum utilization of the device, after subtracting its idle utilization",
+            "a device that waits is not slow: its data or its batch size limits it",
             RUNBOOK,
-            at_least=True,
+            is_minimum=True,
         ),
     )
-    phase_fractions: Mapping[str, float] | None = _metric(
-        "phases of a step", PHASES, {DeviceMetrics: "phase_fractions", Profile: "shares"}
+    phase_fractions: Mapping[str, float] | None = _metric_field(
+        "time per phase", PHASES, {DeviceMetrics: "phase_fractions", Profile: "shares"}
     )
-    synchronizations: tuple[str, ...] | None = _metric(
-        "places where a step waits for the device", NAMES, {Profile: _synchronizations}
+    synchronizations: tuple[str, ...] | None = _metric_field(
+        "synchronization points", NAMES, {Profile: _synchronizations}
     )
-    tiny_batch: bool | None = _metric(
-        "batch so small that starting operators takes most of the time", YES_NO, {Profile: _is_tiny_batch}
+    tiny_batch: bool | None = _metric_field("dominated by kernel launches", BOOLEAN, {Profile: _is_tiny_batch})
+    batch_tokens: int | None = _metric_field(
+        "maximum tokens per batch", COUNT, {Comparison: "batch_tokens", Profile: "batch_tokens"}
     )
-    batch_tokens: int | None = _metric(
-        "tokens that a batch may have", COUNT, {Comparison: "batch_tokens", Profile: "batch_tokens"}
-    )
-    batch: int | None = _metric(
-        "rows in use",
+    batch: int | None = _metric_field(
+        "batch size in use",
         COUNT,
-        {Comparison: _batch_compared, Profile: _batch_profiled, SweepReport: _batch_of_tokens},
+        {Comparison: _batch_of_comparison, Profile: _batch_of_profile, SweepReport: _batch_from_tokens},
     )
-    knee: int | None = _metric("rows at the knee", COUNT, {SweepReport: "knee"})
-    best_batch: int | None = _metric("rows at the highest throughput", COUNT, {SweepReport: _best_batch})
-    knee_gain: float | None = _metric(
-        "more throughput at the knee",
-        SHARE,
+    knee: int | None = _metric_field("batch size at the knee", COUNT, {SweepReport: "knee"})
+    best_batch: int | None = _metric_field("fastest batch size", COUNT, {SweepReport: _best_batch})
+    knee_gain: float | None = _metric_field(
+        "throughput gain at the knee",
+        FRACTION,
         {SweepReport: _knee_gain},
         Gate(
             0.1,
-            "how much faster the best batch of a sweep may be than the batch in use",
-            f"a sweep itself leaves {100 * MIN_KNEE_GAIN:.0f} %, and a gain near that is hardly worth another batch",
-            largest=10.0,
+            "maximum throughput gain at the knee over the batch size in use",
+            f"a sweep itself ignores gains up to {100 * MIN_KNEE_GAIN:.0f} %; a gain near that hardly justifies a change",
+            maximum=10.0,
             area=Area.BATCH,
         ),
     )
-    out_of_memory_at: int | None = _metric("out of memory at rows", COUNT, {SweepReport: _out_of_memory_at})
-    headroom: float | None = _metric(
-        "memory limit that stays free",
-        SHARE,
-        {SweepReport: _headroom_swept, MemoryCurve: _headroom_of_epochs},
+    out_of_memory_at: int | None = _metric_field(
+        "smallest batch size out of memory", COUNT, {SweepReport: _out_of_memory_at}
+    )
+    headroom: float | None = _metric_field(
+        "free memory below the limit",
+        FRACTION,
+        {SweepReport: _headroom_of_sweep, MemoryCurve: _headroom_of_epochs},
         Gate(
             HEADROOM_FRACTION,
-            "how much of the memory limit must stay free at the batch in use",
+            "minimum free fraction of the memory limit at the batch size in use",
             "a longer text or a new shape then still fits",
             area=Area.MEMORY,
-            at_least=True,
+            is_minimum=True,
         ),
     )
-    memory_growth: float | None = _metric(
-        "growth over ten epochs",
-        SHARE,
+    memory_growth: float | None = _metric_field(
+        "memory growth over ten epochs",
+        FRACTION,
         {MemoryCurve: _memory_growth},
         Gate(
             GROWTH_THRESHOLD,
-            f"memory that grows by more than this over {GROWTH_EPOCHS} epochs is retained",
-            "caches are emptied after each epoch, so something holds what still grows",
+            f"maximum memory growth over {GROWTH_EPOCHS} epochs; larger growth means that memory is retained",
+            "caches are emptied after each epoch, so memory that still grows is referenced",
             RUNBOOK,
-            largest=10.0,
+            maximum=10.0,
             area=Area.MEMORY,
         ),
     )
-    memory_verdict: str | None = _metric("memory curve", WORDS, {MemoryCurve: _memory_verdict})
-    entity_agreement: float | None = _metric(
-        "entities that are the same",
-        SHARE,
-        {ParityReport: _agreement, PrecisionVerdict: _agreement_reduced},
+    memory_verdict: str | None = _metric_field("memory curve", TEXT, {MemoryCurve: _memory_verdict})
+    entity_agreement: float | None = _metric_field(
+        "entity agreement",
+        FRACTION,
+        {ParityReport: _agreement, PrecisionVerdict: _reduced_dtype_agreement},
         Gate(
             MIN_SPAN_AGREEMENT,
-            "how many of the entities must be the same as on the CPU",
-            "near ties do not explain that fewer are the same",
-            PARITY,
-            area=Area.NUMBERS,
-            at_least=True,
-            beyond="fewer than {} of the entities are the same as on the CPU",
+            "minimum fraction of the entities that are the same as on the CPU",
+            "near ties do not explain a lower agreement",
+            PARITY_THRESHOLD,
+            area=Area.CORRECTNESS,
+            is_minimum=True,
+            violation="fewer than {} of the entities are the same as on the CPU",
         ),
     )
-    logits: float | None = _metric(
-        "largest difference of a logit",
+    logits: float | None = _metric_field(
+        "largest logit difference",
         DIFFERENCE,
         {ParityReport: "logits.maximum"},
         Gate(
             TOLERANCES["float32"].logits or 0.0,
-            "how far logits in float32 may be from those on the CPU; further if all entities are the same",
-            SEEN,
-            PARITY,
-            largest=1e6,
-            area=Area.NUMBERS,
-            beyond="logits differ by more than {}",
+            "maximum difference of a float32 logit from the CPU; a larger one is accepted if all entities are the same",
+            OBSERVED_DIFFERENCES,
+            PARITY_THRESHOLD,
+            maximum=1e6,
+            area=Area.CORRECTNESS,
+            violation="logits differ by more than {}",
         ),
     )
-    non_finite_tokens: int | None = _metric("tokens with NaN or infinity", COUNT, {ParityReport: "non_finite_tokens"})
-    recall_loss: float | None = _metric(
-        "recall lost",
-        SHARE,
+    non_finite_tokens: int | None = _metric_field(
+        "tokens with NaN or infinity", COUNT, {ParityReport: "non_finite_tokens"}
+    )
+    recall_loss: float | None = _metric_field(
+        "recall loss",
+        FRACTION,
         {ParityReport: _recall_loss},
         Gate(
             MAX_RECALL_LOSS,
-            "how much recall of the gold entities may be lost",
-            "a model that finds less is another model",
-            PARITY,
-            area=Area.NUMBERS,
-            beyond="more than {} of the recall is lost",
+            "maximum loss of recall on gold entities",
+            "a model with a lower recall is a different model",
+            PARITY_THRESHOLD,
+            area=Area.CORRECTNESS,
+            violation="more than {} of the recall is lost",
         ),
     )
-    gradients: float | None = _metric(
-        "largest relative difference of a gradient",
+    gradients: float | None = _metric_field(
+        "largest relative gradient difference",
         DIFFERENCE,
         {ParityReport: "gradients.largest"},
         Gate(
             TOLERANCES["float32"].gradients or 0.0,
-            "how far gradients in float32 may be from those on the CPU, relatively",
-            SEEN,
-            PARITY,
-            largest=1e6,
-            area=Area.NUMBERS,
-            beyond="gradients by more than {}",
+            "maximum relative difference of a float32 gradient from the CPU",
+            OBSERVED_DIFFERENCES,
+            PARITY_THRESHOLD,
+            maximum=1e6,
+            area=Area.CORRECTNESS,
+            violation="gradients differ by more than {}",
         ),
     )
-    divergence_source: tuple[str, ...] | None = _metric(
-        "training parts from the CPU's", NAMES, {LossParity: _divergence_source}
+    divergence_source: tuple[str, ...] | None = _metric_field(
+        "training diverges from the CPU", NAMES, {LossParity: _divergence_source}
     )
-    refused_dtype: str | None = _metric(
-        "type in which the entities are not kept",
-        WORDS,
-        {PrecisionVerdict: _refused_dtype},
+    refused_dtype: str | None = _metric_field(
+        "dtype that changes the entities", TEXT, {PrecisionVerdict: _refused_dtype}
     )
-    refused_operators: tuple[str, ...] | None = _metric(
-        "operators that MPS refuses",
+    refused_operators: tuple[str, ...] | None = _metric_field(
+        "operators not supported on MPS",
         NAMES,
-        {Profile: _fallen(REFUSED), FallbackLog: _fallen(REFUSED), Forecast: _foretold("unsupported")},
+        {
+            Profile: _operators_with_outcome(REFUSED),
+            FallbackLog: _operators_with_outcome(REFUSED),
+            Forecast: _forecast_operators("unsupported"),
+        },
     )
-    fallback_operators: tuple[str, ...] | None = _metric(
-        "operators that fell back",
+    fallback_operators: tuple[str, ...] | None = _metric_field(
+        "operators that fall back to the CPU",
         NAMES,
-        {Profile: _fallen(FELL_BACK), FallbackLog: _fallen(FELL_BACK), Forecast: _foretold("cpu_operators")},
+        {
+            Profile: _operators_with_outcome(FELL_BACK),
+            FallbackLog: _operators_with_outcome(FELL_BACK),
+            Forecast: _forecast_operators("cpu_operators"),
+        },
     )
-    fallback_time: float | None = _metric(
-        "time spent in what fell back",
-        SHARE,
-        {Profile: _time_that_fell},
+    fallback_time: float | None = _metric_field(
+        "time in fallbacks",
+        FRACTION,
+        {Profile: _fallback_time_fraction},
         Gate(
             0.05,
-            "how much of the time operators that fall back to the CPU may take",
-            "if they take less, computing them elsewhere gains little",
+            "maximum fraction of the time in operators that fall back to the CPU",
+            "below it, avoiding the fallbacks gains little",
             area=Area.FALLBACKS,
         ),
     )
-    fallback_calls: float | None = _metric(
-        "calls that fell back",
-        SHARE,
-        {Profile: _calls_that_fell, FallbackLog: _calls_that_fell},
+    fallback_calls: float | None = _metric_field(
+        "calls that fall back",
+        FRACTION,
+        {Profile: _fallback_call_fraction, FallbackLog: _fallback_call_fraction},
         Gate(
             0.01,
-            "how many of the calls on MPS may fall back, if their times are not known",
-            "each waits for the GPU and copies there and back, and starting an operator alone takes 25 to 110 microseconds",
-            "pytorch#82707, and a choice of this toolkit",
+            "maximum fraction of the calls on MPS that fall back, if their time is not known",
+            "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds",
+            f"pytorch#82707, and {TOOLKIT_CHOICE}",
             area=Area.FALLBACKS,
         ),
     )
-    device_faults: tuple[str, ...] | None = _metric("computed wrongly", NAMES, {DoctorReport: _device_faults})
-    silent_errors: tuple[str, ...] | None = _metric(
-        "known silent errors that were seen", NAMES, {DoctorReport: _silent_errors}
+    device_faults: tuple[str, ...] | None = _metric_field("failed device checks", NAMES, {DoctorReport: _device_faults})
+    silent_errors: tuple[str, ...] | None = _metric_field(
+        "known silent errors detected", NAMES, {DoctorReport: _silent_errors}
     )
-    doctor_failures: tuple[str, ...] | None = _metric("failed in nb.doctor()", NAMES, {DoctorReport: _doctor_failures})
-    slow_conditions: tuple[str, ...] | None = _metric(
-        "states that spoil times", NAMES, {SystemStatus: _states_of_signals, DoctorReport: _states_of_doctor}
+    doctor_failures: tuple[str, ...] | None = _metric_field(
+        "failed checks of nb.doctor()", NAMES, {DoctorReport: _doctor_failures}
     )
-    texts_per_second: float | None = _metric(
-        "texts, or rows", RATE, {DeviceMetrics: "rows_per_second", Profile: _rate_profiled}
+    slow_conditions: tuple[str, ...] | None = _metric_field(
+        "conditions that affect timings",
+        NAMES,
+        {SystemStatus: _conditions_of_system, DoctorReport: _conditions_of_doctor},
     )
-    num_texts: int | None = _metric("texts to do", COUNT)
-    simulated: bool = _metric("simulated", YES_NO, default=False)
+    texts_per_second: float | None = _metric_field(
+        "throughput (texts or rows)", RATE, {DeviceMetrics: "rows_per_second", Profile: _profile_throughput}
+    )
+    num_texts: int | None = _metric_field("number of texts", COUNT)
+    simulated: bool = _metric_field("simulated", BOOLEAN, default=False)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             unit = METRICS[name].unit
-            if value is not None and not _fits(unit, value):
-                remedy = f"Pass {_EXPECTED.get(unit, 'a finite number')}, or None if it was not measured."
-                raise ConfigurationError(f"{name} cannot be {describe_value(value)}.", remedy)
+            if value is not None and not _is_valid(unit, value):
+                expected = _EXPECTED.get(unit, "a finite number")
+                raise invalid_value(name, value, f"Pass {expected}, or None if it was not measured.")
         if self.task not in {None, *TASKS}:
-            what = f"task cannot be {describe_value(self.task)}."
-            raise ConfigurationError(what, f"Use one of {', '.join(TASKS)}.")
+            raise invalid_value("task", self.task, f"Use one of {', '.join(TASKS)}.")
 
     @property
-    def kind(self) -> str | None:
-        """What kind of device it is: ``"mps"``, ``"cuda"`` or ``"cpu"``."""
+    def device_type(self) -> str | None:
+        """Type of the device: ``"mps"``, ``"cuda"`` or ``"cpu"``."""
         return parse_device_argument(self.device).type if self.device else None
 
     @property
     def data_fraction(self) -> float | None:
-        """How much of a step is spent on waiting for data."""
+        """Fraction of a step spent waiting for data."""
         return None if self.phase_fractions is None else self.phase_fractions.get(DATA)
 
     @property
     def transfer_fraction(self) -> float | None:
-        """How much of a step is spent on copies to the device."""
+        """Fraction of a step spent on copies to the device."""
         return None if self.phase_fractions is None else self.phase_fractions.get(TRANSFER)
 
     @property
     def hours(self) -> float | None:
-        """How many hours the texts that are to do take."""
+        """Time to process all texts, in hours."""
         if not self.texts_per_second or self.num_texts is None:
             return None
-        return self.num_texts / self.texts_per_second / SECONDS_OF_AN_HOUR
+        return self.num_texts / self.texts_per_second / SECONDS_PER_HOUR
 
     @property
     def measured(self) -> dict[str, Any]:
-        """The metrics that are known, by their names."""
+        """Measured metrics by name."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "simulated"}
 
     def to_report(self) -> Report:
-        """Return which metrics are known; they themselves are among the figures."""
+        """Return a report that lists the measured metrics, with their values in a table of metrics."""
         names = ", ".join(self.measured) or "nothing"
-        return Report("Evidence", (f"Measured: {names}.",), metrics=(Table("", ("figure", "value"), self.rows()),))
+        return Report("Evidence", (f"Measured: {names}.",), metrics=(Table("", ("metric", "value"), self.rows()),))
 
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """Return the metrics that are known as people read them, one in a row; phases are rows of their own."""
+        """Return the labels and formatted values of the measured metrics, with a separate row for each phase."""
         rows = [
             (metric.label, format_with_unit(metric.unit, value))
             for name, metric in METRICS.items()
             if name not in {"phase_fractions", "simulated"} and (value := getattr(self, name)) is not None
         ]
         rows += [
-            (f"step spent on {phase}", format_with_unit(SHARE, share))
-            for phase, share in (self.phase_fractions or {}).items()
+            (f"step time in {phase}", format_with_unit(FRACTION, fraction))
+            for phase, fraction in (self.phase_fractions or {}).items()
             if phase not in {DATA, TRANSFER}
         ]
         return tuple(rows)
 
 
-# The metrics that are computed from another one, behind which they are shown.
-COMPUTED = {
+# Metrics that are derived from the metric of the key and displayed after it.
+DERIVED_METRICS = {
     "phase_fractions": {
         "data_fraction": Metric(
-            "step spent on waiting for data",
-            SHARE,
+            "step time waiting for data",
+            FRACTION,
             gate=Gate(
                 MAX_DATA_FRACTION,
-                "how much of a step may be spent on waiting for data",
-                "without the wait, a third more steps are done",
+                "maximum fraction of a step spent waiting for data",
+                "without the wait, a third more steps run in the same time",
                 area=Area.DATA,
             ),
         ),
         "transfer_fraction": Metric(
-            "step spent on copies to the device",
-            SHARE,
+            "step time in copies to the device",
+            FRACTION,
             gate=Gate(
                 0.25,
-                "how much of a step may be spent on copies to the device",
-                "without them, a third more steps are done",
+                "maximum fraction of a step spent on copies to the device",
+                "without the copies, a third more steps run in the same time",
                 area=Area.DATA,
             ),
         ),
@@ -771,9 +807,9 @@ COMPUTED = {
             HOURS,
             gate=Gate(
                 24.0,
-                "how long a run on one computer may take",
-                "one computer can be spared for a day",
-                largest=1e5,
+                "maximum duration of a run on one computer",
+                "one computer can be reserved for a day",
+                maximum=1e5,
                 area=Area.SPEED,
             ),
         ),
@@ -783,17 +819,22 @@ COMPUTED = {
 METRICS: dict[str, Metric] = {}
 for _field in fields(Evidence):
     METRICS[_field.name] = _field.metadata["metric"]
-    METRICS |= COMPUTED.get(_field.name, {})
+    METRICS |= DERIVED_METRICS.get(_field.name, {})
 
 GATES: dict[str, Gate] = {name: metric.gate for name, metric in METRICS.items() if metric.gate}
 
-# The reports that a verdict reads.
-REPORTS: tuple[type, ...] = tuple({kind for metric in METRICS.values() for kind in metric.reads} - {DeviceMetrics})
+# Report types that a verdict reads.
+REPORTS: tuple[type, ...] = tuple(
+    {report_type for metric in METRICS.values() for report_type in metric.readers} - {DeviceMetrics}
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Thresholds:
-    """A value for each gate, in the order in which they are shown."""
+    """Threshold of each gate, in display order.
+
+    The fields repeat the names of ``GATES`` so that type checkers and editors know them; a test compares both.
+    """
 
     speedup: float = GATES["speedup"].default
     utilization: float = GATES["utilization"].default
@@ -812,8 +853,8 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_number(name, value, GATES[name].largest, example=f"{GATES[name].default:g}")
+            check_number(name, value, GATES[name].maximum, example=f"{GATES[name].default:g}")
 
-    def shown(self) -> dict[str, str]:
-        """Return each threshold as people read it, by its name."""
+    def format_values(self) -> dict[str, str]:
+        """Return the formatted thresholds by name."""
         return {name: format_with_unit(METRICS[name].gate_unit, value) for name, value in vars(self).items()}

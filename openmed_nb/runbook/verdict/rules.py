@@ -1,4 +1,4 @@
-"""What a verdict asks of its evidence: what must be known, and the decision matrix."""
+"""Requirements and decision matrix of a verdict, evaluated on its evidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .metrics import (
     INFERENCE,
     METRICS,
     NAMES,
-    TIMES,
+    RATIO,
     TRAINING,
     Area,
     Evidence,
@@ -37,15 +37,15 @@ MEASURE = "measure first"
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A figure that speaks for a recommendation.
+class MetricValue:
+    """Measured value of a metric that supports a recommendation.
 
     Attributes:
-        name: What was measured, in words.
-        value: The figure.
-        unit: What it counts.
-        gate: The name of its threshold; empty if it has none.
-        limit: The threshold.
+        name: Label of the metric.
+        value: Measured value.
+        unit: Unit of the value.
+        gate: Name of its threshold; empty if it has none.
+        limit: Threshold of the gate.
     """
 
     name: str
@@ -56,541 +56,584 @@ class Metric:
 
     @property
     def threshold(self) -> float:
-        """The threshold as the figure counts: of a speed-up, 1 more, because 1.22 - 1 is less than 0.22 in binary."""
+        """Threshold on the scale of the value.
+
+        For a speedup this is ``1 + limit``, because in binary arithmetic 1.22 - 1 is less than 0.22.
+        """
         limit = self.limit or 0.0
-        return 1 + limit if self.unit == TIMES else limit
+        return 1 + limit if self.unit == RATIO else limit
 
     @property
     def row(self) -> tuple[str, str, str, str]:
-        """The figure as people read it: its name, its value, its gate, and the threshold."""
+        """Name, formatted value, gate and formatted threshold."""
         limit = format_with_unit(self.unit, self.threshold) if self.gate else ""
         return self.name, format_with_unit(self.unit, self.value), self.gate, limit
 
     @property
     def measured(self) -> str:
-        """The figure with its value, and with the threshold if it has one."""
+        """Name and value as text, with the threshold if there is one."""
         name, value, gate, limit = self.row
         if not gate:
             return f"{name}: {value}"
-        return f"{name}: {value} (gate: {'at least' if GATES[gate].at_least else 'at most'} {limit})"
+        bound = "at least" if GATES[gate].is_minimum else "at most"
+        return f"{name}: {value} (gate: {bound} {limit})"
 
     @property
-    def words(self) -> str:
-        """The figure without what differs from run to run: its name, its gate, and names that it stands for."""
+    def description(self) -> str:
+        """Name, gate and named items as text, without measured values, which differ between runs."""
         name, value, gate, limit = self.row
         if self.unit == NAMES:
             return f"{name}: {value}"
         return f"{name} (gate {gate}: {limit})" if gate else name
 
 
-Figures = tuple[Metric, ...]
+MetricValues = tuple[MetricValue, ...]
 
 
 @dataclass(frozen=True)
 class EvidenceCase:
-    """Evidence under gates: what rules and requirements ask. A method that returns figures returns none where it does not hold."""
+    """Evidence and thresholds, with the conditions of the rules and requirements.
+
+    A method that returns metric values returns none if its condition does not hold.
+
+    Attributes:
+        evidence: Measured metrics.
+        limits: Thresholds by gate.
+    """
 
     evidence: Evidence
-    limits: Mapping[str, float]  # The thresholds by their names.
+    limits: Mapping[str, float]
 
-    def figure(self, name: str) -> Metric:
-        """Return a figure without a gate."""
-        return Metric(METRICS[name].label, getattr(self.evidence, name), METRICS[name].unit)
+    def get_metric(self, name: str) -> MetricValue:
+        """Return the value of a metric without its gate."""
+        return MetricValue(METRICS[name].label, getattr(self.evidence, name), METRICS[name].unit)
 
-    def gated(self, gate: str) -> Metric:
-        """Return the figure of a gate, which has its name."""
-        return replace(self.figure(gate), gate=gate, limit=self.limits[gate])
+    def get_gated_metric(self, gate: str) -> MetricValue:
+        """Return the value of the metric of a gate; both have the same name."""
+        return replace(self.get_metric(gate), gate=gate, limit=self.limits[gate])
 
-    def known(self, *names: str) -> Figures:
-        """Return those of some figures that say anything: names, counts above 0, and true flags."""
-        return tuple(self.figure(name) for name in names if getattr(self.evidence, name))
+    def select_nonempty(self, *names: str) -> MetricValues:
+        """Return the metrics with names, counts above 0, or true flags."""
+        return tuple(self.get_metric(name) for name in names if getattr(self.evidence, name))
 
-    def exceeding(self, gate: str) -> Figures:
-        """Return the figure of a gate if it is on the wrong side of it; what rounding may have done does not count."""
-        figure = self.gated(gate)
-        if figure.value is None:
+    def exceeding(self, gate: str) -> MetricValues:
+        """Return the metric of a gate if it violates the gate by more than rounding."""
+        metric = self.get_gated_metric(gate)
+        if metric.value is None:
             return ()
-        apart = figure.value - figure.threshold
-        return (figure,) if (-apart if GATES[gate].at_least else apart) > ROUNDING else ()
+        excess = metric.value - metric.threshold
+        if GATES[gate].is_minimum:
+            excess = -excess
+        return (metric,) if excess > ROUNDING else ()
 
     @property
     def on_accelerator(self) -> bool:
-        """Whether there is a CPU to compare the device with."""
-        return self.evidence.kind is None or parse_device_argument(self.evidence.kind).is_accelerator
+        """Whether the device can be compared with the CPU, which an unknown device can."""
+        device_type = self.evidence.device_type
+        return device_type is None or parse_device_argument(device_type).is_accelerator
 
     @property
-    def writes_on_mps(self) -> bool:
-        """Whether a language model writes on MPS, for which there is MLX."""
-        return self.evidence.task == GENERATION and self.evidence.kind == "mps"
+    def generates_on_mps(self) -> bool:
+        """Whether a language model generates text on MPS, for which MLX is an alternative."""
+        return self.evidence.task == GENERATION and self.evidence.device_type == "mps"
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains how far logits are apart, as in ``precision.policy``.
+        """Whether rounding explains the logit difference, as in ``precision.policy``.
 
-        A larger model adds up more roundings, so up to what 16 bits round the entities decide.
+        Rounding errors accumulate in larger models. Up to the tolerance of a 16-bit dtype, the entities therefore decide.
         """
         logits = self.evidence.logits
-        most = TOLERANCES["float16"].logits or 0.0
-        return logits is not None and logits <= most and self.evidence.entity_agreement in {None, 1}
+        tolerance = TOLERANCES["float16"].logits or 0.0
+        return logits is not None and logits <= tolerance and self.evidence.entity_agreement in {None, 1}
 
     @property
-    def data_is_fine(self) -> bool:
-        """Whether it was measured that neither data nor copies take much of a step."""
-        return self.evidence.data_fraction is not None and not (self.exceeding("data_fraction") or self.slow_transfer())
-
-    @property
-    def batch_is_fine(self) -> bool:
-        """Whether it was measured that another batch would gain little."""
-        return self.evidence.knee_gain is not None and not self.exceeding("knee_gain")
-
-    def wrong_numbers(self) -> Figures:
-        """Return what is not as on the CPU in float32."""
-        wrong = self.known("device_faults", "non_finite_tokens", "divergence_source")
-        for name in _gates_of_numbers():
-            if name != "logits" or not self.is_rounding:
-                wrong += self.exceeding(name)
-        return wrong if self.on_accelerator else ()
-
-    def growing_memory(self) -> Figures:
-        """Return a growth of memory that the curve shows."""
-        return self.exceeding("memory_growth") if self.evidence.memory_verdict == GROWING else ()
-
-    def no_row_fits(self) -> Figures:
-        """Return that not even one row fits into the memory."""
-        return self.known("out_of_memory_at") if self.evidence.out_of_memory_at == 1 else ()
-
-    def short_of_memory(self) -> Figures:
-        """Return that the batch in use does not fit, or hardly does."""
-        full = self.evidence.out_of_memory_at
-        batch = self.evidence.batch
-        out = self.known("out_of_memory_at") if full and batch and batch >= full else ()
-        return (*out, *self.exceeding("headroom"))
-
-    def slow_transfer(self) -> Figures:
-        """Return a share of copies that is too large; to the CPU nothing is copied."""
-        return self.exceeding("transfer_fraction") if self.on_accelerator else ()
-
-    def synchronizes(self) -> Figures:
-        """Return where a step waits for a device that is hardly busy; while it is busy, a loss that is read costs little."""
-        idle = self.exceeding("utilization")
-        places = self.known("synchronizations")
-        return (*places, *idle) if idle and places else ()
-
-    def waits(self) -> Figures:
-        """Return speed-up and utilization if both are too small: the device waits."""
-        gain = self.exceeding("speedup")
-        busy = self.exceeding("utilization")
-        return (*gain, *busy) if gain and busy and self.on_accelerator else ()
-
-    def wrong_batch(self) -> Figures:
-        """Return how much more throughput there is at the knee, and where that is."""
-        gain = self.exceeding("knee_gain")
-        return (*gain, *self.known("batch", "knee")) if gain else ()
-
-    def falls_back(self) -> Figures:
-        """Return the operators that MPS does not have, if they take too much."""
-        if self.evidence.kind is not None and not parse_device_argument(self.evidence.kind).has_fallbacks:
-            return ()
-        much = self.exceeding("fallback_calls" if self.evidence.fallback_time is None else "fallback_time")
-        named = self.known("fallback_operators") if much else ()
-        return (*self.known("refused_operators"), *much, *named)
-
-    def gains_little(self) -> Figures:
-        """Return speed-up and utilization if the whole interval is below its gate although the device works.
-
-        It is the device's own speed that is seen: it is busy, or nothing is left that it could wait for.
-        """
-        busy = self.gated("utilization")
-        known = () if busy.value is None else (busy,)
-        works = (known and not self.exceeding("utilization")) or (self.data_is_fine and self.batch_is_fine)
-        if not (self.on_accelerator and self.speed_ups and works):
-            return ()
-        at_most = replace(self.gated("speedup"), name=METRICS["speedup_high"].label, value=self.speed_ups[-1])
-        return (at_most, *known) if at_most.value < at_most.threshold else ()
-
-    def is_worth_it(self) -> Figures:
-        """Return the figures of a device that is worth it, each with its gate.
-
-        What is beyond its gate and does not decide is left out, such as a count of fallbacks whose time is known; a speed-up that
-        may be on either side stands there.
-        """
-        figures = [self.gated(gate) for gate in (*(_COMPARED if self.on_accelerator else ()), *_KEPT)]
-        return tuple(
-            figure
-            for figure in figures
-            if figure.value is not None and (figure.gate == "speedup" or not self.exceeding(figure.gate))
+    def is_input_pipeline_fast(self) -> bool:
+        """Whether measurements show that neither data nor copies take much of a step."""
+        return self.evidence.data_fraction is not None and not (
+            self.exceeding("data_fraction") or self.find_slow_transfer()
         )
 
-    def numbers_are_known(self) -> bool:
-        """Tell whether it is known that the numbers are right, or that they are not.
+    @property
+    def is_batch_size_good(self) -> bool:
+        """Whether measurements show that another batch size would gain little."""
+        return self.evidence.knee_gain is not None and not self.exceeding("knee_gain")
 
-        For entities only parity tells. A model of the person's own has none, so its logits, its losses, or the doctor's probes stand for it.
+    def find_incorrect_results(self) -> MetricValues:
+        """Return the metrics whose results differ from the CPU in float32."""
+        if not self.on_accelerator:
+            return ()
+        metrics = self.select_nonempty("device_faults", "non_finite_tokens", "divergence_source")
+        for name in _correctness_gates():
+            if name != "logits" or not self.is_rounding:
+                metrics += self.exceeding(name)
+        return metrics
+
+    def find_memory_growth(self) -> MetricValues:
+        """Return the memory growth if the memory curve grows."""
+        return self.exceeding("memory_growth") if self.evidence.memory_verdict == GROWING else ()
+
+    def find_single_row_out_of_memory(self) -> MetricValues:
+        """Return the out-of-memory batch size if it is a single row."""
+        return self.select_nonempty("out_of_memory_at") if self.evidence.out_of_memory_at == 1 else ()
+
+    def find_memory_shortage(self) -> MetricValues:
+        """Return the metrics that show that the batch in use does not fit or leaves too little memory free."""
+        limit = self.evidence.out_of_memory_at
+        batch = self.evidence.batch
+        out_of_memory = self.select_nonempty("out_of_memory_at") if limit and batch and batch >= limit else ()
+        return (*out_of_memory, *self.exceeding("headroom"))
+
+    def find_slow_transfer(self) -> MetricValues:
+        """Return the transfer fraction if it is too large; work on the CPU has no transfers."""
+        return self.exceeding("transfer_fraction") if self.on_accelerator else ()
+
+    def find_blocking_synchronizations(self) -> MetricValues:
+        """Return the synchronization points if the device is underutilized.
+
+        On a busy device, a synchronization such as reading the loss costs little.
+        """
+        utilization = self.exceeding("utilization")
+        synchronizations = self.select_nonempty("synchronizations")
+        return (*synchronizations, *utilization) if utilization and synchronizations else ()
+
+    def find_idle_device(self) -> MetricValues:
+        """Return speedup and utilization if both are too small, because the device waits."""
+        speedup = self.exceeding("speedup")
+        utilization = self.exceeding("utilization")
+        return (*speedup, *utilization) if speedup and utilization and self.on_accelerator else ()
+
+    def find_better_batch(self) -> MetricValues:
+        """Return the throughput gain at the knee and both batch sizes if the gain is too large."""
+        gain = self.exceeding("knee_gain")
+        return (*gain, *self.select_nonempty("batch", "knee")) if gain else ()
+
+    def find_costly_fallbacks(self) -> MetricValues:
+        """Return the operators that MPS does not support, and those that fall back if their cost is too high."""
+        device_type = self.evidence.device_type
+        if device_type is not None and not parse_device_argument(device_type).has_fallbacks:
+            return ()
+        cost = self.exceeding("fallback_calls" if self.evidence.fallback_time is None else "fallback_time")
+        operators = self.select_nonempty("fallback_operators") if cost else ()
+        return (*self.select_nonempty("refused_operators"), *cost, *operators)
+
+    def find_small_speedup(self) -> MetricValues:
+        """Return speedup and utilization if the whole interval is below its gate although the device is not waiting.
+
+        The speedup then reflects the device itself: it is busy, or neither data nor batch size limit it.
+        """
+        utilization = self.get_gated_metric("utilization")
+        known_utilization = () if utilization.value is None else (utilization,)
+        is_busy = bool(known_utilization) and not self.exceeding("utilization")
+        is_working = is_busy or (self.is_input_pipeline_fast and self.is_batch_size_good)
+        if not (self.on_accelerator and self.speedups and is_working):
+            return ()
+        upper = replace(self.get_gated_metric("speedup"), name=METRICS["speedup_high"].label, value=self.speedups[-1])
+        return (upper, *known_utilization) if upper.value < upper.threshold else ()
+
+    def find_supporting_metrics(self) -> MetricValues:
+        """Return the metrics that support keeping the device, each with its gate.
+
+        Metrics beyond their gate that do not decide are omitted, such as a count of fallbacks whose time is known. A
+        speedup whose interval contains the gate is included.
+        """
+        gates = (*_COMPARISON_GATES, *_DEVICE_GATES) if self.on_accelerator else _DEVICE_GATES
+        metrics = [self.get_gated_metric(gate) for gate in gates]
+        return tuple(
+            metric
+            for metric in metrics
+            if metric.value is not None and (metric.gate == "speedup" or not self.exceeding(metric.gate))
+        )
+
+    def is_correctness_known(self) -> bool:
+        """Return whether it is known if results are correct.
+
+        Only parity shows this for entities. Custom modules have no entities, so logits, training losses or the probes of
+        the doctor are used instead.
         """
         evidence = self.evidence
         if evidence.entity_agreement is not None:
             return True
-        doubtful = self.is_rounding and self.exceeding("logits")
-        none_found = () in {evidence.silent_errors, evidence.divergence_source}
-        shown = none_found or (evidence.logits is not None and not doubtful)
-        return evidence.task not in {None, ANNOTATION} and shown
+        is_doubtful = self.is_rounding and self.exceeding("logits")
+        has_no_errors = () in {evidence.silent_errors, evidence.divergence_source}
+        is_shown = has_no_errors or (evidence.logits is not None and not is_doubtful)
+        return evidence.task not in {None, ANNOTATION} and is_shown
 
-    def fallbacks_are_known(self) -> bool:
-        """Tell whether it is known that nothing falls back, or how much that costs."""
-        here = self.evidence
-        few = here.fallback_calls is not None and not self.exceeding("fallback_calls")
-        return here.fallback_operators == () or here.fallback_time is not None or few
+    def is_fallback_cost_known(self) -> bool:
+        """Return whether it is known that no operator falls back, or how much the fallbacks cost."""
+        evidence = self.evidence
+        has_few_calls = evidence.fallback_calls is not None and not self.exceeding("fallback_calls")
+        return evidence.fallback_operators == () or evidence.fallback_time is not None or has_few_calls
 
-    def utilization_matters(self) -> bool:
-        """Tell whether it must be known if a device waits: it gains little, and data or batch may be why."""
-        gains = self.evidence.speedup is not None and not self.exceeding("speedup")
-        return self.on_accelerator and not (gains or (self.data_is_fine and self.batch_is_fine))
+    def needs_utilization(self) -> bool:
+        """Return whether the utilization is required: the speedup is small, and data or batch size may be the cause."""
+        is_fast = self.evidence.speedup is not None and not self.exceeding("speedup")
+        is_explained = self.is_input_pipeline_fast and self.is_batch_size_good
+        return self.on_accelerator and not (is_fast or is_explained)
 
     @property
-    def speed_ups(self) -> list[float]:
-        """What is known of the speed-up and the ends of its interval, the smallest first."""
-        here = self.evidence
-        return sorted(one for one in (here.speedup_low, here.speedup, here.speedup_high) if one is not None)
+    def speedups(self) -> list[float]:
+        """Known values among the speedup and the ends of its interval, in ascending order."""
+        evidence = self.evidence
+        values = (evidence.speedup_low, evidence.speedup, evidence.speedup_high)
+        return sorted(value for value in values if value is not None)
 
-    def speedup_may_be(self, value: float) -> bool:
-        """Tell whether the interval of the speed-up holds a value."""
+    def is_speedup_possible(self, value: float) -> bool:
+        """Return whether the confidence interval of the speedup contains a value."""
         low = self.evidence.speedup_low
         high = self.evidence.speedup_high
         return low is not None and high is not None and low <= value <= high
 
-    def speedup_is_known(self) -> bool:
-        """Tell whether it is known on which side of its gate the speed-up is: its whole interval is on one."""
-        known = self.speed_ups
+    def is_speedup_known(self) -> bool:
+        """Return whether the whole interval of the speedup is on one side of its gate."""
+        speedups = self.speedups
         gate = 1 + self.limits["speedup"]
-        return len(known) == 3 and not known[0] < gate <= known[-1]  # noqa: PLR2004 - both ends and the middle
+        return len(speedups) == 3 and not speedups[0] < gate <= speedups[-1]  # noqa: PLR2004 - both ends and the median
 
-    def unmeasured(self) -> tuple[Requirement, ...]:
-        """Return what matters and was not measured."""
-        return tuple(one for one in requirements(self) if one.matters and not one.is_known)
-
-
-def _gates_of_numbers() -> list[str]:
-    return [name for name, gate in GATES.items() if gate.area == Area.NUMBERS]
+    def find_missing_requirements(self) -> tuple[Requirement, ...]:
+        """Return the relevant requirements that were not measured."""
+        return tuple(
+            requirement for requirement in requirements(self) if requirement.is_relevant and not requirement.is_known
+        )
 
 
-# The gates of a device that is worth it: those that compare it with the CPU, and all others.
-_COMPARED = ("speedup", "entity_agreement", "logits")
-_KEPT = ("headroom", "memory_growth", "data_fraction", "knee_gain", "fallback_time", "fallback_calls")
+def _correctness_gates() -> list[str]:
+    return [name for name, gate in GATES.items() if gate.area == Area.CORRECTNESS]
+
+
+# Gates that support keeping a device: comparisons with the CPU, and gates of the device itself.
+_COMPARISON_GATES = ("speedup", "entity_agreement", "logits")
+_DEVICE_GATES = ("headroom", "memory_growth", "data_fraction", "knee_gain", "fallback_time", "fallback_calls")
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that a verdict rests on.
+    """A measurement that a verdict depends on.
 
     Attributes:
-        name: What it is.
-        rank: Where it stands in the order of precedence.
-        command: How to measure it.
-        known: Whether it was measured.
-        matters: Whether it can change this verdict.
-        needed: Whether a verdict is unsure without it, if it matters.
-        blocks: Whether no device is stayed on without it, if it is needed.
+        name: Name of the measurement.
+        rank: Area in the order of precedence.
+        command: Command that measures it.
+        is_known: Whether it was measured.
+        is_relevant: Whether it can change this verdict.
+        is_needed: Whether a verdict is inconclusive without it, if it is relevant.
+        is_blocking: Whether no device is kept without it, if it is needed.
     """
 
     name: str
     rank: Area
     command: str
     is_known: bool
-    matters: bool = True
-    needed: bool = True
+    is_relevant: bool = True
+    is_needed: bool = True
     is_blocking: bool = True
 
     @property
     def first_command(self) -> str:
-        """The first of what is to be typed."""
+        """First call in the command."""
         return re.split(r",? (?:and|or|with) ", self.command)[0]
 
 
 COMPARE = "nb.compare(model, texts)"
 AT_KNEE = (
-    "nb.sweep(model), with more seconds=... where it still rises, and nb.compare(model, texts, batch_size=sweep.knee)"
+    "nb.sweep(model), with more seconds=... if throughput still rises, and "
+    "nb.compare(model, texts, batch_size=sweep.knee)"
 )
-MORE_ROUNDS = f"{COMPARE}, with more rounds=... where its interval holds the gate"
+MORE_ROUNDS = f"{COMPARE}, with more rounds=... if its interval contains the gate"
 EPOCHS = "nb.epochs(...) and then nb.training.last_curve()"
 FALLBACKS = "nb.runbook.fallbacks() or nb.runbook.profile(model)"
 
 
 def requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
-    """Return everything that a verdict rests on."""
-    here = case.evidence
-    compared = case.on_accelerator
-    fits = here.headroom is not None or bool(here.out_of_memory_at and here.batch)
-    grows = here.memory_growth is not None and here.memory_verdict not in {None, INSUFFICIENT_DATA}
+    """Return all requirements of a verdict."""
+    evidence = case.evidence
+    device_type = evidence.device_type
+    has_memory = evidence.headroom is not None or bool(evidence.out_of_memory_at and evidence.batch)
+    has_growth = evidence.memory_growth is not None and evidence.memory_verdict not in {None, INSUFFICIENT_DATA}
     return (
-        Requirement("device", Area.NUMBERS, COMPARE, here.device is not None),
-        Requirement("task", Area.NUMBERS, "nb.verdict(..., task='annotation')", here.task is not None),
+        Requirement("device", Area.CORRECTNESS, COMPARE, evidence.device is not None),
+        Requirement("task", Area.CORRECTNESS, "nb.verdict(..., task='annotation')", evidence.task is not None),
         Requirement(
             "parity",
-            Area.NUMBERS,
+            Area.CORRECTNESS,
             "nb.runbook.parity(model, texts)",
-            case.numbers_are_known(),
-            matters=compared,
-            is_blocking=here.task != INFERENCE,
+            case.is_correctness_known(),
+            is_relevant=case.on_accelerator,
+            is_blocking=evidence.task != INFERENCE,
         ),
-        Requirement("memory", Area.MEMORY, AT_KNEE, fits),
-        Requirement("growth of memory", Area.MEMORY, EPOCHS, grows, matters=here.task in {None, TRAINING}),
-        Requirement("waiting for data", Area.DATA, COMPARE, here.data_fraction is not None),
-        Requirement("best batch", Area.BATCH, AT_KNEE, here.knee_gain is not None),
+        Requirement("memory", Area.MEMORY, AT_KNEE, has_memory),
+        Requirement("memory growth", Area.MEMORY, EPOCHS, has_growth, is_relevant=evidence.task in {None, TRAINING}),
+        Requirement("data wait time", Area.DATA, COMPARE, evidence.data_fraction is not None),
+        Requirement("best batch size", Area.BATCH, AT_KNEE, evidence.knee_gain is not None),
         Requirement(
-            "cost of fallbacks",
+            "fallback cost",
             Area.FALLBACKS,
             FALLBACKS,
-            case.fallbacks_are_known(),
-            matters=here.kind is None or parse_device_argument(here.kind).has_fallbacks,
+            case.is_fallback_cost_known(),
+            is_relevant=device_type is None or parse_device_argument(device_type).has_fallbacks,
         ),
         Requirement(
-            "speed-up",
+            "speedup",
             Area.SPEED,
             MORE_ROUNDS,
-            case.speedup_is_known(),
-            matters=compared,
-            is_blocking=here.speedup is None,
+            case.is_speedup_known(),
+            is_relevant=case.on_accelerator,
+            is_blocking=evidence.speedup is None,
         ),
         Requirement(
-            "utilization", Area.SPEED, COMPARE, here.utilization is not None, matters=case.utilization_matters()
+            "utilization",
+            Area.SPEED,
+            COMPARE,
+            evidence.utilization is not None,
+            is_relevant=case.needs_utilization(),
         ),
-        Requirement("doctor", Area.SPEED, "nb.doctor()", here.doctor_failures is not None, needed=False),
+        Requirement("doctor", Area.SPEED, "nb.doctor()", evidence.doctor_failures is not None, is_needed=False),
         Requirement(
-            "waiting for the device",
+            "synchronization points",
             Area.SPEED,
             "nb.runbook.profile(model)",
-            here.synchronizations is not None,
-            needed=False,
+            evidence.synchronizations is not None,
+            is_needed=False,
         ),
-        Requirement("power and heat", Area.SPEED, "nb.system_status()", here.slow_conditions is not None, needed=False),
+        Requirement(
+            "power and thermal state",
+            Area.SPEED,
+            "nb.system_status()",
+            evidence.slow_conditions is not None,
+            is_needed=False,
+        ),
     )
 
 
 @dataclass(frozen=True)
 class VerdictRule:
-    """One line of the decision matrix.
+    """A rule of the decision matrix.
 
     Attributes:
-        recommendation: What it recommends.
-        rank: Where it stands in the order of precedence.
-        when: When it holds, in words.
-        figures: The figures that speak for it, none if it does not hold.
-        do: One thing to do.
-        change: What would change it, in words.
+        recommendation: Recommendation of the rule.
+        rank: Area in the order of precedence.
+        condition: Condition of the rule as text.
+        metrics: Metrics that support the rule; empty if it does not apply.
+        action: Suggested action.
+        reconsider_when: Measurement that would change the recommendation.
     """
 
     recommendation: str
     rank: Area
     condition: str
-    figures: Figures
+    metrics: MetricValues
     action: str
     reconsider_when: str
 
 
 def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]:
-    """Return the rules, of which the first that holds decides, and what is recommended if none does.
+    """Return the rules in order of precedence, followed by three rules for evidence to which no other rule applies.
 
     Args:
-        case: What they are asked of; their words have the values of its gates.
-        command: What measures the first thing that is not known.
+        case: Evidence and thresholds. The texts of the rules contain the thresholds.
+        command: Command that measures the first missing requirement.
     """
     gate = {name: format_with_unit(METRICS[name].gate_unit, limit) for name, limit in case.limits.items()}
-    annotates = case.evidence.task == ANNOTATION
-    trains = case.evidence.task == TRAINING
-    wrong = case.wrong_numbers()
-    little = case.gains_little()
-    no_row = case.no_row_fits()
-    short = case.short_of_memory()
-    starved = case.exceeding("data_fraction")
-    unknown = [one for one in case.unmeasured() if one.needed]
-    *phrases, last = (GATES[name].beyond.format(gate[name]) for name in case.limits if name in _gates_of_numbers())
-    waits = f"the device is less than {gate['speedup']} faster than the CPU while it is busy for less than {gate['utilization']}"
-    slow = f"even at the upper end of the interval the device is less than {gate['speedup']} faster than the CPU"
-    to_annotate = "In annotation that is nb.annotate(..., batch_tokens=sweep.batch_tokens)."
-    busy_again = f"A speed-up of {gate['speedup']}, or a utilization of {gate['utilization']}: nb.compare(...)."
-    right_again = (
-        f"Parity within {gate['entity_agreement']} of the entities in float32, such as with another torch or macOS: "
+    is_annotation = case.evidence.task == ANNOTATION
+    is_training = case.evidence.task == TRAINING
+    incorrect_results = case.find_incorrect_results()
+    small_speedup = case.find_small_speedup()
+    single_row_out_of_memory = case.find_single_row_out_of_memory()
+    memory_shortage = case.find_memory_shortage()
+    slow_data = case.exceeding("data_fraction")
+    missing = [requirement for requirement in case.find_missing_requirements() if requirement.is_needed]
+    correctness_gates = _correctness_gates()
+    violations = [GATES[name].violation.format(gate[name]) for name in case.limits if name in correctness_gates]
+    is_idle = f"speedup below {gate['speedup']} at a utilization below {gate['utilization']}"
+    is_slow = f"even the upper bound of the speedup is below {gate['speedup']}"
+    annotation_hint = "For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."
+    faster_or_busier = f"A speedup of {gate['speedup']}, or a utilization of {gate['utilization']}: nb.compare(...)."
+    matching_entities = (
+        f"Parity of at least {gate['entity_agreement']} of the entities in float32, for example with another torch or macOS: "
         "nb.runbook.parity(...)."
     )
-    enough_data = f"At most {gate['data_fraction']} of a step for data: nb.compare(...)."
+    less_data_time = f"At most {gate['data_fraction']} of a step waiting for data: nb.compare(...)."
     return (
         VerdictRule(
             MEASURE,
-            Area.NUMBERS,
-            "the doctor found something that failed",
-            case.known("doctor_failures"),
-            "Do what nb.doctor() says; what is measured before that is of another computer.",
-            "A doctor's report without failures.",
+            Area.CORRECTNESS,
+            "nb.doctor() found failures",
+            case.select_nonempty("doctor_failures"),
+            "Follow the remedies of nb.doctor(); measurements taken before that do not apply afterwards.",
+            "nb.doctor() without failures.",
         ),
         VerdictRule(
             CPU,
-            Area.NUMBERS,
-            f"{', '.join(phrases)} or {last}, NaN appears, or the losses of a training part",
-            () if case.writes_on_mps else wrong,
-            "Compute on the CPU, or on CUDA where there is one: nb.use('cpu').",
-            right_again,
+            Area.CORRECTNESS,
+            f"{', '.join(violations)}, NaN or infinity appears, or training losses diverge",
+            () if case.generates_on_mps else incorrect_results,
+            "Compute on the CPU, or on CUDA if available: nb.use('cpu').",
+            matching_entities,
         ),
         VerdictRule(
             MLX,
-            Area.NUMBERS,
-            "a language model writes on MPS, and its numbers are wrong, as above",
-            wrong if case.writes_on_mps else (),
+            Area.CORRECTNESS,
+            "a language model generates text on MPS with incorrect results, as defined above",
+            incorrect_results if case.generates_on_mps else (),
             "Run the model with MLX, or on the CPU or CUDA.",
-            right_again,
+            matching_entities,
         ),
         VerdictRule(
             REMOTE,
             Area.MEMORY,
             f"memory grows by more than {gate['memory_growth']} over ten epochs",
-            case.growing_memory(),
-            "Find what is retained with nb.training.find_tensor_referrers(): a larger host only takes longer to fill. Plan another one until then.",
-            f"A growth of at most {gate['memory_growth']} over ten epochs: nb.epochs(...) and nb.training.last_curve().",
+            case.find_memory_growth(),
+            "Find retained tensors with nb.training.find_tensor_referrers(); a host with more memory only delays the failure. "
+            "Until then, plan to use another host.",
+            f"Memory growth of at most {gate['memory_growth']} over ten epochs: nb.epochs(...) and nb.training.last_curve().",
         ),
         VerdictRule(
             CHECKPOINT,
             Area.MEMORY,
             f"a training step runs out of memory, or leaves less than {gate['headroom']} of the limit free",
-            (no_row or short) if trains else (),
+            (single_row_out_of_memory or memory_shortage) if is_training else (),
             "Use nb.training.checkpoint_activations(model), and smaller batches with nb.training.GradientAccumulation.",
-            f"At least {gate['headroom']} of the memory limit free at the batch in use: nb.sweep(..., training=True).",
+            f"At least {gate['headroom']} of the memory limit free at the batch size in use: nb.sweep(..., training=True).",
         ),
         VerdictRule(
             REMOTE,
             Area.MEMORY,
-            "not even one row fits into the memory",
-            no_row,
+            "a single row runs out of memory",
+            single_row_out_of_memory,
             "Use a device with more memory, a smaller model, or shorter rows.",
-            "One row that fits: nb.sweep(...).",
+            "A row that fits: nb.sweep(...).",
         ),
         VerdictRule(
             FIX_BATCH,
             Area.MEMORY,
-            f"the batch in use runs out of memory, or leaves less than {gate['headroom']} of the limit free",
-            () if trains or no_row else short,
-            f"Use a smaller batch, such as the one at the knee of the sweep. {to_annotate}",
-            f"At least {gate['headroom']} of the memory limit free at the batch in use: nb.sweep(...).",
+            f"the batch size in use runs out of memory, or leaves less than {gate['headroom']} of the limit free",
+            () if is_training or single_row_out_of_memory else memory_shortage,
+            f"Use a smaller batch size, such as the knee of the sweep. {annotation_hint}",
+            f"At least {gate['headroom']} of the memory limit free at the batch size in use: nb.sweep(...).",
         ),
         VerdictRule(
             FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"more than {gate['data_fraction']} of a step is spent on waiting for texts to be tokenized",
-            starved if annotates else (),
+            f"more than {gate['data_fraction']} of a step is spent waiting for tokenization",
+            slow_data if is_annotation else (),
             TOKENIZE_MORE,
-            enough_data,
+            less_data_time,
         ),
         VerdictRule(
             FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"more than {gate['data_fraction']} of a step is spent on waiting for data",
-            () if annotates else starved,
-            "Read ahead and tokenize once: nb.training.loader.check(loader) and nb.training.loader.benchmark_workers(...) say how.",
-            enough_data,
+            f"more than {gate['data_fraction']} of a step is spent waiting for data",
+            () if is_annotation else slow_data,
+            "Prefetch, and tokenize once: see nb.training.loader.check(loader) and nb.training.loader.benchmark_workers(...).",
+            less_data_time,
         ),
         VerdictRule(
             FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"more than {gate['transfer_fraction']} of a step is spent on copies to a device that is not the CPU",
-            case.slow_transfer(),
-            "Copy fewer and larger batches, and no more than the model reads.",
+            f"more than {gate['transfer_fraction']} of a step is spent on copies to a device other than the CPU",
+            case.find_slow_transfer(),
+            "Copy fewer and larger batches, and only the data that the model reads.",
             f"At most {gate['transfer_fraction']} of a step for copies: nb.compare(...).",
         ),
         VerdictRule(
             FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"a step waits for the device, such as for .item() or .cpu(), and that is busy for less than {gate['utilization']}",
-            case.synchronizes(),
-            "Take results off the device after the step, or every some steps.",
-            "No place where a step waits for the device: nb.runbook.profile(...).",
+            f"a step waits for the device, for example in .item() or .cpu(), at a utilization below {gate['utilization']}",
+            case.find_blocking_synchronizations(),
+            "Copy results from the device after the step, or only every few steps.",
+            "No synchronization points: nb.runbook.profile(...).",
         ),
         VerdictRule(
             FIX_INPUT_PIPELINE,
             Area.DATA,
-            f"{waits}, unless data are known to be fine",
-            () if case.data_is_fine else case.waits(),
-            "Look at the data and the batch before the device: nb.compare(...) splits a step.",
-            busy_again,
+            f"{is_idle}, unless the input pipeline is known to be fast enough",
+            () if case.is_input_pipeline_fast else case.find_idle_device(),
+            "Check the data and the batch size before the device: nb.compare(...) measures the time per phase.",
+            faster_or_busier,
         ),
         VerdictRule(
             FIX_BATCH,
             Area.BATCH,
-            f"the knee of the sweep has more than {gate['knee_gain']} more throughput than the batch in use",
-            case.wrong_batch(),
-            f"Use the batch at the knee. {to_annotate}",
-            f"At most {gate['knee_gain']} more throughput at the knee: nb.sweep(...).",
+            f"throughput at the knee of the sweep is more than {gate['knee_gain']} above that of the batch size in use",
+            case.find_better_batch(),
+            f"Use the batch size at the knee. {annotation_hint}",
+            f"A throughput gain of at most {gate['knee_gain']} at the knee: nb.sweep(...).",
         ),
         VerdictRule(
             FIX_BATCH,
             Area.BATCH,
-            "the batch is so small that starting operators takes most of the time, unless it is known to be the best",
-            () if case.batch_is_fine else case.known("tiny_batch"),
-            "Use a larger batch: nb.sweep(...) finds one.",
-            "A batch that keeps the device busy: nb.runbook.profile(...).",
+            "kernel launches take most of the time of the small batch, unless its size is known to be the best",
+            () if case.is_batch_size_good else case.select_nonempty("tiny_batch"),
+            "Use a larger batch size: nb.sweep(...) finds one.",
+            "A batch size that keeps the device busy: nb.runbook.profile(...).",
         ),
         VerdictRule(
             FIX_BATCH,
             Area.BATCH,
-            f"{waits}, and data are fine, unless the batch is known to be",
-            case.waits() if case.data_is_fine and not case.batch_is_fine else (),
-            "Use a larger batch: nb.sweep(...) finds one.",
-            busy_again,
+            f"{is_idle} although the input pipeline is fast enough, unless the batch size is known to be good",
+            case.find_idle_device() if case.is_input_pipeline_fast and not case.is_batch_size_good else (),
+            "Use a larger batch size: nb.sweep(...) finds one.",
+            faster_or_busier,
         ),
         VerdictRule(
             FALL_BACK,
             Area.FALLBACKS,
-            f"MPS refuses operators, or what fell back takes more than {gate['fallback_time']} of the time, or of the calls more "
-            f"than {gate['fallback_calls']} where no times are known",
-            case.falls_back(),
-            "Compute them on the CPU on purpose, all in one place, or another way; PYTORCH_ENABLE_MPS_FALLBACK=1 before torch "
-            "is imported lets them run until then.",
-            f"At most {gate['fallback_time']} of the time in what falls back, such as in a newer torch: nb.runbook.fallbacks() "
-            "and nb.runbook.forecast(model).",
+            f"MPS does not support some operators, or fallbacks take more than {gate['fallback_time']} of the time, or more "
+            f"than {gate['fallback_calls']} of the calls if their time is not known",
+            case.find_costly_fallbacks(),
+            "Compute them on the CPU explicitly, in one place, or replace them; until then, PYTORCH_ENABLE_MPS_FALLBACK=1 "
+            "before the import of torch lets them run.",
+            f"At most {gate['fallback_time']} of the time in fallbacks, for example with a newer torch: "
+            "nb.runbook.fallbacks() and nb.runbook.forecast(model).",
         ),
         VerdictRule(
             CPU,
             Area.SPEED,
-            f"{slow}, although it is busy, or data and batch are fine: less is not worth a second device",
-            () if case.writes_on_mps else little,
+            f"{is_slow} although the device is busy, or data and batch size are good; a smaller gain does not justify a "
+            "second device",
+            () if case.generates_on_mps else small_speedup,
             "Compute on the CPU: nb.use('cpu').",
-            f"A speed-up of {gate['speedup']}, such as with a larger model or longer texts: nb.compare(...).",
+            f"A speedup of {gate['speedup']}, for example with a larger model or longer texts: nb.compare(...).",
         ),
         VerdictRule(
             MLX,
             Area.SPEED,
-            f"a language model writes on MPS, and {slow}, although nothing waits",
-            little if case.writes_on_mps else (),
-            "Run the model with MLX, which is made for that.",
-            f"A speed-up of {gate['speedup']} over the CPU: nb.compare(...).",
+            f"a language model generates text on MPS, and {is_slow} although the device does not wait",
+            small_speedup if case.generates_on_mps else (),
+            "Run the model with MLX, which is built for text generation.",
+            f"A speedup of {gate['speedup']} over the CPU: nb.compare(...).",
         ),
         VerdictRule(
             REMOTE,
             Area.SPEED,
             f"the work takes more than {gate['hours']}",
             case.exceeding("hours"),
-            "Spread the texts over several computers with nb.cluster(...); nb.handoff(...) takes the work to one of them.",
-            f"Fewer texts, or so many more in a second that they are done in {gate['hours']}.",
+            "Distribute the texts over several computers with nb.cluster(...); nb.handoff(...) moves the work to one of them.",
+            f"Fewer texts, or a throughput that processes them in {gate['hours']}.",
         ),
-        # What is recommended if no rule holds: all is known, enough is, or too little.
+        # The last three rules apply if no other rule does: all requirements known, enough of them, or too few.
         VerdictRule(
             KEEP_DEVICE,
             Area.SPEED,
-            "everything that matters was measured, and no other rule holds",
-            () if unknown else case.is_worth_it(),
-            "Nothing to do.",
-            "Any figure beyond its gate. Another model, torch, macOS or computer is to be measured anew.",
+            "all required metrics were measured and no other rule applies",
+            () if missing else case.find_supporting_metrics(),
+            "No action is needed.",
+            "Any metric beyond its gate. Another model, torch, macOS or computer requires new measurements.",
         ),
         VerdictRule(
             KEEP_DEVICE,
             Area.SPEED,
-            "no other rule holds, though something that may change that is in doubt",
-            () if any(one.is_blocking for one in unknown) else case.is_worth_it(),
-            f"Nothing to do; to be sure, run {command}.",
-            "The figures that it measures, or any other beyond its gate.",
+            "no other rule applies, but a missing measurement could change this",
+            () if any(requirement.is_blocking for requirement in missing) else case.find_supporting_metrics(),
+            f"No action is needed; to confirm, run {command}.",
+            "Its measurements, or any other metric beyond its gate.",
         ),
         VerdictRule(
             MEASURE,
             Area.SPEED,
-            "no rule holds, and something that matters was not measured",
+            "no rule applies, and required metrics are missing",
             (),
             f"Run {command}.",
-            "The figures that it measures.",
+            "Its measurements.",
         ),
     )

@@ -306,7 +306,10 @@ MODE = ("aten::mode",)
         ),
         ([doctored(("known silent errors", OK))], {"silent_errors": (), "doctor_failures": ()}),
         # Of two reports that show the same: one's own, the comparison, signals and ledgers count most.
-        ([DOCTOR, SIGNALS], {"slow_conditions": tuple(str(one) for one in SIGNALS.findings() if one.status == WARNING)}),
+        (
+            [DOCTOR, SIGNALS],
+            {"slow_conditions": tuple(str(one) for one in SIGNALS.findings() if one.status == WARNING)},
+        ),
         ([COMPARISON, Evidence(batch=4, texts_per_second=7.0)], {"batch": 4, "texts_per_second": 7.0, "speedup": 4.0}),
         ([with_profile(seconds=0.04), COMPARISON], {"texts_per_second": 1600.0, "batch_tokens": 2048}),
         ([with_profile(seconds=0.04)], {"texts_per_second": 400.0}),

@@ -1,4 +1,4 @@
-"""The wording of every report of the verdict: ``python tests/runbook/verdict/test_snapshot.py`` writes the snapshot again."""
+"""Snapshot of the reports and JSON of a verdict. Run pytest with ``--record`` to update ``snapshot.json``."""
 
 import json
 from dataclasses import asdict, fields
@@ -12,39 +12,34 @@ SNAPSHOT = Path(__file__).with_name("snapshot.json")
 
 VALUES = {
     "names": ("a", "b"),
-    "words": "growing",
-    "times": 2.25,
-    "share": 0.7149,
+    "text": "growing",
+    "ratio": 2.25,
+    "fraction": 0.7149,
     "difference": 3e-6,
     "rate": 1234.5,
     "count": 2_952_000,
-    "yes or no": True,
+    "boolean": True,
     "phases": {"data": 0.1, "transfer": 0.2, "forward": 0.7},
 }
-EVERYTHING = {one.name: VALUES[METRICS[one.name].unit] for one in fields(Evidence)}
+ALL_METRICS = {field.name: VALUES[METRICS[field.name].unit] for field in fields(Evidence)}
 
 
-def reports():
-    """Return what the values of a verdict show and keep, by their names."""
+def render_reports():
+    """Return the snapshot as JSON text."""
     limits = gates(speedup=0.3)
-    evidence = Evidence(**{**EVERYTHING, "task": "inference", "device": "mps", "simulated": False})
-    everything = evaluate(evidence, limits)
-    return {
+    evidence = Evidence(**{**ALL_METRICS, "task": "inference", "device": "mps", "simulated": False})
+    verdict = evaluate(evidence, limits)
+    reports = {
         "gates": [str(limits).splitlines(), limits.to_dict()],
         "evidence": [asdict(evidence.to_report()), evidence.to_dict()],
         "nothing": asdict(evaluate(Evidence()).to_report()),
-        "everything": [asdict(everything.to_report()), everything.to_dict(), asdict(everything.logbook_figures())],
-        "lanes": [str(everything.lanes).splitlines(), everything.lanes.to_dict()],
+        "everything": [asdict(verdict.to_report()), verdict.to_dict(), asdict(verdict.logbook_figures())],
+        "lanes": [str(verdict.lanes).splitlines(), verdict.lanes.to_dict()],
     }
+    return json.dumps(reports, indent=1, sort_keys=True) + "\n"
 
 
-def written():
-    return json.dumps(reports(), indent=1, sort_keys=True) + "\n"
-
-
-def test_reports_are_those_of_the_snapshot():
-    assert written() == SNAPSHOT.read_text("utf-8")
-
-
-if __name__ == "__main__":
-    SNAPSHOT.write_text(written(), "utf-8")
+def test_reports_match_the_snapshot(request):
+    if request.config.getoption("record"):
+        SNAPSHOT.write_text(render_reports(), "utf-8")
+    assert render_reports() == SNAPSHOT.read_text("utf-8")

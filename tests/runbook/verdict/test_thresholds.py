@@ -10,14 +10,19 @@ from openmed_nb.runbook.bench.sweep import HEADROOM_FRACTION
 from openmed_nb.runbook.bench.timing import MAX_DATA_FRACTION
 from openmed_nb.runbook.checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
 from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
+from openmed_nb.runbook.verdict.metrics import GATES
 from openmed_nb.training.curve import GROWTH_THRESHOLD
 
-NAMES = [one.name for one in fields(Gates)]
-LARGEST = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
-"""The largest value of each threshold that may be more than 1."""
+NAMES = [field.name for field in fields(Gates)]
+# Maximum of each threshold that may exceed 1.
+MAXIMUM = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
 
 
-def test_thresholds_are_those_of_the_other_modules():
+def test_every_gate_has_a_threshold():
+    assert set(NAMES) == set(GATES)
+
+
+def test_defaults_match_the_other_modules():
     gates = nb.runbook.gates()
 
     assert (gates.speedup, gates.utilization, gates.hours) == (0.22, 0.18, 24)
@@ -37,13 +42,13 @@ def test_thresholds_are_those_of_the_other_modules():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_threshold_is_from_0_to_its_largest_value(name):
-    largest = LARGEST.get(name, 1)
+def test_threshold_is_between_0_and_its_maximum(name):
+    maximum = MAXIMUM.get(name, 1)
 
-    for value in (0, largest):
+    for value in (0, maximum):
         assert getattr(nb.runbook.gates(**{name: value}), name) == value
     with pytest.raises(ConfigurationError, match=name):
-        nb.runbook.gates(**{name: largest + 1})
+        nb.runbook.gates(**{name: maximum + 1})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,10 +57,14 @@ def test_changed_threshold_comes_first(name):
     gates = nb.runbook.gates(**{name: default / 2})
 
     assert gates.changed == ((name, default, default / 2),)
-    assert gates.to_report().tables[0].rows[0][:3] == (name, gates.shown()[name], f"was {Gates().shown()[name]}")
+    assert gates.to_report().tables[0].rows[0][:3] == (
+        name,
+        gates.format_values()[name],
+        f"was {Gates().format_values()[name]}",
+    )
 
 
-def test_value_that_is_the_default_is_no_change():
+def test_default_value_is_not_a_change():
     assert nb.runbook.gates(speedup=0.22).changed == ()
     assert nb.runbook.gates() == Gates()
 
@@ -73,12 +82,12 @@ def test_value_that_is_the_default_is_no_change():
         ({"hours": float("inf")}, "hours.*inf"),
     ],
 )
-def test_bad_threshold_is_refused(changed, words):
+def test_invalid_threshold_raises(changed, words):
     with pytest.raises(ConfigurationError, match=words):
         nb.runbook.gates(**changed)
 
 
-def test_verdict_takes_no_other_gates():
+def test_verdict_rejects_other_gates():
     with pytest.raises(ConfigurationError, match="dict"):
         nb.verdict(gates={"speedup": 0.3})
 
@@ -93,9 +102,9 @@ def test_text_is_narrow_and_complete():
     json.dumps(gates.to_dict())
 
 
-def test_symptoms_name_tools_that_exist():
-    tools = {word.split("(")[0] for row in SYMPTOMS for word in row[3].split(", ") if word.startswith("nb.")}
+def test_symptoms_name_existing_tools():
+    tools = {word.split("(")[0] for row in SYMPTOMS for word in row.tool.split(", ") if word.startswith("nb.")}
 
-    assert all(all(row) and "#" in row[-1] for row in SYMPTOMS)
-    assert len({row[0] for row in SYMPTOMS}) == len(SYMPTOMS)
+    assert all(all(row) and "#" in row.source for row in SYMPTOMS)
+    assert len({row.symptom for row in SYMPTOMS}) == len(SYMPTOMS)
     assert all(operator.attrgetter(name.removeprefix("nb."))(nb) for name in tools)
