@@ -218,12 +218,12 @@ class EvidenceContext:
 Reader = str | Callable[[Any, EvidenceContext], Any]
 
 
-def _batch_of_comparison(report: Comparison, context: EvidenceContext) -> int | None:
+def _batch_from_comparison(report: Comparison, context: EvidenceContext) -> int | None:
     """Return the batch size in use, or ``None`` for annotation, which batches by tokens instead of rows."""
     return None if report.task == ANNOTATION else report.for_device(context.device or "cpu").rows
 
 
-def _batch_of_profile(report: Profile, _context: EvidenceContext) -> int | None:
+def _batch_from_profile(report: Profile, _context: EvidenceContext) -> int | None:
     return None if report.task == ANNOTATION else report.rows
 
 
@@ -277,7 +277,7 @@ def _throughput_at(points: Sequence[Point], rows: int) -> float | None:
     return dict(measured).get(rows)
 
 
-def _out_of_memory_at(report: SweepReport, _context: EvidenceContext) -> int:
+def _min_out_of_memory_rows(report: SweepReport, _context: EvidenceContext) -> int:
     return min((point.rows for point in report.points if not point.fits), default=0)
 
 
@@ -291,7 +291,7 @@ def _free_fraction(used: int, limit: float) -> float:
     return round(1 - used / limit, 2)
 
 
-def _headroom_of_sweep(report: SweepReport, context: EvidenceContext) -> float | None:
+def _headroom_from_sweep(report: SweepReport, context: EvidenceContext) -> float | None:
     """Return the headroom of the smallest measured batch of at least the batch size in use, or of the knee."""
     rows = context.values.get("batch") or report.knee
     larger = [] if rows is None else [point for point in fitting(report.points) if point.rows >= rows]
@@ -299,7 +299,7 @@ def _headroom_of_sweep(report: SweepReport, context: EvidenceContext) -> float |
     return _free_fraction(sizes[0], report.limit) if sizes and report.limit else None
 
 
-def _headroom_of_epochs(report: MemoryCurve, _context: EvidenceContext) -> float | None:
+def _headroom_from_epochs(report: MemoryCurve, _context: EvidenceContext) -> float | None:
     limits = [(sample.peak, sample.recommended) for sample in report.samples if sample.peak and sample.recommended]
     fraction = report.limit or 1.0
     return min((_free_fraction(peak, recommended * fraction) for peak, recommended in limits), default=None)
@@ -433,11 +433,11 @@ def _silent_errors(report: DoctorReport, _context: EvidenceContext) -> tuple[str
     return bugs if bugs or was_checked else None
 
 
-def _conditions_of_doctor(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
+def _conditions_from_doctor(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
     return _slow_conditions(finding for finding in report.findings if finding.name in _CONDITION_NAMES)
 
 
-def _conditions_of_system(report: SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
+def _conditions_from_system_status(report: SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
     return _slow_conditions(report.findings())
 
 
@@ -553,7 +553,7 @@ class Evidence(Displayable):
     batch: int | None = _metric_field(
         "batch size in use",
         COUNT,
-        {Comparison: _batch_of_comparison, Profile: _batch_of_profile, SweepReport: _batch_from_tokens},
+        {Comparison: _batch_from_comparison, Profile: _batch_from_profile, SweepReport: _batch_from_tokens},
     )
     knee: int | None = _metric_field("batch size at the knee", COUNT, {SweepReport: "knee"})
     best_batch: int | None = _metric_field("fastest batch size", COUNT, {SweepReport: _best_batch})
@@ -570,12 +570,12 @@ class Evidence(Displayable):
         ),
     )
     out_of_memory_at: int | None = _metric_field(
-        "smallest batch size out of memory", COUNT, {SweepReport: _out_of_memory_at}
+        "smallest batch size out of memory", COUNT, {SweepReport: _min_out_of_memory_rows}
     )
     headroom: float | None = _metric_field(
         "free memory below the limit",
         FRACTION,
-        {SweepReport: _headroom_of_sweep, MemoryCurve: _headroom_of_epochs},
+        {SweepReport: _headroom_from_sweep, MemoryCurve: _headroom_from_epochs},
         Gate(
             HEADROOM_FRACTION,
             "minimum free fraction of the memory limit at the batch size in use",
@@ -618,7 +618,7 @@ class Evidence(Displayable):
         {ParityReport: "logits.maximum"},
         Gate(
             TOLERANCES["float32"].logits or 0.0,
-            "maximum difference of a float32 logit from the CPU; a larger one is accepted if all entities are the same",
+            "maximum difference of a float32 logit from the CPU; a larger difference is accepted if all entities are the same",
             OBSERVED_DIFFERENCES,
             PARITY_THRESHOLD,
             maximum=1e6,
@@ -713,7 +713,7 @@ class Evidence(Displayable):
     slow_conditions: tuple[str, ...] | None = _metric_field(
         "conditions that affect timings",
         NAMES,
-        {SystemStatus: _conditions_of_system, DoctorReport: _conditions_of_doctor},
+        {SystemStatus: _conditions_from_system_status, DoctorReport: _conditions_from_doctor},
     )
     texts_per_second: float | None = _metric_field(
         "throughput (texts or rows)", RATE, {DeviceMetrics: "rows_per_second", Profile: _profile_throughput}

@@ -71,7 +71,7 @@ SIMULATED_EVIDENCE_NOTICE = (
 
 @dataclass(frozen=True)
 class Reason(JsonMixin):
-    """A recommendation with everything that supports it.
+    """A recommendation with its conditions and supporting metrics.
 
     Attributes:
         recommendation: The recommendation.
