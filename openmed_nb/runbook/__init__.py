@@ -1,4 +1,4 @@
-"""Measure and judge: is this device right, with figures, as values that can be shown, compared and handed on."""
+"""Benchmarks, checks and reports that evaluate a device; results can be displayed, compared and shared."""
 
 from .._utils.lazy import attach_stub
 

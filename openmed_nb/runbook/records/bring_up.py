@@ -1,4 +1,7 @@
-"""``nb.runbook.ladder``: five stages that bring work up on a device; each has an exit criterion, and the first that is not met stops it."""
+"""``nb.runbook.bring_up``: bring a model up on a device in five stages, each with an exit criterion.
+
+The first stage whose criterion is not met stops the bring-up.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,28 @@ from ..verdict.verdict import Verdict, evaluate
 from .logbook.gathering import logbook
 from .logbook.privacy import sanitize_path
 from .logbook.sections import ReportMetrics, UtcTimestamp
-from .runner import Staged, Subject, current_subject, evidence_from, read_reports, resume, run_stages
+from .runner import Staged, Subject, current_subject, evidence_from_json, load_previous, read_reports, run_stages
 
 FOLDER = "openmed_bring_up"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
 SECONDS = 30.0
 
-STEPS_PER_EPOCH = 4  # Of each epoch of the memory curve.
+STEPS_PER_EPOCH = 4  # Of the memory curve.
 
 
 @dataclass(frozen=True)
 class BringUpOptions:
-    """What is brought up, and where."""
+    """Options of a bring-up.
+
+    Attributes:
+        model: Model to bring up.
+        texts: Texts to measure with; ``None`` for synthetic texts.
+        device: Device to bring the model up on.
+        training: Whether the model is trained instead of annotating.
+        seconds: Approximate duration of the sweep and of the comparison, in seconds.
+        arguments: Arguments for loading the model.
+        knee: Batch size at the knee, after the sweep.
+    """
 
     model: Any
     texts: Sequence[Any] | None
@@ -45,126 +58,142 @@ class BringUpOptions:
     training: bool
     seconds: float
     arguments: Mapping[str, Any]
-    knee: int | None = None  # The rows that the sweep found.
+    knee: int | None = None
 
     @property
     def data(self) -> Sequence[Any] | None:
         return None if self.training else self.texts
 
     @contextlib.contextmanager
-    def workload(self) -> Iterator[Workload]:
-        """Put the model on the device for a block, ready for steps with the batch that the sweep found."""
+    def open_workload(self) -> Iterator[Workload]:
+        """Context manager that places the model on the device, with a workload of the batch size of the sweep."""
         from ..bench.workloads import SYNTHETIC_BATCH_SIZE, open_benchmark
 
-        asked: dict[str, Any] = {"training": self.training, "device": self.device, "arguments": self.arguments}
-        with open_benchmark(self.model, self.data, **asked) as bench:
-            yield bench.data_workload(self.knee or SYNTHETIC_BATCH_SIZE)
+        with open_benchmark(
+            self.model, self.data, training=self.training, device=self.device, arguments=self.arguments
+        ) as benchmark:
+            yield benchmark.data_workload(self.knee or SYNTHETIC_BATCH_SIZE)
 
 
-def _freeze(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
-    yield "doctor", doctor(asked.model)
-    yield "logbook", logbook(model=asked.model, dataset=asked.texts)
+NamedReports = Iterator[tuple[str, Any]]
 
 
-def _gates(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
+def _measure_environment(options: BringUpOptions) -> NamedReports:
+    yield "doctor", doctor(options.model)
+    yield "logbook", logbook(model=options.model, dataset=options.texts)
+
+
+def _measure_correctness(options: BringUpOptions) -> NamedReports:
     from ..bench.workloads import TEXTS
     from ..checks.precision.parity import parity
 
-    yield "device", SESSION.device(asked.device)
-    texts = TEXTS if asked.texts is None else asked.texts
-    # A pipeline is compared where it is.
-    place: dict[str, Any] = {"device": asked.device} if is_model_name(asked.model) else {}
-    yield "parity", parity(asked.model, texts, gradients=asked.training, **place, **asked.arguments)
+    yield "device", SESSION.device(options.device)
+    texts = TEXTS if options.texts is None else options.texts
+    # A pipeline stays on its device.
+    device_argument: dict[str, Any] = {"device": options.device} if is_model_name(options.model) else {}
+    yield (
+        "parity",
+        parity(options.model, texts, gradients=options.training, **device_argument, **options.arguments),
+    )
 
 
-def _throughput(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
+def _measure_throughput(options: BringUpOptions) -> NamedReports:
     from ..bench.comparison import compare
     from ..bench.sweep import sweep
 
-    work: dict[str, Any] = {"training": asked.training, "seconds": asked.seconds, **asked.arguments}
-    swept = sweep(asked.model, device=asked.device, **work)
-    yield "sweep", swept
-    yield "comparison", compare(asked.model, asked.data, devices=[asked.device], batch_size=swept.knee, **work)
+    settings: dict[str, Any] = {"training": options.training, "seconds": options.seconds, **options.arguments}
+    sweep_report = sweep(options.model, device=options.device, **settings)
+    yield "sweep", sweep_report
+    yield (
+        "comparison",
+        compare(options.model, options.data, devices=[options.device], batch_size=sweep_report.knee, **settings),
+    )
 
 
-def _memory(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
+def _measure_memory(options: BringUpOptions) -> NamedReports:
     from ..bench.workloads import measure_epoch_memory
 
-    with asked.workload() as workload:
-        yield "memory", measure_epoch_memory(workload, STEPS_PER_EPOCH, asked.device)
+    with options.open_workload() as workload:
+        yield "memory", measure_epoch_memory(workload, STEPS_PER_EPOCH, options.device)
 
 
-def _split(asked: BringUpOptions) -> Iterator[tuple[str, Any]]:
+def _measure_fallbacks(options: BringUpOptions) -> NamedReports:
     from ..checks.operators.fallbacks import fallbacks
     from ..checks.operators.forecast import forecast
 
-    yield "forecast", forecast(asked.model, training=asked.training)
-    with asked.workload() as workload, fallbacks() as ledger, workload.open_batches() as batches:
+    yield "forecast", forecast(options.model, training=options.training)
+    with options.open_workload() as workload, fallbacks() as log, workload.open_batches() as batches:
         workload.run(next(batches))
-    yield "fallbacks", ledger
+    yield "fallbacks", log
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A row of the ladder."""
+    """A stage of a bring-up.
+
+    Attributes:
+        name: Name of the stage.
+        description: Description of the measurements.
+        criterion: Exit criterion as text. Names of gates in braces are replaced with their thresholds.
+        measure: Function that yields the reports of the stage, with the names of their files.
+        areas: Areas of the verdict in which a reason stops the bring-up.
+        rollback: Action that restores the state before the stage.
+    """
 
     name: str
-    about: str
-    criterion: str  # Its exit criterion in words; names of gates in braces stand for their values.
-    measure: Callable[
-        [BringUpOptions], Iterator[tuple[str, Any]]
-    ]  # Yields the names of files, and what stands in them.
-    areas: frozenset[Area]  # A reason of these ranks in the verdict on all figures so far stops the ladder.
-    roll_back: str
+    description: str
+    criterion: str
+    measure: Callable[[BringUpOptions], NamedReports]
+    areas: frozenset[Area]
+    rollback: str
 
 
 STAGES: tuple[Stage, ...] = (
     Stage(
         "freeze",
-        "interpreter, packages, variables",
-        "The doctor finds nothing that failed, and every MPS variable was set in time.",
-        _freeze,
+        "interpreter, packages, environment variables",
+        "The doctor finds no failures, and every MPS variable was set before torch was imported.",
+        _measure_environment,
         frozenset(),
-        "Go back to the packages in the logbook of the last run that was right; Logbook.diff() names what changed.",
+        "Restore the packages in the logbook of the last correct run; Logbook.diff() lists the changes.",
     ),
     Stage(
         "gates",
-        "built, available, usable, right",
-        "The device computes, at least {entity_agreement} of the entities are those of the CPU, and logits differ by at most {logits}.",
-        _gates,
-        frozenset({Area.NUMBERS}),
-        "Compute on the CPU until then: nb.use('cpu').",
+        "built, available, usable, correct",
+        "The device computes, at least {entity_agreement} of the entities are the same as on the CPU, and logits differ by at most {logits}.",
+        _measure_correctness,
+        frozenset({Area.CORRECTNESS}),
+        "Compute on the CPU until the stage passes: nb.use('cpu').",
     ),
     Stage(
         "throughput",
-        "batch sweep, and waiting for data",
-        "The sweep finds a batch that fits, and at most {data_fraction} of a step waits for data.",
-        _throughput,
+        "batch sweep, and time waiting for data",
+        "The sweep finds a batch size that fits, and at most {data_fraction} of a step is spent waiting for data.",
+        _measure_throughput,
         frozenset({Area.DATA, Area.BATCH}),
-        "Keep the batch and the loader that you had.",
+        "Keep the previous batch size and data loader.",
     ),
     Stage(
         "memory",
         "ten epochs",
         "Memory grows by at most {memory_growth} over ten epochs, and at least {headroom} of the limit stays free.",
-        _memory,
+        _measure_memory,
         frozenset({Area.MEMORY}),
-        "Run shorter trainings, each in a process of its own, and go on from their checkpoints.",
+        "Run shorter trainings in separate processes, and resume from their checkpoints.",
     ),
     Stage(
         "split",
-        "what falls back, and whether it is worth it",
-        "At most {fallback_time} of the time falls back, a GPU is {speedup} faster than the CPU, and nothing else is open.",
-        _split,
+        "CPU fallbacks, and speedup over the CPU",
+        "At most {fallback_time} of the time is spent in fallbacks, an accelerator is {speedup} faster than the CPU, and no other problem is open.",
+        _measure_fallbacks,
         frozenset(Area),
-        "Leave this work where it runs today.",
+        "Keep this work on its current device.",
     ),
 )
 
-# What is said of a stage by its status.
-SLOW_CONDITIONS = {OK: "passed", FAILED: "stopped here", NOT_APPLICABLE: "not reached"}
+STATUS_TEXTS = {OK: "passed", FAILED: "stopped here", NOT_APPLICABLE: "not reached"}
 
-# What must lie on the table before work moves, each with its file.
+# Evidence that is required before work moves to the device, with its file.
 REQUIRED_EVIDENCE = {
     "architecture of the interpreter": "doctor.json",
     "device": "device.json",
@@ -176,17 +205,17 @@ REQUIRED_EVIDENCE = {
 
 @dataclass(frozen=True)
 class StageResult:
-    """What became of a stage.
+    """Result of a stage.
 
     Attributes:
-        stage: Its name.
+        stage: Name of the stage.
         status: Whether its criterion is met.
-        what: What was found, in a sentence.
-        remedy: What to do where it is not met.
-        files: What it has written.
-        written: When it ended, in UTC.
-        figures: The same in numbers, for a logbook.
-        evidence: What it adds to the verdict.
+        message: Problem in one sentence; empty if the criterion is met.
+        remedy: Suggested action; empty if the criterion is met.
+        files: Names of its report files.
+        created_at: Time of completion, in UTC.
+        metrics: Metrics for a logbook.
+        evidence: Metrics that it adds to the verdict.
     """
 
     stage: str
@@ -194,33 +223,33 @@ class StageResult:
     message: str
     remedy: str
     files: tuple[str, ...]
-    written: UtcTimestamp
-    figures: tuple[ReportMetrics, ...]
+    created_at: UtcTimestamp
+    metrics: tuple[ReportMetrics, ...]
     evidence: dict[str, Any]
 
 
 @dataclass(frozen=True, repr=False)
 class BringUpReport(Staged):
-    """How far the work has come.
+    """Progress of a bring-up.
 
     Attributes:
-        schema: The name and the number of this form.
-        model: The model, as it was passed.
-        texts: How many texts were passed; 0 for synthetic ones.
-        device: Where the work is brought up.
-        subject: The computer, its software, and whether the work is a training.
-        rungs: The stages that were run, in order.
-        note: Why it began anew, where it did.
+        schema: Name and version of the JSON format.
+        model: Name of the model.
+        texts: Number of texts; 0 for synthetic texts.
+        device: Device of the bring-up.
+        subject: Machine, software and workload.
+        results: Results of the stages that ran, in order.
+        note: Reason for a restart, or the number of stages from a previous run.
     """
 
-    WHAT = "The ladder"
-    DOING = "Climbing"
-    NAME = "ladder"
+    DESCRIPTION = "The bring-up report"
+    OPERATION = "Bringing up"
+    TARGET = "model"
     STAGE = "stage"
-    AGAIN = "call the same ladder again"
+    RESUME_ACTION = "call nb.runbook.bring_up() again with the same arguments"
     FILE = "bring_up.json"
-    CONTENT = "a ladder of nb.runbook.ladder()"
-    REMEDY = "Name another folder."
+    CONTENT = "a report of nb.runbook.bring_up()"
+    REMEDY = "Pass another directory."
 
     schema: Literal["openmed_nb/ladder/1"]
     model: str
@@ -232,8 +261,8 @@ class BringUpReport(Staged):
 
     @property
     def passed(self) -> tuple[str, ...]:
-        """The stages whose criteria are met."""
-        return tuple(rung.stage for rung in self.results if rung.status == OK)
+        """Names of the stages whose criteria are met."""
+        return tuple(result.stage for result in self.results if result.status == OK)
 
     finished = passed
 
@@ -243,132 +272,131 @@ class BringUpReport(Staged):
         return len(self.passed) == len(STAGES)
 
     @property
-    def _stopped(self) -> StageResult | None:
-        """The stage whose criterion is not met, ``None`` if there is none."""
-        return next((rung for rung in self.results if rung.status == FAILED), None)
+    def _failed_result(self) -> StageResult | None:
+        """Result of the stage whose criterion is not met, or ``None`` if there is none."""
+        return next((result for result in self.results if result.status == FAILED), None)
 
     @property
     def exit_code(self) -> int:
-        """What a command ends with: 0 where all criteria are met, else 1."""
-        return int(not self.complete)
+        """Exit status of a command: 0 if all criteria are met, else 1."""
+        return 0 if self.complete else 1
 
     @property
     def verdict(self) -> Verdict:
-        """What all figures so far come to."""
+        """Verdict on all measurements so far."""
         task = TRAINING if self.subject.training else ANNOTATION
-        known = {name: value for rung in self.results for name, value in rung.evidence.items()}
-        return evaluate(evidence_from(known, device=self.device, task=task, simulated=self.simulated))
+        known = {name: value for result in self.results for name, value in result.evidence.items()}
+        return evaluate(evidence_from_json(known, device=self.device, task=task, simulated=self.simulated))
 
     @property
     def conclusion(self) -> str:
-        """The last gate in one line: yes with the files that prove it, or no with what is missing."""
+        """Conclusion in one line: yes with the files of the evidence, or no with the reason."""
         if self.complete:
-            proofs = ", ".join(f"{what} ({file})" for what, file in REQUIRED_EVIDENCE.items())
-            return f"Yes, {self.verdict.recommendation}: {proofs}."
-        stopped = self._stopped
-        return f"No, stopped at {stopped.stage}: {stopped.message}" if stopped else "No, no stage has run yet."
+            evidence = ", ".join(f"{description} ({file})" for description, file in REQUIRED_EVIDENCE.items())
+            return f"Yes, {self.verdict.recommendation}: {evidence}."
+        failed = self._failed_result
+        return f"No, stopped at {failed.stage}: {failed.message}" if failed else "No, no stage has run yet."
 
     @property
     def indicators(self) -> tuple[StatusIndicator, ...]:
-        """Each stage with its status, and its state in words."""
-        statuses: dict[str, str] = {rung.stage: rung.status for rung in self.results}
-        lamps = []
+        """Status indicator of each stage."""
+        statuses: dict[str, str] = {result.stage: result.status for result in self.results}
+        indicators = []
         for stage in STAGES:
             status = statuses.get(stage.name, NOT_APPLICABLE)
-            lamps.append(StatusIndicator(stage.name, status, SLOW_CONDITIONS[status]))
-        return tuple(lamps)
+            indicators.append(StatusIndicator(stage.name, status, STATUS_TEXTS[status]))
+        return tuple(indicators)
 
     def to_report(self) -> Report:
-        """Return the final gate, and the stages with their criteria and what to do."""
-        limits = self.verdict.gates.shown()
-        written = {rung.stage: ", ".join(rung.files) for rung in self.results}
-        lamps = self.indicators
+        """Return a report of the conclusion and the stages with their criteria."""
+        limits = self.verdict.gates.format_values()
+        files = {result.stage: ", ".join(result.files) for result in self.results}
+        indicators = self.indicators
         sentences = [self.conclusion]
-        stopped = self._stopped
-        if stopped:
-            back = next(stage.roll_back for stage in STAGES if stage.name == stopped.stage)
-            sentences += [f"What to do: {stopped.remedy}", f"To roll back: {back}"]
+        failed = self._failed_result
+        if failed:
+            rollback = next(stage.rollback for stage in STAGES if stage.name == failed.stage)
+            sentences += [f"Suggested action: {failed.remedy}", f"Rollback: {rollback}"]
         if self.note:
             sentences.append(self.note)
-        rows = tuple(
-            (stage.name, lamp.detail, stage.criterion.format(**limits))
-            for stage, lamp in zip(STAGES, lamps, strict=True)
+        stage_rows = tuple(
+            (stage.name, indicator.detail, stage.criterion.format(**limits))
+            for stage, indicator in zip(STAGES, indicators, strict=True)
         )
-        files = tuple((stage.name, stage.about, written.get(stage.name, "")) for stage in STAGES)
-        unfinished = FAILED if stopped else WARNING
+        file_rows = tuple((stage.name, stage.description, files.get(stage.name, "")) for stage in STAGES)
+        incomplete_status = FAILED if failed else WARNING
         return Report(
-            f"Ladder on {self.device}: {len(self.passed)} of {pluralize(len(STAGES), 'stage')}",
+            f"Bring-up on {self.device}: {len(self.passed)} of {pluralize(len(STAGES), 'stage')} passed",
             tuple(sentences),
-            (Table("Stages", ("stage", "state", "criterion"), rows, collapsed=True),),
-            metrics=(Table("Files", ("stage", "what is measured", "files"), files, collapsed=True),),
-            status=OK if self.complete else unfinished,
-            charts=(Chart("How far", indicators=lamps),),
+            (Table("Stages", ("stage", "status", "criterion"), stage_rows, collapsed=True),),
+            metrics=(Table("Files", ("stage", "measurements", "files"), file_rows, collapsed=True),),
+            status=OK if self.complete else incomplete_status,
+            charts=(Chart("Progress", indicators=indicators),),
         )
 
     def logbook_figures(self) -> ReportMetrics:
-        """Return what a logbook keeps of it: how many stages are passed."""
+        """Return the numbers of stages for a logbook."""
         values = {"stages": float(len(STAGES)), "stages_passed": float(len(self.passed))}
         return ReportMetrics(
-            "ladder", self.model, self.device, "yes" if self.complete else "no", self.simulated, values
+            "bring_up", self.model, self.device, "yes" if self.complete else "no", self.simulated, values
         )
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a former ladder must have in common with this one to be continued."""
+        """JSON-compatible values that a saved report must share with this report to be resumed."""
         return {"model": self.model, "texts": self.texts, "device": self.device, **to_plain_data(self.subject)}
 
     def files(self) -> dict[str, str]:
-        """Return the JSON and the page."""
-        page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Ladder</title>\n{to_html(self.final_report())}\n"
+        """Return the JSON and the HTML page by file name."""
+        page = f"<!doctype html>\n<meta charset=utf-8>\n<title>Bring-up</title>\n{to_html(self.final_report())}\n"
         return {self.FILE: to_json(self), "bring_up.html": page}
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What speaks against a stage, and what to do."""
+    """Reason why the criterion of a stage is not met, with a remedy."""
 
-    what: str
+    message: str
     remedy: str
 
 
-def unmet_criterion(judged: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
-    """Return what speaks against a stage in the verdict on all figures so far, ``None`` if nothing does.
+def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
+    """Return the obstacle of a stage in the verdict on all measurements so far, or ``None`` if there is none.
 
-    That something was not measured stops only the stage that measures it, and the last one.
+    A missing measurement stops only the stage that measures it, and the last stage.
     """
-    last = stage is STAGES[-1]
-    for reason in judged.reasons:
-        if reason.rank in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.figures or last):
-            figures = "; ".join(figure.words for figure in reason.figures)
-            return Obstacle(
-                f"{'; '.join(reason.conditions)}{f' ({figures})' if figures else ''}.", " ".join(reason.actions)
-            )
-    for unknown in () if last else judged.missing_requirements:
-        if unknown.needed and unknown.rank in stage.areas and unknown.is_blocking:
-            more = f"seconds={2 * seconds:g} (in a shell, --seconds {2 * seconds:g})"
-            remedy = f"Call the same ladder with {more}, or run {unknown.first_command}."
-            return Obstacle(f"not known: {unknown.name}.", remedy)
+    is_last = stage is STAGES[-1]
+    for reason in verdict.reasons:
+        if reason.rank in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.metrics or is_last):
+            metrics = "; ".join(metric.description for metric in reason.metrics)
+            details = f" ({metrics})" if metrics else ""
+            return Obstacle(f"{'; '.join(reason.conditions)}{details}.", " ".join(reason.actions))
+    if is_last:
+        return None
+    for requirement in verdict.missing_requirements:
+        if requirement.is_needed and requirement.rank in stage.areas and requirement.is_blocking:
+            longer = f"seconds={2 * seconds:g} (--seconds {2 * seconds:g} on the command line)"
+            remedy = f"Repeat the bring-up with {longer}, or run {requirement.first_command}."
+            return Obstacle(f"missing measurement: {requirement.name}.", remedy)
     return None
 
 
-# What the doctor calls the devices: whether they compute is asked by the stage after freezing.
+# Findings of the doctor on devices. The stage after "freeze" checks whether they compute.
 DEVICE_FINDINGS = frozenset({"MPS", "CUDA"})
 
 
-def _environment_problems(doctored: DoctorReport, failures: Iterable[str], device: str) -> Obstacle | None:
-    """Return what the doctor found that is not as it must be, ``None`` if all is."""
+def _find_environment_problem(report: DoctorReport, failures: Iterable[str], device: str) -> Obstacle | None:
+    """Return the environment problems that the doctor found as an obstacle, or ``None`` if there are none."""
     settings = SESSION.device_manager.mps_environment(device).settings
     names = {setting.name for setting in settings if setting.effect in {TOO_LATE, CONFLICT}}
     names |= {*failures} - DEVICE_FINDINGS
-    wrong = [finding for finding in doctored.findings if finding.name in names]
-    return (
-        Obstacle(" ".join(f"{finding.name}: {finding.evidence}." for finding in wrong), wrong[0].remedy)
-        if wrong
-        else None
-    )
+    problems = [finding for finding in report.findings if finding.name in names]
+    if not problems:
+        return None
+    return Obstacle(" ".join(f"{finding.name}: {finding.evidence}." for finding in problems), problems[0].remedy)
 
 
-def bring_up(  # noqa: PLR0913 - each is one thing that a person may want to say
+def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     model: Any = None,
     texts: Iterable[Any] | None = None,
     *,
@@ -379,83 +407,92 @@ def bring_up(  # noqa: PLR0913 - each is one thing that a person may want to say
     progress: bool = True,
     **arguments: Any,
 ) -> BringUpReport:
-    """Bring a model up on a device in five stages, each with an exit criterion; the first that is not met stops the ladder.
+    """Bring a model up on a device in five stages, and stop at the first unmet exit criterion.
 
-    The stages: ``freeze`` (interpreter, packages, variables), ``gates`` (the device is built, available and usable, and its
-    numbers are right), ``throughput`` (batch sweep, waiting for data), ``memory`` (ten epochs) and ``split`` (what falls back,
-    and whether the device is worth it). What a stage found is written into the folder when it ends, and the same call goes on at
-    the first stage that is not passed.
+    The stages are ``freeze`` (interpreter, packages, variables), ``gates`` (the device is built, available, usable and
+    correct), ``throughput`` (batch sweep, time waiting for data), ``memory`` (ten epochs) and ``split`` (CPU fallbacks, and
+    speedup over the CPU). The results of each stage are saved when it finishes. The same call resumes at the first stage that
+    has not passed.
 
     Args:
-        model: The name of a model, ``None`` for the bundled one, or a pipeline of :func:`openmed_nb.load_pipeline`.
-        texts: Texts to measure with; synthetic ones where nobody passes any. None of them is written down.
-        folder: Where the reports are written as JSON, with ``ladder.json`` and ``ladder.html``. A folder of another model,
-            computer or torch begins anew, and says why.
-        device: The device; ``None`` is the session's.
-        training: Whether the model is trained, on synthetic rows, instead of annotating the texts.
-        seconds: About how long the sweep, and the comparison, may each take.
-        progress: Whether to show what is under way, where it takes longer than half a second.
-        arguments: For a name, those of :func:`openmed_nb.load_model`, such as ``revision``.
+        model: Name of a model, or a pipeline of :func:`openmed_nb.load_pipeline`. If ``None``, use the bundled model.
+        texts: Texts to measure with, which are never saved. If ``None``, use synthetic texts.
+        folder: Directory of the JSON reports, ``bring_up.json`` and ``bring_up.html``. If it belongs to another model,
+            machine or torch version, all stages run again, and the result states the reason.
+        device: Device. If ``None``, use the device of the session.
+        training: Whether to train the model on synthetic rows instead of annotating texts.
+        seconds: Approximate duration of the sweep and of the comparison, in seconds each.
+        progress: Whether to display progress after half a second.
+        arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
-        The ladder: ``final``, yes or no in one line; ``complete``; ``rungs``, each with what was found, what to do, and the names
-        of its files; ``verdict``, on all figures so far; and ``exit_code``, 0 where it is complete.
+        The report: ``conclusion``, yes or no in one line; ``complete``; ``results``, with the message, remedy and files of each
+        stage; ``verdict`` on all measurements so far; and ``exit_code``, 0 if the bring-up is complete.
 
     Raises:
-        ConfigurationError: For arguments that cannot be used, and for a folder that cannot be written or holds something else.
-        ModelError: Where the model cannot be loaded.
-        InvalidTextError: For a text that cannot be read, by its number.
-        Interrupted: For an interrupt; the same call goes on.
+        ConfigurationError: If an argument is invalid, or the directory is not writable or contains other files of these names.
+        ModelError: If the model cannot be loaded.
+        InvalidTextError: If a text is invalid; the error has its index.
+        RunInterrupted: If the run is interrupted. The same call resumes it.
 
-    A device that fails in a stage stops it there; what a stage measures is judged by :func:`gates`, as :func:`openmed_nb.verdict` does.
+    A device error stops the bring-up at its stage. Measurements are compared with :func:`gates`, as in
+    :func:`openmed_nb.verdict`.
 
     Example:
-        >>> bring_up(training="yes")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: training cannot be 'yes'. Pass True or False.
+        >>> from openmed_nb.errors import ConfigurationError
+        >>> try:
+        ...     bring_up(training="yes")
+        ... except ConfigurationError as error:
+        ...     print(error.remedy)
+        Pass True or False.
     """
     from ...annotation.references import iter_texts
 
     check_bool("training", training)
     seconds = check_number("seconds", seconds, above=0, example=f"{SECONDS:g}")
-    place = check_path(folder, "the folder of a ladder")
+    directory = check_path(folder, "the folder of a bring-up")
     with SESSION.operation(progress):
-        given = None if texts is None else list(iter_texts(texts))
-        asked = BringUpOptions(model, given, SESSION.device(device).device, training, seconds, arguments)
+        text_list = None if texts is None else list(iter_texts(texts))
+        options = BringUpOptions(model, text_list, SESSION.device(device).device, training, seconds, arguments)
         name = sanitize_path(str(model or "bundled")) if is_model_name(model) else function_name(model)
         subject = replace(current_subject(training, simulated=is_mps_simulated()), request=None)
-        begun, note = resume(BringUpReport(SCHEMA, name, len(given or ()), asked.device, subject), place)
-        return run_stages(
-            replace(begun, note=note), STAGES, lambda stage, found: _run_stage(stage, asked, found), place, stops=True
-        )
+        initial = BringUpReport(SCHEMA, name, len(text_list or ()), options.device, subject)
+        previous, note = load_previous(initial, directory)
+
+        def measure(stage: Stage, report: BringUpReport) -> tuple[BringUpReport, dict[str, str]]:
+            return _run_stage(stage, options, report)
+
+        return run_stages(replace(previous, note=note), STAGES, measure, directory, stop_on_failure=True)
 
 
-def _run_stage(stage: Stage, asked: BringUpOptions, found: BringUpReport) -> tuple[BringUpReport, dict[str, str]]:
-    """Return the ladder after a stage, and the reports that it made as files; what a failed stage had found is measured again."""
-    passed = tuple(rung for rung in found.results if rung.status == OK)
-    knee = next((rung.evidence.get("knee") for rung in passed if rung.stage == "throughput"), None)
-    known = replace(found, results=passed).verdict.evidence
+def _run_stage(stage: Stage, options: BringUpOptions, previous: BringUpReport) -> tuple[BringUpReport, dict[str, str]]:
+    """Run a stage, and return the report with its result and the contents of its files by name.
+
+    Results of a failed stage are discarded, so that it is measured again.
+    """
+    passed = tuple(result for result in previous.results if result.status == OK)
+    knee = next((result.evidence.get("knee") for result in passed if result.stage == "throughput"), None)
+    known = replace(previous, results=passed).verdict.evidence
     reports: dict[str, Any] = {}
     obstacle = None
     try:
-        reports.update(stage.measure(replace(asked, knee=knee)))
+        reports.update(stage.measure(replace(options, knee=knee)))
     except DeviceError as error:
         obstacle = Obstacle(error.message, error.remedy)
-    read = read_reports([report for report in reports.values() if isinstance(report, REPORTS)], known)
+    readings = read_reports([report for report in reports.values() if isinstance(report, REPORTS)], known)
     if obstacle is None and "doctor" in reports:
-        obstacle = _environment_problems(reports["doctor"], read.added.get("doctor_failures", ()), asked.device)
-    obstacle = obstacle or unmet_criterion(evaluate(read.evidence), stage, asked.seconds)
-    rung = StageResult(
-        stage.name,
-        "failed" if obstacle else "ok",
-        obstacle.what if obstacle else "",
-        obstacle.remedy if obstacle else "",
-        tuple(f"{name}.json" for name in reports),
-        utc_timestamp(),
-        read.figures,
-        to_plain_data(read.added),
+        failures = readings.new_evidence.get("doctor_failures", ())
+        obstacle = _find_environment_problem(reports["doctor"], failures, options.device)
+    obstacle = obstacle or unmet_criterion(evaluate(readings.evidence), stage, options.seconds)
+    result = StageResult(
+        stage=stage.name,
+        status="failed" if obstacle else "ok",
+        message=obstacle.message if obstacle else "",
+        remedy=obstacle.remedy if obstacle else "",
+        files=tuple(f"{name}.json" for name in reports),
+        created_at=utc_timestamp(),
+        metrics=readings.metrics,
+        evidence=to_plain_data(readings.new_evidence),
     )
-    return replace(found, results=(*passed, rung)), {
-        f"{name}.json": to_json(report) for name, report in reports.items()
-    }
+    files = {f"{name}.json": to_json(report) for name, report in reports.items()}
+    return replace(previous, results=(*passed, result)), files

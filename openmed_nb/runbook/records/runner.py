@@ -1,7 +1,7 @@
-"""One runner for what is measured in stages: the report of a computer, and the ladder that brings work up.
+"""Runner for measurements in stages, used by the report of a computer and by the bring-up of a model.
 
-Stages are rows of a table. What each has found is added to a state, which is on disk before the next begins, so that the same
-call goes on where it stopped; a state of another computer, torch or work begins anew.
+Stages are rows of a table. The result of each stage is added to a state, which is saved before the next stage starts. The same
+call therefore resumes after an interruption. If the machine, torch or the workload changed, all stages run again.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..verdict.metrics import Evidence
 from .logbook.gathering import software, version_of
 from .logbook.sections import Count, ReportMetrics, Software
 
-RESTARTED_PREFIX = "Started anew: "
+RESTARTED_PREFIX = "Restarted: "
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a report is of; a report of another subject is never continued.
+    """Subject of a report: machine, software and workload. A report is resumed only for the same subject.
 
     Attributes:
-        simulated: Whether the MPS device is a simulated one, whose figures are none of a real one.
-        defects: The silent errors that the simulated device was given.
-        request: The device that was asked for; null where the computer decides.
-        quick: Whether fewer and shorter measurements were asked for.
+        simulated: Whether MPS is simulated, so that measurements do not represent real MPS hardware.
+        defects: Silent errors of the simulated device.
+        request: Requested device; null for automatic selection.
+        quick: Whether fewer and shorter measurements were requested.
         training: Whether training steps are measured instead of annotation.
-        chip: The processor.
-        memory_bytes: The memory of the computer.
-        software: What runs.
+        chip: Name of the processor.
+        memory_bytes: Installed memory in bytes.
+        software: Versions of the software.
     """
 
     simulated: bool
@@ -50,8 +50,8 @@ class Subject:
     software: Software
 
     @property
-    def kind(self) -> tuple[str, ...]:
-        """Chip, release of torch and major version of the system: what reports that are compared share."""
+    def comparison_key(self) -> tuple[str, ...]:
+        """Chip, torch release and major version of the system, which comparable reports share."""
         release = (self.software.torch or "").partition("+")[0]
         return self.chip, release, self.software.system.partition(".")[0]
 
@@ -59,41 +59,41 @@ class Subject:
 def current_subject(
     training: bool, quick: bool = False, simulated: bool = False, defects: Sequence[str] = ()
 ) -> Subject:
-    """Return what a run that begins now is of; torch is not loaded for that."""
-    computer = SESSION.device_manager
+    """Return the subject of a run that starts now, without importing torch."""
+    device_manager = SESSION.device_manager
     override = SESSION.override
-    machine = computer.machine
+    machine = device_manager.machine
     return Subject(
-        simulated,
-        tuple(defects),
-        override.value if override else None,
-        quick,
-        training,
-        machine.chip or processor_name(),
-        machine.memory_bytes or installed_bytes(),
-        replace(software(computer), torch=version_of("torch")),
+        simulated=simulated,
+        defects=tuple(defects),
+        request=override.value if override else None,
+        quick=quick,
+        training=training,
+        chip=machine.chip or processor_name(),
+        memory_bytes=machine.memory_bytes or installed_bytes(),
+        software=replace(software(device_manager), torch=version_of("torch")),
     )
 
 
 class Staged(Displayable):
-    """What stages have found so far: the base of a dataclass, whose JSON is the state on disk.
+    """Base of a dataclass with the results of stages, whose JSON is the saved state.
 
     Attributes:
-        WHAT: What is written, such as "The report".
-        DOING: What its stages do, such as "Reporting".
-        NAME: What is done when all have run.
-        STAGE: What one of them is called.
-        AGAIN: How to go on after an interrupt.
-        FILE: The name of the file with the state.
-        CONTENT: What that file must be.
-        REMEDY: What to do where it is something else.
+        DESCRIPTION: Name of the saved files in errors, such as "The report".
+        OPERATION: Operation in progress events, such as "Reporting".
+        TARGET: Target in the final progress event.
+        STAGE: Noun for a stage.
+        RESUME_ACTION: Action that resumes an interrupted run.
+        FILE: Name of the file with the state.
+        CONTENT: Required content of that file.
+        REMEDY: Remedy if the file has other content.
     """
 
-    WHAT: ClassVar[str]
-    DOING: ClassVar[str]
-    NAME: ClassVar[str]
+    DESCRIPTION: ClassVar[str]
+    OPERATION: ClassVar[str]
+    TARGET: ClassVar[str]
     STAGE: ClassVar[str]
-    AGAIN: ClassVar[str]
+    RESUME_ACTION: ClassVar[str]
     FILE: ClassVar[str]
     CONTENT: ClassVar[str]
     REMEDY: ClassVar[str]
@@ -101,121 +101,138 @@ class Staged(Displayable):
 
     @property
     def simulated(self) -> bool:
-        """Whether the MPS device is a simulated one."""
+        """Whether MPS is simulated."""
         return self.subject.simulated
 
     @property
     def finished(self) -> tuple[str, ...]:
-        """The names of the stages that need not run again."""
+        """Names of the stages that need not run again."""
         raise NotImplementedError
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a former state must have in common with this one to be continued, as plain values."""
+        """JSON-compatible values that a saved state must share with this state to be resumed."""
         raise NotImplementedError
 
     def files(self) -> dict[str, str]:
-        """Return what is written of the state, by the names of the files."""
+        """Return the contents of the saved files by name."""
         raise NotImplementedError
 
 
 State = TypeVar("State", bound=Staged)
 
-# Runs a stage; returns the state with what it found, and the texts of further files by their names.
-Measure = Callable[[Any, State], "tuple[State, Mapping[str, str]]"]
+# Runs a stage, and returns the state with its result and the contents of additional files by name.
+MeasureFn = Callable[[Any, State], "tuple[State, Mapping[str, str]]"]
 
 
-def resume(begun: State, folder: Path) -> tuple[State, str]:
-    """Return the state that a folder holds, if it is of the same work and computer, else the one that begins; and what to know.
+def load_previous(initial: State, folder: Path) -> tuple[State, str]:
+    """Return the saved state of a directory and a note, or the initial state if the saved one has another identity.
 
     Raises:
-        ConfigurationError: For a file of that name which is something else.
+        ConfigurationError: If the file of the state has other content.
     """
-    file = folder / begun.FILE
+    file = folder / initial.FILE
     if not file.exists():
-        return begun, ""
-    former: State = read_json_file(type(begun), file, begun.CONTENT, begun.REMEDY)
-    differences = "; ".join(differences_between(former.identity, begun.identity))
-    if differences:
-        return begun, f"{RESTARTED_PREFIX}{differences}."
-    count = len(former.finished)
-    return former, f"Kept from an earlier run: {pluralize(count, begun.STAGE)}." if count else ""
+        return initial, ""
+    previous: State = read_json_file(type(initial), file, initial.CONTENT, initial.REMEDY)
+    changes = "; ".join(describe_changes(previous.identity, initial.identity))
+    if changes:
+        return initial, f"{RESTARTED_PREFIX}{changes}."
+    count = len(previous.finished)
+    return previous, f"Kept from a previous run: {pluralize(count, initial.STAGE)}." if count else ""
 
 
-def differences_between(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in words what has changed; versions of other packages make no difference.
+def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the changes between two identities as text, without versions of other packages.
 
     Example:
-        >>> differences_between({"quick": True, "packages": {"numpy": "2"}}, {"quick": False, "packages": {}})
+        >>> describe_changes({"quick": True, "packages": {"numpy": "2"}}, {"quick": False, "packages": {}})
         ['quick was True and is False']
     """
     return [
         f"{change.path[-1].replace('_', ' ')} was {change.before} and is {change.after}"
-        for change in find_changes(former, now)
+        for change in find_changes(before, after)
         if "packages" not in change.path
     ]
 
 
-def run_stages(  # noqa: PLR0913, PLR0917 - each is another thing
+def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     state: State,
     stages: Sequence[Any],
-    measure: Measure[State],
+    measure: MeasureFn[State],
     folder: Path,
     progress: Callable[[Any, State], str] = lambda stage, _state: stage.name,
-    stops: bool = False,
+    stop_on_failure: bool = False,
 ) -> State:
-    """Run the stages that are not finished, in order, and return the state; ``stops`` ends it at the first that is not passed.
+    """Run the unfinished stages in order and save the state after each stage.
+
+    Args:
+        state: State to start from.
+        stages: All stages, in order.
+        measure: Function that runs a stage.
+        folder: Directory of the saved files.
+        progress: Function that returns the target of the progress event of a stage.
+        stop_on_failure: Whether to stop at the first stage that is not finished after it ran.
+
+    Returns:
+        The state with the results of the stages.
 
     Raises:
-        ConfigurationError: For a folder that cannot be written, before anything is measured, or when all have run.
-        Interrupted: For an interrupt.
+        ConfigurationError: If the directory is not writable, before the first measurement or after the last stage.
+        RunInterrupted: If the run is interrupted.
     """
-    save_files(folder, state.files(), state.WHAT)
-    failure = None
-    done = len(stages)
+    save_files(folder, state.files(), state.DESCRIPTION)
+    save_error = None
+    completed = len(stages)
     for number, stage in enumerate(stages):
         if stage.name in state.finished:
             continue
-        SESSION.notify(ProgressEvent(state.DOING, progress(stage, state), number, len(stages), state.STAGE))
+        SESSION.notify(ProgressEvent(state.OPERATION, progress(stage, state), number, len(stages), state.STAGE))
         try:
             state, files = measure(stage, state)
         except KeyboardInterrupt:
             count = len(state.finished)
-            raise RunInterrupted(count, state, str(folder), state.STAGE, state.AGAIN) from None
-        failure = None
+            raise RunInterrupted(count, state, str(folder), state.STAGE, state.RESUME_ACTION) from None
+        save_error = None
         try:
-            save_files(folder, {**files, **state.files()}, state.WHAT)
-        except ConfigurationError as error:  # A stage may have filled the disk, and the next one may find room again.
-            failure = error
-        if stops and stage.name not in state.finished:
-            done = number
+            save_files(folder, {**files, **state.files()}, state.DESCRIPTION)
+        except ConfigurationError as error:  # A stage may fill the disk, and saving may succeed after the next stage.
+            save_error = error
+        if stop_on_failure and stage.name not in state.finished:
+            completed = number
             break
-    SESSION.notify(ProgressEvent(state.DOING, state.NAME, done, len(stages), state.STAGE))
-    if failure:
-        raise failure
+    SESSION.notify(ProgressEvent(state.OPERATION, state.TARGET, completed, len(stages), state.STAGE))
+    if save_error:
+        raise save_error
     return state
 
 
-def evidence_from(known: Mapping[str, Any], **more: Any) -> Evidence:
-    """Return figures for a verdict from what JSON has made of them."""
-    figures = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-    return Evidence(**{**figures, **more})
+def evidence_from_json(values: Mapping[str, Any], **metrics: Any) -> Evidence:
+    """Return evidence from JSON values, in which tuples are lists, and additional metrics."""
+    restored = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Evidence(**{**restored, **metrics})
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a logbook and a verdict read in the reports of a stage."""
+class StageReadings:
+    """Metrics that a logbook and a verdict read from the reports of a stage.
 
-    figures: tuple[ReportMetrics, ...]
-    added: dict[str, Any]  # The figures for a verdict that were not known before.
-    evidence: Evidence  # All of them.
+    Attributes:
+        metrics: Metrics for a logbook.
+        new_evidence: Metrics of the verdict that were not known before.
+        evidence: All metrics of the verdict.
+    """
+
+    metrics: tuple[ReportMetrics, ...]
+    new_evidence: dict[str, Any]
+    evidence: Evidence
 
 
-def read_reports(reports: Sequence[Any], known: Evidence) -> Reading:
-    """Return what is read in reports after other ones."""
+def read_reports(reports: Sequence[Any], known: Evidence) -> StageReadings:
+    """Return the metrics of reports, given the evidence of previous stages."""
     from ..verdict.figures import extract_metrics
     from ..verdict.verdict import collect_evidence
 
     evidence = collect_evidence(known, *reports, task=known.task)
-    added = {name: value for name, value in evidence.measured.items() if name not in known.measured}
-    return Reading(tuple(map(extract_metrics, reports)), added, evidence)
+    new_evidence = {name: value for name, value in evidence.measured.items() if name not in known.measured}
+    return StageReadings(tuple(map(extract_metrics, reports)), new_evidence, evidence)

@@ -1,5 +1,3 @@
-"""The ladder stops at the stage whose criterion is not met, says what to do, and goes on there after the mend."""
-
 import json
 import os
 
@@ -18,8 +16,8 @@ TEXTS = ["Patient has asthma.", "No fever, but diabetes mellitus.", "Longstandin
 PRIVATE = "Zephyrine Quackenbush has asthma."
 NAMES = [stage.name for stage in STAGES]
 
-# What is known when all is well, on MPS.
-WELL = {
+# Evidence of an MPS device without problems.
+GOOD_EVIDENCE = {
     "device": "mps",
     "task": "annotation",
     "doctor_failures": (),
@@ -42,8 +40,8 @@ WELL = {
     "slow_conditions": (),
 }
 
-# The figures that are bad, and the stage that they stop.
-BAD = [
+# Problems, and the stage at which they stop the bring-up.
+PROBLEMS = [
     ({"device_faults": ("MPS",)}, "gates"),
     ({"doctor_failures": ("MPS",)}, "gates"),
     ({"entity_agreement": 0.9}, "gates"),
@@ -62,72 +60,72 @@ BAD = [
 ]
 
 
-def stop(**figures):
-    """Return the first stage whose criterion a verdict on figures does not meet, and what to do."""
-    judged = evaluate(Evidence(**{**WELL, **figures}))
-    obstacles = ((stage.name, unmet_criterion(judged, stage, 30)) for stage in STAGES)
+def find_obstacle(**metrics):
+    """Return the first stage whose criterion is not met, and the remedy, for good evidence with changes."""
+    verdict = evaluate(Evidence(**{**GOOD_EVIDENCE, **metrics}))
+    obstacles = ((stage.name, unmet_criterion(verdict, stage, 30)) for stage in STAGES)
     return next(((name, obstacle.remedy) for name, obstacle in obstacles if obstacle), (None, ""))
 
 
-def test_nothing_stops_work_that_is_well():
-    assert stop() == (None, "")
+def test_good_evidence_meets_all_criteria():
+    assert find_obstacle() == (None, "")
 
 
-@pytest.mark.parametrize(("figures", "stage"), BAD)
-def test_figure_beyond_its_gate_stops_its_stage(figures, stage):
-    name, remedy = stop(**figures)
+@pytest.mark.parametrize(("metrics", "stage"), PROBLEMS)
+def test_metric_beyond_its_gate_stops_at_its_stage(metrics, stage):
+    name, remedy = find_obstacle(**metrics)
 
     assert name == stage
     assert remedy
 
 
-# The phases of annotating with the bundled model on an H100, as shares of their sum.
-ON_A_GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
+# Time per phase of annotation with the bundled model on an H100, as fractions of the sum.
+H100_PHASES = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
 
 
-@pytest.mark.parametrize(("meanwhile", "stage"), [(True, None), (False, "throughput")])
-def test_tokenizing_while_the_device_computes_stops_nothing(meanwhile, stage):
-    shares = PhaseTimes(ON_A_GPU, meanwhile).fractions
+@pytest.mark.parametrize(("overlapped", "stage"), [(True, None), (False, "throughput")])
+def test_overlapped_tokenization_meets_the_criterion(overlapped, stage):
+    fractions = PhaseTimes(H100_PHASES, overlapped).fractions
 
-    assert stop(device="cuda:0", phase_fractions=shares)[0] == stage
+    assert find_obstacle(device="cuda:0", phase_fractions=fractions)[0] == stage
 
 
 @pytest.mark.parametrize(
-    ("figures", "remedy"),
+    ("metrics", "remedy"),
     [
-        # Who annotates has no loader: texts are tokenized on more computers.
+        # Annotation has no data loader, so texts are tokenized on several computers.
         ({"task": "annotation", "phase_fractions": {"data": 0.6, "forward": 0.4}}, "nb.cluster"),
         ({"task": "training", "phase_fractions": {"data": 0.6, "forward": 0.4}}, "nb.training.loader.check"),
         ({"speedup_low": 1.0, "speedup": 1.01, "speedup_high": 1.02}, "nb.use('cpu')"),
         ({"knee": None, "knee_gain": None}, "seconds=60"),
     ],
 )
-def test_remedy_helps(figures, remedy):
-    assert remedy in stop(**figures)[1]
+def test_remedy_matches_the_problem(metrics, remedy):
+    assert remedy in find_obstacle(**metrics)[1]
 
 
-def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
-    """A fallback that is set after torch has read it stops the first stage, and nothing of the texts is written.
-
-    What is told last is where the ladder stopped.
-    """
-    told = []
+def test_late_variable_stops_at_freeze(tmp_path):
+    """A fallback that is set after torch was imported stops the first stage, and no text is saved."""
+    events = []
     with nb.simulated_mps(fallback=False):
         os.environ[FALLBACK_VARIABLE] = "1"
-        stop = SESSION.subscribe(told.append)
-        found = nb.runbook.bring_up("bundled_small", [PRIVATE], folder=tmp_path)
-        stop()
-        book = nb.logbook(found, model="bundled_small")
-    written = "".join(file.read_text("utf-8") for file in tmp_path.iterdir())
+        unsubscribe = SESSION.subscribe(events.append)
+        report = nb.runbook.bring_up("bundled_small", [PRIVATE], folder=tmp_path)
+        unsubscribe()
+        book = nb.logbook(report, model="bundled_small")
+    saved = "".join(file.read_text("utf-8") for file in tmp_path.iterdir())
 
-    assert str(list(filter(None, told))[-1]) == "Climbing: ladder (stage 1 of 5)"
-    assert (found.passed, found.complete, found.exit_code) == ((), False, 1)
-    assert [rung.stage for rung in found.results] == ["freeze"]
-    assert "too late" in found.conclusion
-    assert found.to_report().tables[0].collapsed  # The lamps say how far it is.
-    assert [lamp.status for lamp in found.to_report().charts[0].indicators] == ["failed", *["not applicable"] * 4]
-    assert "%load_ext openmed_nb" in found.results[0].remedy
-    assert "Quackenbush" not in written + str(found) + found._repr_html_()
+    assert str(list(filter(None, events))[-1]) == "Bringing up: model (stage 1 of 5)"
+    assert (report.passed, report.complete, report.exit_code) == ((), False, 1)
+    assert [result.stage for result in report.results] == ["freeze"]
+    assert "too late" in report.conclusion
+    assert report.to_report().tables[0].collapsed  # The indicators already show the progress.
+    assert [indicator.status for indicator in report.to_report().charts[0].indicators] == [
+        "failed",
+        *["not applicable"] * 4,
+    ]
+    assert "%load_ext openmed_nb" in report.results[0].remedy
+    assert "Quackenbush" not in saved + str(report) + report._repr_html_()
     assert json.loads((tmp_path / "bring_up.json").read_text("utf-8"))["results"][0]["status"] == "failed"
     assert book.metrics[-1].values == {"stages": 5.0, "stages_passed": 0.0}
 
@@ -135,12 +133,11 @@ def test_a_variable_that_is_too_late_stops_at_freeze(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        *((text, "is not a ladder") for text in ("", "{}", "[1]", '{"schema": "openmed_nb/ladder/0"}')),
-        ('{"schema": "openmed_nb/ladder/2"}', "is a ladder .*of version 2, and this openmed_nb reads version 1"),
+        *((text, "is not a report") for text in ("", "{}", "[1]", '{"schema": "openmed_nb/ladder/0"}')),
+        ('{"schema": "openmed_nb/ladder/2"}', "is a report .*of version 2, and this openmed_nb reads version 1"),
     ],
 )
-def test_a_file_that_is_something_else_is_refused(tmp_path, text, problem):
-    """A bring_up.json that is no ladder is an error, and stays as it was."""
+def test_other_file_raises_and_is_unchanged(tmp_path, text, problem):
     (tmp_path / "bring_up.json").write_text(text)
 
     with pytest.raises(ConfigurationError, match=rf"'bring_up\.json' {problem}"):
@@ -149,7 +146,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text, problem):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "fragment"),
     [
         ({"seconds": 0}, "seconds"),
         ({"training": 1}, "training"),
@@ -158,65 +155,63 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text, problem):
         ({"folder": "/proc/none"}, "cannot be written"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_refused(tmp_path, arguments, message):
-    """A wrong argument is an error before anything is measured."""
-    with pytest.raises(ConfigurationError, match=message):
+def test_invalid_argument_raises_before_any_measurement(tmp_path, arguments, fragment):
+    with pytest.raises(ConfigurationError, match=fragment):
         nb.runbook.bring_up("bundled_small", **{"folder": tmp_path, **arguments})
 
 
 @pytest.mark.slow
-def test_each_planted_failure_stops_its_stage_and_the_mend_goes_on(tmp_path):
-    """Wrong numbers stop at gates and growing memory at memory; after each mend the next call goes on from there."""
-    kept, stages = [], []
+def test_planted_failures_stop_their_stages_and_fixes_resume(tmp_path):
+    """Incorrect logits stop at "gates" and memory growth at "memory"; after each fix, the next call resumes there."""
+    retained = []
+    stages = []
 
-    def listen(activity):
-        if activity and activity.operation == "Climbing":
-            stages.append(activity.target)
+    def record_stage(event):
+        if event and event.operation == BringUpReport.OPERATION:
+            stages.append(event.target)
 
-    def shifted(module, _inputs, output):
-        """Give other logits on the device than on the CPU, as a wrong kernel would."""
+    def shift_logits(module, _inputs, output):
         if next(module.parameters()).device.type == "mps":
             output.logits[..., 0] += 9
 
-    def retained(_module, _inputs, output):
+    def retain_memory(_module, _inputs, output):
         if stages[-1] == "memory":
-            kept.append(output.logits.new_zeros(1 << 20))
+            retained.append(output.logits.new_zeros(1 << 20))
 
-    def climb():
+    def bring_up():
         return nb.runbook.bring_up(pipe, TEXTS, folder=tmp_path, seconds=40)
 
     with nb.simulated_mps():
         pipe = nb.load_pipeline("bundled_small")
-        stop = SESSION.subscribe(listen)
-        hook = pipe.model.register_forward_hook(shifted)
-        wrong = climb()
+        unsubscribe = SESSION.subscribe(record_stage)
+        hook = pipe.model.register_forward_hook(shift_logits)
+        incorrect = bring_up()
         hook.remove()
-        hook = pipe.model.register_forward_hook(retained)
-        growing = climb()
+        hook = pipe.model.register_forward_hook(retain_memory)
+        growing = bring_up()
         hook.remove()
-        kept.clear()
-        mended = climb()
-        stop()
+        retained.clear()
+        fixed = bring_up()
+        unsubscribe()
 
-    assert (wrong.results[-1].stage, wrong.passed) == ("gates", ("freeze",))
-    assert "entities" in wrong.conclusion
+    assert (incorrect.results[-1].stage, incorrect.passed) == ("gates", ("freeze",))
+    assert "entities" in incorrect.conclusion
     assert (growing.results[-1].stage, growing.passed) == ("memory", ("freeze", "gates", "throughput"))
-    assert growing.note == "Kept from an earlier run: 1 stage."
+    assert growing.note.endswith(": 1 stage.")
     assert "find_tensor_referrers" in growing.results[-1].remedy
-    assert "memory" in mended.passed
-    assert mended.note == "Kept from an earlier run: 3 stages."
+    assert "memory" in fixed.passed
+    assert fixed.note.endswith(": 3 stages.")
     assert {f"{name}.json" for name in ("doctor", "device", "parity", "sweep", "memory")} <= {
         file.name for file in tmp_path.iterdir()
     }
 
 
 @pytest.mark.slow
-def test_the_ladder_on_the_real_cpu_is_climbed(tmp_path):
-    """On the CPU of this computer no stage but the last stops it, and a second call keeps what is passed."""
-    found = nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
-    again = nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
+def test_cpu_passes_and_second_call_keeps_passed_stages(tmp_path):
+    first = nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
+    second = nb.runbook.bring_up("bundled_small", TEXTS, folder=tmp_path, seconds=60, device="cpu")
 
-    assert set(NAMES[:4]) <= set(found.passed)
-    assert again.passed[:4] == found.passed[:4]
-    assert again.note.startswith("Kept from an earlier run")
-    assert isinstance(again, BringUpReport)
+    assert set(NAMES[:4]) <= set(first.passed)
+    assert second.passed[:4] == first.passed[:4]
+    assert second.note.startswith("Kept from a previous run")
+    assert isinstance(second, BringUpReport)
