@@ -1,4 +1,4 @@
-"""All that the runbook measures on one computer, each step in a process of its own, as one page, one JSON and one text.
+"""All runbook measurements of one computer, each step in a separate process, as one HTML page, one JSON and one text.
 
-A new step is a row of ``STEPS`` and the function that it names (``steps.py``).
+To add a step, add a row to ``STEPS`` and its function in ``steps.py``.
 """

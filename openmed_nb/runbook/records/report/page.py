@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else, and as one text for an issue."""
+"""Rendering of a report as a self-contained HTML page and as Markdown for an issue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .steps import STEPS
 
 FENCE = "~" * 8
 
-# The page follows the light or dark scheme of the browser: every color is the system's own or half transparent.
+# The page supports light and dark color schemes: all colors are system colors or translucent.
 PAGE_STYLE = """<style>
 :root {color-scheme: light dark;}
 body {background: Canvas; color: CanvasText; font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
@@ -25,62 +25,63 @@ pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid #c92a2a; paddin
 </style>"""
 
 
-def render_page(record: ReportData, shown: Report) -> str:
-    """Return a report as a page of HTML: what it comes to, and a section for each step that has run."""
-    known = (sentence for sentence in shown.sentences if sentence not in record.not_measured)
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in known)
-    unknown = "".join(f"<li>{escape(sentence)}</li>" for sentence in record.not_measured) or "<li>Nothing.</li>"
-    lines = "".join(
+def render_page(report: ReportData, displayed: Report) -> str:
+    """Return a report as an HTML page with its conclusion and a section for each step that ran."""
+    sentences = (sentence for sentence in displayed.sentences if sentence not in report.not_measured)
+    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.not_measured) or "<li>None.</li>"
+    step_links = "".join(
         f'<li><a href="#{escape(step.step)}">{escape(_step_title(step))}</a> {_status_html(step)}</li>'
-        for step in record.steps
+        for step in report.steps
     )
     parts = (
-        f"<h1>{escape(shown.title)}</h1>{said}<ul>{lines}</ul>",
-        f"<details><summary>What was not measured</summary><ul>{unknown}</ul></details>",
-        _scrollable_html(Report("Of what", html_sentences=("",), metrics=shown.metrics)),
-        *map(_render_section, record.steps),
+        f"<h1>{escape(displayed.title)}</h1>{paragraphs}<ul>{step_links}</ul>",
+        f"<details><summary>Missing measurements</summary><ul>{missing}</ul></details>",
+        _scrollable_html(Report("System", html_sentences=("",), metrics=displayed.metrics)),
+        *map(_render_section, report.steps),
     )
-    narrow = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<meta charset="utf-8">{narrow}<title>{escape(shown.title)}</title>{PAGE_STYLE}'
+    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{viewport}<title>{escape(displayed.title)}</title>{PAGE_STYLE}'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{"".join(parts)}</main></body></html>\n'
 
 
 def _scrollable_html(report: Report) -> str:
-    """Return a report as HTML that scrolls, by keys too, where the page is narrower."""
+    """Return a report as HTML that scrolls horizontally on narrow pages, with keyboard support."""
     return f'<div class="wide" role="group" aria-label="{escape(report.title)}" tabindex="0">{to_html(report)}</div>'
 
 
 def _step_title(outcome: StepOutcome) -> str:
-    return next((step.about for step in STEPS if step.name == outcome.step), outcome.step)
+    return next((step.title for step in STEPS if step.name == outcome.step), outcome.step)
 
 
 def _status_html(outcome: StepOutcome) -> str:
-    """Return what a step found, or what became of it, as a coloured sign and a word."""
-    word = (outcome.status or "") if outcome.outcome == DONE else outcome.outcome
-    kind = word if word in {OK, WARNING, NOT_APPLICABLE} else FAILED
-    return f'<span class="state">{status_badge(kind)} {escape(word)}</span>'
+    """Return the status of a step, or its outcome if it has no result, as a colored badge with a label."""
+    label = (outcome.status or "") if outcome.outcome == DONE else outcome.outcome
+    status = label if label in {OK, WARNING, NOT_APPLICABLE} else FAILED
+    return f'<span class="state">{status_badge(status)} {escape(label)}</span>'
 
 
 def _render_section(outcome: StepOutcome) -> str:
-    """Return the part of the page on a step: what happened to it, its pictures, and all that it says."""
+    """Return the section of a step with its message, charts and full report."""
     parts = [f'<section id="{escape(outcome.step)}"><h2>{escape(_step_title(outcome))} {_status_html(outcome)}</h2>']
     parts += [f"<p>{escape(sentence)}</p>" for sentence in (outcome.message, outcome.remedy) if sentence]
     if outcome.output:
         lines = escape("\n".join(outcome.output))
-        parts.append(f'<pre tabindex="0" aria-label="The last lines that it printed">{lines}</pre>')
+        parts.append(f'<pre tabindex="0" aria-label="Last lines of the output">{lines}</pre>')
     if outcome.report:
         parts.append(render_charts(*outcome.report.charts))
         is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
-        whole = f"<summary>All of it ({outcome.seconds:.0f} s)</summary>{_scrollable_html(replace(outcome.report, charts=()))}"
-        parts.append(f"<details{is_open}>{whole}</details>")
+        full_report = _scrollable_html(replace(outcome.report, charts=()))
+        summary = f"<summary>Full report ({outcome.seconds:.0f} s)</summary>"
+        parts.append(f"<details{is_open}>{summary}{full_report}</details>")
     return "".join([*parts, "</section>"])
 
 
-def render_issue(record: ReportData, shown: Report) -> str:
-    """Return a report as Markdown for an issue: what it comes to, a line for each step, and more of those that are not well."""
-    parts = [f"# {escape_markdown(shown.title)}", *map(escape_markdown, shown.sentences)]
-    parts += map(table_to_markdown, drop_empty_tables((*shown.tables, *shown.metrics)))
-    for step in record.steps:
+def render_issue(report: ReportData, displayed: Report) -> str:
+    """Return a report as Markdown for an issue, with details of the steps that have problems."""
+    parts = [f"# {escape_markdown(displayed.title)}", *map(escape_markdown, displayed.sentences)]
+    parts += map(table_to_markdown, drop_empty_tables((*displayed.tables, *displayed.metrics)))
+    for step in report.steps:
         text = "\n".join(step.output)
         if not text and step.report and step.status in {WARNING, FAILED}:
             text = to_text(step.report)

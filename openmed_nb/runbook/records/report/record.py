@@ -1,4 +1,4 @@
-"""What a report of a computer holds, as values, and how names of people are kept out of it."""
+"""Data of a report on a computer, and redaction of user and host names."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
 # Written by scripts/write_schemas.py.
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
-# What became of a step, beside display.FAILED.
+# Outcomes of a step, in addition to display.FAILED.
 DONE = "done"
 CRASHED = "crashed"
 TIMED_OUT = "timed out"
 
 MASK = "***"
-LAST_LINES = 30
+MAX_OUTPUT_LINES = 30
 MAX_LINE_LENGTH = 300
 
-# What stands before a package in the path of a file: a folder of the person's own.
-PREFIX = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|python3\.\d+)[/\\])")
+# Directory in front of a package in a file path, which may contain user names.
+PATH_PREFIX_PATTERN = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|python3\.\d+)[/\\])")
 
-# How Python's fault handler begins to say where a process was: what stands before that is why it ended.
-FAULT = re.compile(r"Fatal Python error:|Timeout \(")
-BEFORE_FAULT = 10
+# First line of a traceback of Python's fault handler; the reason for the fault is in the lines before it.
+FAULT_PATTERN = re.compile(r"Fatal Python error:|Timeout \(")
+LINES_BEFORE_FAULT = 10
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What became of a step.
+    """Outcome of a step.
 
     Attributes:
-        step: Its name.
-        outcome: Whether it has an answer: done; failed with an error; died by a signal; or hung, and was ended.
-        status: The worst of what it found: ok, warning, failed or not applicable; null without an answer.
-        what: What it found, or what happened to it, in a sentence or two.
-        remedy: One thing to do; empty where nothing needs to be done.
-        output: The last lines that it printed; empty where it has an answer.
-        written: When it ended, in UTC.
-        seconds: How long it took, with the start of its process.
-        report: What it says as sentences, tables and pictures; null without an answer.
-        data: The same as the report's own JSON, in the schema that it names; null without an answer.
-        figures: The same in numbers.
-        evidence: What it adds to a verdict, by the names of the figures.
+        step: Name of the step.
+        outcome: Whether the step has a result (``done``), raised an error (``failed``), was ended by a signal (``crashed``), or
+            exceeded its time limit (``timed out``).
+        status: Worst status of its findings: ok, warning, failed or not applicable; null without a result.
+        message: Result or problem, in one or two sentences.
+        remedy: Suggested action; empty if none is needed.
+        output: Last lines of its output; empty if there is a result.
+        created_at: Time of completion, in UTC.
+        seconds: Duration in seconds, including the start of its process.
+        report: Result as sentences, tables and charts; null without a result.
+        report_json: JSON of the report itself, in its own schema; null without a result.
+        metrics: Numeric metrics of the result.
+        evidence: Metrics that it adds to the verdict, by name.
     """
 
     step: str
@@ -65,33 +66,33 @@ class StepOutcome:
     message: str
     remedy: str
     output: tuple[str, ...]
-    written: UtcTimestamp
+    created_at: UtcTimestamp
     seconds: float
     report: Report | None = None
     report_json: Any = None
-    figures: tuple[ReportMetrics, ...] = ()
+    metrics: tuple[ReportMetrics, ...] = ()
     evidence: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class ReportData:
-    """What is measured on a computer. No text of a note, no name of a person or a computer, and no home is in it.
+    """Measurements of one computer. They contain no note texts, user names, host names or home directories.
 
     Attributes:
-        schema: The name and the number of this form.
-        written: When it was written last, in UTC.
-        subject: What it is of.
-        device: Where it was measured; null before that is known.
-        planned: The names of all its steps, in order.
-        steps: The steps that have run, in order.
-        verdict: What it comes to, in two sentences.
-        not_measured: What is not known after it, as sentences.
-        cautions: What else to know, as sentences.
-        notes: What to know about this run, as sentences.
+        schema: Name and version of the JSON format.
+        created_at: Time of the last update, in UTC.
+        subject: Machine, software and workload.
+        device: Measured device; null until it is known.
+        planned_steps: Names of all steps, in order.
+        steps: Outcomes of the steps that ran, in order.
+        verdict: Conclusion in two sentences.
+        not_measured: Missing measurements, as sentences.
+        warnings: Warnings about the measurements, as sentences.
+        notes: Notes on this run, as sentences.
     """
 
     schema: Literal["openmed_nb/report/1"]
-    written: UtcTimestamp
+    created_at: UtcTimestamp
     subject: Subject
     device: str | None
     planned_steps: tuple[str, ...]
@@ -102,21 +103,23 @@ class ReportData:
     notes: tuple[str, ...] = ()
 
     def outcome_for(self, step: str) -> StepOutcome | None:
-        """Return what became of a step, ``None`` if it has not run."""
+        """Return the outcome of a step, or ``None`` if it has not run."""
         return next((outcome for outcome in self.steps if outcome.step == step), None)
 
 
 def _private_names() -> tuple[str, ...]:
-    """Return the names that must not stand in a report: of this person, of their home and of this computer."""
+    """Return the names that must not appear in a report: of the user, the home directory and the host, longest first."""
     host = platform.node()
     names = [home_folder().name, host, host.partition(".")[0]]
-    with contextlib.suppress(OSError, KeyError, ImportError):  # A person without a name, by release and system.
+    with contextlib.suppress(
+        OSError, KeyError, ImportError
+    ):  # The error for a missing user name depends on the platform.
         names.append(getpass.getuser())
     return tuple(sorted({name for name in names if len(name) > 1 and name != "~"}, key=len, reverse=True))
 
 
 def redact(value: Any, home: str | None = None, names: tuple[str, ...] | None = None) -> Any:
-    """Return a value of JSON without names of people and hosts in its texts, and without numbers that are not finite.
+    """Return a JSON value without user and host names in its strings, and without non-finite numbers.
 
     Example:
         >>> redact({"where": ["/Users/jane/x.py", "jane on janes-mac"], "n": float("nan")}, "/Users/jane", ("janes-mac", "jane"))
@@ -126,31 +129,33 @@ def redact(value: Any, home: str | None = None, names: tuple[str, ...] | None = 
     """
     home = home or str(home_folder())
     names = _private_names() if names is None else names
-    named = "|".join(map(re.escape, names)) or r"(?!)"
-    person = re.compile(rf"(?<![^\W_])(?:{named})(?![^\W_])")
-    start = re.compile(rf"{re.escape(home)}(?![\w.-])" if len(home) > 1 else r"(?!)")
+    alternatives = "|".join(map(re.escape, names)) or r"(?!)"
+    name_pattern = re.compile(rf"(?<![^\W_])(?:{alternatives})(?![^\W_])")
+    home_pattern = re.compile(rf"{re.escape(home)}(?![\w.-])" if len(home) > 1 else r"(?!)")
 
-    def cleaned(part: Any) -> Any:
+    def redact_part(part: Any) -> Any:
         if isinstance(part, str):
-            text = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", start.sub("~", part))
-            return person.sub(MASK, text)
+            text = home_pattern.sub("~", part)
+            text = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", text)
+            return name_pattern.sub(MASK, text)
         if isinstance(part, Mapping):
-            return {name: cleaned(inner) for name, inner in part.items()}
+            return {name: redact_part(item) for name, item in part.items()}
         if isinstance(part, (list, tuple)):
-            return [cleaned(inner) for inner in part]
+            return [redact_part(item) for item in part]
         return None if isinstance(part, float) and not math.isfinite(part) else part
 
-    return cleaned(value)
+    return redact_part(value)
 
 
-def tail_lines(file: Path, most: int = 65_536) -> tuple[str, ...]:
-    """Return the lines at the end of what a process printed that tell why it ended, without secrets and names."""
+def tail_lines(file: Path, max_bytes: int = 65_536) -> tuple[str, ...]:
+    """Return the last output lines of a process that show why it ended, without secrets and private names."""
     with file.open("rb") as stream:
-        if stream.seek(max(0, file.stat().st_size - most)):
-            stream.readline()  # Half a line may have half a name in it.
+        if stream.seek(max(0, file.stat().st_size - max_bytes)):
+            stream.readline()  # A truncated line may contain a truncated name, which would not be redacted.
         text = stream.read().decode("utf-8", "replace")
     lines = [line.rstrip() for line in escape_control_characters(text).splitlines() if line.strip()]
-    fault = max((number for number, line in enumerate(lines) if FAULT.match(line)), default=len(lines))
-    begin = min(max(0, fault - BEFORE_FAULT), max(0, len(lines) - LAST_LINES))
-    kept = redact([redact_secrets(PREFIX.sub("", line)) for line in lines[begin : begin + LAST_LINES]])
-    return tuple(line[:MAX_LINE_LENGTH] for line in kept)
+    fault = max((number for number, line in enumerate(lines) if FAULT_PATTERN.match(line)), default=len(lines))
+    start = min(max(0, fault - LINES_BEFORE_FAULT), max(0, len(lines) - MAX_OUTPUT_LINES))
+    tail = lines[start : start + MAX_OUTPUT_LINES]
+    redacted = redact([redact_secrets(PATH_PREFIX_PATTERN.sub("", line)) for line in tail])
+    return tuple(line[:MAX_LINE_LENGTH] for line in redacted)

@@ -1,7 +1,7 @@
-"""``nb.report``: everything that the runbook measures on this computer, whatever its device does meanwhile.
+"""``nb.report``: all runbook measurements of this computer, robust against failures of the device.
 
-Each step runs in a process of its own: an assertion inside MPSGraph aborts its process, and a wedged GPU hangs. After each
-step the page, the JSON and the text for an issue are written whole, so that a second run goes on.
+Each step runs in a separate process, because an assertion in MPSGraph aborts its process, and a stuck GPU hangs. The page, the
+JSON and the text for an issue are written in full after each step, so that a second run resumes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ....session import SESSION
 from ...bench.workloads import ANNOTATION
 from ...verdict.metrics import TRAINING
 from ...verdict.verdict import Verdict, evaluate
-from ..runner import RESTARTED_PREFIX, Staged, Subject, current_subject, evidence_from, resume, run_stages
+from ..runner import RESTARTED_PREFIX, Staged, Subject, current_subject, evidence_from_json, load_previous, run_stages
 from .page import render_issue, render_page
 from .record import DONE, SCHEMA, ReportData, StepOutcome
 from .running import run_step
@@ -30,71 +30,71 @@ from .steps import STEPS, Step
 FOLDER = "openmed_report"
 JSON = "report.json"
 
-# What is said where a report was asked for.
-REVIEW_NOTICE = "Look at report.html in {folder} before you send anything: nothing was sent."
+# Notice for users who requested a report.
+REVIEW_NOTICE = "Review report.html in {folder} before you share it. No data was sent."
 
-# Reports of other people's computers, as they sent them; CONTRIBUTING.md says how.
+# Reports that other users contributed; see CONTRIBUTING.md.
 SHIPPED_REPORTS_FOLDER = Path(__file__).parents[1] / "reports"
 
-# How much of the time of a report a quick one takes, before any of its steps has run.
+# Duration of a quick report as a fraction of a full report, before any step has run.
 QUICK_FRACTION = 0.35
 
-# The step that says where the others measure.
+# Step that selects the device of the other steps.
 DEVICE = "device"
 
-# A figure is like another one within this factor: computers of one kind differ by heat, power and other programs.
+# Metrics within this factor are similar: computers of one kind differ in thermal state, power and other programs.
 SIMILARITY_FACTOR = 1.5
 
 
 @dataclass(frozen=True, repr=False)
 class DeviceReport(ReportData, Staged):
-    """What all steps of a report found on a computer; its fields are those of :class:`.record.Record`.
+    """Results of all steps of a report on a computer, with the fields of :class:`.record.ReportData`.
 
-    ``nb.report()`` has written it into a folder, as a page, a JSON and a text for an issue.
+    ``nb.report()`` writes it to a directory as an HTML page, a JSON file and a text for an issue.
     """
 
-    WHAT = "The report"
-    DOING = "Reporting"
-    NAME = "this computer"
+    DESCRIPTION = "The report"
+    OPERATION = "Reporting"
+    TARGET = "this computer"
     STAGE = "step"
-    AGAIN = "run the same report again"
+    RESUME_ACTION = "run the same report again"
     FILE = JSON
     CONTENT = "a report of nb.report()"
-    REMEDY = f"Pass the {JSON} that nb.report() has written."
+    REMEDY = f"Pass a {JSON} file of nb.report()."
 
     @property
     def finished(self) -> tuple[str, ...]:
-        """The names of the steps that have an answer."""
+        """Names of the steps with a result."""
         return tuple(outcome.step for outcome in self.steps if outcome.outcome == DONE)
 
     @property
     def missing_steps(self) -> tuple[str, ...]:
-        """The names of the steps that have no answer."""
+        """Names of the steps without a result."""
         return tuple(name for name in self.planned_steps if name not in self.finished)
 
     @property
     def exit_code(self) -> int:
-        """What a command ends with: 1 if a step has no answer, else 0; what the steps found changes nothing of it."""
-        return int(bool(self.missing_steps))
+        """Exit status of a command: 1 if a step has no result, else 0. Findings of the steps do not affect it."""
+        return 1 if self.missing_steps else 0
 
     def to_report(self) -> Report:
-        """Return the verdict and a line for each step; the figures stand on the page."""
+        """Return a report of the verdict with a row for each step; measured values are on the page."""
         rows = tuple((step.step, step.outcome, step.status or "", step.message, step.remedy) for step in self.steps)
-        like, compared = compare_speeds(self, find_shipped_report(self.subject))
-        sentences = (self.verdict, *self.notes, *self.warnings, *self.not_measured, like)
+        comparison, comparison_table = compare_speeds(self, find_shipped_report(self.subject))
+        sentences = (self.verdict, *self.notes, *self.warnings, *self.not_measured, comparison)
         return Report(
-            f"Report on {self.device or 'no device yet'}",
+            f"Report on {self.device or 'an unknown device'}",
             tuple(filter(None, sentences)),
-            (Table("Steps", ("step", "outcome", "found", "what", "what to do"), rows),),
-            metrics=(Table("Of what", ("what", "value"), tuple(_facts_of(self))), compared),
+            (Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows),),
+            metrics=(Table("System", ("property", "value"), tuple(_describe_subject(self))), comparison_table),
         )
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> DeviceReport:
-        """Return the report of a ``.json`` file.
+        """Return the report in a ``.json`` file.
 
         Raises:
-            ConfigurationError: For a file that cannot be read, and for one that is not such a report.
+            ConfigurationError: If the file cannot be read or is not a report.
 
         Example:
             >>> from openmed_nb.errors import ConfigurationError
@@ -102,67 +102,78 @@ class DeviceReport(ReportData, Staged):
             ...     DeviceReport.read("nowhere.json")
             ... except ConfigurationError as error:
             ...     print(error.remedy)
-            Pass the report.json that nb.report() has written.
+            Pass a report.json file of nb.report().
         """
         path = check_path(file, "the file of a report")
-        stored: DeviceReport = read_json_file(cls, path, cls.CONTENT, cls.REMEDY)
-        return stored
+        report: DeviceReport = read_json_file(cls, path, cls.CONTENT, cls.REMEDY)
+        return report
 
     @property
     def known(self) -> dict[str, Any]:
-        """The figures for a verdict that its steps found."""
+        """Metrics of the steps for a verdict."""
         values = {name: value for step in self.steps for name, value in (step.evidence or {}).items()}
         task = TRAINING if self.subject.training else ANNOTATION
         return {**values, "device": self.device or "cpu", "task": task}
 
     def with_outcome(self, outcome: StepOutcome) -> DeviceReport:
-        """Return the report with what became of a step, and what it all comes to then; another device begins anew."""
-        others = [step for step in self.steps if step.step != outcome.step]
+        """Return the report with the outcome of a step and an updated verdict. Another device discards the other steps."""
+        other_steps = [step for step in self.steps if step.step != outcome.step]
         device = self.device
         notes = self.notes
         if outcome.step == DEVICE:
             device = outcome.report_json["device"] if outcome.outcome == DONE else "cpu"
-            if device != self.device and others:
-                others = []
+            if device != self.device and other_steps:
+                other_steps = []
                 notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
-        steps = sorted((*others, outcome), key=lambda step: self.planned_steps.index(step.step))
-        report = replace(self, written=utc_timestamp(), device=device, steps=tuple(steps), notes=notes)
-        judged = evaluate(evidence_from(report.known, simulated=self.simulated))
+        steps = sorted((*other_steps, outcome), key=lambda step: self.planned_steps.index(step.step))
+        report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(steps), notes=notes)
+        verdict = evaluate(evidence_from_json(report.known, simulated=self.simulated))
         return replace(
-            report, verdict=_verdict_of(report, judged), not_measured=judged.not_known, warnings=judged.warnings
+            report,
+            verdict=_summarize_verdict(report, verdict),
+            not_measured=verdict.not_known,
+            warnings=verdict.warnings,
         )
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a former report must have in common with this one to be continued."""
+        """JSON-compatible values that a saved report must share with this report to be resumed."""
         return {**to_plain_data(self.subject), "planned_steps": self.planned_steps}
 
     def files(self) -> dict[str, str]:
-        """Return the JSON, the page and the text for an issue."""
-        shown = self.final_report()
-        return {JSON: to_json(self), "report.html": render_page(self, shown), "issue.md": render_issue(self, shown)}
+        """Return the JSON, the page and the text for an issue by file name."""
+        displayed = self.final_report()
+        return {
+            JSON: to_json(self),
+            "report.html": render_page(self, displayed),
+            "issue.md": render_issue(self, displayed),
+        }
 
 
-def _verdict_of(record: DeviceReport, judged: Verdict) -> str:
-    """Return what a report comes to in two sentences: what to do and why, and how much of it has an answer."""
-    tried = record.outcome_for(DEVICE)
-    if tried is not None and tried.outcome != DONE:
-        first = f"The device cannot be used ({tried.message.rstrip('.')}), and the rest was measured on the CPU."
+def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
+    """Return the recommendation with its reason, and the number of steps with a result, in two or three sentences."""
+    device_outcome = report.outcome_for(DEVICE)
+    if device_outcome is not None and device_outcome.outcome != DONE:
+        problem = device_outcome.message.rstrip(".")
+        recommendation = f"The device is unavailable ({problem}), and the other steps measured the CPU."
     else:
-        first = f"On {record.device or 'a device that is not known'}: {judged.recommendation}, because {judged.reason.conditions[0].rstrip('.')}."
-    missing = f": not {', '.join(record.missing_steps)}" if record.missing_steps else ""
-    second = f"{len(record.finished)} of {pluralize(len(record.planned_steps), 'step')} ran{missing}."
-    bad = [step.step for step in record.steps if step.outcome == DONE and step.status in {WARNING, FAILED}]
-    return f"{first} {second}" + (f" To be looked at: {', '.join(bad)}." if bad else "")
+        device = report.device or "an unknown device"
+        reason = verdict.reason.conditions[0].rstrip(".")
+        recommendation = f"On {device}: {verdict.recommendation}, because {reason}."
+    missing = f"; missing: {', '.join(report.missing_steps)}" if report.missing_steps else ""
+    finished = f"{len(report.finished)} of {pluralize(len(report.planned_steps), 'step')} finished{missing}."
+    problems = [step.step for step in report.steps if step.outcome == DONE and step.status in {WARNING, FAILED}]
+    review = f" Steps to review: {', '.join(problems)}." if problems else ""
+    return f"{recommendation} {finished}{review}"
 
 
-def _facts_of(record: ReportData) -> Iterator[tuple[str, str]]:
-    """Yield what a report is of, as people read it."""
-    subject = record.subject
+def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
+    """Yield the properties of the machine, software and workload as text."""
+    subject = report.subject
     versions = subject.software
     yield "processor", subject.chip
-    signals = record.outcome_for("signals")
-    tables = signals.report.tables if signals and signals.report else ()
+    system_status = report.outcome_for("signals")
+    tables = system_status.report.tables if system_status and system_status.report else ()
     yield from (("GPU", " ".join(row[1:])) for table in tables for row in table.rows if row[:1] == ("GPU",))
     yield "memory", format_bytes(subject.memory_bytes)
     yield "system", f"{versions.system}, {versions.architecture}"
@@ -170,41 +181,57 @@ def _facts_of(record: ReportData) -> Iterator[tuple[str, str]]:
     yield "transformers", versions.transformers or "not installed"
     yield "Python", versions.python
     yield "openmed_nb", versions.openmed_nb
-    yield "measured", f"{'training' if subject.training else 'annotation'}{', quick' if subject.quick else ''}"
-    yield "took", f"{sum(step.seconds for step in record.steps):.0f} s"
-    yield "written", record.written
+    yield "workload", f"{'training' if subject.training else 'annotation'}{', quick' if subject.quick else ''}"
+    yield "duration", f"{sum(step.seconds for step in report.steps):.0f} s"
+    yield "created at", report.created_at
 
 
 def find_shipped_report(subject: Subject, folder: Path = SHIPPED_REPORTS_FOLDER) -> DeviceReport | None:
-    """Return a shipped report of a chip, torch and system as here, of the same work; ``None`` if there is none."""
+    """Return a shipped report of the same chip, torch, system and workload, or ``None`` if there is none."""
     reports = map(DeviceReport.read, sorted(folder.glob("*.json")))
-    wanted = (subject.kind, subject.training)
-    return next((report for report in reports if (report.subject.kind, report.subject.training) == wanted), None)
+    wanted = (subject.comparison_key, subject.training)
+    return next(
+        (report for report in reports if (report.subject.comparison_key, report.subject.training) == wanted), None
+    )
 
 
-def compare_speeds(record: DeviceReport, other: DeviceReport | None) -> tuple[str, Table]:
-    """Return how the speeds of a report are to those of another one, in a sentence and as a table."""
-    ours = _speed_metrics(record)
-    theirs = {} if other is None else _speed_metrics(other)
-    both = {name: (value, theirs[name]) for name, value in ours.items() if value > 0 and theirs.get(name, 0) > 0}
-    rows = tuple((name, f"{here:.4g}", f"{there:.4g}", f"{here / there:.2f}") for name, (here, there) in both.items())
-    table = Table("Compared with a shipped report", ("figure", "here", "there", "times"), rows)
-    if record.simulated:
+def compare_speeds(report: DeviceReport, shipped: DeviceReport | None) -> tuple[str, Table]:
+    """Return a comparison of the speeds of a report with those of a shipped report, as a sentence and a table."""
+    local_speeds = _speed_metrics(report)
+    shipped_speeds = {} if shipped is None else _speed_metrics(shipped)
+    pairs = {
+        name: (value, shipped_speeds[name])
+        for name, value in local_speeds.items()
+        if value > 0 and shipped_speeds.get(name, 0) > 0
+    }
+    rows = tuple(
+        (name, f"{local:.4g}", f"{reference:.4g}", f"{local / reference:.2f}")
+        for name, (local, reference) in pairs.items()
+    )
+    table = Table("Compared with a shipped report", ("metric", "this computer", "shipped report", "ratio"), rows)
+    if report.simulated:
         return "", table
-    if not both:
-        what = "No report of this processor with this torch and system is shipped yet"
-        return f"{what}: CONTRIBUTING.md says how to send this one.", table
-    alike = sum(1 / SIMILARITY_FACTOR <= here / there <= SIMILARITY_FACTOR for here, there in both.values())
-    return f"As in the shipped report of such a computer: {alike} of {pluralize(len(both), 'figure')}.", table
+    if not pairs:
+        missing = "No report of this processor with this torch and system is shipped yet"
+        return f"{missing}; CONTRIBUTING.md describes how to contribute this one.", table
+    similar = [
+        name
+        for name, (local, reference) in pairs.items()
+        if 1 / SIMILARITY_FACTOR <= local / reference <= SIMILARITY_FACTOR
+    ]
+    return (
+        f"Similar to the shipped report of such a computer: {len(similar)} of {pluralize(len(pairs), 'metric')}.",
+        table,
+    )
 
 
-def _speed_metrics(record: ReportData) -> dict[str, float]:
-    """Return the figures of a report that are times or rates, by report, device and name."""
+def _speed_metrics(report: ReportData) -> dict[str, float]:
+    """Return the times and rates of a report by report, device and name."""
     return {
-        f"{figures.report}, {figures.device}: {name.replace('_', ' ')}": value
-        for step in record.steps
-        for figures in step.figures
-        for name, value in figures.values.items()
+        f"{metrics.report}, {metrics.device}: {name.replace('_', ' ')}": value
+        for step in report.steps
+        for metrics in step.metrics
+        for name, value in metrics.values.items()
         if name.endswith(("seconds", "per_second"))
     }
 
@@ -212,39 +239,42 @@ def _speed_metrics(record: ReportData) -> dict[str, float]:
 def report(
     folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, training: bool = False, progress: bool = True
 ) -> DeviceReport:
-    """Measure this computer from end to end, and write what was found as one page, one JSON and one text for an issue.
+    """Benchmark and check this computer, and write the results as one page, one JSON file and one text for an issue.
 
-    The steps: which device and why; the doctor with its probes; power, heat and memory; parity with gradients; seconds for
-    each new shape; a calibration from 256 to 65,536 tokens; one row against 32; a sweep; a comparison with the CPU; a
-    profile; memory over ten epochs; fallbacks against the forecast; and a logbook. They take the bundled model and synthetic
-    texts. Each runs in a process of its own with a time limit, so that one that is aborted, hangs, runs out of memory or
-    fills the disk is a line of the report, and the others go on.
+    The steps are: device selection; the doctor with its probes; power, thermal state and memory; parity with gradients;
+    seconds for each new shape; a calibration from 256 to 65,536 tokens; one row compared with 32 rows; a sweep; a comparison
+    with the CPU; a profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook. They use the bundled
+    model and synthetic texts. Each step runs in a separate process with a time limit. A step that is aborted, hangs, runs out
+    of memory or fills the disk is therefore a row of the report, and the other steps continue.
 
     Args:
-        folder: Where ``report.html``, ``report.json`` and ``issue.md`` are written, after each step; it is made if it is not
-            there. Nothing is sent or written anywhere else. A second run in the same folder keeps the steps that have an
-            answer, and runs the others, as long as computer, torch and arguments are the same; else it starts anew and says why.
-        quick: Whether fewer and shorter measurements will do: about one minute instead of five.
-        training: Whether training steps are swept, compared and profiled instead of annotation.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        folder: Directory of ``report.html``, ``report.json`` and ``issue.md``, which are updated after each step. It is created
+            if it does not exist. No data is sent or written elsewhere. A second run with the same directory keeps the steps
+            with a result and runs the others. If the computer, torch or an argument changed, all steps run again, and the
+            report states the reason.
+        quick: Whether to run fewer and shorter measurements: about one minute instead of five.
+        training: Whether to sweep, compare and profile training steps instead of annotation.
+        progress: Whether to display progress after half a second.
 
     Returns:
-        The report: ``verdict``, in two sentences; ``not_measured``; ``steps``, each with ``outcome`` (``"done"``, ``"failed"``,
-        ``"died"`` or ``"hung"``), what it found, and ``data``, its own JSON; ``missing``, the steps without an answer; and
-        ``exit_code``, 1 if there are any.
+        The report: ``verdict``, in two or three sentences; ``not_measured``; ``steps``, each with ``outcome`` (``"done"``,
+        ``"failed"``, ``"crashed"`` or ``"timed out"``), ``message``, and ``report_json``, its own JSON; ``missing_steps``, the
+        steps without a result; and ``exit_code``, 1 if there are any.
 
     Raises:
-        ConfigurationError: For a folder that cannot be written, and for one whose ``report.json`` is something else.
-        Interrupted: For an interrupt: the running step is ended, and the same call goes on later.
+        ConfigurationError: If the directory is not writable, or its ``report.json`` is not a report.
+        RunInterrupted: If the run is interrupted. The running step is killed, and the same call resumes.
 
-    No text of a note, no name of a person or a computer, and no home is in it. The form of the JSON is published in
+    The report contains no note texts, user names, host names or home directories. The JSON Schema is in
     ``runbook/records/report/report.schema.json``.
 
     Example:
-        >>> report("my-mac", quick="yes")
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: quick cannot be 'yes'. Pass True or False.
+        >>> from openmed_nb.errors import ConfigurationError
+        >>> try:
+        ...     report("my-mac", quick="yes")
+        ... except ConfigurationError as error:
+        ...     print(error.remedy)
+        Pass True or False.
     """
     check_bool("quick", quick)
     check_bool("training", training)
@@ -253,48 +283,52 @@ def report(
 
 
 def run_report(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = STEPS) -> DeviceReport:
-    """Return the report of some steps, run in order, in a folder; see :func:`report`."""
-    simulated: dict[str, Any] = ACTIVE_SIMULATIONS[0].to_dict() if ACTIVE_SIMULATIONS else {}  # type: ignore[attr-defined]
-    subject = current_subject(training, quick, bool(simulated), simulated.get("defects", ()))
-    planned = tuple(step.name for step in steps)
+    """Run steps in order and return their report; see :func:`report`."""
+    simulation: dict[str, Any] = ACTIVE_SIMULATIONS[0].to_dict() if ACTIVE_SIMULATIONS else {}  # type: ignore[attr-defined]
+    subject = current_subject(training, quick, bool(simulation), simulation.get("defects", ()))
+    planned_steps = tuple(step.name for step in steps)
 
-    def measure(step: Step, found: DeviceReport) -> tuple[DeviceReport, dict[str, str]]:
-        outcome = run_step(step, _task_for(found, simulated), SESSION.device_manager.user_environ)
-        return found.with_outcome(outcome), {}
+    def measure(step: Step, previous: DeviceReport) -> tuple[DeviceReport, dict[str, str]]:
+        outcome = run_step(step, _make_task(previous, simulation), SESSION.device_manager.user_environ)
+        return previous.with_outcome(outcome), {}
 
-    def progress(step: Step, found: DeviceReport) -> str:
-        """Return the name of a step, and about how long all that are left will take at the pace of those that have run."""
-        usual = {step.name: step.seconds for step in steps}
+    def describe_progress(step: Step, previous: DeviceReport) -> str:
+        """Return the name of a step with the estimated remaining time, at the pace of the steps that have run."""
+        expected = {step.name: step.expected_seconds for step in steps}
         pace = QUICK_FRACTION if quick else 1.0
-        if found.steps:
-            pace = sum(ran.seconds for ran in found.steps) / sum(usual[ran.step] for ran in found.steps)
-        return f"{step.name}, {_format_eta(pace * sum(usual[name] for name in found.missing_steps))}"
+        if previous.steps:
+            pace = sum(outcome.seconds for outcome in previous.steps) / sum(
+                expected[outcome.step] for outcome in previous.steps
+            )
+        remaining = pace * sum(expected[name] for name in previous.missing_steps)
+        return f"{step.name}, {_format_eta(remaining)}"
 
-    found, note = resume(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned), folder)
-    return run_stages(replace(found, notes=(note,) if note else ()), steps, measure, folder, progress)
+    initial, note = load_previous(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned_steps), folder)
+    notes = (note,) if note else ()
+    return run_stages(replace(initial, notes=notes), steps, measure, folder, describe_progress)
 
 
 def _format_eta(seconds: float) -> str:
-    """Return about how long something still takes.
+    """Return a remaining time as text.
 
     Example:
         >>> _format_eta(7), _format_eta(50), _format_eta(200)
         ('about 10 s left', 'about 50 s left', 'about 4 min left')
     """
-    tens = 10 * math.ceil(seconds / 10)
-    return f"about {tens} s left" if tens < 60 else f"about {math.ceil(seconds / 60)} min left"  # noqa: PLR2004 - a minute
+    rounded = 10 * math.ceil(seconds / 10)
+    return f"about {rounded} s left" if rounded < 60 else f"about {math.ceil(seconds / 60)} min left"  # noqa: PLR2004 - a minute
 
 
-def _task_for(found: DeviceReport, simulated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the process of a step needs to know; steps that need no device do not ask for it."""
-    subject = found.subject
+def _make_task(report: DeviceReport, simulation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task for the process of a step, as JSON-compatible data."""
+    subject = report.subject
     return {
         "quick": subject.quick,
         "training": subject.training,
-        # Once the device is known, no other one is measured.
-        "request": found.device or subject.request,
-        "simulated": {"memory": simulated["installed"], "defects": simulated["defects"]} if simulated else {},
-        "device": found.device or "cpu",
-        "figures": to_plain_data([figures for step in found.steps for figures in step.figures]),
-        "evidence": to_plain_data(found.known),
+        # Once the device is known, all other steps measure it.
+        "request": report.device or subject.request,
+        "simulated": {"memory": simulation["installed"], "defects": simulation["defects"]} if simulation else {},
+        "device": report.device or "cpu",
+        "metrics": to_plain_data([metrics for step in report.steps for metrics in step.metrics]),
+        "evidence": to_plain_data(report.known),
     }

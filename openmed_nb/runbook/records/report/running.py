@@ -1,7 +1,7 @@
-"""One step in a process of its own: started, waited for and ended by the report; and what that process does.
+"""Run a step of a report in a separate process, and describe its outcome.
 
-It reads its task as a line of JSON, and writes its answer into a file. Its input stays open as long as the report runs: when
-that ends, so does the process, whatever ended the report. Whatever becomes of it is an outcome.
+The process reads its task as a line of JSON and writes its answer to a file. Its standard input stays open while the report
+runs, so the process exits with the report, whatever ended the report. Every way in which the process can end is an outcome.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from ...._render.display import FAILED, to_plain_data, worst_status
 from ...._utils.clock import current_time
@@ -30,84 +30,95 @@ from ....distributed.tethered import exit_on_stdin_close
 from ....errors import OpenMedError
 from ....session import SESSION
 from ..logbook.sections import ReportMetrics
-from ..runner import evidence_from, read_reports
+from ..runner import evidence_from_json, read_reports
 from .record import CRASHED, DONE, TIMED_OUT, StepOutcome, redact, tail_lines
 from .steps import Step, StepOptions, StepResult
 
-# The file with the answer of a step, in the folder that its process has for itself.
-ANSWER = "answer.json"
+# File with the answer of a step, in the temporary directory of its process.
+ANSWER_FILE = "answer.json"
 
-# How long a process that was killed may take to end; one that waits for a GPU may take for ever.
-GRACE = 10.0
+# Time that a killed process may take to exit. A process that waits for a GPU may never exit.
+EXIT_GRACE_SECONDS = 10.0
 
-# A process says where it is each time that this share of its time is over, so that the last time tells where it hangs.
+# A process prints a traceback each time this fraction of its time limit has passed, so that the last one shows where it hangs.
 TRACEBACK_FRACTION = 0.3
 
-# A disk with less room is full, and so it is with these errors.
+# A disk with less free space counts as full, as do these errors.
 MIN_FREE_BYTES = 1 << 20
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-DISK_FULL = "Make room on the disk, and run the report again."
-MEMORY_FULL = "Close other programs, and run the report again."
-AGAIN = "Run the report again with nothing else running"
-SEND = f"{AGAIN}; if it ends so again, use 'cpu' for this, and send the last lines."
-HANGS = f"{AGAIN}; if it hangs again, the last lines say where, and 'cpu' does the same work."
+DISK_FULL_REMEDY = "Free disk space, and run the report again."
+OUT_OF_MEMORY_REMEDY = "Close other programs, and run the report again."
+RUN_ALONE = "Run the report again while no other program is running"
+CRASH_REMEDY = f"{RUN_ALONE}; if it fails again, use 'cpu' for this work, and send the last lines."
+TIMEOUT_REMEDY = f"{RUN_ALONE}; if it hangs again, the last lines show where, and 'cpu' does the same work."
 SIGNAL_REMEDIES = {
-    "SIGABRT": "The last lines name what torch or Metal refused: look for it among the issues of PyTorch, and use 'cpu' until then.",
-    "SIGKILL": f"The system ends what takes too much memory. {MEMORY_FULL}",
+    "SIGABRT": "The last lines contain the failed assertion of torch or Metal: search the PyTorch issues for it, and use 'cpu' until then.",
+    "SIGKILL": f"The operating system kills processes that use too much memory. {OUT_OF_MEMORY_REMEDY}",
 }
 
 
+class ExitDescription(NamedTuple):
+    """Outcome of a process without a complete answer."""
+
+    outcome: str
+    message: str
+    remedy: str
+
+
 def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> StepOutcome:
-    """Run a step in a process of its own, and return what became of it; an interrupt ends that process too."""
-    begin = current_time()
-    with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as name:
-        output = Path(name, "output")
-        answer = Path(name, ANSWER)
-        run = f"{step.run.__module__}:{step.run.__qualname__}"
-        with output.open("wb") as printed:
-            process = _start(printed, environ)
+    """Run a step in a separate process and return its outcome. An interrupt also kills the process."""
+    start = current_time()
+    with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as directory:
+        output = Path(directory, "output")
+        answer_file = Path(directory, ANSWER_FILE)
+        function = f"{step.run.__module__}:{step.run.__qualname__}"
+        with output.open("wb") as stream:
+            process = _start_process(stream, environ)
             try:
-                code = _exit_code(process, {**task, "run": run, "limit": step.limit, "aside": name})
+                code = _wait_for_process(
+                    process, {**task, "run": function, "limit": step.timeout_seconds, "directory": directory}
+                )
             finally:
-                _end(process)
-        found: dict[str, Any] = json.loads(answer.read_text("utf-8")) if answer.exists() else {}
+                _kill_process(process)
+        answer: dict[str, Any] = json.loads(answer_file.read_text("utf-8")) if answer_file.exists() else {}
         lines = tail_lines(output)
-        full = shutil.disk_usage(name).free < MIN_FREE_BYTES
-    whole = {
-        **dict.fromkeys(("status", "report", "report_json", "evidence")),  # What a step without a whole answer has not.
-        "figures": [],
-        **(found if "report" in found else {}),
+        is_disk_full = shutil.disk_usage(directory).free < MIN_FREE_BYTES
+    stored = {
+        # A step without a complete answer lacks these values.
+        **dict.fromkeys(("status", "report", "report_json", "evidence")),
+        "metrics": [],
+        **(answer if "report" in answer else {}),
         "step": step.name,
-        "written": utc_timestamp(),
-        "seconds": round(current_time() - begin, 1),
+        "created_at": utc_timestamp(),
+        "seconds": round(current_time() - start, 1),
         "outcome": DONE,
         "remedy": "",
         "output": [],
     }
-    if code != 0 or "report" not in found:
-        outcome, what, remedy = describe_exit(code, step.limit, found, lines, full)
-        whole |= {"outcome": outcome, "message": what, "remedy": remedy, "output": list(lines)}
-    became: StepOutcome = from_json_data(StepOutcome, whole)
-    return became
+    if code != 0 or "report" not in answer:
+        description = describe_exit(code, step.timeout_seconds, answer, lines, is_disk_full)
+        stored |= {**description._asdict(), "output": list(lines)}
+    outcome: StepOutcome = from_json_data(StepOutcome, stored)
+    return outcome
 
 
-def _start(printed: Any, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process of a step, apart from the terminal's Ctrl-C, with what this process can import."""
+def _start_process(stream: BinaryIO, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process of a step with the import path of this process, and without the Ctrl-C of the terminal."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
-    return subprocess.Popen(  # noqa: S603 - the command is ours
+    return subprocess.Popen(  # noqa: S603 - the command is a constant of this module
         [sys.executable, "-u", "-X", "faulthandler", "-c", code],
         stdin=subprocess.PIPE,
-        stdout=printed,
-        stderr=printed,
+        stdout=stream,
+        stderr=stream,
         start_new_session=True,
         env=environ,
     )
 
 
-def _exit_code(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int | None:
-    """Hand a process its task, and return its exit status; ``None`` if it did not end in time."""
-    with contextlib.suppress(BrokenPipeError):  # It may be gone already, and its status says so.
+def _wait_for_process(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int | None:
+    """Send the task to a process and return its exit status, or ``None`` if it exceeds its time limit."""
+    with contextlib.suppress(BrokenPipeError):  # The process may have exited already; its status shows the reason.
         if process.stdin:
             process.stdin.write(f"{json.dumps(task)}\n".encode())
             process.stdin.flush()
@@ -117,94 +128,107 @@ def _exit_code(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int
         return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it started; one that the system does not let go is left to it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS answers so for what has just ended.
+def _kill_process(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its children. A process that the operating system cannot end is left running."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises these if the process has just exited.
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE)
+        process.wait(EXIT_GRACE_SECONDS)
     with contextlib.suppress(BrokenPipeError):
         if process.stdin:
             process.stdin.close()
 
 
 def describe_exit(
-    code: int | None, limit: float, found: Mapping[str, Any], lines: Sequence[str], full: bool
-) -> tuple[str, str, str]:
-    """Return what became of a step without a whole answer: the outcome, what happened, and what to do.
+    code: int | None, limit: float, answer: Mapping[str, Any], lines: Sequence[str], is_disk_full: bool
+) -> ExitDescription:
+    """Return the outcome, message and remedy of a step without a complete answer.
+
+    Args:
+        code: Exit status of the process, or ``None`` if it exceeded its time limit.
+        limit: Time limit in seconds.
+        answer: Answer of the process, which may be empty.
+        lines: Last lines of its output.
+        is_disk_full: Whether the disk is full.
 
     Example:
         >>> describe_exit(None, 5, {}, (), False)[:2], describe_exit(1, 5, {}, ("KeyError: 1",), False)[:2]
-        (('timed out', 'It took longer than 5 s and was ended.'), ('failed', 'It ended with status 1: KeyError: 1.'))
+        (('timed out', 'The time limit of 5 s was exceeded.'), ('failed', 'The process exited with status 1: KeyError: 1.'))
     """
     if code is None:
-        return TIMED_OUT, f"It took longer than {limit:g} s and was ended.", HANGS
+        return ExitDescription(TIMED_OUT, f"The time limit of {limit:g} s was exceeded.", TIMEOUT_REMEDY)
     if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"Signal {-code}"
-        return CRASHED, f"{name} ended it.", SIGNAL_REMEDIES.get(name, SEND)
-    if "remedy" in found:
-        return FAILED, found["message"], found["remedy"]
-    last = f": {lines[-1].rstrip('.')}" if lines else ""
-    return FAILED, f"It ended with status {code}{last}.", DISK_FULL if full else SEND
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return ExitDescription(CRASHED, f"The process was ended by {name}.", SIGNAL_REMEDIES.get(name, CRASH_REMEDY))
+    if "remedy" in answer:
+        return ExitDescription(FAILED, answer["message"], answer["remedy"])
+    last_line = f": {lines[-1].rstrip('.')}" if lines else ""
+    remedy = DISK_FULL_REMEDY if is_disk_full else CRASH_REMEDY
+    return ExitDescription(FAILED, f"The process exited with status {code}{last_line}.", remedy)
 
 
 def main() -> None:
-    """Do the task of this process, and write the answer; an error of ours is one too, any other one ends the process."""
+    """Run the task of this process and write its answer.
+
+    An ``OpenMedError`` and an exhausted disk or memory are answers; any other error ends the process.
+    """
     task = json.loads(sys.stdin.readline())
-    tempfile.tempdir = task["aside"]
+    tempfile.tempdir = task["directory"]
     threading.Thread(target=exit_on_stdin_close, daemon=True).start()
     faulthandler.dump_traceback_later(TRACEBACK_FRACTION * task["limit"], repeat=True)
     try:
-        answer = _answer_of(task)
+        answer = _run_task(task)
     except OpenMedError as error:
         answer = {"message": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
-        if (full := _exhausted_resource(error)) is None:
+        exhausted = _exhausted_resource(error)
+        if exhausted is None:
             raise
-        answer = {"message": f"{full[0]}: {describe_error(error)}.", "remedy": full[1]}
-    atomic_write(Path(task["aside"], ANSWER), json.dumps(redact(answer), allow_nan=False))
+        problem, remedy = exhausted
+        answer = {"message": f"{problem}: {describe_error(error)}.", "remedy": remedy}
+    atomic_write(Path(task["directory"], ANSWER_FILE), json.dumps(redact(answer), allow_nan=False))
 
 
 def _exhausted_resource(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
-    """Return what has no room left, and what to do; ``None`` for an error of another kind."""
+    """Return a problem and remedy if the disk or the memory is full, or ``None`` for other errors."""
     from ....devices.memory import is_out_of_memory
 
     if isinstance(error, OSError):
-        return ("The disk is full", DISK_FULL) if error.errno in DISK_FULL_ERRORS else None
-    return ("The memory ran out", MEMORY_FULL) if is_out_of_memory(error) else None
+        return ("The disk is full", DISK_FULL_REMEDY) if error.errno in DISK_FULL_ERRORS else None
+    return ("Out of memory", OUT_OF_MEMORY_REMEDY) if is_out_of_memory(error) else None
 
 
-def _answer_of(task: dict[str, Any]) -> dict[str, Any]:
-    """Return what a step found, as plain values."""
+def _run_task(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of a step as JSON-compatible data."""
     SESSION.start()
     if task["simulated"]:
         SESSION.simulate(**task["simulated"])
     if task["request"]:
         SESSION.use(task["request"], "nb.report()")
-    figures = tuple(from_json_data(ReportMetrics, stored) for stored in task["figures"])
-    asked = StepOptions(task["quick"], task["training"], task["device"], figures)
-    answer: StepResult = resolve_name(task["run"])(asked)
-    found: dict[str, Any] = to_plain_data(_answer_to_json(answer, task))
+    metrics = tuple(from_json_data(ReportMetrics, stored) for stored in task["metrics"])
+    options = StepOptions(task["quick"], task["training"], task["device"], metrics)
+    result: StepResult = resolve_name(task["run"])(options)
+    answer: dict[str, Any] = to_plain_data(_answer_to_json(result, task))
     SESSION.end_simulation()
-    return found
+    return answer
 
 
-def _answer_to_json(answer: StepResult, task: dict[str, Any]) -> dict[str, Any]:
-    """Return what an answer says as a report, for a logbook and for a verdict."""
-    read = read_reports(answer.judged, evidence_from(task["evidence"]))
-    findings: Any = getattr(answer.shown, "findings", ())
+def _answer_to_json(result: StepResult, task: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a step with its metrics for a logbook and a verdict."""
+    readings = read_reports(result.reports, evidence_from_json(task["evidence"]))
+    findings: Any = getattr(result.displayed, "findings", ())
     findings = findings() if callable(findings) else findings
     failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
-    plainly = answer.shown.to_report()  # The whole report says once whether it is simulated.
-    says = answer.summary or " ".join((f"{plainly.title}.", *plainly.sentences[:1]))
+    report = result.displayed.to_report()  # Without the simulation notice, which the whole report has once.
+    summary = result.summary or " ".join((f"{report.title}.", *report.sentences[:1]))
     return {
-        "message": f"{says} Failed: {failed}." if failed else says,
-        "status": worst_status(findings) if findings else answer.status,
-        "report": answer.shown.final_report(),
-        "report_json": answer.shown,
-        "figures": answer.figures or read.figures,
-        "evidence": read.added,
+        "message": f"{summary} Failed: {failed}." if failed else summary,
+        "status": worst_status(findings) if findings else result.status,
+        "report": result.displayed.final_report(),
+        "report_json": result.displayed,
+        "metrics": result.metrics or readings.metrics,
+        "evidence": readings.new_evidence,
     }

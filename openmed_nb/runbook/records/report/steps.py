@@ -1,4 +1,4 @@
-"""The steps of a report: one table, and the functions that run in the processes of its rows."""
+"""Steps of a report: a table, and the functions that run in the processes of its rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...._render.display import (
     FAILED,
@@ -35,87 +35,110 @@ MODEL = "bundled"
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step is asked for."""
+    """Options of a step.
+
+    Attributes:
+        quick: Whether to run fewer and shorter measurements.
+        training: Whether to measure training instead of annotation.
+        device: Device to measure.
+        metrics: Metrics of the previous steps, for the logbook.
+    """
 
     quick: bool
     training: bool
-    device: str  # Where it measures.
-    figures: tuple[ReportMetrics, ...] = ()  # What the steps before it found, for the logbook.
+    device: str
+    metrics: tuple[ReportMetrics, ...] = ()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step found."""
+    """Result of a step.
 
-    shown: Displayable
-    judged: tuple[Any, ...] = ()  # The reports in it that a logbook and a verdict read.
-    figures: tuple[ReportMetrics, ...] = ()  # Figures of what no logbook reads otherwise.
-    summary: str = ""  # What it found in a sentence with figures; empty where the report says it itself.
-    status: str = OK  # How good that is, where the report has no findings.
+    Attributes:
+        displayed: Object to display.
+        reports: Reports that a logbook and a verdict read.
+        metrics: Metrics of measurements without such a report.
+        summary: Result in one sentence with values; empty if the displayed object has one.
+        status: Status, if the displayed object has no findings.
+    """
+
+    displayed: Displayable
+    reports: tuple[Any, ...] = ()
+    metrics: tuple[ReportMetrics, ...] = ()
+    summary: str = ""
+    status: str = OK
 
 
 @dataclass(frozen=True)
 class Step:
-    """A row of the table."""
+    """Row of the table of steps.
+
+    Attributes:
+        name: Name of the step.
+        title: Heading of its section.
+        run: Function of the step. Its process finds it by module and name.
+        expected_seconds: Expected duration in seconds, for the remaining time.
+        timeout_seconds: Time after which the process is killed.
+    """
 
     name: str
-    about: str  # What it tells, as the heading of its part of the page.
-    run: Callable[
-        [StepOptions], StepResult
-    ]  # Runs in a process of its own; it is found there by its module and its name.
-    seconds: float  # About how long it takes, for the time that is left.
-    limit: float = 150.0  # After so many seconds it hangs, and is ended.
+    title: str
+    run: Callable[[StepOptions], StepResult]
+    expected_seconds: float
+    timeout_seconds: float = 150.0
 
 
-def _device(_asked: StepOptions) -> StepResult:
-    SESSION.device_manager.load_torch()  # What is only planned is no answer.
+def _device(_options: StepOptions) -> StepResult:
+    SESSION.device_manager.load_torch()  # Without torch, the device is only planned and not verified.
     return StepResult(SESSION.device())
 
 
-def _doctor(_asked: StepOptions) -> StepResult:
+def _doctor(_options: StepOptions) -> StepResult:
     from ...checks.doctor.report import doctor
 
-    found = doctor()
-    return StepResult(found, judged=(found,))
+    report = doctor()
+    return StepResult(report, reports=(report,))
 
 
-def _signals(_asked: StepOptions) -> StepResult:
+def _signals(_options: StepOptions) -> StepResult:
     from ..signals import system_status
 
-    found = system_status()
-    findings = found.findings()
+    status = system_status()
+    findings = status.findings()
     parts = [f"{finding.name} {finding.evidence}" for finding in findings if finding.evidence != UNKNOWN]
     unknown = ", ".join(finding.name for finding in findings if finding.evidence == UNKNOWN)
     if unknown:
-        parts.append(f"not known: {unknown}")
+        parts.append(f"unknown: {unknown}")
     sentence = "; ".join(parts)
-    return StepResult(found, summary=f"{sentence[:1].upper()}{sentence[1:]}.")
+    return StepResult(status, summary=f"{sentence[:1].upper()}{sentence[1:]}.")
 
 
-def _parity(asked: StepOptions) -> StepResult:
+def _parity(options: StepOptions) -> StepResult:
     from ...bench.workloads import TEXTS
     from ...checks.precision.parity import parity
 
-    longer = () if asked.quick else (" ".join(TEXTS), " ".join(TEXTS * 12))  # The last is read in several windows.
-    found = parity(MODEL, [*TEXTS, *longer], device=asked.device, gradients=True)
-    apart = f"Logits differ by at most {found.logits.maximum:.2g}"
-    gradients = f", gradients by {found.gradients.largest:.2g} of their length" if found.gradients else ""
-    same = f"{found.spans.exact} of {found.spans.all} entities are the same"
-    return StepResult(found, judged=(found,), summary=f"{apart}{gradients}; {same}.")
+    long_texts = (
+        () if options.quick else (" ".join(TEXTS), " ".join(TEXTS * 12))
+    )  # The last text needs several windows.
+    report = parity(MODEL, [*TEXTS, *long_texts], device=options.device, gradients=True)
+    logits = f"Logits differ by at most {report.logits.maximum:.2g}"
+    gradients = f", gradients by {report.gradients.largest:.2g} of their norm" if report.gradients else ""
+    entities = f"{report.spans.exact} of {report.spans.all} entities are the same"
+    return StepResult(report, reports=(report,), summary=f"{logits}{gradients}; {entities}.")
 
 
 @dataclass(frozen=True, repr=False)
 class Measurement(Displayable):
-    """What a step measured for which there is no other report.
+    """Measurement of a step that has no other report.
 
     Attributes:
-        title: What it is.
-        device: Where it was measured, marked if that is simulated.
-        sentences: What it says without figures.
-        findings: What to think of it.
-        values: Its figures, by names that name their units.
+        title: Title of the measurement.
+        device: Measured device, labeled if it is simulated.
+        sentences: Sentences without measured values.
+        findings: Findings of the measurement.
+        values: Measured values by name, which includes the unit.
         simulated: Whether the device is simulated.
-        pictures: Its figures as pictures.
+        charts: Charts of the values.
     """
 
     title: str
@@ -124,31 +147,31 @@ class Measurement(Displayable):
     findings: tuple[Finding, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
     simulated: bool = field(default_factory=is_mps_simulated)
-    pictures: tuple[Chart, ...] = ()
+    charts: tuple[Chart, ...] = ()
 
-    JSON_EXCLUDE = ("pictures",)
+    JSON_EXCLUDE = ("charts",)
 
     def to_report(self) -> Report:
-        """Return what was found; the figures stand in the HTML."""
+        """Return a report of the findings; values are in a table of metrics."""
         rows = tuple((name.replace("_", " "), f"{value:.4g}") for name, value in self.values.items())
         return Report(
             f"{self.title} on {self.device}",
             self.sentences,
             (findings_table("", self.findings),),
-            metrics=(Table("Figures", ("figure", "value"), rows),),
-            charts=self.pictures,
+            metrics=(Table("Metrics", ("metric", "value"), rows),),
+            charts=self.charts,
         )
 
-    def figures(self, report: str) -> ReportMetrics:
-        """Return what a logbook keeps of it."""
+    def to_metrics(self, report: str) -> ReportMetrics:
+        """Return the values as metrics for a logbook."""
         return ReportMetrics(report, MODEL, self.device, None, self.simulated, dict(self.values))
 
 
-def _benched(asked: StepOptions, training: bool = False) -> AbstractContextManager[Any]:
-    """Put the model on the device for a block, to annotate with or to train."""
+def _open_benchmark(options: StepOptions, training: bool = False) -> AbstractContextManager[Any]:
+    """Return a context manager with a benchmark of the model on the device, for annotation or training."""
     from ...bench.workloads import open_benchmark
 
-    return open_benchmark(MODEL, training=training, device=asked.device, arguments={})
+    return open_benchmark(MODEL, training=training, device=options.device, arguments={})
 
 
 SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
@@ -157,68 +180,93 @@ BATCH_ROWS = 32
 LENGTH = 128
 
 
-def _seconds_of_shape(bench: AnnotationBenchmark, rows: int, length: int) -> tuple[float, float]:
-    """Return how long the first pass of a shape takes, in which MPS compiles, and the median of some after it."""
-    workload = replace(bench, length=length).fixed_shape_workload(rows)
+class ShapeTimes(NamedTuple):
+    """Times of forward passes of a shape, in seconds.
+
+    Attributes:
+        first: Time of the first pass, which includes the compilation on MPS.
+        later: Median time of later passes.
+    """
+
+    first: float
+    later: float
+
+
+def _measure_shape(benchmark: AnnotationBenchmark, rows: int, length: int) -> ShapeTimes:
+    """Return the times of the first and later passes of a shape."""
+    workload = replace(benchmark, length=length).fixed_shape_workload(rows)
     with workload.open_batches() as batches:
         batch = next(batches)
-        return workload.seconds(batch), statistics.median(workload.seconds(batch) for _ in range(3))
+        first = workload.seconds(batch)
+        return ShapeTimes(first, statistics.median(workload.seconds(batch) for _ in range(3)))
 
 
-def _shapes(asked: StepOptions) -> StepResult:
-    tried = QUICK_SHAPES if asked.quick else SHAPES
-    with _benched(asked) as bench:
-        times = {f"{rows} x {length}": _seconds_of_shape(bench, rows, length) for rows, length in tried}
-    pairs = []
-    for shape, (first, later) in times.items():
-        pairs += [(f"{shape}, first", first), (f"{shape}, later", later)]
-    values = {f"{name.replace(', ', '_').replace(' ', '_')}_seconds": seconds for name, seconds in pairs}
-    picture = bar_chart("How long a pass takes, by rows x tokens", pairs, format_milliseconds)
-    sentence = f"Rows x tokens: {', '.join(times)}."
-    found = Measurement(
-        "Passes of new shapes", format_device(asked.device), (sentence,), (), values, pictures=(picture,)
+def _shapes(options: StepOptions) -> StepResult:
+    shapes = QUICK_SHAPES if options.quick else SHAPES
+    with _open_benchmark(options) as benchmark:
+        times = {f"{rows} x {length}": _measure_shape(benchmark, rows, length) for rows, length in shapes}
+    bars = []
+    values = {}
+    for shape, shape_times in times.items():
+        bars += [(f"{shape}, first", shape_times.first), (f"{shape}, later", shape_times.later)]
+        name = shape.replace(" ", "_")
+        values[f"{name}_first_seconds"] = shape_times.first
+        values[f"{name}_later_seconds"] = shape_times.later
+    measurement = Measurement(
+        "Passes of new shapes",
+        format_device(options.device),
+        sentences=(f"Rows x tokens: {', '.join(times)}.",),
+        values=values,
+        charts=(bar_chart("Time of a pass, by rows x tokens", bars, format_milliseconds),),
     )
-    first = sum(first for first, _ in times.values())
-    later = sum(later for _, later in times.values())
-    says = f"The first passes of {len(times)} shapes took {first:.2f} s together, later ones {later:.2f} s."
-    return StepResult(found, figures=(found.figures("shapes"),), summary=says)
+    first = sum(shape_times.first for shape_times in times.values())
+    later = sum(shape_times.later for shape_times in times.values())
+    summary = f"The first passes of {len(times)} shapes took {first:.2f} s in total, later passes {later:.2f} s."
+    return StepResult(measurement, metrics=(measurement.to_metrics("shapes"),), summary=summary)
 
 
-def _rows(asked: StepOptions) -> StepResult:
-    with _benched(asked) as bench:
-        _, alone = _seconds_of_shape(bench, 1, LENGTH)
-        _, together = _seconds_of_shape(bench, BATCH_ROWS, LENGTH)
-        difference = _difference_alone(bench, BATCH_ROWS, LENGTH)
-    together /= BATCH_ROWS
-    pairs = [(f"1 x {LENGTH}", alone), (f"{BATCH_ROWS} x {LENGTH}", together)]
-    found = Measurement(
-        "Rows alone and together",
-        format_device(asked.device),
+def _rows(options: StepOptions) -> StepResult:
+    with _open_benchmark(options) as benchmark:
+        single_row = _measure_shape(benchmark, 1, LENGTH).later
+        batched_row = _measure_shape(benchmark, BATCH_ROWS, LENGTH).later / BATCH_ROWS
+        difference = _max_batch_difference(benchmark, BATCH_ROWS, LENGTH)
+    bars = [(f"1 x {LENGTH}", single_row), (f"{BATCH_ROWS} x {LENGTH}", batched_row)]
+    measurement = Measurement(
+        "Single and batched rows",
+        format_device(options.device),
         findings=(_check_difference(difference),),
-        values={"seconds_a_row_alone": alone, "seconds_a_row_together": together, "largest_difference": difference},
-        pictures=(bar_chart("How long each row takes, by rows x tokens", pairs, format_milliseconds),),
+        values={
+            "seconds_a_row_alone": single_row,
+            "seconds_a_row_together": batched_row,
+            "largest_difference": difference,
+        },
+        charts=(bar_chart("Time per row, by rows x tokens", bars, format_milliseconds),),
     )
-    row = f"A row takes {format_milliseconds(alone)} alone and {format_milliseconds(together)} among {BATCH_ROWS}"
+    times = f"A row takes {format_milliseconds(single_row)} alone and {format_milliseconds(batched_row)} in a batch of {BATCH_ROWS}"
     return StepResult(
-        found, figures=(found.figures("rows"),), summary=f"{row}; logits differ by at most {difference:.2g}."
+        measurement,
+        metrics=(measurement.to_metrics("rows"),),
+        summary=f"{times}; logits differ by at most {difference:.2g}.",
     )
 
 
-def _difference_alone(bench: AnnotationBenchmark, rows: int, length: int, alone: int = 4) -> float:
-    """Return the largest difference of a logit of some rows, each alone, from the same rows among others."""
+def _max_batch_difference(benchmark: AnnotationBenchmark, rows: int, length: int, num_single: int = 4) -> float:
+    """Return the largest difference between the logits of single rows and of the same rows in a batch."""
     import numpy as np
     import torch
 
-    network = bench.annotator.network
+    network = benchmark.annotator.network
     ids = np.random.default_rng(0).integers(0, int(network.model.config.vocab_size), (rows, length))
     with torch.no_grad():
-        together = network.logits(network.build_inputs(ids, np.ones_like(ids)))[:alone].cpu()
-        each = [network.logits(network.build_inputs(row[None], np.ones_like(row[None]))).cpu() for row in ids[:alone]]
-    return float((torch.cat(each) - together).abs().max())
+        batched = network.logits(network.build_inputs(ids, np.ones_like(ids)))[:num_single].cpu()
+        single = [
+            network.logits(network.build_inputs(row[None], np.ones_like(row[None]))).cpu() for row in ids[:num_single]
+        ]
+    return float((torch.cat(single) - batched).abs().max())
 
 
 def _check_difference(difference: float) -> Finding:
-    """Judge whether a row has the answer alone that it has among others; NaN is as bad as any difference.
+    """Check whether a single row has the same logits as in a batch. NaN counts as a difference.
 
     Example:
         >>> _check_difference(1e-6).status, _check_difference(0.5).status, _check_difference(float("nan")).status
@@ -227,142 +275,157 @@ def _check_difference(difference: float) -> Finding:
     from ...checks.precision.policy import TOLERANCES
 
     tolerance = TOLERANCES["float32"].logits or 0.0
-    name = "rows alone and together"
+    name = "single and batched rows"
     if difference <= tolerance:
-        return Finding(name, OK, f"every logit is the same within {tolerance:g}")
-    what = f"a logit differs by more than {tolerance:g} (pytorch#170837)"
-    return Finding(name, FAILED, what, "Annotate on the CPU, or with batch_size=1 after parity with it.")
+        return Finding(name, OK, f"all logits are the same within {tolerance:g}")
+    problem = f"a logit differs by more than {tolerance:g} (pytorch#170837)"
+    return Finding(name, FAILED, problem, "Annotate on the CPU, or with batch_size=1 after checking parity with it.")
 
 
-def _calibration(asked: StepOptions) -> StepResult:
+def _calibration(options: StepOptions) -> StepResult:
     from ....annotation.loading import load_pipeline
 
-    found = load_pipeline(MODEL, device=asked.device).calibrate()
-    fastest = max(speed for _tokens, speed in found.speeds)
-    values = {"batch_tokens": found.batch_tokens, "measure_throughput": fastest}
-    figures = ReportMetrics("calibration", MODEL, found.device, None, is_mps_simulated(), values)
-    says = f"{found.batch_tokens:,} tokens at once are enough; the fastest batch reads {fastest:,.0f} tokens a second."
-    return StepResult(found, figures=(figures,), summary=says)
+    calibration = load_pipeline(MODEL, device=options.device).calibrate()
+    fastest = max(speed for _tokens, speed in calibration.speeds)
+    values = {"batch_tokens": calibration.batch_tokens, "tokens_per_second": fastest}
+    metrics = ReportMetrics("calibration", MODEL, calibration.device, None, is_mps_simulated(), values)
+    summary = (
+        f"A batch of {calibration.batch_tokens:,} tokens is sufficient; "
+        f"the fastest batch processes {fastest:,.0f} tokens per second."
+    )
+    return StepResult(calibration, metrics=(metrics,), summary=summary)
 
 
-def _compare(asked: StepOptions) -> StepResult:
+def _compare(options: StepOptions) -> StepResult:
     from ...bench.comparison import compare
     from ...bench.timing import format_rate
 
-    found = compare(
+    comparison = compare(
         MODEL,
-        devices=[asked.device],
-        training=asked.training,
-        rounds=6 if asked.quick else 12,
-        utilization_seconds=0 if asked.quick else 6,
+        devices=[options.device],
+        training=options.training,
+        rounds=6 if options.quick else 12,
+        utilization_seconds=0 if options.quick else 6,
         seconds=60,
     )
-    says = [
-        f"{found.shown(device.device)}: {format_rate(device.rows_per_second)} rows a second" for device in found.devices
+    parts = [
+        f"{comparison.shown(device.device)}: {format_rate(device.rows_per_second)} rows per second"
+        for device in comparison.devices
     ]
-    faster = [device for device in found.devices if device.speedup]
-    says += [f"{found.shown(device.device)} is {device.speedup} times as fast" for device in faster]
-    return StepResult(found, (found,), summary=f"{'; '.join(says)}.")
+    parts += [
+        f"{comparison.shown(device.device)} is {device.speedup} times as fast as the CPU"
+        for device in comparison.devices
+        if device.speedup
+    ]
+    return StepResult(comparison, (comparison,), summary=f"{'; '.join(parts)}.")
 
 
-def _sweep(asked: StepOptions) -> StepResult:
+def _sweep(options: StepOptions) -> StepResult:
     from ...bench.sweep import sweep
 
-    limits: dict[str, Any] = {"max_batch_size": 32, "seconds": 5.0} if asked.quick else {"seconds": 30.0}
-    found = sweep(MODEL, training=asked.training, device=asked.device, **limits)
-    if found.knee is None:
-        says = f"No best batch was found. {found.knee_reason} Run nb.sweep() with more seconds."
-        return StepResult(found, (found,), summary=says, status=WARNING)
-    return StepResult(found, (found,), summary=f"The knee: {found.knee_reason} {found.stop_reason}")
+    limits: dict[str, Any] = {"max_batch_size": 32, "seconds": 5.0} if options.quick else {"seconds": 30.0}
+    report = sweep(MODEL, training=options.training, device=options.device, **limits)
+    if report.knee is None:
+        summary = f"No best batch size found. {report.knee_reason} Run nb.sweep() with more seconds."
+        return StepResult(report, (report,), summary=summary, status=WARNING)
+    return StepResult(report, (report,), summary=f"Knee: {report.knee_reason} {report.stop_reason}")
 
 
-def _profile(asked: StepOptions) -> StepResult:
+def _profile(options: StepOptions) -> StepResult:
     from ...bench.profile import profile
 
-    steps = 5 if asked.quick else 20
-    warm_up = 2 if asked.quick else 5
-    found = profile(MODEL, steps=steps, warm_up=warm_up, training=asked.training, device=asked.device)
-    longest = max(found.shares, key=found.shares.__getitem__)
-    says = f"A step takes {format_milliseconds(found.seconds)}; {longest} takes most of it."
-    return StepResult(found, (found,), summary=says)
+    steps = 5 if options.quick else 20
+    warm_up = 2 if options.quick else 5
+    report = profile(MODEL, steps=steps, warm_up=warm_up, training=options.training, device=options.device)
+    longest = max(report.shares, key=report.shares.__getitem__)
+    summary = f"A step takes {format_milliseconds(report.seconds)}; {longest} takes most of it."
+    return StepResult(report, (report,), summary=summary)
 
 
-def _memory(asked: StepOptions) -> StepResult:
+def _memory(options: StepOptions) -> StepResult:
     from ...bench.workloads import measure_epoch_memory
 
-    with _benched(asked, training=True) as bench:
-        found = measure_epoch_memory(bench.fixed_shape_workload(4), 1 if asked.quick else 4, bench.device)
-    return StepResult(found, (found,))
+    with _open_benchmark(options, training=True) as benchmark:
+        workload = benchmark.fixed_shape_workload(4)
+        curve = measure_epoch_memory(workload, 1 if options.quick else 4, benchmark.device)
+    return StepResult(curve, (curve,))
 
 
-def _fallbacks(asked: StepOptions) -> StepResult:
+def _fallbacks(options: StepOptions) -> StepResult:
     from ....annotation.loading import load_pipeline
     from ...bench.workloads import TEXTS
     from ...checks.operators.fallbacks import fallbacks
     from ...checks.operators.forecast import forecast
 
-    pipe = load_pipeline(MODEL, device=asked.device)
-    predicted = forecast(pipe, training=True)
-    with _benched(asked, training=True) as bench, fallbacks() as ledger:
+    pipe = load_pipeline(MODEL, device=options.device)
+    prediction = forecast(pipe, training=True)
+    with _open_benchmark(options, training=True) as benchmark, fallbacks() as log:
         pipe(list(TEXTS))
-        workload = bench.fixed_shape_workload(2)
+        workload = benchmark.fixed_shape_workload(2)
         with workload.open_batches() as batches:
             workload.run(next(batches))
-    finding = _check_fallbacks(predicted.cpu_operators, ledger.operators, ledger.operators_on_mps)
-    said = (predicted.verdict, ledger.verdict)
-    found = Measurement("Fallbacks against the forecast", format_device(asked.device), said, (finding,))
-    says = f"The forecast: {predicted.verdict} What happened: {ledger.verdict}"
-    return StepResult(found, (predicted, ledger), summary=says)
+    finding = _check_fallbacks(prediction.cpu_operators, log.operators, log.operators_on_mps)
+    measurement = Measurement(
+        "Fallbacks compared with the forecast",
+        format_device(options.device),
+        sentences=(prediction.verdict, log.verdict),
+        findings=(finding,),
+    )
+    summary = f"Forecast: {prediction.verdict} Measured: {log.verdict}"
+    return StepResult(measurement, (prediction, log), summary=summary)
 
 
-def _check_fallbacks(predicted: Iterable[str], left: Iterable[str], on_mps: int) -> Finding:
-    """Judge whether the operators that left MPS, of so many that were called on it, are those that were predicted.
+def _check_fallbacks(predicted: Iterable[str], fallbacks: Iterable[str], operators_on_mps: int) -> Finding:
+    """Check whether all fallbacks among the operators called on MPS were predicted.
 
     Example:
         >>> _check_fallbacks(["aten::_linalg_eigh"], ["aten::_linalg_eigh.eigenvalues"], 9).status
         'ok'
         >>> _check_fallbacks([], ["aten::mode"], 9).evidence
-        'aten::mode left MPS, and the forecast does not say so'
+        'the forecast does not predict the fallback of aten::mode'
     """
     name = "forecast"
-    bases = {operator.split(".")[0] for operator in predicted}
-    if not on_mps:
-        return Finding(name, NOT_APPLICABLE, "nothing was computed on MPS, so nothing could fall back")
-    if unexpected := [operator for operator in left if operator.split(".")[0] not in bases]:
-        what = f"{', '.join(unexpected)} left MPS, and the forecast does not say so"
-        return Finding(name, WARNING, what, "Send this report: the forecast's table lacks it.")
-    return Finding(name, OK, "everything that left MPS was predicted")
+    if not operators_on_mps:
+        return Finding(name, NOT_APPLICABLE, "no operator ran on MPS, so none could fall back")
+    predicted_names = {operator.split(".")[0] for operator in predicted}
+    unexpected = [operator for operator in fallbacks if operator.split(".")[0] not in predicted_names]
+    if unexpected:
+        problem = f"the forecast does not predict the fallback of {', '.join(unexpected)}"
+        return Finding(name, WARNING, problem, "Send this report: the operator table of the forecast is incomplete.")
+    return Finding(name, OK, "all fallbacks were predicted")
 
 
-def _logbook(asked: StepOptions) -> StepResult:
+def _logbook(options: StepOptions) -> StepResult:
     from ..logbook.gathering import logbook
     from ..logbook.logbook import merge_run
     from ..logbook.privacy import SHARED_VARIABLES
 
     book = logbook(model=MODEL)
-    # Where folders are is of this computer alone.
-    shared = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}
-    storage = tuple(replace(place, path=MASK) for place in book.storage)
+    # Paths of directories are private to this computer.
+    environment = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}
+    storage = tuple(replace(volume, path=MASK) for volume in book.storage)
     book = replace(
-        book, environment=shared, storage=storage, run=merge_run(asked.figures, book.run), metrics=asked.figures
+        book,
+        environment=environment,
+        storage=storage,
+        run=merge_run(options.metrics, book.run),
+        metrics=options.metrics,
     )
-    return StepResult(
-        book, summary="It can be read with Logbook.read() once it is saved, and compared with another one."
-    )
+    return StepResult(book, summary="Save it to read it with Logbook.read() and to compare it with another logbook.")
 
 
 STEPS: tuple[Step, ...] = (
-    Step("device", "Which device, and why", _device, 5),
-    Step("doctor", "What is right and wrong with it", _doctor, 20),
-    Step("signals", "Power, heat and memory before it", _signals, 2),
-    Step("parity", "The same answers and gradients as the CPU?", _parity, 15),
+    Step("device", "Device selection", _device, 5),
+    Step("doctor", "Checks of the environment and the device", _doctor, 20),
+    Step("signals", "Power, thermal state and memory before the measurements", _signals, 2),
+    Step("parity", "Parity of results and gradients with the CPU", _parity, 15),
     Step("shapes", "Seconds for each new shape", _shapes, 20),
-    Step("calibration", "How many tokens at once", _calibration, 30),
-    Step("rows", "One row against 32", _rows, 8),
-    Step("compare", "How much faster than the CPU", _compare, 50, limit=240.0),
-    Step("sweep", "How many rows in a batch", _sweep, 40, limit=240.0),
-    Step("profile", "Where the time goes", _profile, 30, limit=240.0),
+    Step("calibration", "Calibration of tokens per batch", _calibration, 30),
+    Step("rows", "Single rows compared with batches of 32", _rows, 8),
+    Step("compare", "Speedup over the CPU", _compare, 50, timeout_seconds=240.0),
+    Step("sweep", "Batch-size sweep", _sweep, 40, timeout_seconds=240.0),
+    Step("profile", "Time per phase and operator", _profile, 30, timeout_seconds=240.0),
     Step("memory", "Memory over ten epochs", _memory, 25),
-    Step("fallbacks", "What leaves MPS, and what was predicted", _fallbacks, 15),
-    Step("logbook", "With what all of it was measured", _logbook, 6),
+    Step("fallbacks", "CPU fallbacks compared with the forecast", _fallbacks, 15),
+    Step("logbook", "Logbook of the measurements", _logbook, 6),
 )
