@@ -1,4 +1,7 @@
-"""What each report looks like: the names in its JSON, its text where no two runs differ, and what its HTML is made of."""
+"""Snapshot of all reports: the JSON keys, the text if it is the same for all runs, and the elements of the HTML.
+
+Run pytest with ``--record`` to update ``recorded/reports.json``.
+"""
 
 import json
 import re
@@ -20,50 +23,59 @@ from openmed_nb.training.release import MemoryLimit
 
 torch = pytest.importorskip("torch")
 
-SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
-"""What a report is of that was made by hand."""
-
-
-def report_of_a_computer():
-    """Return a report with one step that has an answer, and one that died."""
-    written = "2026-11-01T12:00:00Z"
-    subject = Subject(False, (), None, True, False, "Apple M2", 16 << 30, SOFTWARE)
-    begun = DeviceReport(SCHEMA, written, subject, None, ("rows", "device"))
-    choice = nb.device("cpu")
-    picture, figures = Chart("Rows", (Bar("8", 1.0, "1 ms"),)), ReportMetrics("rows", MODEL, "cpu", None, False, {})
-    found = {"report": replace(choice.to_report(), charts=(picture,)), "report_json": choice.to_dict(), "figures": (figures,)}
-    first = StepOutcome("device", "done", "ok", "Device: cpu.", "", (), written, 3.0, **found)
-    died = StepOutcome("rows", "crashed", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion",), written, 3.0)
-    return begun.with_outcome(first).with_outcome(died)
-
-
 SNAPSHOT = Path(__file__).parent / "recorded" / "reports.json"
 TEXTS = ["She has asthma.", "No fever, but type 2 diabetes mellitus.", "History of asthma."]
 MODEL = "bundled_small"
+SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
 
+# Reports whose text contains properties of this computer or measurements; the snapshot has only their JSON keys.
 VARYING = {
     *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
     *("comparison", "profile", "curve", "sample", "loader_check", "release", "simulated_device"),
 }
-"""Reports whose text names this computer, or figures of this run: only the names in their JSON are kept."""
+
+# Mappings whose keys are environment variables or installed packages.
+VARYING_KEYS = {"environment", "packages"}
 
 
-NAMED_BY_DATA = {"environment", "packages"}
-"""Mappings whose names are those of variables that are set, and of packages that are installed."""
+def make_device_report():
+    """Return a report with a completed step and a crashed step."""
+    created_at = "2026-11-01T12:00:00Z"
+    subject = Subject(False, (), None, True, False, "Apple M2", 16 << 30, SOFTWARE)
+    initial = DeviceReport(SCHEMA, created_at, subject, None, ("rows", "device"))
+    choice = nb.device("cpu")
+    chart = Chart("Rows", (Bar("8", 1.0, "1 ms"),))
+    completed = StepOutcome(
+        "device",
+        "done",
+        "ok",
+        "Device: cpu.",
+        "",
+        (),
+        created_at,
+        3.0,
+        report=replace(choice.to_report(), charts=(chart,)),
+        report_json=choice.to_dict(),
+        metrics=(ReportMetrics("rows", MODEL, "cpu", None, False, {}),),
+    )
+    crashed = StepOutcome(
+        "rows", "crashed", None, "The process was ended by SIGABRT.", "Use 'cpu'.", ("assertion",), created_at, 3.0
+    )
+    return initial.with_outcome(completed).with_outcome(crashed)
 
 
-def names_in(value):
-    """Return the names in a JSON value, nested as they are; of a list, those of all that it holds."""
+def extract_keys(value):
+    """Return the nested keys of a JSON value; the keys of list items are merged."""
     if isinstance(value, dict):
-        return {name: None if name in NAMED_BY_DATA else names_in(one) for name, one in value.items()}
+        return {name: None if name in VARYING_KEYS else extract_keys(item) for name, item in value.items()}
     if isinstance(value, list):
-        found = [one for one in map(names_in, value) if isinstance(one, dict)]
-        return [{name: one[name] for one in found for name in one}] if found else None
+        keys = [item_keys for item_keys in map(extract_keys, value) if isinstance(item_keys, dict)]
+        return [{name: item_keys[name] for item_keys in keys for name in item_keys}] if keys else None
     return None
 
 
-def reports(folder):
-    """Yield each report with what makes it, on the CPU."""
+def iter_report_makers(folder):
+    """Yield the name of each report and a function that returns it, on the CPU."""
     SESSION.unload()
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
     batch = torch.ones(2, 8)
@@ -104,7 +116,7 @@ def reports(folder):
     yield "logbook_diff", lambda: book.diff(book)
     yield "curve", lambda: loop.curve
     yield "sample", lambda: loop.curve.samples[0]
-    yield "report", report_of_a_computer
+    yield "report", make_device_report
     yield "release", lambda: nb.release(models=False, history=False, traceback=False)
     yield "holders", lambda: nb.training.find_tensor_referrers({"weights": torch.ones(1)})
     yield "loader_settings", lambda: nb.training.loader.settings([1, 2], "cpu")
@@ -118,51 +130,48 @@ def reports(folder):
             (WorkerInfo("mini", "Darwin arm64", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)
         ),
     )
-    yield "simulated_device", simulated_device
+    yield "simulated_device", make_simulated_device
     yield "precision", lambda: nb.training.precision(device="cpu")
     yield "adamw", lambda: nb.training.adamw.explain(linear.parameters())
     yield "dtype_choice", lambda: nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision
 
 
-def simulated_device():
-    """Return a simulated MPS device after its end."""
+def make_simulated_device():
+    """Return a simulated MPS device after its simulation ended."""
     with nb.simulated_mps("8 GiB") as mps:
         return mps
 
 
-def snapshot(folder):
-    """Return what each report looks like."""
-    return {name: looks_of(name, make()) for name, make in reports(folder)}
-
-
-def looks_of(name, report):
-    """Return the names in the JSON of a report, and its text, which is the same with each torch but for its version."""
-    names = names_in(json.loads(json.dumps(report.to_dict() if hasattr(report, "to_dict") else None)))
+def describe_report(name, report):
+    """Return the JSON keys and the text of a report, without the version of torch."""
+    keys = extract_keys(json.loads(json.dumps(report.to_dict() if hasattr(report, "to_dict") else None)))
     text = re.sub(r"torch \d[\w.]*\w", "torch VERSION", str(report))
-    return {"names": names, "text": None if name in VARYING else text.splitlines()}
+    return {"names": keys, "text": None if name in VARYING else text.splitlines()}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Every report by its name."""
+def reports(tmp_path_factory):
+    """All reports by name."""
     folder = tmp_path_factory.mktemp("reports")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("OPENMED_NB_DATA", str(folder / "data"))
-        yield {name: make() for name, make in reports(folder)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENMED_NB_DATA", str(folder / "data"))
+        yield {name: make_report() for name, make_report in iter_report_makers(folder)}
 
 
 @pytest.mark.real_computer
 @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
-def test_reports_stay(made):
-    """The names in the JSON of each report, and its text, are those of the snapshot; who changes one changes it there."""
-    shown = {name: looks_of(name, report) for name, report in made.items()}
+def test_reports_match_the_snapshot(reports, request):
+    described = {name: describe_report(name, report) for name, report in reports.items()}
 
-    assert shown == json.loads(SNAPSHOT.read_text("utf-8"))
+    if request.config.getoption("record"):
+        SNAPSHOT.write_text(json.dumps(described, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+    assert described == json.loads(SNAPSHOT.read_text("utf-8"))
 
 
+# Status sign before the headline. Three texts are too few for a reduced dtype; reports without a status have no sign.
 SIGNS = {"losses": "✓", "parity": "✓", "precision_verdict": "!", "forecast": "✓", "guards": None, "members": None}
-"""The sign before the headline of some reports; three texts are too few for a precision, and what is no judgement has none."""
 
+# Headlines of the HTML form.
 HEADLINES = {
     "losses": "Sequential learns on cpu in float32 as on cpu in float32",
     "parity": "bundled_small on cpu in bfloat16 answers as on cpu in float32",
@@ -171,26 +180,27 @@ HEADLINES = {
     "no_memory_limit": "No memory limit on mps: macOS may swap and then stop the process",
     "members": "1 worker (mps) on 1 computer",
 }
-"""What stands first in the HTML, as a person would say it."""
 
 
 @pytest.mark.real_computer
 @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
-def test_what_judges_has_a_sign_and_a_headline(made):
-    """A report that judges begins with the sign of its worst finding, and a headline says what came of it."""
-    first = {
-        name: re.search(r"<p [^>]*>(?:<span[^>]*>(.)</span> )?<strong>(.*?)</strong>", made[name]._repr_html_())
+def test_reports_have_a_status_sign_and_a_headline(reports):
+    first_lines = {
+        name: re.search(r"<p [^>]*>(?:<span[^>]*>(.)</span> )?<strong>(.*?)</strong>", reports[name]._repr_html_())
         for name in {*SIGNS, *HEADLINES}
     }
 
-    assert {name: first[name][1] for name in SIGNS} == SIGNS
-    assert {name: first[name][2] for name in HEADLINES} == HEADLINES
+    assert {name: first_lines[name][1] for name in SIGNS} == SIGNS
+    assert {name: first_lines[name][2] for name in HEADLINES} == HEADLINES
 
 
 LENGTH = r"-?\d+(\.\d+)?(em|px|%)?"
 LENGTHS = rf"{LENGTH}( {LENGTH}){{0,3}}"
 COLOR = r"#[0-9a-f]{6}|rgba\(\d+,\d+,\d+,[0-9.]+\)"
-KEPT = {
+
+# CSS that JupyterLab 4 keeps in an untrusted notebook, as far as reports use it: no variables, no inherit.
+# tests/browser/test_reports.py verifies this in JupyterLab.
+KEPT_CSS = {
     **dict.fromkeys(("background", "border"), "none"),
     **dict.fromkeys(("bottom", "height", "left", "right", "top", "width"), LENGTH),
     **dict.fromkeys(("border-left", "border-right"), rf"{LENGTH} solid"),
@@ -214,52 +224,50 @@ KEPT = {
     "vertical-align": "top|middle",
     "white-space": "pre-wrap|nowrap",
 }
-"""The CSS that JupyterLab 4 leaves to a notebook that it does not trust, as far as reports use it: no variable, no inherit.
-tests/browser/test_reports.py sees to it in JupyterLab itself."""
 
-DROPPED = {"font-variant-numeric"}
-"""What it drops, and reports can do without."""
+# CSS that JupyterLab drops, and reports can do without.
+DROPPED_CSS = {"font-variant-numeric"}
 
-TAGS = {
+# Elements that JupyterLab keeps, with the attributes in addition to class, dir, style and title.
+KEPT_TAGS = {
     **{tag: set() for tag in ("br", "caption", "code", "details", "figcaption", "figure", "mark", "p", "small")},
     **{tag: set() for tag in ("span", "strong", "summary", "table", "tbody", "td", "thead", "tr")},
     "div": {"hidden"},
     "img": {"alt", "src"},
     "th": {"scope"},
 }
-"""The elements that it leaves, with the attributes beside class, dir, style and title."""
 
 
-class Sanitised(HTMLParser):
-    """Notes what JupyterLab would drop from a page that it does not trust."""
+class SanitizerCheck(HTMLParser):
+    """Collects everything that JupyterLab would drop from an untrusted page."""
 
     def __init__(self, page):
         super().__init__()
-        self.lost = []
+        self.dropped = []
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
         """Check an element, its attributes, and its style."""
-        if tag not in TAGS:
-            self.lost.append(tag)
+        if tag not in KEPT_TAGS:
+            self.dropped.append(tag)
         for name, value in attributes:
-            if name not in {"class", "dir", "style", "title", *TAGS.get(tag, ())}:
-                self.lost.append(f"{tag} {name}")
+            if name not in {"class", "dir", "style", "title", *KEPT_TAGS.get(tag, ())}:
+                self.dropped.append(f"{tag} {name}")
             for declaration in value.split(";") if name == "style" else ():
-                kind, _, what = declaration.partition(":")
-                if kind not in DROPPED and not re.fullmatch(KEPT.get(kind, ""), what.strip()):
-                    self.lost.append(declaration)
+                css_property, _, css_value = declaration.partition(":")
+                pattern = KEPT_CSS.get(css_property, "")
+                if css_property not in DROPPED_CSS and not re.fullmatch(pattern, css_value.strip()):
+                    self.dropped.append(declaration)
 
 
 @pytest.mark.real_computer
 @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
-def test_every_report_survives_a_notebook_that_is_not_trusted(made):
-    """The HTML of each report has only the elements, attributes and styles that JupyterLab leaves to a file from elsewhere."""
-    pages = {name: report._repr_html_() for name, report in made.items() if hasattr(report, "_repr_html_")}
+def test_reports_are_unchanged_in_an_untrusted_notebook(reports):
+    pages = {name: report._repr_html_() for name, report in reports.items() if hasattr(report, "_repr_html_")}
 
     assert len(pages) > 25
-    assert {name: lost for name, page in pages.items() if (lost := Sanitised(page).lost)} == {}
-    assert Sanitised('<svg/><p onclick="x" style="color:var(--jp-x)"/>').lost == [
+    assert {name: dropped for name, page in pages.items() if (dropped := SanitizerCheck(page).dropped)} == {}
+    assert SanitizerCheck('<svg/><p onclick="x" style="color:var(--jp-x)"/>').dropped == [
         "svg",
         "p onclick",
         "color:var(--jp-x)",
