@@ -1,4 +1,4 @@
-"""Every public function and class takes arbitrary values: a result, an error of ours, or Python's own for the signature."""
+"""Public functions and classes called with arbitrary values return a result, or raise an ``OpenMedError`` or a ``TypeError``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
-ROOMS = {
+MODULES = {
     "": nb,
     "compat.": nb.compat,
     "runbook.": nb.runbook,
@@ -30,87 +30,87 @@ ROOMS = {
     "training.loader.": nb.training.loader,
 }
 
-OTHERS = {"OpenMedError", "OpenMedWarning", "cluster", "report"}
-"""Errors are made here alone, and a cluster and a report start processes."""
+# Errors are not called by users, and a cluster and a report start processes.
+EXCLUDED = {"OpenMedError", "OpenMedWarning", "cluster", "report"}
 
+# All other public callables.
 CALLABLES = {
-    prefix + name: getattr(room, name)
-    for prefix, room in ROOMS.items()
-    for name in getattr(room, "__all__", ("check", "benchmark_workers", "settings"))
-    if prefix + name not in OTHERS and callable(getattr(room, name))
+    prefix + name: getattr(module, name)
+    for prefix, module in MODULES.items()
+    for name in getattr(module, "__all__", ("check", "benchmark_workers", "settings"))
+    if prefix + name not in EXCLUDED and callable(getattr(module, name))
 } | {"training.adamw.explain": nb.training.adamw.explain}
-"""All else that is public and can be called."""
 
-MEASURING = {f"{room}{name}" for room in ("", "runbook.") for name in (
+# Functions that measure the bundled model for several seconds if no model is passed.
+MEASURING = {f"{prefix}{name}" for prefix in ("", "runbook.") for name in (
     "compare", "doctor", "fallbacks", "forecast", "handoff", "logbook", "loss_parity", "parity", "profile", "sweep",
     "validate_precision",
 )}  # fmt: skip
-"""They measure the bundled model where none is named, for seconds."""
+
+# Prefixes of the environment variables that this package reads or sets; other libraries set other variables on import.
+VARIABLE_PREFIXES = ("OPENMED_", "PYTORCH_ENABLE_MPS", "PYTORCH_MPS", "ACCELERATE_", "HF_")
+
+USER_ERROR = "error in a user object"
 
 
-OURS = ("OPENMED_", "PYTORCH_ENABLE_MPS", "PYTORCH_MPS", "ACCELERATE_", "HF_")
-"""How the variables begin that are read or set here; libraries set others when they are imported."""
-
-REFUSED = "refused by a thing of the person"
-
-
-def refuse(*_):
-    """Refuse whatever it is called with, as a function of the person may."""
-    raise RuntimeError(REFUSED)
+def raise_user_error(*_):
+    """Raise for any arguments, as a user function may."""
+    raise RuntimeError(USER_ERROR)
 
 
-class Refusing:
-    """Something that refuses whatever it is asked, with an error that is its own; it can be made of anything."""
+class RaisingObject:
+    """User object that raises on any access, and can be constructed from any arguments."""
 
     def __init__(self, *_):
-        """Take whatever it is called with, as it is where a function belongs."""
+        """Accept any arguments, so that the class is a valid callable."""
 
     def __getattr__(self, name):
-        raise RuntimeError(REFUSED)
+        raise RuntimeError(USER_ERROR)
 
     def __len__(self):
-        raise RuntimeError(REFUSED)
+        raise RuntimeError(USER_ERROR)
 
     def __iter__(self):
-        raise RuntimeError(REFUSED)
+        raise RuntimeError(USER_ERROR)
 
 
-THINGS = (
+# Values that users pass by mistake.
+VALUES = (
     None, True, 0, -1, 10**30, 0.5, math.nan, math.inf, 1j, "", "cpu", "nope", "x" * 300, "a\0b", "~nobody/x", b"x",
-    Path("nope"), [], [None], ["x", 1], (), ("x",), set(), {}, {"x": 1}, {1: None}, range(3), iter([1]), object(), Refusing(),
-    refuse, Refusing, ValueError("x"), torch.zeros(0), torch.ones(2, 3), torch.float16, torch.device("cpu"),
+    Path("nope"), [], [None], ["x", 1], (), ("x",), set(), {}, {"x": 1}, {1: None}, range(3), iter([1]), object(), RaisingObject(),
+    raise_user_error, RaisingObject, ValueError("x"), torch.zeros(0), torch.ones(2, 3), torch.float16, torch.device("cpu"),
     torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).parameters, SESSION, pytest, ...,
 )  # fmt: skip
-"""What people pass by mistake."""
 
 
-def arguments_for(name, choose):
-    """Return arguments that the signature of something public takes.
+def choose_arguments(name, choose):
+    """Return positional and keyword arguments for the signature of a callable.
 
     Args:
-        name: Its name.
-        choose: Takes how many things there are, and returns the number of one.
+        name: Name of the callable.
+        choose: Function that takes a number of options and returns the index of one.
     """
-    positional, named, parameters = [], {}, inspect.signature(CALLABLES[name]).parameters.values()
-    for place, parameter in enumerate(parameters):
-        thing = THINGS[choose(len(THINGS))]
-        needed = parameter.default is parameter.empty or parameter.name == "model"
-        if name in MEASURING and parameter.name == "model" and thing is None:
-            thing = "nope"
+    positional = []
+    keywords = {}
+    for index, parameter in enumerate(inspect.signature(CALLABLES[name]).parameters.values()):
+        value = VALUES[choose(len(VALUES))]
+        is_required = parameter.default is parameter.empty or parameter.name == "model"
+        if name in MEASURING and parameter.name == "model" and value is None:
+            value = "nope"
         if parameter.kind is parameter.VAR_POSITIONAL:
-            positional += [thing] * choose(3)
+            positional += [value] * choose(3)
         elif parameter.kind is parameter.VAR_KEYWORD:
-            named.update({"nonsense": thing} if choose(2) else {})
-        elif needed or choose(2):
-            if parameter.kind is parameter.KEYWORD_ONLY or len(positional) < place:
-                named[parameter.name] = thing
+            keywords.update({"nonsense": value} if choose(2) else {})
+        elif is_required or choose(2):
+            if parameter.kind is parameter.KEYWORD_ONLY or len(positional) < index:
+                keywords[parameter.name] = value
             else:
-                positional.append(thing)
-    return positional, named
+                positional.append(value)
+    return positional, keywords
 
 
-class State(NamedTuple):
-    """What a call that fails must leave as it was."""
+class ProcessState(NamedTuple):
+    """State of the process that a failed call must not change."""
 
     requested: str
     loaded: list[tuple[str, str]]
@@ -119,60 +119,56 @@ class State(NamedTuple):
     gradients: bool
 
 
-def state():
-    """Return the state of the process now."""
-    return State(
+def read_state():
+    """Return the current state of the process."""
+    return ProcessState(
         SESSION.device().requested,
-        [(one.name, one.device) for one in SESSION.inventory()],
-        {name: value for name, value in os.environ.items() if name.startswith(OURS)},
+        [(model.name, model.device) for model in SESSION.inventory()],
+        {name: value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIXES)},
         torch.get_num_threads(),
         torch.is_grad_enabled(),
     )
 
 
-def check_unchanged(before):
-    """Check that a call which failed left all as it was, but for models that it loaded: loading them again takes long."""
-    after = state()
+def assert_unchanged(before):
+    """Check that a failed call left the state unchanged, except for additional loaded models, which are kept on purpose."""
+    after = read_state()
     assert after._replace(loaded=before.loaded) == before
     assert after.loaded[: len(before.loaded)] == before.loaded
 
 
-def refused(name, positional, named):
-    """Call something public; return whether it was refused in one of the ways that are allowed, and fail for another."""
-    before = state()
+def call_and_check(name, positional, keywords):
+    """Call a public callable, and fail if it raises an unexpected error."""
+    before = read_state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            result = CALLABLES[name](*positional, **named)
+            result = CALLABLES[name](*positional, **keywords)
             with result if hasattr(type(result), "__enter__") else contextlib.nullcontext():
                 pass
         except OpenMedError:
-            check_unchanged(before)
+            assert_unchanged(before)
         except TypeError as error:
-            inside = error.__traceback__.tb_next is not None and "unexpected keyword argument" not in str(error)
-            if inside and "torch/nn/modules" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-                raise  # From inside, neither of the signature nor of a model of the person that is called.
+            is_internal = error.__traceback__.tb_next is not None and "unexpected keyword argument" not in str(error)
+            if is_internal and "torch/nn/modules" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+                raise  # Raised neither for the signature nor by a user model.
         except RuntimeError as error:
-            if str(error) != REFUSED:
+            if str(error) != USER_ERROR:
                 raise
-        else:
-            return False
-    return True
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_a_folder(tmp_path_factory):
-    """Run in an empty folder: some functions write where they are told."""
+def empty_working_directory(tmp_path_factory):
+    """Empty working directory, because some functions write to paths in their arguments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("here"))
         yield
 
 
 @given(st.data())
-def test_any_call(data):
-    """Whatever is passed, what comes is a result or an error of ours, and after an error the session is as before."""
+def test_random_call_raises_no_unexpected_error(data):
     name = data.draw(st.sampled_from(sorted(CALLABLES)))
-    refused(name, *arguments_for(name, lambda count: data.draw(st.integers(0, count - 1))))
+    call_and_check(name, *choose_arguments(name, lambda count: data.draw(st.integers(0, count - 1))))
 
 
 @pytest.mark.parametrize(
@@ -186,12 +182,12 @@ def test_any_call(data):
         ("epochs", (10**30,)),
         ("explain_device", (torch.zeros(0),)),
         ("list_devices", (torch.zeros(0),)),
-        ("training.loader.check", (Refusing, refuse)),
+        ("training.loader.check", (RaisingObject, raise_user_error)),
         ("training.loader.benchmark_workers", ({"x": 1}, None)),
     ],
 )
-def test_chosen_arguments(name, arguments):
-    """What once failed with an error of Python's own is refused with one of ours."""
+def test_invalid_arguments_raise_an_openmed_error(name, arguments):
+    """Regression: these calls raised built-in errors."""
     with pytest.raises(OpenMedError):
         CALLABLES[name](*arguments)
 
@@ -199,14 +195,12 @@ def test_chosen_arguments(name, arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CALLABLES))
 @given(data=st.data())
-def test_any_arguments(name, data):
-    """So it is for each of what is public."""
-    refused(name, *arguments_for(name, lambda count: data.draw(st.integers(0, count - 1))))
+def test_random_arguments_raise_no_unexpected_error(name, data):
+    call_and_check(name, *choose_arguments(name, lambda count: data.draw(st.integers(0, count - 1))))
 
 
 @pytest.mark.parametrize("value", ["nope", -1, float("nan"), torch.ones(2, 3), None])
-def test_flags_of_long_calls_are_checked_first(value, tmp_path):
-    """What is neither True nor False is refused as a flag, before a model is loaded."""
+def test_flags_are_checked_before_models_are_loaded(value, tmp_path):
     calls = (
         lambda: nb.load_pipeline("bundled_small", device="cpu", compile=value),
         lambda: nb.runbook.parity("bundled_small", ["She has asthma."], gradients=value),
@@ -220,13 +214,12 @@ def test_flags_of_long_calls_are_checked_first(value, tmp_path):
         lambda: nb.training.EpochHooks(live=value),
         lambda: nb.training.adamw([torch.zeros(1)], scaled=value),
     )
-    before = state()
+    before = read_state()
     for call in calls:
-        with pytest.raises(OpenMedError, match=r"cannot be .*Pass True or False"):
+        with pytest.raises(OpenMedError, match="Pass True or False"):
             call()
-    assert state() == before
+    assert read_state() == before
 
 
-def test_everything_shown_has_its_json():
-    """What can be shown has a to_dict that works, the guards too."""
+def test_guards_have_a_json_form():
     assert nb.Guards("labels").to_dict()["on"] == [name for name in nb.Guards().on if name != "labels"]
