@@ -239,7 +239,7 @@ KEPT_TAGS = {
 
 
 class SanitizerCheck(HTMLParser):
-    """Collects everything that JupyterLab would drop from an untrusted page."""
+    """Collects the elements, attributes and styles that JupyterLab would drop from an untrusted page."""
 
     def __init__(self, page):
         super().__init__()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..._render.display import SIMULATED_SUFFIX, Displayable, Report, Table
 from .gates import Gates, to_narrow_text
 from .metrics import COUNT, HOURS, METRICS, RATE, SECONDS_PER_HOUR, Evidence, format_with_unit
+from .rules import Recommendation
 
 DEFAULT_NUM_TEXTS = 100_000  # Number of texts for the time estimate, if the evidence has none.
 
@@ -59,7 +60,7 @@ class Lanes(Displayable):
 
     evidence: Evidence
     gates: Gates
-    recommendation: str
+    recommendation: Recommendation
     lane: str = ""
 
     SCHEMA = "openmed_nb/lanes/1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ...devices.registry import parse_device_argument
 from ...training.curve import GROWING, INSUFFICIENT_DATA
@@ -25,15 +25,26 @@ from .metrics import (
     format_with_unit,
 )
 
-KEEP_DEVICE = "keep this device"
-FIX_INPUT_PIPELINE = "speed up the input pipeline"
-FIX_BATCH = "fix the batch"
-CHECKPOINT = "checkpoint / accumulate"
-FALL_BACK = "fall back to the CPU for these operators"
-MLX = "move to MLX"
-REMOTE = "move to a remote pool"
-CPU = "compute on the CPU"
-MEASURE = "measure first"
+Recommendation = Literal[
+    "keep this device",
+    "speed up the input pipeline",
+    "fix the batch",
+    "checkpoint / accumulate",
+    "fall back to the CPU for these operators",
+    "move to MLX",
+    "move to a remote pool",
+    "compute on the CPU",
+    "measure first",
+]
+KEEP_DEVICE: Recommendation = "keep this device"
+FIX_INPUT_PIPELINE: Recommendation = "speed up the input pipeline"
+FIX_BATCH: Recommendation = "fix the batch"
+CHECKPOINT: Recommendation = "checkpoint / accumulate"
+FALL_BACK: Recommendation = "fall back to the CPU for these operators"
+MLX: Recommendation = "move to MLX"
+REMOTE: Recommendation = "move to a remote pool"
+CPU: Recommendation = "compute on the CPU"
+MEASURE: Recommendation = "measure first"
 
 
 @dataclass(frozen=True)
@@ -418,7 +429,7 @@ class VerdictRule:
         reconsider_when: Measurement that would change the recommendation.
     """
 
-    recommendation: str
+    recommendation: Recommendation
     rank: Area
     condition: str
     metrics: MetricValues

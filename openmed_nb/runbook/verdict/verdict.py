@@ -46,6 +46,7 @@ from .rules import (
     REMOTE,
     EvidenceCase,
     MetricValues,
+    Recommendation,
     Requirement,
     VerdictRule,
     decision_matrix,
@@ -85,7 +86,7 @@ class Reason(JsonMixin):
     JSON_EXCLUDE = ("rank",)
     JSON_PROPERTIES = ("area",)
 
-    recommendation: str
+    recommendation: Recommendation
     rank: Area
     conditions: tuple[str, ...]
     metrics: MetricValues
@@ -129,7 +130,7 @@ class Verdict(Displayable):
         return self.reasons[0]
 
     @property
-    def recommendation(self) -> str:
+    def recommendation(self) -> Recommendation:
         """Recommendation, such as ``"keep this device"``; :func:`openmed_nb.verdict` lists all of them."""
         return self.reason.recommendation
 
@@ -205,7 +206,7 @@ class Verdict(Displayable):
     @property
     def lanes(self) -> Lanes:
         """Comparison of CPU, MPS, MLX and a remote pool, with the measurements and the lane of this verdict."""
-        lanes = {
+        lanes: dict[Recommendation, str] = {
             CPU: CPU_LANE,
             MLX: MLX_LANE,
             REMOTE: REMOTE_LANE,
@@ -385,7 +386,7 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     command = first_missing.first_command if first_missing else "nb.doctor()"
     *rules, keep, tentative_keep, measure = decision_matrix(case, command)
     # Rules of the same rank and recommendation form one reason.
-    groups: dict[tuple[Area, str], list[VerdictRule]] = {}
+    groups: dict[tuple[Area, Recommendation], list[VerdictRule]] = {}
     for rule in rules:
         if rule.metrics:
             groups.setdefault((rule.rank, rule.recommendation), []).append(rule)

@@ -23,10 +23,11 @@ SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
 # Written by scripts/write_schemas.py.
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
-# Outcomes of a step, in addition to display.FAILED.
-DONE = "done"
-CRASHED = "crashed"
-TIMED_OUT = "timed out"
+# Outcomes of a step; "failed" is display.FAILED.
+Outcome = Literal["done", "failed", "crashed", "timed out"]
+DONE: Outcome = "done"
+CRASHED: Outcome = "crashed"
+TIMED_OUT: Outcome = "timed out"
 
 MASK = "***"
 MAX_OUTPUT_LINES = 30
@@ -61,7 +62,7 @@ class StepOutcome:
     """
 
     step: str
-    outcome: Literal["done", "failed", "crashed", "timed out"]
+    outcome: Outcome
     status: Literal["ok", "warning", "failed", "not applicable"] | None
     message: str
     remedy: str

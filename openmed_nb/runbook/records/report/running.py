@@ -31,7 +31,7 @@ from ....errors import OpenMedError
 from ....session import SESSION
 from ..logbook.sections import ReportMetrics
 from ..runner import evidence_from_json, read_reports
-from .record import CRASHED, DONE, TIMED_OUT, StepOutcome, redact, tail_lines
+from .record import CRASHED, DONE, TIMED_OUT, Outcome, StepOutcome, redact, tail_lines
 from .steps import Step, StepOptions, StepResult
 
 # File with the answer of a step, in the temporary directory of its process.
@@ -40,7 +40,7 @@ ANSWER_FILE = "answer.json"
 # Time that a killed process may take to exit. A process that waits for a GPU may never exit.
 EXIT_GRACE_SECONDS = 10.0
 
-# A process prints a traceback each time this fraction of its time limit has passed, so that the last one shows where it hangs.
+# A process prints a traceback each time this fraction of its time limit has passed, so that the last traceback shows where it hangs.
 TRACEBACK_FRACTION = 0.3
 
 # A disk with less free space counts as full, as do these errors.
@@ -61,7 +61,7 @@ SIGNAL_REMEDIES = {
 class ExitDescription(NamedTuple):
     """Outcome of a process without a complete answer."""
 
-    outcome: str
+    outcome: Outcome
     message: str
     remedy: str
 
@@ -164,10 +164,10 @@ def describe_exit(
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return ExitDescription(CRASHED, f"The process was ended by {name}.", SIGNAL_REMEDIES.get(name, CRASH_REMEDY))
     if "remedy" in answer:
-        return ExitDescription(FAILED, answer["message"], answer["remedy"])
+        return ExitDescription("failed", answer["message"], answer["remedy"])
     last_line = f": {lines[-1].rstrip('.')}" if lines else ""
     remedy = DISK_FULL_REMEDY if is_disk_full else CRASH_REMEDY
-    return ExitDescription(FAILED, f"The process exited with status {code}{last_line}.", remedy)
+    return ExitDescription("failed", f"The process exited with status {code}{last_line}.", remedy)
 
 
 def main() -> None:
