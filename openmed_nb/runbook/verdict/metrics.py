@@ -517,7 +517,7 @@ class Evidence(Displayable):
         {DeviceMetrics: "speedup.median"},
         Gate(
             0.22,
-            "minimum speedup over the CPU",
+            "minimum gain in speed over the CPU",
             "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
             RUNBOOK,
             maximum=10.0,

@@ -455,10 +455,12 @@ def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]
     missing = [requirement for requirement in case.find_missing_requirements() if requirement.is_needed]
     correctness_gates = _correctness_gates()
     violations = [GATES[name].violation.format(gate[name]) for name in case.limits if name in correctness_gates]
-    is_idle = f"speedup below {gate['speedup']} at a utilization below {gate['utilization']}"
-    is_slow = f"even the upper bound of the speedup is below {gate['speedup']}"
+    is_idle = (
+        f"the device is less than {gate['speedup']} faster than the CPU at a utilization below {gate['utilization']}"
+    )
+    is_slow = f"the device is less than {gate['speedup']} faster than the CPU, even at the upper bound of the interval,"
     annotation_hint = "For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."
-    faster_or_busier = f"A speedup of {gate['speedup']}, or a utilization of {gate['utilization']}: nb.compare(...)."
+    faster_or_busier = f"A device at least {gate['speedup']} faster than the CPU, or a utilization of {gate['utilization']}: nb.compare(...)."
     matching_entities = (
         f"Parity of at least {gate['entity_agreement']} of the entities in float32, for example with another torch or macOS: "
         "nb.runbook.parity(...)."
@@ -604,7 +606,8 @@ def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]
             "second device",
             () if case.generates_on_mps else small_speedup,
             "Compute on the CPU: nb.use('cpu').",
-            f"A speedup of {gate['speedup']}, for example with a larger model or longer texts: nb.compare(...).",
+            f"A device at least {gate['speedup']} faster than the CPU, for example with a larger model or longer texts: "
+            "nb.compare(...).",
         ),
         VerdictRule(
             MLX,
@@ -612,7 +615,7 @@ def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]
             f"a language model generates text on MPS, and {is_slow} although the device does not wait",
             small_speedup if case.generates_on_mps else (),
             "Run the model with MLX, which is built for text generation.",
-            f"A speedup of {gate['speedup']} over the CPU: nb.compare(...).",
+            f"A device at least {gate['speedup']} faster than the CPU: nb.compare(...).",
         ),
         VerdictRule(
             REMOTE,
@@ -637,7 +640,7 @@ def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]
             "no other rule applies, but a missing measurement could change this",
             () if any(requirement.is_blocking for requirement in missing) else case.find_supporting_metrics(),
             f"No action is needed; to confirm, run {command}.",
-            "Its measurements, or any other metric beyond its gate.",
+            "The measurements of this command, or any other metric beyond its gate.",
         ),
         VerdictRule(
             MEASURE,
@@ -645,6 +648,6 @@ def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]
             "no rule applies, and required metrics are missing",
             (),
             f"Run {command}.",
-            "Its measurements.",
+            "The measurements of this command.",
         ),
     )
