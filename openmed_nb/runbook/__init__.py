@@ -1,4 +1,4 @@
-"""Benchmarks, checks and reports that evaluate a device; results can be displayed, compared and shared."""
+"""Benchmarks, checks and reports that evaluate a device."""
 
 from .._utils.lazy import attach_stub
 

@@ -361,7 +361,7 @@ class Obstacle:
 
 
 def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
-    """Return the obstacle of a stage in the verdict on all measurements so far, or ``None`` if there is none.
+    """Return the obstacle of a stage in a verdict, or ``None`` if its criterion is met.
 
     A missing measurement stops only the stage that measures it, and the last stage.
     """

@@ -126,7 +126,9 @@ MeasureFn = Callable[[Any, State], "tuple[State, Mapping[str, str]]"]
 
 
 def load_previous(initial: State, folder: Path) -> tuple[State, str]:
-    """Return the saved state of a directory and a note, or the initial state if the saved one has another identity.
+    """Return the saved state of a directory, and a note for the user.
+
+    If there is no saved state, or it has another identity, the initial state is returned.
 
     Raises:
         ConfigurationError: If the file of the state has other content.

@@ -1,1 +1,4 @@
-"""One recommendation from all reports: ``metrics`` declares the metrics, ``rules`` decide, ``verdict`` holds the result."""
+"""One recommendation from all reports.
+
+``metrics`` declares the metrics, ``rules`` contains the decision matrix, and ``verdict`` the result.
+"""

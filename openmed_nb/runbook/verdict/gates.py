@@ -1,4 +1,4 @@
-"""``nb.runbook.gates``: thresholds of a verdict with their reasons, and the decision matrix that applies them."""
+"""``nb.runbook.gates``: thresholds of a verdict with their reasons, and the decision matrix."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def to_narrow_text(report: Report) -> str:
 
 
 def _wrap_table(table: Table) -> Table:
-    """Return a table with long cells wrapped onto additional rows, and an empty row after each original row."""
+    """Return a table with long cells wrapped onto more rows, and an empty row after each original row."""
     columns = list(zip(table.columns, *table.rows, strict=True))
     longest_words = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns]
     can_wrap = [max(map(len, column)) > longest for column, longest in zip(columns, longest_words, strict=True)]

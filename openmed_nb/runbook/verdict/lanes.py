@@ -1,4 +1,4 @@
-"""``verdict.lanes``: comparison of the four execution targets of a workload, with the metrics measured on this machine."""
+"""``verdict.lanes``: comparison of four execution targets, with metrics measured on this machine."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Lanes(Displayable):
         return measured
 
     def to_report(self) -> Report:
-        """Return a report with the lanes as columns and typical workloads; measurements are in a table of metrics."""
+        """Return a report with the lanes as columns, and measurements in a table of metrics."""
         columns = ("", *(f"{lane}{SIMULATED_SUFFIX}" if self.simulated and lane == MPS else lane for lane in LANES))
 
         def make_table(caption: str, rows: Mapping[str, Mapping[str, str]]) -> Table:

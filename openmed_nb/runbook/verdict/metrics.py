@@ -192,7 +192,7 @@ class Metric:
 
 
 def _get_attribute(report: Any, path: str) -> Any:
-    """Return a nested attribute, such as ``"gradients.largest"``, or ``None`` if an attribute of the path is ``None``."""
+    """Return a nested attribute, such as ``"gradients.largest"``, or ``None`` if a part is ``None``."""
     for name in path.split("."):
         report = report and getattr(report, name)
     return report
@@ -269,7 +269,7 @@ def _knee_gain(report: SweepReport, context: EvidenceContext) -> float | None:
 
 
 def _throughput_at(points: Sequence[Point], rows: int) -> float | None:
-    """Return the throughput of a batch size, interpolated linearly, or ``None`` outside the measured range."""
+    """Return the linearly interpolated throughput of a batch size, or ``None`` outside the measured range."""
     measured = [(point.rows, point.speed) for point in fitting(points) if point.throughput]
     for (smaller, smaller_speed), (larger, larger_speed) in pairwise(measured):
         if smaller < rows < larger:
@@ -282,7 +282,7 @@ def _min_out_of_memory_rows(report: SweepReport, _context: EvidenceContext) -> i
 
 
 def _free_fraction(used: int, limit: float) -> float:
-    """Return the free fraction of a memory limit, rounded to one percent, the accuracy of memory measurements.
+    """Return the free fraction of a memory limit, rounded to the accuracy of memory measurements.
 
     Example:
         >>> _free_fraction(90, 100), _free_fraction(903, 1000)
@@ -292,7 +292,7 @@ def _free_fraction(used: int, limit: float) -> float:
 
 
 def _headroom_from_sweep(report: SweepReport, context: EvidenceContext) -> float | None:
-    """Return the headroom of the smallest measured batch of at least the batch size in use, or of the knee."""
+    """Return the headroom of the smallest measured batch from the batch size in use, or the knee, on."""
     rows = context.values.get("batch") or report.knee
     larger = [] if rows is None else [point for point in fitting(report.points) if point.rows >= rows]
     sizes = [point.memory for point in larger if point.memory is not None]
@@ -403,7 +403,10 @@ _CONDITION_NAMES = frozenset(condition.name for condition in CONDITIONS)
 
 
 def _known_bug_names(report: DoctorReport) -> frozenset[str]:
-    """Return the names of the known bugs, or none if the doctor computed nothing: their module imports torch."""
+    """Return the names of the known bugs, or none if the doctor computed nothing.
+
+    The module of the known bugs imports torch.
+    """
     if any(finding.name == COMPUTATION and finding.status == NOT_APPLICABLE for finding in report.findings):
         return frozenset()
     from ..checks.doctor.silent_errors import KNOWN_BUGS

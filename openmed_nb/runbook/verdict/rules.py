@@ -229,7 +229,7 @@ class EvidenceCase:
         return (*self.select_nonempty("refused_operators"), *cost, *operators)
 
     def find_small_speedup(self) -> MetricValues:
-        """Return speedup and utilization if the whole interval is below its gate although the device is not waiting.
+        """Return speedup and utilization if the whole interval is below its gate on a working device.
 
         The speedup then reflects the device itself: it is busy, or neither data nor batch size limit it.
         """
@@ -277,7 +277,10 @@ class EvidenceCase:
         return evidence.fallback_operators == () or evidence.fallback_time is not None or has_few_calls
 
     def needs_utilization(self) -> bool:
-        """Return whether the utilization is required: the speedup is small, and data or batch size may be the cause."""
+        """Return whether the utilization is required.
+
+        It is if the speedup is small, and data or batch size may be the cause.
+        """
         is_fast = self.evidence.speedup is not None and not self.exceeding("speedup")
         is_explained = self.is_input_pipeline_fast and self.is_batch_size_good
         return self.on_accelerator and not (is_fast or is_explained)
@@ -438,7 +441,9 @@ class VerdictRule:
 
 
 def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]:
-    """Return the rules in order of precedence, followed by three rules for evidence to which no other rule applies.
+    """Return the rules in order of precedence.
+
+    The last three rules are for evidence to which no other rule applies.
 
     Args:
         case: Evidence and thresholds. The texts of the rules contain the thresholds.

@@ -1,4 +1,4 @@
-"""``nb.verdict``: one recommendation from several reports, with supporting metrics and missing measurements."""
+"""``nb.verdict``: one recommendation from several reports, with its supporting metrics."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Verdict(Displayable):
 
     @property
     def blocking_unknowns(self) -> tuple[Requirement, ...]:
-        """Missing requirements that could change the verdict, because their rank is not below that of its reason."""
+        """Missing requirements that could change the verdict: their rank is at least that of its reason."""
         return tuple(
             requirement
             for requirement in self.missing_requirements
@@ -411,7 +411,7 @@ def _merge_rules(rules: Sequence[VerdictRule]) -> Reason:
 def collect_evidence(
     *reports: Any, gates: Gates | None = None, task: str | None = None, num_texts: int | None = None
 ) -> Evidence:
-    """Return the metrics of reports, in any order; metrics of an :class:`Evidence` among them have precedence."""
+    """Return the metrics of reports, in any order. An :class:`Evidence` among them has precedence."""
     reports_by_type = _group_by_type(reports)
     user_evidence: Evidence = reports_by_type.pop(Evidence, Evidence())
     summaries = [extract_metrics(report) for report in reports_by_type.values() if not isinstance(report, SystemStatus)]
@@ -544,7 +544,7 @@ def _is_loadable(name: str) -> bool:
 
 
 def _canonical_name(name: str) -> object:
-    """Return a value that is equal for names of the same model: the name of a class, or the location of a model."""
+    """Return the name of a class, or the location of a model, to compare names of models."""
     try:
         return name if _is_class_name(name) else find_model(name)
     except UnknownModelError:

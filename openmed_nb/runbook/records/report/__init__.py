@@ -1,4 +1,4 @@
-"""All runbook measurements of one computer, each step in a separate process, as one HTML page, one JSON and one text.
+"""Report of all runbook measurements of one computer, with each step in a separate process.
 
 To add a step, add a row to ``STEPS`` and its function in ``steps.py``.
 """

@@ -77,7 +77,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, repr=False)
 class ReportData:
-    """Measurements of one computer. They contain no note texts, user names, host names or home directories.
+    """Measurements of one computer, without note texts, user names, host names and home directories.
 
     Attributes:
         schema: Name and version of the JSON format.
@@ -109,7 +109,7 @@ class ReportData:
 
 
 def _private_names() -> tuple[str, ...]:
-    """Return the names that must not appear in a report: of the user, the home directory and the host, longest first."""
+    """Return the names of the user, the home directory and the host, longest first."""
     host = platform.node()
     names = [home_folder().name, host, host.partition(".")[0]]
     with contextlib.suppress(

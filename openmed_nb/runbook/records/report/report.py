@@ -116,7 +116,10 @@ class DeviceReport(ReportData, Staged):
         return {**values, "device": self.device or "cpu", "task": task}
 
     def with_outcome(self, outcome: StepOutcome) -> DeviceReport:
-        """Return the report with the outcome of a step and an updated verdict. Another device discards the other steps."""
+        """Return the report with the outcome of a step and an updated verdict.
+
+        If the device changed, the outcomes of the other steps are discarded.
+        """
         other_steps = [step for step in self.steps if step.step != outcome.step]
         device = self.device
         notes = self.notes
@@ -151,7 +154,7 @@ class DeviceReport(ReportData, Staged):
 
 
 def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
-    """Return the recommendation with its reason, and the number of steps with a result, in two or three sentences."""
+    """Return the recommendation with its reason, and the number of finished steps, as sentences."""
     device_outcome = report.outcome_for(DEVICE)
     if device_outcome is not None and device_outcome.outcome != DONE:
         problem = device_outcome.message.rstrip(".")
@@ -196,7 +199,7 @@ def find_shipped_report(subject: Subject, folder: Path = SHIPPED_REPORTS_FOLDER)
 
 
 def compare_speeds(report: DeviceReport, shipped: DeviceReport | None) -> tuple[str, Table]:
-    """Return a comparison of the speeds of a report with those of a shipped report, as a sentence and a table."""
+    """Compare the speeds of a report with those of a shipped report, and return a sentence and a table."""
     local_speeds = _speed_metrics(report)
     shipped_speeds = {} if shipped is None else _speed_metrics(shipped)
     pairs = {
@@ -239,7 +242,7 @@ def _speed_metrics(report: ReportData) -> dict[str, float]:
 def report(
     folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, training: bool = False, progress: bool = True
 ) -> DeviceReport:
-    """Benchmark and check this computer, and write the results as one page, one JSON file and one text for an issue.
+    """Benchmark and check this computer, and write a page, a JSON file and a text for an issue.
 
     The steps are: device selection; the doctor with its probes; power, thermal state and memory; parity with gradients;
     seconds for each new shape; a calibration from 256 to 65,536 tokens; one row compared with 32 rows; a sweep; a comparison

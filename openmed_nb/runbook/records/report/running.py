@@ -104,7 +104,7 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 
 def _start_process(stream: BinaryIO, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process of a step with the import path of this process, and without the Ctrl-C of the terminal."""
+    """Start the process of a step with the import path of this process, shielded from Ctrl-C."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
     return subprocess.Popen(  # noqa: S603 - the command is a constant of this module
         [sys.executable, "-u", "-X", "faulthandler", "-c", code],
