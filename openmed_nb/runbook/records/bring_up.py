@@ -29,7 +29,7 @@ from ..verdict.verdict import Verdict, evaluate
 from .logbook.gathering import logbook
 from .logbook.privacy import sanitize_path
 from .logbook.sections import ReportMetrics, UtcTimestamp
-from .runner import Staged, Subject, current_subject, evidence_from_json, load_previous, read_reports, run_stages
+from .runner import StagedReport, Subject, current_subject, evidence_from_json, load_previous, read_reports, run_stages
 
 FOLDER = "openmed_bring_up"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
@@ -229,7 +229,7 @@ class StageResult:
 
 
 @dataclass(frozen=True, repr=False)
-class BringUpReport(Staged):
+class BringUpReport(StagedReport):
     """Progress of a bring-up.
 
     Attributes:

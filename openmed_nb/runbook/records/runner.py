@@ -75,7 +75,7 @@ def current_subject(
     )
 
 
-class Staged(Displayable):
+class StagedReport(Displayable):
     """Base of a dataclass with the results of stages, whose JSON is the saved state.
 
     Attributes:
@@ -119,7 +119,7 @@ class Staged(Displayable):
         raise NotImplementedError
 
 
-State = TypeVar("State", bound=Staged)
+State = TypeVar("State", bound=StagedReport)
 
 # Runs a stage, and returns the state with its result and the contents of additional files by name.
 MeasureFn = Callable[[Any, State], "tuple[State, Mapping[str, str]]"]

@@ -14,7 +14,7 @@ from ..._utils.text import describe_value
 from ..._utils.validation import suggest
 from ...errors import ConfigurationError
 from .metrics import GATES, METRICS, Evidence, Thresholds
-from .rules import EvidenceCase, decision_matrix
+from .rules import EvidenceCase, build_decision_matrix
 
 # Maximum number of characters per line of the text form, without the spaces between columns.
 MAX_LINE_WIDTH = 108
@@ -86,7 +86,7 @@ class Gates(Thresholds, Displayable):
         names = sorted(values, key=lambda name: name not in changed)  # Changed thresholds first.
         thresholds = tuple((name, values[name], changed.get(name, ""), GATES[name].description) for name in names)
         reasons = tuple((name, GATES[name].reason, GATES[name].source) for name in names)
-        matrix = decision_matrix(EvidenceCase(Evidence(), vars(self)), "the first command that the verdict lists")
+        matrix = build_decision_matrix(EvidenceCase(Evidence(), vars(self)), "the first command that the verdict lists")
         rules = tuple(
             (str(number), rule.condition, rule.recommendation, rule.action, rule.reconsider_when)
             for number, rule in enumerate(matrix, 1)

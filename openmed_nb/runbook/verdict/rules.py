@@ -307,7 +307,9 @@ class EvidenceCase:
     def find_missing_requirements(self) -> tuple[Requirement, ...]:
         """Return the relevant requirements that were not measured."""
         return tuple(
-            requirement for requirement in requirements(self) if requirement.is_relevant and not requirement.is_known
+            requirement
+            for requirement in list_requirements(self)
+            if requirement.is_relevant and not requirement.is_known
         )
 
 
@@ -358,7 +360,7 @@ EPOCHS = "nb.epochs(...) and then nb.training.last_curve()"
 FALLBACKS = "nb.runbook.fallbacks() or nb.runbook.profile(model)"
 
 
-def requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
+def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     """Return all requirements of a verdict."""
     evidence = case.evidence
     device_type = evidence.device_type
@@ -440,7 +442,7 @@ class VerdictRule:
     reconsider_when: str
 
 
-def decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]:
+def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]:
     """Return the rules in order of precedence.
 
     The last three rules are for evidence to which no other rule applies.

@@ -49,7 +49,7 @@ from .rules import (
     Recommendation,
     Requirement,
     VerdictRule,
-    decision_matrix,
+    build_decision_matrix,
 )
 
 # Task of each type of measured step; a custom step may belong to any task.
@@ -384,7 +384,7 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     missing = case.find_missing_requirements()
     first_missing = min(missing, key=lambda requirement: not requirement.is_needed, default=None)
     command = first_missing.first_command if first_missing else "nb.doctor()"
-    *rules, keep, tentative_keep, measure = decision_matrix(case, command)
+    *rules, keep, tentative_keep, measure = build_decision_matrix(case, command)
     # Rules of the same rank and recommendation form one reason.
     groups: dict[tuple[Area, Recommendation], list[VerdictRule]] = {}
     for rule in rules:

@@ -21,14 +21,14 @@ from openmed_nb.runbook.verdict.rules import (
     MEASURE,
     REMOTE,
     EvidenceCase,
-    decision_matrix,
-    requirements,
+    build_decision_matrix,
+    list_requirements,
 )
 from openmed_nb.runbook.verdict.verdict import SIMULATED_EVIDENCE_NOTICE, UNKNOWN_MODULE_PARITY, evaluate
 from openmed_nb.training.curve import INSUFFICIENT_DATA
 
 NOTHING = EvidenceCase(Evidence(), vars(Gates()))
-MATRIX = decision_matrix(NOTHING, "nb.doctor()")
+MATRIX = build_decision_matrix(NOTHING, "nb.doctor()")
 
 RECOMMENDED = {rule.recommendation for rule in MATRIX}
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.json"))
@@ -211,7 +211,7 @@ def test_keeping_the_device_needs_every_relevant_metric(name, command):
     assert verdict.reason.actions[0].startswith(f"Run {command}")
 
 
-@pytest.mark.parametrize("requirement", requirements(NOTHING), ids=lambda requirement: requirement.name)
+@pytest.mark.parametrize("requirement", list_requirements(NOTHING), ids=lambda requirement: requirement.name)
 def test_first_command_is_one_call(requirement):
     assert re.fullmatch(r"nb(\.\w+)+\([^()]*\)", requirement.first_command)
     assert requirement.command.startswith(requirement.first_command)
@@ -452,7 +452,7 @@ def test_empty_evidence_reports_nothing():
     assert Evidence().measured == {}
 
 
-@pytest.mark.parametrize("rows", [requirements(NOTHING), MATRIX], ids=["requirements", "rules"])
+@pytest.mark.parametrize("rows", [list_requirements(NOTHING), MATRIX], ids=["requirements", "rules"])
 def test_requirements_and_rules_are_in_order_of_precedence(rows):
     ranks = [row.rank for row in rows]
 

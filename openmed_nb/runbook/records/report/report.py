@@ -21,7 +21,15 @@ from ....session import SESSION
 from ...bench.workloads import ANNOTATION
 from ...verdict.metrics import TRAINING
 from ...verdict.verdict import Verdict, evaluate
-from ..runner import RESTARTED_PREFIX, Staged, Subject, current_subject, evidence_from_json, load_previous, run_stages
+from ..runner import (
+    RESTARTED_PREFIX,
+    StagedReport,
+    Subject,
+    current_subject,
+    evidence_from_json,
+    load_previous,
+    run_stages,
+)
 from .page import render_issue, render_page
 from .record import DONE, SCHEMA, ReportData, StepOutcome
 from .running import run_step
@@ -47,7 +55,7 @@ SIMILARITY_FACTOR = 1.5
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceReport(ReportData, Staged):
+class DeviceReport(ReportData, StagedReport):
     """Results of all steps of a report on a computer, with the fields of :class:`.record.ReportData`.
 
     ``nb.report()`` writes it to a directory as an HTML page, a JSON file and a text for an issue.
@@ -109,7 +117,7 @@ class DeviceReport(ReportData, Staged):
         return report
 
     @property
-    def known(self) -> dict[str, Any]:
+    def evidence_values(self) -> dict[str, Any]:
         """Metrics of the steps for a verdict."""
         values = {name: value for step in self.steps for name, value in (step.evidence or {}).items()}
         task = TRAINING if self.subject.training else ANNOTATION
@@ -130,7 +138,7 @@ class DeviceReport(ReportData, Staged):
                 notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
         steps = sorted((*other_steps, outcome), key=lambda step: self.planned_steps.index(step.step))
         report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(steps), notes=notes)
-        verdict = evaluate(evidence_from_json(report.known, simulated=self.simulated))
+        verdict = evaluate(evidence_from_json(report.evidence_values, simulated=self.simulated))
         return replace(
             report,
             verdict=_summarize_verdict(report, verdict),
@@ -333,5 +341,5 @@ def _make_task(report: DeviceReport, simulation: Mapping[str, Any]) -> dict[str,
         "simulated": {"memory": simulation["installed"], "defects": simulation["defects"]} if simulation else {},
         "device": report.device or "cpu",
         "metrics": to_plain_data([metrics for step in report.steps for metrics in step.metrics]),
-        "evidence": to_plain_data(report.known),
+        "evidence": to_plain_data(report.evidence_values),
     }
