@@ -72,7 +72,8 @@ def format_with_unit(unit: Unit, value: Any) -> str:
     if unit == DIFFERENCE:
         text = f"{value:.3g}"
     elif unit == HOURS:
-        text = _format_hours(value)
+        hours = "1 hour" if value == 1 else f"{_format_significant(value)} hours"
+        text = f"{_format_significant(60 * value)} minutes" if abs(value) < 1 else hours
     elif unit == COUNT:
         text = f"{value:,}" if value else "none"
     elif unit == NAMES:
@@ -82,13 +83,6 @@ def format_with_unit(unit: Unit, value: Any) -> str:
     elif unit == BOOLEAN:
         text = "yes" if value else "no"
     return text
-
-
-def _format_hours(hours: float) -> str:
-    """Return a duration in hours, or in minutes if it is shorter than an hour."""
-    if abs(hours) < 1:
-        return f"{_format_significant(60 * hours)} minutes"
-    return "1 hour" if hours == 1 else f"{_format_significant(hours)} hours"
 
 
 def _is_valid(unit: Unit, value: Any) -> bool:
