@@ -139,7 +139,7 @@ def test_numbers_of_devices():
 
 def test_keywords_of_openmed():
     """Settings of OpenMed's are taken; one warning names those whose values would change something there, at the line."""
-    with pytest.warn_if(
+    with pytest.warns(
         OpenMedWarning, match="^OpenMed's load_in_4bit and timeout have no effect in openmed_nb"
     ) as told:
         config = OpenMedConfig(device="cpu", timeout=60, load_in_4bit=True, log_level="INFO")
@@ -158,7 +158,7 @@ def test_mapping():
 
     assert "hf_secret" not in str(told)
     assert OpenMedConfig.from_dict(told) == replace(config, cache_dir="here", hf_token=None)
-    with pytest.warn_if(OpenMedWarning, match="OpenMed's timeout has no effect"):
+    with pytest.warns(OpenMedWarning, match="OpenMed's timeout has no effect"):
         assert OpenMedConfig.from_dict({"timeout": 60, "device": "cpu", "cjk_width_convention": "cjk"}).device == "cpu"
     with pytest.raises(ConfigurationError, match=r"There is no setting 'devise'\. Did you mean 'device'\?"):
         OpenMedConfig.from_dict({"devise": "cpu"})
@@ -199,7 +199,7 @@ def test_arguments_of_openmed():
         warnings.simplefilter("error")
         pipe = loader.create_pipeline("bundled_small", use_fast_tokenizer=True, local_files_only=True)
         loader.load_model("bundled_small", attn_implementation=None)
-    with pytest.warn_if(OpenMedWarning, match="OpenMed's attn_implementation and use_fast_tokenizer have") as told:
+    with pytest.warns(OpenMedWarning, match="OpenMed's attn_implementation and use_fast_tokenizer have") as told:
         other = loader.create_pipeline("bundled_small", use_fast_tokenizer=False, attn_implementation="sdpa")
 
     assert other is pipe

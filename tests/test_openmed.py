@@ -162,9 +162,9 @@ def test_settings_of_openmed(run):
     code = """
 from dataclasses import fields
 from openmed.core.config import OpenMedConfig as Theirs
-from openmed_nb.models.config import ELSEWHERE
+from openmed_nb.models.config import IGNORED_SETTINGS
 ours = {one.name for one in fields(nb.OpenMedConfig)}
-answer = [{one.name: one.default for one in fields(Theirs) if one.name not in ours}, ELSEWHERE]"""
+answer = [{one.name: one.default for one in fields(Theirs) if one.name not in ours}, IGNORED_SETTINGS]"""
     there, here = run(code)
 
     assert here == there

@@ -1,10 +1,10 @@
-"""What was measured of a model on this computer, a JSON file each: its certificates of reduced types, and its best batch.
+"""Measurements of a model on this machine, one JSON file each: validation records of reduced dtypes and tuned batch sizes.
 
-A record is of one :class:`Identity`. With another file of the model or another torch it has expired, and on another device
-it does not count. It holds counts and fingerprints of texts, and no word of them. What makes a certificate is decided where
-it is measured (``runbook.checks.precision``); loading asks only whether there is one.
+A record is valid for exactly one :class:`ModelIdentity`. It expires when a file of the model, torch or transformers
+changes, and it is not valid on another device. It contains counts and fingerprints of texts, but no text content.
+``runbook.checks.precision`` decides whether a dtype gets a validation record. Loading only checks whether one exists.
 
-A reduced type without a certificate is a warning, and ``"auto"`` takes the fastest type that has one.
+Loading in a reduced dtype without a validation record emits a warning. ``"auto"`` selects the fastest dtype that has one.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .limits import read_json
 from .loading import INT8, LoadSpec, model_folder, snapshot_files
 from .store import ModelKey
 
-# The folder of what is kept for the person; where it is not set, the system's own place for such things.
+# Names the directory for the records of the user. If it is not set, the user data directory of the system is used.
 DATA_VARIABLE = "OPENMED_NB_DATA"
 
-# What makes a certificate expire, in words; with another device it counts there, but not here.
+# The changes that make a record expire, as text. A record of another device stays valid on that device.
 CHANGE_MESSAGES = {
     "weights": "the weights changed",
-    "settings": "its config.json changed",
+    "config": "its config.json changed",
     "tokenizer": "the tokenizer changed",
     "torch": "torch was {before.torch} and is {now.torch}",
     "transformers": "transformers was {before.transformers} and is {now.transformers}",
 }
-FILE_FIELDS = {"weights", "settings", "tokenizer"}
+FILE_FIELDS = {"weights", "config", "tokenizer"}
 DEVICE_FIELDS = {"device", "simulated", "device_name"}
 
 Count = Annotated[int, Minimum(0)]
@@ -53,173 +53,217 @@ Ratio = Annotated[float, Minimum(0)]
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a record is of: it counts for exactly this."""
+    """The model, dtype, device and library versions for which a record is valid.
 
-    model: str  # What the person calls the model; two names for the same files are the same.
-    weights: str  # A fingerprint of its weights, of every byte.
-    config: str  # A fingerprint of its config.json.
-    tokenizer: str  # A fingerprint of its tokenizer.
-    dtype: str  # The type of its numbers, such as ``"bfloat16"``.
-    device: str  # ``"mps"``, ``"cuda"`` or ``"cpu"``.
-    device_name: str  # What the device calls itself.
-    torch: str  # The version of torch.
-    transformers: str  # The version of transformers.
-    simulated: bool  # Whether the device is simulated.
+    Attributes:
+        model: Name that the user gave the model. It is not part of :attr:`key`: the same files may have two names.
+        weights: Fingerprint of every byte of the weights.
+        config: Fingerprint of the ``config.json``.
+        tokenizer: Fingerprint of the tokenizer files.
+        dtype: Data type of the weights, such as ``"bfloat16"``.
+        device: Device type: ``"mps"``, ``"cuda"`` or ``"cpu"``.
+        device_name: Name that the device reports.
+        torch: Version of torch.
+        transformers: Version of transformers.
+        simulated: Whether the device is simulated.
+    """
+
+    model: str
+    weights: str
+    config: str
+    tokenizer: str
+    dtype: str
+    device: str
+    device_name: str
+    torch: str
+    transformers: str
+    simulated: bool
 
     @property
     def key(self) -> str:
-        """A short text that all identities share which differ in the model's name alone."""
+        """Short hash of all fields except the name of the model."""
         return hashlib.blake2b(json.dumps(astuple(self)[1:]).encode(), digest_size=12).hexdigest()
 
     @property
     def shown_device(self) -> str:
-        """The kind of device, marked where it is simulated."""
+        """Device type, labeled if it is simulated."""
         return f"{self.device}{SIMULATED_SUFFIX}" if self.simulated else self.device
 
     def changes(self, before: ModelIdentity) -> set[str]:
-        """Return the names of what differs from an identity: of files, versions and the device."""
+        """Return the names of the fields that differ from an identity: those of files, versions and the device."""
         return {name for name in {*CHANGE_MESSAGES, *DEVICE_FIELDS} if getattr(before, name) != getattr(self, name)}
 
 
 def identify_model(spec: LoadSpec, dtype: str, device: str, computer: DeviceManager) -> ModelIdentity:
-    """Return the identity of a model in a type on a device; its files are fetched, and read once in a process."""
-    import_torch()  # Its files may give another version than it gives itself: wheels for CUDA leave their build out.
-    known = parse_device_argument(device)
+    """Return the identity of a model with a dtype on a device.
+
+    Downloads the files of the model if necessary. Each file is read once per process.
+    """
+    import_torch()  # torch.__version__ has the build of a CUDA wheel, which the package metadata may lack.
+    hashes = hash_model_files(model_folder(spec))
+    parsed_device = parse_device_argument(device)
     return ModelIdentity(
-        model=spec.reference.name.encode("utf-8", "replace").decode(),  # The bytes of a path need not be text.
-        **asdict(hash_model_files(model_folder(spec))),
+        model=spec.reference.name.encode("utf-8", "replace").decode(),  # A path may contain undecodable bytes.
+        weights=hashes.weights,
+        config=hashes.settings,
+        tokenizer=hashes.tokenizer,
         dtype=dtype,
-        device=known.type,
-        device_name=known.own_name(computer.machine, computer.torch),
+        device=parsed_device.type,
+        device_name=parsed_device.own_name(computer.machine, computer.torch),
         torch=str(computer.torch.version),
         transformers=importlib.metadata.version("transformers"),
-        simulated=computer.machine.simulated and known.can_be_simulated,
+        simulated=computer.machine.simulated and parsed_device.can_be_simulated,
     )
 
 
 @dataclass(frozen=True)
 class ValidationMetrics:
-    """What was measured; of the counts of entities and of the recalls, those of the strategy that lost most."""
+    """Measurements of a reduced dtype against the reference, the CPU in float32.
 
-    texts: Count  # How many texts, each of other words.
-    texts_fingerprint: str  # Differs for other texts.
-    tokens: Count  # How many tokens they have.
-    non_finite_tokens: Count  # How many of them became NaN or infinity.
-    # How many entities of the reference, the CPU in float32, were found at the same place with the same label.
+    Entity counts and recalls are those of the aggregation strategy that lost the most entities.
+
+    Attributes:
+        texts: Number of distinct texts.
+        texts_fingerprint: Fingerprint of the texts.
+        tokens: Number of tokens in the texts.
+        non_finite_tokens: Number of tokens with NaN or infinity.
+        exact: Number of reference entities with the same offsets and label.
+        moved: Number of reference entities with different boundaries.
+        relabelled: Number of reference entities with a different label.
+        missing: Number of reference entities that were not found.
+        extra: Number of entities that the reference does not have.
+        distinct_entities: Number of reference entities with distinct text or label.
+        reference_recall: Recall of the reference on gold entities, or ``None`` without gold entities.
+        recall: Recall of the reduced dtype on gold entities, or ``None`` without gold entities.
+        speedup: Speedup over float32 on the same device, from interleaved runs. It is 1 if the difference is not
+            significant, and ``None`` on a simulated device.
+    """
+
+    texts: Count
+    texts_fingerprint: str
+    tokens: Count
+    non_finite_tokens: Count
     exact: Count
-    moved: Count  # How many with other borders.
-    relabelled: Count  # How many with another label.
-    missing: Count  # How many not at all.
-    extra: Count  # How many entities were found that the reference does not have.
-    distinct_entities: Count  # How many entities of the reference differ in their words or labels.
-    reference_recall: Ratio | None  # The reference's recall of gold entities; ``None`` where no gold was given.
-    recall: Ratio | None  # The recall in the reduced type.
-    # How many times faster than float32 on the same device, measured in turn; 1 where that is not certain, ``None``
-    # where the device is simulated.
+    moved: Count
+    relabelled: Count
+    missing: Count
+    extra: Count
+    distinct_entities: Count
+    reference_recall: Ratio | None
+    recall: Ratio | None
     speedup: Ratio | None
 
 
-# What is shown of the evidence first, in words.
+# The metrics that a report shows first, with their labels.
 METRIC_LABELS = {
-    "texts": "texts, each of other words",
+    "texts": "distinct texts",
     "tokens": "tokens",
     "non_finite_tokens": "tokens with NaN or infinity",
     "exact": "entities that are the same",
-    "moved": "entities with other borders",
-    "relabelled": "entities with another label",
+    "moved": "entities with different boundaries",
+    "relabelled": "entities with a different label",
     "missing": "entities that were not found",
     "extra": "entities that float32 does not find",
-    "distinct": "entities of other words or labels",
+    "distinct_entities": "entities with distinct text or label",
     "reference_recall": "recall in float32",
-    "recall": "recall in this type",
+    "recall": "recall in this dtype",
     "speedup": "times as fast as float32",
 }
 
 
 @dataclass(frozen=True, repr=False)
 class ValidationRecord(Displayable):
-    """That a model kept its answers.
+    """Record that the predictions of a model in a reduced dtype meet the acceptance criteria.
 
     Attributes:
-        identity: What it is of.
-        evidence: What was measured.
-        date: The day, as ``2026-03-01``.
-        gate: What was required.
-        format: The form of the record, and what it stands for: where more is required from one release on, the number grows.
+        identity: Model, dtype, device and versions for which the record is valid.
+        evidence: Measurements.
+        date: Day of the validation, such as ``2026-03-01``.
+        criteria: Thresholds that the measurements met, by name.
+        format: Name and version of the format. The version increases when a release tightens the criteria, so that
+            older records are no longer valid.
     """
 
     identity: ModelIdentity
     evidence: ValidationMetrics
     date: str
     criteria: dict[str, float]
-    format: Literal["openmed_nb certificate, 2"] = "openmed_nb certificate, 2"
+    format: Literal["openmed_nb validation record, 2"] = "openmed_nb validation record, 2"
 
     @property
     def simulated(self) -> bool:
-        """Whether it is of a simulated device."""
+        """Whether the device is simulated."""
         return self.identity.simulated
 
     @property
     def summary(self) -> str:
-        """What it says, in one sentence."""
+        """Result of the validation in one sentence."""
         evidence = self.evidence
         reference = evidence.exact + evidence.moved + evidence.relabelled + evidence.missing
-        return f"On {pluralize(evidence.texts, 'text')} it kept {evidence.exact:,} of {pluralize(reference, 'entity', 'entities')}."
+        entities = pluralize(reference, "entity", "entities")
+        return f"{evidence.exact:,} of {entities} in {pluralize(evidence.texts, 'text')} are the same as in float32."
 
     def to_report(self) -> Report:
-        """Return what it is of and what it says; what it was measured with stands among the figures."""
+        """Return the summary, the measurements, and the identity with the criteria as a collapsed table."""
         identity = self.identity
-        facts = (
+        fields = (
             asdict(identity)
             | {"device": identity.shown_device}
             | asdict(self.evidence)
             | {"date": self.date}
             | self.criteria
         )
-        known = {name: str(value) for name, value in facts.items() if value is not None}
-        measured = tuple((said, known.pop(name)) for name, said in METRIC_LABELS.items() if name in known)
-        rest = tuple((name.replace("_", " "), value) for name, value in known.items())
-        columns = ("what", "value")
-        type_and_device = f"{identity.dtype} on {identity.shown_device}"
+        values = {name: str(value) for name, value in fields.items() if value is not None}
+        measured = tuple((label, values.pop(name)) for name, label in METRIC_LABELS.items() if name in values)
+        rest = tuple((name.replace("_", " "), value) for name, value in values.items())
+        columns = ("metric", "value")
+        dtype_and_device = f"{identity.dtype} on {identity.shown_device}"
         return Report(
-            f"Certificate: {identity.model} in {type_and_device}",
+            f"Validation record: {identity.model} in {dtype_and_device}",
             (self.summary,),
             metrics=(
-                Table("Measured", columns, measured),
-                Table("What it counts for, and what was required", columns, rest, collapsed=True),
+                Table("Measurements", columns, measured),
+                Table("Identity and criteria", ("field", "value"), rest, collapsed=True),
             ),
-            html_sentences=(f"{identity.model} is validated in {type_and_device} since {self.date}", self.summary),
+            html_sentences=(f"{identity.model} is validated in {dtype_and_device} since {self.date}", self.summary),
             status=OK,
         )
 
 
 @dataclass(frozen=True)
 class TunedBatchSize(JsonMixin):
-    """How many tokens of a model run best at once, which counts for its identity as a certificate does."""
+    """Fastest batch size of a model, valid for one identity.
+
+    Attributes:
+        identity: Model, dtype, device and versions for which the record is valid.
+        batch_tokens: Maximum number of tokens per batch.
+        source: Operation that measured it, such as ``nb.sweep()``.
+        date: Day of the measurement, such as ``2026-03-01``.
+    """
 
     identity: ModelIdentity
     batch_tokens: Annotated[int, Minimum(1)]
-    source: str  # What measured it, such as ``nb.sweep()``.
-    date: str  # The day, as ``2026-03-01``.
+    source: str
+    date: str
 
 
 Record = TypeVar("Record", ValidationRecord, TunedBatchSize)
 
-ENDINGS = {ValidationRecord: ".json", TunedBatchSize: ".learned"}  # How the names of files end.
+FILE_SUFFIXES = {ValidationRecord: ".json", TunedBatchSize: ".batch_size"}
 
 
 class RecordStore:
-    """The records of a person, a file each; any other file in the folder is left alone. The folder need not exist."""
+    """The records of a user, one file each, in a directory that need not exist. Other files there are not touched."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def file(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> Path:
-        """Return where a record of an identity is stored."""
-        return self.folder / f"{identity.key}{ENDINGS[kind]}"
+        """Return the path of the record of an identity."""
+        return self.folder / f"{identity.key}{FILE_SUFFIXES[kind]}"
 
     def store(self, record: ValidationRecord | TunedBatchSize) -> Path:
-        """Write a record in one step, in the place of an older one of the same identity; return its file."""
+        """Write a record atomically, replacing an older record of the same identity, and return its path."""
         file = self.file(record.identity, type(record))
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -227,74 +271,79 @@ class RecordStore:
         return file
 
     def remove(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> None:
-        """Remove the record of an identity, where there is one."""
+        """Delete the record of an identity, if it exists."""
         file = self.file(identity, kind)
         if file.is_file():
             with self._writing():
                 file.unlink(missing_ok=True)
 
     def find(self, identity: ModelIdentity) -> ValidationRecord | None:
-        """Return the certificate that counts for an identity."""
-        stored = _read(self.file(identity), ValidationRecord)
-        # The file may have been renamed, or its identity changed.
-        return stored if isinstance(stored, ValidationRecord) and stored.identity.key == identity.key else None
+        """Return the validation record that is valid for an identity, or ``None``."""
+        record = _read(self.file(identity), ValidationRecord)
+        # The user may have renamed the file or edited the identity in it.
+        return record if isinstance(record, ValidationRecord) and record.identity.key == identity.key else None
 
-    def learned(self) -> Iterator[TunedBatchSize]:
-        """Yield all that was learned; a file that is damaged says nothing, as if it was not there."""
-        for file in sorted(self.folder.glob(f"*{ENDINGS[TunedBatchSize]}")):
+    def iter_batch_sizes(self) -> Iterator[TunedBatchSize]:
+        """Yield all tuned batch sizes, skipping damaged files."""
+        for file in sorted(self.folder.glob(f"*{FILE_SUFFIXES[TunedBatchSize]}")):
             record = _read(file, TunedBatchSize)
             if isinstance(record, TunedBatchSize):
                 yield record
 
     def explain(self, identity: ModelIdentity) -> str:
-        """Return why no certificate counts for an identity, in words; empty where one does."""
+        """Return the reason why an identity has no valid validation record, as a clause; empty if it has one."""
         if self.find(identity):
             return ""
-        own = _read(self.file(identity), ValidationRecord)
-        if isinstance(own, str):
-            return f"its certificate is damaged ({own})"
+        record = _read(self.file(identity), ValidationRecord)
+        if isinstance(record, str):
+            return f"its validation record is damaged ({record})"
         stored = [_read(file, ValidationRecord) for file in sorted(self.folder.glob("*.json"))]
-        others = [
-            (certificate.identity, identity.changes(certificate.identity))
-            for certificate in stored
-            if isinstance(certificate, ValidationRecord)
-            and certificate.identity.dtype == identity.dtype
-            # By its name, or where that differs by its weights.
-            and (certificate.identity.model == identity.model or certificate.identity.weights == identity.weights)
-            and (identity.simulated or not certificate.simulated)
+        differences = [
+            (record.identity, identity.changes(record.identity))
+            for record in stored
+            if isinstance(record, ValidationRecord)
+            and record.identity.dtype == identity.dtype
+            # The same model by its name, or under another name by its weights.
+            and (record.identity.model == identity.model or record.identity.weights == identity.weights)
+            and (identity.simulated or not record.simulated)
         ]
-        # One without changes counts under its own name: this file was renamed.
-        expired = [(other, changes) for other, changes in others if changes and not changes & DEVICE_FIELDS]
+        # A record without changes is valid under its own file name, so this file was renamed.
+        expired = [(other, changes) for other, changes in differences if changes and not changes & DEVICE_FIELDS]
         if expired:
-            before, changes = min(expired, key=lambda pair: len(pair[1]))  # The nearest.
+            before, changes = min(expired, key=lambda pair: len(pair[1]))  # The record with the fewest changes.
             *first, last = (
-                said.format(before=before, now=identity) for name, said in CHANGE_MESSAGES.items() if name in changes
+                message.format(before=before, now=identity)
+                for name, message in CHANGE_MESSAGES.items()
+                if name in changes
             )
-            words = f"{', '.join(first)}, and {last}" if first else last
-            return f"its certificate expired: {words}"
-        # Two devices of one kind are told apart by their own names.
-        places = {
+            return (
+                f"its validation expired: {', '.join(first)}, and {last}"
+                if first
+                else f"its validation expired: {last}"
+            )
+        # Two devices of the same type are distinguished by the names that they report.
+        devices = {
             other.device_name if other.shown_device == identity.shown_device else other.shown_device
-            for other, changes in others
+            for other, changes in differences
             if changes and not changes & FILE_FIELDS
         }
-        if places:
-            return f"it was validated on {' and '.join(sorted(places))} only"
-        damaged = sum(isinstance(certificate, str) for certificate in stored)
-        unreadable = f", and {pluralize(damaged, 'file')} in its folder cannot be read" if damaged else ""
-        return f"there is no certificate{unreadable}"
+        if devices:
+            return f"it was validated on {' and '.join(sorted(devices))} only"
+        damaged = sum(isinstance(record, str) for record in stored)
+        unreadable = f", and {pluralize(damaged, 'validation record')} cannot be read" if damaged else ""
+        return f"it has not been validated{unreadable}"
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            what = f"Certificates cannot be kept in {str(self.folder)!r}: {describe_error(error)}."
-            raise ConfigurationError(what, f"Set {DATA_VARIABLE} to a folder that can be written.") from error
+            what = f"Validation records cannot be stored in {str(self.folder)!r}: {describe_error(error)}."
+            raise ConfigurationError(what, f"Set {DATA_VARIABLE} to a writable directory.") from error
 
 
 def _read(file: Path, kind: type[Record]) -> Record | str | None:
-    """Return the record of a file, what is wrong with it, or ``None`` where there is no file."""
+    """Return the record in a file, the problem with it as text, or ``None`` if the file does not exist."""
     try:
         record: Record = from_json_data(kind, read_json(file))
     except (FileNotFoundError, NotADirectoryError):
@@ -305,37 +354,37 @@ def _read(file: Path, kind: type[Record]) -> Record | str | None:
 
 
 def record_store(environ: Mapping[str, str]) -> RecordStore:
-    """Return the store of the person with this environment."""
+    """Return the store of the user, in the directory that the environment names or the user data directory."""
     import platformdirs
 
     named = environ.get(DATA_VARIABLE)
     try:
         folder = Path(named).expanduser() if named else platformdirs.user_data_path("openmed_nb", appauthor=False)
-    except RuntimeError as error:  # pathlib's, for a user without a home.
-        what = f"{DATA_VARIABLE} is {named!r}, and that home is not known."
-        raise ConfigurationError(what, f"Set {DATA_VARIABLE} to the full path of a folder.") from error
-    return RecordStore(folder / "certificates")
+    except RuntimeError as error:  # pathlib raises it for a user without a home directory.
+        what = f"{DATA_VARIABLE} is {named!r}, but the home directory cannot be determined."
+        raise ConfigurationError(what, f"Set {DATA_VARIABLE} to the absolute path of a directory.") from error
+    return RecordStore(folder / "validation_records")
 
 
 def load_batch_sizes(spec: LoadSpec, computer: DeviceManager, environ: Mapping[str, str]) -> dict[str, int]:
-    """Return how many tokens of a model run best at once, by kind of device, as it was learned on this computer.
+    """Return the tuned batch sizes of a model in tokens, by device type.
 
-    Its files are read only where something was learned of a model of that name.
+    Reads the files of the model only if a tuned batch size is stored for a model of that name.
     """
     tokens = {}
-    with contextlib.suppress(ConfigurationError):  # Without a place for it, nothing was learned; a load goes on.
-        for record in record_store(environ).learned():
+    with contextlib.suppress(ConfigurationError):  # A load must not fail because there is no directory for records.
+        for record in record_store(environ).iter_batch_sizes():
             identity = record.identity
-            named = identity.model in spec.reference.names
-            if named and identify_model(spec, spec.dtype, identity.device, computer).key == identity.key:
+            has_name = identity.model in spec.reference.names
+            if has_name and identify_model(spec, spec.dtype, identity.device, computer).key == identity.key:
                 tokens[identity.device] = record.batch_tokens
     return tokens
 
 
-def save_batch_size(  # noqa: PLR0913, PLR0917 - each is one thing
+def save_batch_size(  # noqa: PLR0913, PLR0917 - the parameters are independent of each other
     spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str], batch_tokens: int | None, by: str
 ) -> None:
-    """Keep how many tokens of a model run best at once on a device, or with ``None`` forget it; what fails is a warning."""
+    """Store the tuned batch size of a model on a device, or delete it if it is ``None``; a failure is a warning."""
     identity = identify_model(spec, spec.dtype, device, computer)
     try:
         if batch_tokens is None:
@@ -346,18 +395,16 @@ def save_batch_size(  # noqa: PLR0913, PLR0917 - each is one thing
         warn(collapse_whitespace(str(error)))
 
 
-# Which type a model is loaded in.
-
-# The types that need a certificate, in the order in which equally fast ones are taken.
+# The dtypes that need a validation record, in the order of preference at equal speed.
 REDUCED_DTYPES = ("bfloat16", "float16", INT8)
 
-# A reduced type counts as faster than float32 when it is more than this many times as fast.
+# A reduced dtype must exceed this speedup over float32 to count as faster.
 MIN_SPEEDUP = 1.05
 
 
 @dataclass(frozen=True)
 class ReducedDtype(JsonMixin):
-    """A reduced type, and its certificate that counts here, or the reason why none does."""
+    """A reduced dtype, with its valid validation record or the reason why it has none."""
 
     dtype: str
     record: ValidationRecord | None
@@ -368,29 +415,31 @@ class ReducedDtype(JsonMixin):
 
     @property
     def faster(self) -> bool | None:
-        """Whether it was measured to be worth it; ``None`` where the device is simulated, and no speed is measured."""
+        """Whether the speedup exceeds :data:`MIN_SPEEDUP`; ``None`` on a simulated device, where speed is not measured."""
         if self.record is None:
             return False
-        gain = self.record.evidence.speedup
-        return None if gain is None else gain > MIN_SPEEDUP
+        speedup = self.record.evidence.speedup
+        return None if speedup is None else speedup > MIN_SPEEDUP
 
     @property
     def summary(self) -> str:
-        """What is known of the type, without a figure of time."""
+        """Status of the dtype as a sentence, without timings."""
         if self.record is None:
             return f"{self.reason[0].upper()}{self.reason[1:]}."
-        return f"{self.record.summary}{' It is not clearly faster than float32.' if self.faster is False else ''}"
+        if self.faster is False:
+            return f"{self.record.summary} It is not clearly faster than float32."
+        return self.record.summary
 
 
 @dataclass(frozen=True, repr=False)
 class DtypeChoice(Displayable):
-    """The type that a model is loaded in, and why.
+    """The data type that a model is loaded in, with the reason.
 
     Attributes:
-        dtype: The type that was taken.
-        requested: What was asked for: a type, or ``"auto"``.
-        device: The device, marked where it is simulated.
-        candidates: What is known of each reduced type that was considered.
+        dtype: Selected dtype.
+        requested: Requested dtype, or ``"auto"``.
+        device: Device, labeled if it is simulated.
+        candidates: Status of each reduced dtype that was considered.
     """
 
     dtype: str
@@ -399,59 +448,70 @@ class DtypeChoice(Displayable):
     candidates: tuple[ReducedDtype, ...]
 
     def to_report(self) -> Report:
-        """Return the type, who asked, and what is known of the reduced types."""
+        """Return the dtype, the reason, and the status of the reduced dtypes."""
         if self.requested == self.dtype:
-            reason = "It was asked for."
+            reason = "Requested explicitly."
         elif self.dtype not in REDUCED_DTYPES:
-            reason = "'auto' took it: no reduced type is validated here for this model and faster."
+            reason = "Selected by 'auto': no reduced dtype is both validated here for this model and faster."
         elif is_marked_simulated(self.device):
-            reason = (
-                "'auto' took it: it is the first that is validated here; under the simulation no speed is measured."
-            )
+            reason = "Selected by 'auto': the first dtype validated here. Speed is not measured on a simulated device."
         else:
-            reason = "'auto' took it: it is validated here for this model, and the fastest of those that are."
+            reason = "Selected by 'auto': the fastest dtype that is validated here for this model."
         rows = tuple((candidate.dtype, candidate.summary) for candidate in self.candidates)
-        return Report(f"Type: {self.dtype} on {self.device}", (reason,), (Table("", ("type", "certificate"), rows),))
+        return Report(
+            f"Data type: {self.dtype} on {self.device}", (reason,), (Table("", ("dtype", "validation"), rows),)
+        )
 
 
 def select_dtype(
     spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str]
 ) -> tuple[LoadSpec, DtypeChoice]:
-    """Return a model in the type that it is loaded in on a device, and why that one; its files are fetched."""
-    here = replace(spec, folder=model_folder(spec))
+    """Return the specification with the selected dtype for a device, and the choice with its reason.
+
+    Downloads the files of the model if necessary.
+    """
+    local_spec = replace(spec, folder=model_folder(spec))
     store = record_store(environ)
-    identity = identify_model(here, spec.dtype, device, computer)
+    identity = identify_model(local_spec, spec.dtype, device, computer)
     candidates = []
-    fastest = 0.0
-    taken = "float32" if spec.dtype == "auto" else spec.dtype
+    best_speedup = 0.0
+    selected = "float32" if spec.dtype == "auto" else spec.dtype
     for dtype in REDUCED_DTYPES if spec.dtype == "auto" else (spec.dtype,):
         if dtype == INT8 and not parse_device_argument(device).has_int8:
             continue
-        own = replace(identity, dtype=dtype)
-        candidate = ReducedDtype(dtype, store.find(own), store.explain(own))
+        dtype_identity = replace(identity, dtype=dtype)
+        candidate = ReducedDtype(dtype, store.find(dtype_identity), store.explain(dtype_identity))
         candidates.append(candidate)
         if spec.dtype == "auto" and candidate.record and candidate.faster is not False:
-            speed = candidate.record.evidence.speedup or 1.0
-            if speed > fastest:
-                taken = dtype
-                fastest = speed
-    return here.in_dtype(taken), DtypeChoice(taken, spec.dtype, identity.shown_device, tuple(candidates))
+            speedup = candidate.record.evidence.speedup or 1.0
+            if speedup > best_speedup:
+                selected = dtype
+                best_speedup = speedup
+    choice = DtypeChoice(selected, spec.dtype, identity.shown_device, tuple(candidates))
+    return local_spec.in_dtype(selected), choice
 
 
 @dataclass(frozen=True)
 class DtypeValidation:
-    """What is known of a model that is loaded in a reduced type."""
+    """Validation status of a model that is loaded in a reduced dtype.
+
+    Attributes:
+        dtype: Data type of the weights.
+        device: Device, labeled if it is simulated.
+        reason: Reason why the model is not validated on the device, as a clause; empty if it is validated.
+        command: Command that validates the model.
+    """
 
     dtype: str
-    device: str  # Marked where it is simulated.
-    reason: str  # Why it is not validated there; empty where it is.
-    command: str  # The command that validates it.
+    device: str
+    reason: str
+    command: str
 
 
 def get_dtype_validation(
     key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str]
 ) -> DtypeValidation | None:
-    """Return what is known on a device of a model that was loaded in a reduced type; ``None`` in float32."""
+    """Return the validation status of a loaded model on a device, or ``None`` for a model in float32."""
     spec = key.spec
     if spec.dtype not in REDUCED_DTYPES:
         return None
@@ -459,23 +519,22 @@ def get_dtype_validation(
     reason = record_store(environ).explain(identity)
     folder = spec.reference.location
     if spec.files and (not Path(folder).is_dir() or snapshot_files(folder) != spec.files):
-        reason = "its files changed since it was loaded"  # What is in memory is then not known.
+        reason = "its files changed since it was loaded"  # The identity of the loaded copy is then unknown.
     return DtypeValidation(identity.dtype, identity.shown_device, reason, validation_command(spec, key.device))
 
 
 def warn_unless_validated(key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str]) -> None:
-    """Warn of a model that comes to a device in a reduced type that was not validated there, with the command that does."""
-    known = get_dtype_validation(key, device, computer, environ)
-    if known and known.reason:
+    """Warn if a model is placed on a device in a dtype that is not validated there, and name the command that validates it."""
+    validation = get_dtype_validation(key, device, computer, environ)
+    if validation and validation.reason:
         name = describe_value(key.spec.reference.name)
-        what = f"{name} is used in {known.dtype} on {known.device}, and {known.reason}."
-        warn(
-            collapse_whitespace(f"{what} Its answers may differ from those in float32. To validate it: {known.command}")
-        )
+        problem = f"{name} is loaded in {validation.dtype} on {validation.device}, but {validation.reason}."
+        consequence = "Predictions may differ from float32."
+        warn(collapse_whitespace(f"{problem} {consequence} To validate it, run {validation.command}"))
 
 
 def validation_command(spec: LoadSpec, device: str | None) -> str:
-    """Return the command that validates a model in its type; ``device`` is ``None`` where it was not loaded for one."""
+    """Return the command that validates a model in its dtype; ``device`` is ``None`` if none was requested for it."""
     config = spec.config
     options = {
         "dtype": spec.dtype,
@@ -484,5 +543,5 @@ def validation_command(spec: LoadSpec, device: str | None) -> str:
         "cache_dir": None if config.cache_dir is None else os.fspath(config.cache_dir),
         "allow_pickle": config.allow_pickle or None,
     }
-    words = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
-    return f"nb.runbook.validate_precision({spec.reference.name!r}, texts, {words})"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+    return f"nb.runbook.validate_precision({spec.reference.name!r}, texts, {arguments})"

@@ -1,1 +1,1 @@
-"""The faces in a notebook: magics, completion, the panel."""
+"""Notebook front ends: magics, tab completion and the panel."""

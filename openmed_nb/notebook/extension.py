@@ -1,7 +1,7 @@
-"""What ``%load_ext openmed_nb`` adds to the shell and ``%unload_ext openmed_nb`` takes away: the magics and their completion.
+"""IPython extension: register the magics and their completion for ``%load_ext``, and remove them for ``%unload_ext``.
 
-Completion offers the values and flags of a magic, also behind an assignment such as ``choice = %openmed_device ``. The flags
-are those of its parser; the tables here say what may stand for a value.
+Tab completion suggests the values and options of a magic, including after an assignment such as
+``choice = %openmed_device ``. The options come from the parser of the magic. The tables here list its values.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .magics import SIMULATIONS, OpenMedMagics
 
 
 def load(shell: InteractiveShell) -> None:
-    """Apply the MPS variables in time, then register the magics and their completion."""
-    before = list(shell.configurables)
+    """Set the MPS variables before torch reads them, and register the magics and their completion."""
+    configurables = list(shell.configurables)
     try:
-        magics = OpenMedMagics(shell)  # It reads the settings of %config and of the profile.
+        magics = OpenMedMagics(shell)  # Reads the settings of %config and of the profile.
     except TraitError as error:
-        shell.configurables[:] = before  # IPython adds the magics there before it reads their settings.
-        what = f"A setting of OpenMedMagics is not valid: {describe_error(error)}."
-        raise ConfigurationError(what, "Set it again with %config, then run %load_ext openmed_nb.") from error
+        shell.configurables[:] = configurables  # IPython adds the magics to the list before it reads their settings.
+        message = f"Invalid value for a setting of OpenMedMagics: {describe_error(error)}."
+        raise ConfigurationError(message, "Correct it with %config, then run %load_ext openmed_nb.") from error
     _unregister(shell, keep=magics)
     SESSION.start()
     shell.register_magics(magics)
@@ -42,7 +42,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take the magics, their completion and open panels away, and undo what was done to the environment."""
+    """Remove the magics and their completion, close all panels, and restore the environment variables."""
     from .panel import close_panels
 
     _unregister(shell)
@@ -51,28 +51,34 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> None:
-    """Remove the magics, the configurable and the matcher of this package; IPython has no call for it.
+    """Remove the magics, the configurable and the matcher of this package, for which IPython has no function.
 
-    ``register_magics`` adds to ``configurables`` each time and takes nothing back (IPython's ``core/magic.py``).
+    ``register_magics`` appends to ``configurables`` on each call and never removes an entry (IPython's
+    ``core/magic.py``).
     """
     for magics in shell.magics_manager.magics.values():
         for name, method in list(magics.items()):
-            # IPython's own magics stand there as proxies that load their module when an attribute is asked for.
+            # IPython's own magics are proxies that import their module on attribute access.
             if isinstance(method, MethodType) and isinstance(method.__self__, OpenMedMagics):
                 del magics[name]
-    others = [one for one in shell.configurables if one is keep or not isinstance(one, OpenMedMagics)]
-    shell.configurables[:] = others
-    with contextlib.suppress(ValueError):  # They are not there before the first load.
+    shell.configurables[:] = [
+        configurable
+        for configurable in shell.configurables
+        if configurable is keep or not isinstance(configurable, OpenMedMagics)
+    ]
+    with contextlib.suppress(ValueError):  # Neither is registered before the first load.
         shell.input_transformers_cleanup.remove(ensure_cell_body)
         shell.Completer.custom_matchers.remove(openmed_matcher)
 
 
 def ensure_cell_body(lines: list[str]) -> list[str]:
-    """Return the lines of a cell, with an empty one below a ``%%openmed_ner`` that stands alone.
+    """Return the lines of a cell, with an empty line appended to a ``%%openmed_ner`` without a body.
 
-    IPython refuses a cell magic without a body before it is asked, though ``--from`` needs none.
+    IPython rejects a cell magic without a body before it calls the magic, although ``--from`` needs no body.
     """
-    return [f"{lines[0].rstrip()}\n", "\n"] if len(lines) == 1 and lines[0].startswith("%%openmed_ner") else lines
+    if len(lines) == 1 and lines[0].startswith("%%openmed_ner"):
+        return [f"{lines[0].rstrip()}\n", "\n"]
+    return lines
 
 
 PARSERS = {name: magic.parser for name, magic in vars(OpenMedMagics).items() if hasattr(magic, "parser")}
@@ -81,54 +87,59 @@ MAGIC_LINE_PATTERN = re.compile(
     rf"^\s*(?:[^=%]+=\s*)?%{{1,2}}(?P<magic>{'|'.join(PARSERS)})\s(?P<before>.*?)(?P<word>\S*)$"
 )
 
-
-_DEVICES = tuple(spelling for spelling in ACCEPTED_SPELLINGS if spelling not in ("cuda:N", "default", "mps:0"))
+# Tab suggests neither placeholders such as "cuda:N" nor the synonyms "default" and "mps:0".
+_DEVICES = tuple(
+    spelling
+    for spelling in ACCEPTED_SPELLINGS
+    if spelling not in ("default", "mps:0") and not spelling.endswith(":N")
+)
 _CHOICES = {"device": _DEVICES, "--device": _DEVICES, "--simulate": SIMULATIONS, "--strategy": STRATEGIES}
 
 
-def _values(place: str) -> list[str]:
-    """Return what may stand behind a flag, or for an argument without one; nothing where a name is free."""
-    values = list(_CHOICES.get(place, ()))
-    if place in ("model", "--model", "--ops"):
+def _suggest_values(argument: str) -> list[str]:
+    """Return suggestions for the value of an option or a positional argument; empty if any name is valid."""
+    values = list(_CHOICES.get(argument, ()))
+    if argument in ("model", "--model", "--ops"):
         from ..models.registry import ALIASES, BUNDLED
 
         values += [*BUNDLED, *ALIASES]
-    if place in ("model", "--ops", "names", "--from"):
+    if argument in ("model", "--ops", "names", "--from"):
         shell = get_ipython()
         hidden = shell.user_ns_hidden
         values += sorted(name for name in shell.user_ns if name not in hidden and not name.startswith("_"))
-    if place in ("file", "--diff"):
+    if argument in ("file", "--diff"):
         values += sorted(path.name for path in Path().glob("*.json"))
     return values
 
 
 def complete_line(line: str) -> list[str] | None:
-    """Return what could stand at the end of a line, ``None`` for a line without a magic of this package.
+    """Return the completions at the end of a line, or ``None`` if the line has no magic of this package.
 
     Example:
-        >>> candidates("choice = %openmed_device m"), candidates("%macro m")
+        >>> complete_line("choice = %openmed_device m"), complete_line("%macro m")
         (['mps'], None)
     """
     match = MAGIC_LINE_PATTERN.match(line)
     if match is None:
         return None
     words = match["before"].split()
-    options = PARSERS[match["magic"]]._option_string_actions  # noqa: SLF001 - argparse has no other list of its flags
+    parser = PARSERS[match["magic"]]
+    options = parser._option_string_actions  # noqa: SLF001 - argparse has no public list of its options
+    suggestions: list[str] = []
     if words and words[-1] in options and options[words[-1]].nargs != 0:
-        offered = _values(words[-1])
+        suggestions += _suggest_values(words[-1])
     else:
-        offered = []
-        for action in PARSERS[match["magic"]]._actions:  # noqa: SLF001 - nor of its arguments
+        for action in parser._actions:  # noqa: SLF001 - argparse has no public list of its arguments
             if not action.option_strings and (action.nargs == "*" or not words):
-                offered += _values(action.dest)
-        if match["word"] or not offered:
-            offered += [flag for flag in options if flag.startswith("--")]
-    return [word for word in offered if word.startswith(match["word"]) and word not in words]
+                suggestions += _suggest_values(action.dest)
+        if match["word"] or not suggestions:
+            suggestions += [option for option in options if option.startswith("--")]
+    return [word for word in suggestions if word.startswith(match["word"]) and word not in words]
 
 
 @context_matcher(identifier="openmed_nb.magics")
 def openmed_matcher(context: CompletionContext) -> dict[str, Any]:
-    """Offer the values and flags of the magics to IPython's completer, and nothing else."""
+    """Return the completions of a magic of this package to IPython, and suppress those of other matchers."""
     words = complete_line(context.line_with_cursor[: context.cursor_position])
     completions = [SimpleCompletion(text=word, type="param") for word in words or ()]
     return {"completions": completions, "suppress": words is not None, "do_not_suppress": set()}

@@ -100,11 +100,11 @@ def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
     front.run("hog = bytearray(b'x') * (300 << 20)")
 
     front.wait_until(lambda: used_memory(front, panel=1) > before + (200 << 20))
-    front.expect_kernel("second.model.state.refreshes", True)
+    front.expect_kernel("second.model.state.auto_refresh", True)
     front.expect_kernel(THREADS, threads)
     box.uncheck()
     front.run("del hog")
-    front.expect_kernel("second.model.state.refreshes", False)
+    front.expect_kernel("second.model.state.auto_refresh", False)
 
 
 def test_annotate_shows_the_entities_the_time_and_the_device(front):

@@ -53,10 +53,10 @@ def test_the_checkbox_by_keyboard(front):
     """Space switches the automatic refresh on and off."""
     front.tab_to("Refresh every")
     front.page.keyboard.press("Space")
-    front.expect_kernel("panel.model.state.refreshes", True)
+    front.expect_kernel("panel.model.state.auto_refresh", True)
     front.page.keyboard.press("Space")
 
-    front.expect_kernel("panel.model.state.refreshes", False)
+    front.expect_kernel("panel.model.state.auto_refresh", False)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_text_is_typed_and_annotated_by_keyboard(front):
     front.page.keyboard.press("Enter")
 
     expect(front.region("Try it").locator("mark").first).to_contain_text("asthma")
-    front.expect_kernel("panel.model.state.answer.text", "mdaby: asthma")
+    front.expect_kernel("panel.model.state.annotation.text", "mdaby: asthma")
     assert front.cell_types() == before
     assert front.focus == "Annotate"
 

@@ -14,7 +14,7 @@ panel.text.value = 'The patient has asthma.'
 panel.model.annotate(panel.text.value)
 """
 UNFOLD = "(panel, open) => panel.querySelectorAll('details').forEach(details => { details.open = open; })"
-MISTAKE = "panel.model.choose('cuda:99')"
+MISTAKE = "panel.model.use_device('cuda:99')"
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
 
@@ -79,7 +79,7 @@ def test_every_text_has_enough_contrast(front, measures):
 
 def test_what_waits_and_what_was_done_has_enough_contrast(front, measures):
     """So do the words that a cell runs, and those that say what the last click did."""
-    front.run("panel.model.choose('cpu')")
+    front.run("panel.model.use_device('cpu')")
     with front.running_cell():
         expect(front.panel.get_by_text("A cell runs").first).to_have_css("opacity", "1")
         contrasts = measures.contrasts(front.panel)

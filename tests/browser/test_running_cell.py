@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 LISTEN = (
     "import threading\nthreads = []\n"
-    "session.listen(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))"
+    "session.subscribe(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))"
 )
 RUNS = "A cell runs: what you click may wait for its end."
 WAITS = re.compile(f"{RUNS}|Your click waits for the end of the running cell.")
@@ -93,4 +93,4 @@ def test_the_text_of_the_page_is_annotated(front):
         front.page.wait_for_timeout(300)
 
     expect(front.region("Try it").locator("mark").first).to_contain_text("diabetes")
-    front.expect_kernel("panel.model.state.answer.text", "No diabetes.")
+    front.expect_kernel("panel.model.state.annotation.text", "No diabetes.")

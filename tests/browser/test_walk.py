@@ -8,7 +8,7 @@ DEVICE = "(session.device().device, session.device().requested_by)"
 MAIN_THREAD = """
 import threading
 threads = []
-session.listen(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))
+session.subscribe(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))
 """
 PAYLOAD = "<img src=x onerror=window.__ran=1>"
 """An image that is not there; where it is taken for HTML, its handler runs."""
@@ -97,7 +97,7 @@ def test_a_text_is_annotated_and_stays_text(front):
 
 def test_it_can_be_read(front, measures):
     """On a simulated Mac every text stands out by 4.5 to 1, nothing sticks out, and a screen reader is told of each control."""
-    front.run("%openmed_device --simulate mps\npanel.model.choose('cuda:99')")
+    front.run("%openmed_device --simulate mps\npanel.model.use_device('cuda:99')")
     expect(front.panel.get_by_role("alert")).to_be_visible()
     contrasts = measures.contrasts(front.panel)
 

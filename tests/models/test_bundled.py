@@ -27,7 +27,7 @@ def store():
 @pytest.fixture
 def find(store, name):
     """Find the pieces of a text that a bundled model takes for diseases."""
-    pipe = get_pipeline(store.model(LoadSpec.from_name(name, OpenMedConfig()), "cpu", True), DEFAULT_STRATEGY, {})
+    pipe = get_pipeline(store.get(LoadSpec.from_name(name, OpenMedConfig()), "cpu", True), DEFAULT_STRATEGY, {})
 
     def find(text):
         found = pipe(text)

@@ -76,7 +76,7 @@ def test_other_warnings_are_heard(spec, category, message, monkeypatch):
         return model
 
     monkeypatch.setattr(torch.ao.quantization, "quantize_dynamic", quantize_dynamic)
-    with pytest.warn_if(category, match=message):
+    with pytest.warns(category, match=message):
         load_from_spec(spec, "cpu")
 
 

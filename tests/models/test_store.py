@@ -48,8 +48,8 @@ class TestCache:
     """What is the same copy of a model, and what is another."""
 
     def test_pipelines_with_equal_options_are_one(self, store, spec):
-        loaded = store.model(spec, "cpu", True)
-        assert store.model(spec, "cpu", True) is loaded
+        loaded = store.get(spec, "cpu", True)
+        assert store.get(spec, "cpu", True) is loaded
         first = get_pipeline(loaded, "first", {"stride": 8, "ignore_labels": ["O"]})
         assert get_pipeline(loaded, "first", {"ignore_labels": ["O"], "stride": 8}) is first
         others = [get_pipeline(loaded, "first", {}), get_pipeline(loaded, "simple", {"stride": 8})]
@@ -71,31 +71,31 @@ class TestCache:
     )
     def test_settings_of_what_is_loaded_make_another_copy(self, store, spec, keyword_model, settings, is_same):
         """How the files are fetched makes no other model of them, nor does the device of the settings."""
-        former = store.model(spec, "cpu", True)
-        other = store.model(LoadSpec.from_name(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
+        former = store.get(spec, "cpu", True)
+        other = store.get(LoadSpec.from_name(str(keyword_model), OpenMedConfig(**settings)), "cpu", True)
         assert (other.model is former.model) is is_same
         assert former.model.dtype == torch.float32
 
     def test_two_names_of_one_folder_are_one_copy(self, store, spec, keyword_model, monkeypatch):
         monkeypatch.chdir(keyword_model.parent)
         relative = LoadSpec.from_name(f"./{keyword_model.name}", OpenMedConfig())
-        assert store.model(relative, "cpu", True) is store.model(spec, "cpu", True)
+        assert store.get(relative, "cpu", True) is store.get(spec, "cpu", True)
 
     def test_another_device_is_another_copy(self, store, spec, words_of, second_device):
-        here = store.model(spec, "cpu", False)
-        there = store.model(spec, second_device, False)
+        here = store.get(spec, "cpu", False)
+        there = store.get(spec, second_device, False)
         assert (place(here), place(there)) == ("cpu", second_device)
         assert words_of(get_pipeline(there, "first", {})) == WORDS
 
     def test_failed_load_leaves_nothing(self, store, tmp_path, spec):
-        kept = store.model(spec, "cpu", True)
+        kept = store.get(spec, "cpu", True)
         with pytest.raises(InvalidModelError):
-            store.model(LoadSpec.from_name(str(tmp_path), OpenMedConfig()), "cpu", True)
-        assert store.model(spec, "cpu", True) is kept
+            store.get(LoadSpec.from_name(str(tmp_path), OpenMedConfig()), "cpu", True)
+        assert store.get(spec, "cpu", True) is kept
         assert store.unload() == (spec.reference.name,)
 
     def test_folder_of_a_loaded_model_is_known_in_any_type(self, store, spec, another_spec, keyword_model):
-        store.model(spec.in_dtype("bfloat16"), "cpu", False)
+        store.get(spec.in_dtype("bfloat16"), "cpu", False)
 
         assert store.folder(spec) == store.folder(spec.in_dtype("auto")) == keyword_model
         assert store.folder(another_spec) is None
@@ -106,8 +106,8 @@ class TestFollowing:
     """Models that were loaded without naming a device move with the session's; the others stay."""
 
     def test_followers_move_and_pinned_models_stay(self, store, spec, another_spec, second_device):
-        follower = store.model(spec, "cpu", True)
-        pinned = store.model(another_spec, "cpu", False)
+        follower = store.get(spec, "cpu", True)
+        pinned = store.get(another_spec, "cpu", False)
         assert store.move_followers(second_device) == (spec.reference.name,)
         assert (place(follower), place(pinned)) == (second_device, "cpu")
         assert store.move_followers(second_device) == ()
@@ -115,22 +115,22 @@ class TestFollowing:
         assert place(follower) == "cpu"
 
     def test_pipeline_works_after_every_move(self, store, spec, words_of, second_device):
-        pipe = get_pipeline(store.model(spec, "cpu", True), "first", {})
+        pipe = get_pipeline(store.get(spec, "cpu", True), "first", {})
         for device in (second_device, "cpu", second_device):
             store.move_followers(device)
             assert str(pipe.device) == device
             assert words_of(pipe) == WORDS
-            assert get_pipeline(store.model(spec, device, True), "first", {}) is pipe
+            assert get_pipeline(store.get(spec, device, True), "first", {}) is pipe
 
     def test_asking_for_a_follower_brings_all_followers(self, store, spec, another_spec, second_device):
-        models = [store.model(model_spec, "cpu", True) for model_spec in (spec, another_spec)]
-        store.model(spec, second_device, True)
+        models = [store.get(model_spec, "cpu", True) for model_spec in (spec, another_spec)]
+        store.get(spec, second_device, True)
         assert [place(loaded) for loaded in models] == [second_device, second_device]
 
     def test_failed_move_leaves_all_where_they_were(self, store, spec, another_spec, words_of, second_device):
         """Those that moved before the one that cannot are moved back; the error names that one."""
-        movable = store.model(spec, "cpu", True)
-        stuck = store.model(another_spec, "cpu", True)
+        movable = store.get(spec, "cpu", True)
+        stuck = store.get(another_spec, "cpu", True)
         store.move_followers(second_device)
         stuck.model.to("meta")  # without contents, so that it cannot be moved anywhere
         with pytest.raises(DeviceUnavailableError) as caught:
@@ -141,7 +141,7 @@ class TestFollowing:
 
     @pytest.mark.parametrize("device", ["no such device", "xpu", "vulkan"])
     def test_move_to_a_device_that_torch_lacks_leaves_the_model(self, store, spec, device, words_of):
-        loaded = store.model(spec, "cpu", True)
+        loaded = store.get(spec, "cpu", True)
         with pytest.raises(DeviceUnavailableError, match=device):
             move_model(loaded.model, device, loaded.name)
         assert place(loaded) == "cpu"
@@ -191,8 +191,8 @@ class TestUnloading:
     """Forgetting a model frees its memory."""
 
     def test_memory_is_freed(self, store, spec):
-        gone = [weakref.ref(get_pipeline(store.model(spec, "cpu", True), "first", {}))]
-        gone.append(weakref.ref(store.model(spec, "cpu", True).model))
+        gone = [weakref.ref(get_pipeline(store.get(spec, "cpu", True), "first", {}))]
+        gone.append(weakref.ref(store.get(spec, "cpu", True).model))
         gc.disable()
         try:
             assert store.unload() == (spec.reference.name,)
@@ -201,13 +201,13 @@ class TestUnloading:
             gc.enable()
 
     def test_name_is_unloaded_on_every_device(self, store, spec, another_spec, second_device):
-        kept = store.model(another_spec, "cpu", True)
-        former = [store.model(spec, "cpu", True), store.model(spec, second_device, False)]
+        kept = store.get(another_spec, "cpu", True)
+        former = [store.get(spec, "cpu", True), store.get(spec, second_device, False)]
         before = store.inventory()
         assert store.unload(spec.reference.name) == (spec.reference.name,)
         assert store.inventory().names == (another_spec.reference.name,)
-        assert store.model(another_spec, "cpu", True) is kept
-        assert store.model(spec, "cpu", True) not in former
+        assert store.get(another_spec, "cpu", True) is kept
+        assert store.get(spec, "cpu", True) not in former
         assert store.unload("never loaded") == ()
         # An inventory that was taken before stays as it was, and holds no tensor.
         assert len(before) == 3
@@ -225,7 +225,13 @@ class TestInventory:
                 LoadedModelInfo("another", "mps", "float16", 512, follows_session=True),
             )
         )
-        second = {"name": "bundled", "device": "cuda:1", "dtype": "bfloat16", "size": 5 * MIB // 2, "follows": False}
+        second = {
+            "name": "bundled",
+            "device": "cuda:1",
+            "dtype": "bfloat16",
+            "size": 5 * MIB // 2,
+            "follows_session": False,
+        }
 
         assert str(inventory).splitlines() == [
             "3 models in memory",
@@ -246,8 +252,8 @@ class TestInventory:
 
     def test_order_is_that_of_loading(self, store, spec, another_spec):
         """With place, type and size; a tensor that two parts of a model share is counted once."""
-        loaded = [store.model(model_spec, "cpu", follows=True) for model_spec in (spec, another_spec)]
-        loaded.append(store.model(spec.in_dtype("bfloat16"), "cpu", follows=False))
+        loaded = [store.get(model_spec, "cpu", follows=True) for model_spec in (spec, another_spec)]
+        loaded.append(store.get(spec.in_dtype("bfloat16"), "cpu", follows=False))
         loaded[0].model.another_name = loaded[0].model.classifier
         loaded[0].model.register_buffer("the_same", loaded[0].model.classifier.weight)
         sizes = []
@@ -257,13 +263,16 @@ class TestInventory:
         listed = store.inventory()
 
         assert [model.name for model in listed] == [model.name for model in loaded]
-        assert [(model.follows, model.dtype) for model in listed] == [*[(True, "float32")] * 2, (False, "bfloat16")]
+        assert [(model.follows_session, model.dtype) for model in listed] == [
+            *[(True, "float32")] * 2,
+            (False, "bfloat16"),
+        ]
         assert [model.size for model in listed] == sizes
 
     def test_place_is_where_a_model_is_now(self, store, spec, another_spec, second_device):
         """Also of one that a person moved."""
-        store.model(spec, "cpu", follows=True)
-        stays = store.model(another_spec, "cpu", follows=False)
+        store.get(spec, "cpu", follows=True)
+        stays = store.get(another_spec, "cpu", follows=False)
         store.move_followers(second_device)
         there, here = store.inventory()
         stays.model.to("meta")
@@ -278,7 +287,7 @@ class TestInventory:
             def __torch_dispatch__(self, operator, *_):
                 raise AssertionError(operator)
 
-        store.model(spec, "cpu", follows=True)
+        store.get(spec, "cpu", follows=True)
         with Refuse():
             assert len(store.inventory()) == 1
         with pytest.raises(AssertionError), Refuse():
@@ -291,7 +300,7 @@ class TestInventory:
         session.load_model("bundled_small", OpenMedConfig())
         session.load_model("bundled_small", OpenMedConfig(device="cpu"))
 
-        assert [(model.name, model.follows) for model in session.inventory()] == [
+        assert [(model.name, model.follows_session) for model in session.inventory()] == [
             ("bundled_small", True),
             ("bundled_small", False),
         ]

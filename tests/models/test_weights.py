@@ -58,7 +58,7 @@ class TestUnused:
     def test_another_head_is_a_warning(self, folder, find):
         """A head that the architecture does not have, such as a CRF, is a warning, and the model loads."""
         with_tensors(folder, crf__transitions=torch.ones(3, 3), crf__start_transitions=torch.ones(3))
-        with pytest.warn_if(OpenMedWarning, match=r"hold 2 tensors that its architecture does not use.*crf\."):
+        with pytest.warns(OpenMedWarning, match=r"hold 2 tensors that its architecture does not use.*crf\."):
             assert find(folder) == WORDS
 
     @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ REPORTS = {
         "Doctor", problems=(Finding("b", "failed", "wrong", "Mend it.", "2.7"),)
     ),
     "a replacement says its label once": Report("", segments=PIECES),
-    "a folded table": of_table(("1", "two"), folded=True),
+    "a folded table": of_table(("1", "two"), collapsed=True),
     "a column that is empty is left out": of_table(("a", "", "c"), ("b", "", "")),
     "a table without rows is left out": Report("title", tables=(Table("Nothing", ("name",), ()),)),
     "what is not known is named in a line": of_table(("memory", "3 GiB"), ("power", "not known")),

@@ -62,7 +62,7 @@ MISTAKES = [
     ("%openmed_doctor disease_detection_tinny", "UnknownModelError", ""),
     ("%openmed_doctor patient_note", "UnknownModelError", ""),
     ("%openmed_sweep --length many", "MagicError", "--length"),
-    ("%openmed_sweep --largest 0", "ConfigurationError", ""),
+    ("%openmed_sweep --max-batch-size 0", "ConfigurationError", ""),
     ("%openmed_sweep --seconds 0", "ConfigurationError", ""),
     ("%openmed_sweep --length 5000 bundled_small", "ConfigurationError", ""),
     ("%openmed_sweep --device mpss", "UnknownDeviceError", ""),
@@ -75,7 +75,7 @@ MISTAKES = [
 SETUP = f"""
 import os, sys
 import openmed_nb as nb
-from openmed_nb.notebook.panel import OPEN
+from openmed_nb.notebook.panel import OPEN_PANELS
 
 def careless():
     return never_defined
@@ -90,7 +90,7 @@ nb.load_pipeline("bundled_small")  # What libraries write into the environment i
 def test_mistake_is_one_error_of_one_line_and_changes_nothing(kernel, cell, name, value):
     kernel.run(SETUP)
     kernel.run("%openmed_device cpu")
-    before = kernel.state(), kernel.value("(os.listdir(), len(OPEN))")
+    before = kernel.state(), kernel.value("(os.listdir(), len(OPEN_PANELS))")
     reply = kernel.run(cell)
     ename, evalue, traceback = reply.error
 
@@ -101,4 +101,4 @@ def test_mistake_is_one_error_of_one_line_and_changes_nothing(kernel, cell, name
     assert "Miller" not in evalue
     assert "leprosy" not in str(reply)
     assert (reply.shown, reply.streams) == ([], {})
-    assert (kernel.state(), kernel.value("(os.listdir(), len(OPEN))")) == before
+    assert (kernel.state(), kernel.value("(os.listdir(), len(OPEN_PANELS))")) == before

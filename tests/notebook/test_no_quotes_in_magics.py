@@ -19,7 +19,7 @@ OPTIONS = {
     "openmed_panel": ["--model"],
     "openmed_doctor": ["--ops"],
     "openmed_log": ["--diff"],
-    "openmed_sweep": ["--length", "--largest", "--seconds", "--device"],
+    "openmed_sweep": ["--length", "--max-batch-size", "--seconds", "--device"],
 }
 """The options that take a value, by magic."""
 

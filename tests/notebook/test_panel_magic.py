@@ -20,11 +20,11 @@ shutil.copytree(BUNDLED['bundled_small'], 'my models/mine')
 @pytest.fixture
 def notebook(kernel):
     """A real kernel in which no panel is open before and after."""
-    kernel.run("from openmed_nb.notebook.panel import OPEN\nfrom openmed_nb.session import SESSION")
-    assert kernel.value("(len(OPEN), len(SESSION._listeners))") == (0, 0)
+    kernel.run("from openmed_nb.notebook.panel import OPEN_PANELS\nfrom openmed_nb.session import SESSION")
+    assert kernel.value("(len(OPEN_PANELS), len(SESSION._listeners))") == (0, 0)
     yield kernel
     kernel.run("%reload_ext openmed_nb")
-    assert kernel.value("(len(OPEN), len(SESSION._listeners))") == (0, 0)
+    assert kernel.value("(len(OPEN_PANELS), len(SESSION._listeners))") == (0, 0)
 
 
 def test_it_opens_a_panel(notebook):
@@ -42,9 +42,9 @@ def test_it_opens_a_panel(notebook):
 def test_it_returns_the_panel(notebook):
     """The panel can be kept in a variable, shown later, driven by code and closed."""
     assert notebook.run("panel = %openmed_panel").shown == []
-    assert notebook.value("list(OPEN) == [panel]")
+    assert notebook.value("list(OPEN_PANELS) == [panel]")
     assert VIEW in notebook.run("panel").shown[-1]
-    notebook.run("panel.model.choose('auto')")
+    notebook.run("panel.model.use_device('auto')")
     assert (
         notebook.run("%openmed_device")
         .text.splitlines()[1]
@@ -59,7 +59,7 @@ def test_it_can_be_silent(notebook):
     reply = notebook.run("%openmed_panel ;")
 
     assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
-    assert notebook.value("len(OPEN)") == 1
+    assert notebook.value("len(OPEN_PANELS)") == 1
 
 
 @pytest.mark.parametrize(

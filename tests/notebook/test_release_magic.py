@@ -26,7 +26,7 @@ def step():
 watched = {}
 """
 ALIVE = "watched['frame']() is not None"
-CAUSES = "[one.cause for one in report.freed]"
+CAUSES = "[one.source for one in report.freed]"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_the_frames_of_the_last_error_are_freed_at_once(planted, calls):
 
     reply = planted.run(f"report = %openmed_release\n{ALIVE}")
     assert (reply.status, reply.text) == ("ok", "False")
-    freed = planted.value("{one.cause: one.tensors for one in report.freed}")
+    freed = planted.value("{one.source: one.tensors for one in report.freed}")
     assert freed["frames of the last error"] == 4 << 20
     assert "%debug" in planted.value("' '.join(report.notes)")
 
@@ -88,7 +88,7 @@ def test_outputs_are_freed(planted):
 
     planted.run("report = %openmed_release")
     assert not planted.value("watched['shown']() is not None")
-    assert planted.value("{one.cause: one.tensors for one in report.freed}['history of outputs']") == 4 << 20
+    assert planted.value("{one.source: one.tensors for one in report.freed}['history of outputs']") == 4 << 20
     assert planted.value("list(Out)") == []
 
 
@@ -126,8 +126,8 @@ def test_the_figures_are_the_sums_of_the_causes(planted):
     ]
     assert planted.value("[one.tensors for one in report.freed][1:4]") == [1 << 20, 2 << 20, 4 << 20]
     assert planted.value("report.tensors == sum(one.tensors for one in report.freed) == 7 << 20")
-    assert planted.value("report.to_dict()['freed'][1]['cause']") == "variables"
-    assert planted.value("__import__('json').dumps(report.to_dict()).count('cause')") == 6
+    assert planted.value("report.to_dict()['freed'][1]['source']") == "variables"
+    assert planted.value("__import__('json').dumps(report.to_dict()).count('source')") == 6
 
 
 def test_a_name_that_is_no_variable_releases_nothing(planted):
@@ -150,7 +150,7 @@ def test_loaded_models_are_forgotten(planted):
     planted.run("import openmed_nb as nb\npipe = nb.load_pipeline('bundled_small')")
     planted.run("watched['model'] = weakref.ref(pipe.model)")
     planted.run("kept = %openmed_release --keep-models")
-    assert "loaded models" not in planted.value("[one.cause for one in kept.freed]")
+    assert "loaded models" not in planted.value("[one.source for one in kept.freed]")
     planted.run("report = %openmed_release")
     assert planted.value("len(pipe('He has asthma.'))") == 1
 
@@ -158,7 +158,7 @@ def test_loaded_models_are_forgotten(planted):
     assert planted.value("watched['model']() is not None")
     planted.run("report = %openmed_release")
     assert planted.value("watched['model']() is None")
-    assert planted.value("{one.cause: one.tensors for one in report.freed}['loaded models'] > 1 << 20")
+    assert planted.value("{one.source: one.tensors for one in report.freed}['loaded models'] > 1 << 20")
 
 
 def test_completion_offers_variables_and_flags(planted):
@@ -175,7 +175,7 @@ def test_completion_offers_variables_and_flags(planted):
 
 def test_without_a_cache_of_outputs(run_ipython):
     """Where IPython keeps no outputs, a release works."""
-    code = "%load_ext openmed_nb\nreport = %openmed_release\nprint([one.cause for one in report.freed])"
+    code = "%load_ext openmed_nb\nreport = %openmed_release\nprint([one.source for one in report.freed])"
     process = run_ipython(code, "--cache-size=0", OPENMED_DEVICE="cpu")
 
     assert process.returncode == 0, process.stderr

@@ -49,7 +49,7 @@ def test_forecast(loaded):
 
 def test_the_sweep_returns_its_report(loaded):
     """The magic returns the report, which shows the knee in its text and the curves in its HTML, and prints nothing."""
-    reply = loaded.run("report = %openmed_sweep bundled_small --length 16 --largest 2\nreport")
+    reply = loaded.run("report = %openmed_sweep bundled_small --length 16 --max-batch-size 2\nreport")
 
     assert reply.status == "ok", reply.error
     assert reply.text.startswith("Batch sweep on ")
@@ -62,7 +62,7 @@ def test_the_sweep_returns_its_report(loaded):
 def test_a_sweep_of_training_steps_as_json(loaded):
     """--training measures training steps, a variable may hold the pipeline, and --json is one JSON object."""
     loaded.run("import openmed_nb as nb\nmine = nb.load_pipeline('bundled_small', device='cpu')")
-    reply = loaded.run("%openmed_sweep mine --training --length 8 --largest 3 --device cpu --json")
+    reply = loaded.run("%openmed_sweep mine --training --length 8 --max-batch-size 3 --device cpu --json")
     answer = json.loads(reply.text)
 
     assert (answer["task"], answer["device"]) == ("training step", "cpu")

@@ -76,7 +76,7 @@ class Load:
 
     def begin(self, session: Any) -> None:
         """Begin, and wait until the model is being loaded."""
-        self.remove = session.listen(self.stay)
+        self.remove = session.subscribe(self.stay)
         self.thread = threading.Thread(target=session.load_model, args=("bundled_small", OpenMedConfig(device="cpu")))
         self.thread.start()
         assert self.reached.wait(60)

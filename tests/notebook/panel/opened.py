@@ -59,7 +59,7 @@ class FrontEnd:
         self.state: dict[Widget, dict[str, Any]] = {}
         self.focused: list[str] = []
 
-    def hear(self, one: Widget, message: dict[str, Any]) -> None:
+    def record(self, one: Widget, message: dict[str, Any]) -> None:
         """Hear a message to a widget."""
         data = message.get("data") or {}
         if data.get("method") == "update":

@@ -124,7 +124,7 @@ class TestModels:
         view.text.value = f"Cystic fibrosis. {EVIL}"
         view.click("Annotate")
 
-        assert view.model.state.answer.text == f"Cystic fibrosis. {EVIL}"
+        assert view.model.state.annotation.text == f"Cystic fibrosis. {EVIL}"
         assert "onerror" in view.answer.value
         assert EVIL not in view.shown
 

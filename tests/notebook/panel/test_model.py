@@ -65,9 +65,9 @@ def test_device_a_model_that_cannot_move(computers, watch):
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.load_model(SMALL, OpenMedConfig())
     panel = watch(here.session)
-    panel.choose("mps")
+    panel.use_device("mps")
 
-    assert "could not be moved to mps" in panel.state.error.what
+    assert "could not be moved to mps" in panel.state.error.message
     assert panel.activities == ["Changing the device: mps", f"Moving to mps: {SMALL}"]
     assert panel.state.choice.device == "cpu"
     assert [one.device for one in panel.state.models] == ["cpu"]
@@ -81,17 +81,17 @@ def test_device_models_move(mac):
         nb.load_pipeline(name)
     assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
     mac.states.clear()
-    mac.choose("cpu")
+    mac.use_device("cpu")
 
     assert mac.activities == [
         "Changing the device: cpu",
         "Moving to cpu: bundled (1 of 2)",
         f"Moving to cpu: {SMALL} (2 of 2)",
     ]
-    assert mac.state.said.title == f"Moved: bundled, {SMALL}."
+    assert mac.state.result.title == f"Moved: bundled, {SMALL}."
     assert [one.device for one in mac.state.models] == ["cpu"] * 2
     assert mac.agrees
-    mac.choose("mps")
+    mac.use_device("mps")
     assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
     assert mac.agrees
 
@@ -107,9 +107,9 @@ def test_errors_an_error_of_another_kind(computers, watch):
 
     here.torch.loading = fail
     with pytest.raises(OpenMedError, match="Changing the device failed with LookupError") as raised:
-        panel.choose("mps")
+        panel.use_device("mps")
 
-    assert panel.state.error.what == "Changing the device failed with LookupError."
+    assert panel.state.error.message == "Changing the device failed with LookupError."
     assert raised.value.remedy == "Type the same as a command: its traceback tells where."
     assert here.state == before
     said = "".join(traceback.format_exception(raised.value))
@@ -119,7 +119,7 @@ def test_errors_an_error_of_another_kind(computers, watch):
     assert panel.state.error.__traceback__ is panel.state.error.__context__ is None
     assert panel.agrees
     here.torch.loading = lambda: None
-    panel.choose("cpu")
+    panel.use_device("cpu")
     assert panel.state.error is None
 
 
@@ -150,7 +150,7 @@ def test_errors_an_error_keeps_nothing_alive(computers, watch):
         raise DeviceUnavailableError("It broke.", "Glue it.") from RuntimeError(NOTE)
 
     here.torch.loading = fail
-    panel.choose("mps")
+    panel.use_device("mps")
     gc.collect()
 
     assert panel.state.error.to_dict() == DeviceUnavailableError("It broke.", "Glue it.").to_dict()
@@ -165,7 +165,7 @@ def test_errors_an_observer_that_fails(here, panel):
         raise ValueError(NOTE)
 
     panel.watch(fail)
-    with pytest.warn_if(nb.OpenMedWarning, match="failed: ValueError") as warned:
+    with pytest.warns(nb.OpenMedWarning, match="failed: ValueError") as warned:
         assert here.session.use("cpu").device == "cpu"
     assert NOTE not in str(warned[0].message)
 
@@ -174,8 +174,8 @@ def test_models_annotating(panel):
     """A text is annotated with its time and device, and the model that was loaded for it is listed."""
     panel.annotate("She has asthma.")
 
-    assert [entity["word"] for entity in panel.state.answer] == ["asthma"]
-    assert (panel.state.answer.model, panel.state.answer.device) == (SMALL, "cpu")
+    assert [entity["word"] for entity in panel.state.annotation] == ["asthma"]
+    assert (panel.state.annotation.model, panel.state.annotation.device) == (SMALL, "cpu")
     assert 0 < panel.state.seconds < 60
     assert panel.state.models.names == (SMALL,)
     said = [f"Annotating: {SMALL}", "Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}"]
@@ -188,7 +188,7 @@ def test_models_the_default_model(here, watch):
     panel = watch(here.session)
     panel.annotate("She has asthma.")
 
-    assert panel.state.answer.model == "bundled"
+    assert panel.state.annotation.model == "bundled"
     assert panel.activities[0] == "Annotating: bundled"
 
 
@@ -197,18 +197,18 @@ def test_models_the_answer_can_hide_the_text(here, watch):
     panel = watch(here.session, SMALL, show_text=False)
     panel.annotate("She has asthma.")
 
-    assert "asthma" not in str(panel.state.answer)
-    assert "asthma" not in panel.state.answer._repr_html_()
-    assert len(panel.state.answer) == 1
+    assert "asthma" not in str(panel.state.annotation)
+    assert "asthma" not in panel.state.annotation._repr_html_()
+    assert len(panel.state.annotation) == 1
 
 
 def test_models_the_text_is_in_no_form_that_is_saved(panel):
     """After annotating, no static form, mapping or text form holds the text."""
     panel.annotate(NOTE)
-    panel.choose("mpss")
+    panel.use_device("mpss")
     state = panel.state
 
-    assert state.answer.text == NOTE
+    assert state.annotation.text == NOTE
     for form in (
         str(state),
         repr(state),
@@ -228,17 +228,17 @@ def test_models_a_text_that_cannot_be_read(panel, text):
 
     assert isinstance(panel.state.error, InvalidTextError)
     assert "leprosy" not in str(panel.state.error)
-    assert panel.state.answer is None
+    assert panel.state.annotation is None
     assert panel.agrees
 
 
 def test_models_a_failure_keeps_the_former_answer(panel):
     """What was found before stays until something else is found."""
     panel.annotate("She has asthma.")
-    answer = panel.state.answer
+    answer = panel.state.annotation
     panel.annotate("\ud800")
 
-    assert panel.state.answer is answer
+    assert panel.state.annotation is answer
     assert panel.state.error is not None
 
 
@@ -250,7 +250,7 @@ def test_models_unloading(here, panel):
     panel.unload(SMALL)
 
     assert len(panel.state.models) == 0
-    assert panel.state.said.title.startswith(f"Unloaded: {SMALL}.")
+    assert panel.state.result.title.startswith(f"Unloaded: {SMALL}.")
     assert panel.agrees
 
 
@@ -258,7 +258,7 @@ def test_models_unloading_what_is_gone(panel):
     """A model that somebody else has unloaded meanwhile is no error."""
     panel.unload(SMALL)
 
-    assert panel.state.said.title == "Nothing of that name was loaded."
+    assert panel.state.result.title == "Nothing of that name was loaded."
     assert panel.state.error is None
 
 
@@ -266,9 +266,9 @@ def test_models_what_was_said_vanishes(here, panel):
     """What the last click had to say vanishes with the next one, and with another device."""
     panel.unload(SMALL)
     here.session.device()
-    assert panel.state.said is not None
+    assert panel.state.result is not None
     here.session.use("cpu")
-    assert panel.state.said is None
+    assert panel.state.result is None
     panel.unload(SMALL)
     panel.refresh()
-    assert panel.state.said is None
+    assert panel.state.result is None

@@ -80,9 +80,9 @@ def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
     threads = []
 
     def cell():
-        notebook.panel.watch(lambda state: threads.append((state.waiting, threading.get_ident())))
-        elsewhere(lambda: notebook.panel.choose("cpu"))
-        assert notebook.panel.state.waiting == 1
+        notebook.panel.watch(lambda state: threads.append((state.pending_clicks, threading.get_ident())))
+        elsewhere(lambda: notebook.panel.use_device("cpu"))
+        assert notebook.panel.state.pending_clicks == 1
         assert notebook.panel.state.choice.requested_by == "nobody"
         assert here.environ == {}
         notebook.panel.on_cell_end()
@@ -90,7 +90,7 @@ def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
     def after():
         assert notebook.panel.activities == ["Changing the device: cpu"]
         assert notebook.panel.state.choice.requested_by == "the panel"
-        assert notebook.panel.state.waiting == 0
+        assert notebook.panel.state.pending_clicks == 0
         assert notebook.panel.agrees
 
     in_cells(notebook.open, cell, after)
@@ -104,22 +104,22 @@ def test_waiting_a_cell_that_awaits_something(here, notebook, elsewhere):
     """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
 
     def awaiting():
-        elsewhere(lambda: notebook.panel.choose("cpu"))
+        elsewhere(lambda: notebook.panel.use_device("cpu"))
         elsewhere(lambda: notebook.panel.annotate_deferred(lambda: "She has asthma."))
         return PENDING_INPUT_SECONDS
 
     def still_awaiting():
         assert here.environ == {}
-        assert notebook.panel.state.waiting == 2
+        assert notebook.panel.state.pending_clicks == 2
         notebook.panel.on_cell_end()
 
     def after():
-        assert notebook.panel.state.waiting == 0
+        assert notebook.panel.state.pending_clicks == 0
         assert notebook.panel.activities[0] == "Changing the device: cpu"
 
     in_cells(notebook.open, awaiting, lambda: None, still_awaiting, lambda: None, after)
     assert notebook.panel.state.choice.requested_by == "the panel"
-    assert len(notebook.panel.state.answer) == 1
+    assert len(notebook.panel.state.annotation) == 1
 
 
 def test_waiting_a_text_on_its_way(notebook, elsewhere):
@@ -132,7 +132,7 @@ def test_waiting_a_text_on_its_way(notebook, elsewhere):
 
     def click():
         elsewhere(lambda: notebook.panel.annotate_deferred(read))
-        assert (notebook.panel.state.waiting, threads) == (1, [])
+        assert (notebook.panel.state.pending_clicks, threads) == (1, [])
 
     def typed():
         assert threads == []
@@ -141,8 +141,8 @@ def test_waiting_a_text_on_its_way(notebook, elsewhere):
 
     in_cells(notebook.open, notebook.end, click, typed, lambda: None)
     assert threads == [threading.get_ident()]
-    assert [entity["word"] for entity in notebook.panel.state.answer] == ["asthma"]
-    assert notebook.panel.state.waiting == 0
+    assert [entity["word"] for entity in notebook.panel.state.annotation] == ["asthma"]
+    assert notebook.panel.state.pending_clicks == 0
     assert notebook.panel.agrees
 
 
@@ -204,7 +204,7 @@ def test_refreshing_a_tick_looks_at_the_memory_only(here, notebook):
     before = []
 
     def switch_on():
-        notebook.panel.choose("mpss")
+        notebook.panel.use_device("mpss")
         notebook.panel.set_auto_refresh(wanted=True)
         before.append(notebook.panel.state)
         here.environ["OPENMED_DEVICE"] = "cpu"
@@ -334,7 +334,7 @@ from openmed_nb.session import SESSION
 
 def note(change):
     state = change.new
-    shown = "waiting" if state.waiting else str(state.activity or "")
+    shown = "waiting" if state.pending_clicks else str(state.activity or "")
     log.append((shown, threading.current_thread() is threading.main_thread()))
 
 def elsewhere(function):
@@ -374,7 +374,7 @@ def stay(activity):
         print("inside", flush=True)
         threading.Event().wait(60)
 
-remove = SESSION.listen(stay)
+remove = SESSION.subscribe(stay)
 cells.loop.call_later(0, look)
 elsewhere(lambda: panel.annotate("Mrs Miller has leprosy."))
 """
@@ -396,9 +396,9 @@ class TestInKernel:
         """A click reaches the simulated MPS, which computes only in the thread that began it."""
         cells.run("%openmed_device --simulate mps")
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
-        assert cells.value("(panel.state.answer.device, len(panel.state.answer))") == ("mps (SIMULATED)", 1)
+        assert cells.value("(panel.state.annotation.device, len(panel.state.annotation))") == ("mps (SIMULATED)", 1)
         assert cells.value("panel.state.simulated") is True
-        cells.run("elsewhere(lambda: panel.choose('cpu'))")
+        cells.run("elsewhere(lambda: panel.use_device('cpu'))")
         assert cells.value("{one.device for one in panel.state.models}") == {"cpu"}
         cells.run("%openmed_device --simulate off")
         assert cells.value("panel.state.simulated") is False
@@ -408,7 +408,7 @@ class TestInKernel:
         assert cells.run(QUOTING).status == "ok"
         cells.run("written, sys.stderr = sys.stderr.getvalue(), standard_error")
 
-        assert cells.value("panel.state.error.what") == "Annotating failed with Exception."
+        assert cells.value("panel.state.error.message") == "Annotating failed with Exception."
         assert cells.value("'OpenMedError: Annotating failed with Exception.' in written")
         assert cells.value("'leprosy' in written + str(panel.state)") is False
 
@@ -422,9 +422,9 @@ class TestInKernel:
         cells.interrupt()
         cells.run("remove()\ncells.loop.call_later(0, look)")
 
-        assert cells.value("panel.state.error.what") == "Annotating: bundled_small was interrupted."
-        assert cells.value("(panel.state.activity, panel.state.waiting, panel.state.answer)") == (None, 0, None)
+        assert cells.value("panel.state.error.message") == "Annotating: bundled_small was interrupted."
+        assert cells.value("(panel.state.activity, panel.state.pending_clicks, panel.state.annotation)") == (None, 0, None)
         assert cells.value("(SESSION.is_idle(), SESSION.inventory().names)") == (True, ())
         assert cells.value("[one is signal.SIG_IGN for one in handlers]") == [True, True]
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
-        assert cells.value("(panel.state.error, len(panel.state.answer))") == (None, 1)
+        assert cells.value("(panel.state.error, len(panel.state.annotation))") == (None, 1)

@@ -35,8 +35,8 @@ def test_together_many_threads(here, panel, watch):
     """Verbs of the session and of panels in several threads end, and a look then shows what is."""
     other = watch(here.session)
     verbs = [
-        lambda: panel.choose("cpu"),
-        lambda: other.choose("auto"),
+        lambda: panel.use_device("cpu"),
+        lambda: other.use_device("auto"),
         lambda: here.session.use("cpu"),
         lambda: (panel.refresh(), other.reset()),
     ]
@@ -90,7 +90,7 @@ def test_close_a_closed_panel_does_nothing(here, panel):
     panel.close()
     before, state = here.state, panel.state
     panel.states.clear()
-    panel.choose("cpu")
+    panel.use_device("cpu")
     panel.reset()
     panel.annotate("She has asthma.")
     panel.release()
@@ -106,10 +106,10 @@ def test_close_a_closed_panel_does_nothing(here, panel):
 Action = Callable[[Session, str], object]
 
 VERBS: dict[str, Action] = {
-    "choose cpu": lambda session, source: session.use("cpu", source),
-    "choose auto": lambda session, source: session.use("auto", source),
-    "choose mps": lambda session, source: session.use("mps", source),
-    "choose nonsense": lambda session, source: session.use("nonsense", source),
+    "use_device cpu": lambda session, source: session.use("cpu", source),
+    "use_device auto": lambda session, source: session.use("auto", source),
+    "use_device mps": lambda session, source: session.use("mps", source),
+    "use_device nonsense": lambda session, source: session.use("nonsense", source),
     "reset": lambda session, _source: session.reset(),
     "refresh": lambda _session, _source: None,
 }

@@ -10,7 +10,7 @@ from openmed_nb.notebook.panel import NO_KERNEL_NOTICE, NO_WIDGETS_NOTICE
 
 SETUP = """
 import openmed_nb as nb
-from openmed_nb.notebook.panel import OPEN
+from openmed_nb.notebook.panel import OPEN_PANELS
 from openmed_nb.session import SESSION
 
 panels = []
@@ -36,7 +36,7 @@ def elsewhere(function):
     thread.join()
 """
 IS_OPEN = "[panel.comm is not None for panel in panels]"
-LEFT = "(len(OPEN), len(SESSION._listeners), sum(map(len, get_ipython().events.callbacks.values())))"
+LEFT = "(len(OPEN_PANELS), len(SESSION._listeners), sum(map(len, get_ipython().events.callbacks.values())))"
 
 
 @pytest.mark.real_computer  # It is about shells and processes of their own.
@@ -86,7 +86,7 @@ class TestInKernel:
         cells.run_cell("second", "open_panel()")
         cells.run_cell("first", "open_panel()")
         assert cells.value(IS_OPEN) == [False, False, False, True, True]
-        assert cells.value("(len(OPEN), len(SESSION._listeners))") == (2, 2)
+        assert cells.value("(len(OPEN_PANELS), len(SESSION._listeners))") == (2, 2)
 
     def test_two_panels_in_one_cell(self, cells):
         """Two panels of one run of a cell both stay, and both end with its next run."""
@@ -116,7 +116,7 @@ class TestInKernel:
         reply = cells.run(line)
 
         assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
-        assert cells.value(f"({IS_OPEN}, len(OPEN), len(SESSION._listeners))") == ([False] * 3, 0, 0)
+        assert cells.value(f"({IS_OPEN}, len(OPEN_PANELS), len(SESSION._listeners))") == ([False] * 3, 0, 0)
         cells.run("%reload_ext openmed_nb")
 
     @pytest.mark.parametrize("how", ["elsewhere(open_panel)", "loop.call_later(0, open_panel)"])
@@ -125,7 +125,7 @@ class TestInKernel:
         cells.run(THREADS)
         cells.run(how)
         cells.run("model = panels[0].model\nmodel.observe(note, 'state')\nloop.call_later(0, look)")
-        cells.run("elsewhere(lambda: model.choose('auto'))\nasked = model.state.choice.requested_by")
+        cells.run("elsewhere(lambda: model.use_device('auto'))\nasked = model.state.choice.requested_by")
         cells.run("loop.call_later(0, look)")
 
         assert cells.value("asked") == "OPENMED_DEVICE"
@@ -144,4 +144,4 @@ class TestInKernel:
         assert NO_WIDGETS_NOTICE in reply.text
         assert NO_WIDGETS_NOTICE in reply.html
         assert "%openmed_device --reset" in reply.text
-        assert cells.value("len(OPEN)") == 0
+        assert cells.value("len(OPEN_PANELS)") == 0

@@ -112,16 +112,16 @@ def cases(plain):
     yield "an activity", rendering.activity, replace(plain, activity=loading)
     yield "an activity in a cell", rendering.activity, replace(plain, activity=loading, cell_running=True)
     yield "a cell", rendering.activity, replace(plain, cell_running=True)
-    yield "a click between cells", rendering.activity, replace(plain, waiting=2)
-    yield "a click in a cell", rendering.activity, replace(plain, waiting=2, cell_running=True, activity=loading)
+    yield "a click between cells", rendering.activity, replace(plain, pending_clicks=2)
+    yield "a click in a cell", rendering.activity, replace(plain, pending_clicks=2, cell_running=True, activity=loading)
     yield "nothing said", rendering.message, plain
-    yield "something said", rendering.message, replace(plain, said=said)
-    yield "an error", rendering.message, replace(plain, error=OpenMedError("It broke.", "Mend it."), said=said)
+    yield "something said", rendering.message, replace(plain, result=said)
+    yield "an error", rendering.message, replace(plain, error=OpenMedError("It broke.", "Mend it."), result=said)
     yield "no answer", rendering.annotation, plain
-    yield "an answer", rendering.annotation, replace(plain, answer=answer, seconds=0.0123)
-    yield "a quick answer", rendering.annotation, replace(plain, answer=answer, seconds=0.0001)
+    yield "an answer", rendering.annotation, replace(plain, annotation=answer, seconds=0.0123)
+    yield "a quick answer", rendering.annotation, replace(plain, annotation=answer, seconds=0.0001)
     old = replace(answer, device="mps (SIMULATED)")
-    yield "an answer of another device", rendering.annotation, replace(plain, answer=old, seconds=0.0123)
+    yield "an answer of another device", rendering.annotation, replace(plain, annotation=old, seconds=0.0123)
 
 
 def test_regions_are_as_recorded(plain, read, as_recorded):

@@ -24,7 +24,7 @@ def state_of(here):
     """Return what a panel shows of a computer; its GPU, which is not here, is not asked for its memory."""
     session = here.session
     return PanelState(
-        session.devices(confirm=False), session.explain(confirm=False), memory_bars(None), session.inventory()
+        session.list_devices(confirm=False), session.explain(confirm=False), memory_bars(None), session.inventory()
     )
 
 
@@ -68,11 +68,11 @@ def test_buttons(computers, make, pressed, in_force, disabled):
     """
     state = state_of(make(computers))
     buttons = state.buttons
-    rows = next(table for table in state.report().tables if table.caption == "Devices").rows
+    rows = next(table for table in state.to_report().tables if table.caption == "Devices").rows
     devices_in_force = [in_force] if in_force else []
 
     assert [one.device for one in buttons if one.pressed] == ([pressed] if pressed else [])
-    assert [one.device for one in buttons if one.in_force] == devices_in_force
+    assert [one.device for one in buttons if one.active] == devices_in_force
     assert {one.device for one in buttons if not one.enabled} == disabled
     assert (buttons[0].device, buttons[0].enabled) == ("auto", True)
     assert len({one.device for one in buttons}) == len(buttons)
@@ -131,7 +131,7 @@ def test_secrets_are_masked(computers, value):
 def test_the_static_form_is_complete(computers):
     """The static form has devices, environment, memory and the commands to type, in text and HTML."""
     state = state_of(computers.mac(HF_HUB_OFFLINE="1"))
-    captions = [table.caption for table in state.report().tables if table.rows]
+    captions = [table.caption for table in state.to_report().tables if table.rows]
 
     assert captions == ["Devices", "Environment", "Other variables", "Memory", "The same by typing"]
     for command, _ in COMMANDS:
@@ -175,15 +175,15 @@ FRESH = """
 import os, sys
 from openmed_nb.devices.choice import DeviceChoice
 from openmed_nb.notebook.panel.state import memory_bars
-from openmed_nb.notebook.panel.state import PanelState, look
+from openmed_nb.notebook.panel.state import PanelState, read_state
 from openmed_nb.session import SESSION
 
 for wish in ("", "nonsense", "cpu", "cuda:1"):
     os.environ["OPENMED_DEVICE"] = wish
     before = dict(os.environ)
-    state = PanelState(**look(SESSION))
+    state = PanelState(**read_state(SESSION))
     text, html, mapping = str(state), state._repr_html_(), state.to_dict()
-    bars = memory_bars(DeviceChoice(wish, "auto", "nobody", "", certain=False))
+    bars = memory_bars(DeviceChoice(wish, "auto", "nobody", "", confirmed=False))
     heavy = {"torch", "transformers", "ipywidgets", "numpy", "huggingface_hub", "IPython"} & set(sys.modules)
     print(wish or "nobody", sorted(heavy), dict(os.environ) == before)
 """
@@ -240,7 +240,7 @@ def test_looking_between_any_verbs(computers, kind, environ, verbs):
         assert watched.state == before
         assert (
             sum(one.pressed for one in state.buttons)
-            == sum(one.in_force for one in state.buttons)
+            == sum(one.active for one in state.buttons)
             == bool(state.choice)
         )
         assert outcome(watched, verb) == outcome(alone, verb)

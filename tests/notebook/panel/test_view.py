@@ -72,7 +72,7 @@ def test_forms_three_forms(open_panel, computers):
     assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
     assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
     assert "Device: cpu, chosen automatically: this computer has no GPU" in first["text/html"]
-    shown = replace(view.model.state, note=RERUN_NOTICE).final_report()
+    shown = replace(view.model.state, notice=RERUN_NOTICE).final_report()
     assert "Device: cpu, asked for by the panel" in second["text/html"] == to_html(shown)
     assert "run this cell again" in first["text/html"]
     assert "%openmed_device --reset" in first["text/html"]
@@ -112,23 +112,23 @@ def test_refresh_in_a_kernel(kernel):
         "import asyncio, threading\nimport openmed_nb as nb\npanel, seen = nb.panel(), []\n"
         "where = lambda _: seen.append(threading.current_thread().name)\n"
     )
-    assert kernel.value("(panel.automatic.disabled, panel.model.state.refreshes)") == (False, False)
+    assert kernel.value("(panel.automatic.disabled, panel.model.state.auto_refresh)") == (False, False)
     kernel.run("panel.automatic.value = True")
-    assert kernel.value("panel.model.state.refreshes") is True
+    assert kernel.value("panel.model.state.auto_refresh") is True
     reply = kernel.run("panel.model.observe(where, 'state')\nwhile not seen:\n    await asyncio.sleep(0.02)\n")
     assert reply.status == "ok"
     assert set(kernel.value("seen")) == {"MainThread"}
     kernel.run("panel.automatic.value = False")
-    assert kernel.value("panel.model.state.refreshes") is False
+    assert kernel.value("panel.model.state.auto_refresh") is False
     kernel.run("panel.automatic.value = True\npanel.close()")
-    assert kernel.value("panel.model.state.refreshes") is False
+    assert kernel.value("panel.model.state.auto_refresh") is False
 
 
 KERNEL_COUNTS = (
     "(lambda w, c, s, o: (len(w), len(c), len(s), len(o), [len(v) for v in get_ipython().events.callbacks.values()]))("
     "__import__('ipywidgets').widgets.widget._instances, __import__('comm').get_comm_manager().comms,"
     "__import__('openmed_nb.session', fromlist=['']).SESSION._listeners,"
-    "__import__('openmed_nb.notebook.panel', fromlist=['']).OPEN)"
+    "__import__('openmed_nb.notebook.panel', fromlist=['']).OPEN_PANELS)"
 )
 """An expression for what panels could leave: widgets, comms, listeners, open panels, callbacks of IPython."""
 
@@ -170,5 +170,5 @@ def test_half_an_emoji_arrives(kernel):
     reply = kernel.run(r"box.set_state({'value': 'Tom has diabetes \ud83d'}); panel.model.annotate(box.value)")
     assert reply.status == "ok"
     assert kernel.value("type(panel.model.state.error).__name__") == "InvalidTextError"
-    assert kernel.value("panel.model.state.answer") is None
+    assert kernel.value("panel.model.state.annotation") is None
     kernel.run("panel.close()")
