@@ -89,9 +89,7 @@ MAGIC_LINE_PATTERN = re.compile(
 
 # Tab suggests neither placeholders such as "cuda:N" nor the synonyms "default" and "mps:0".
 _DEVICES = tuple(
-    spelling
-    for spelling in ACCEPTED_SPELLINGS
-    if spelling not in ("default", "mps:0") and not spelling.endswith(":N")
+    spelling for spelling in ACCEPTED_SPELLINGS if spelling not in ("default", "mps:0") and not spelling.endswith(":N")
 )
 _CHOICES = {"device": _DEVICES, "--device": _DEVICES, "--simulate": SIMULATIONS, "--strategy": STRATEGIES}
 

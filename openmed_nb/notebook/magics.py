@@ -1,6 +1,7 @@
-"""The magics: parse the line, call one verb of the session, return a value that shows itself; every mistake is our error.
+"""IPython magics: each parses its line, calls one operation of the session and returns a value that displays itself.
 
-Every magic returns a value: ``choice = %openmed_device cpu``. ``--help`` describes each, and ``%openmed`` lists them.
+A magic can be assigned: ``choice = %openmed_device cpu``. Every invalid line raises an ``OpenMedError``. ``--help``
+describes a magic, and ``%openmed`` lists all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from IPython.utils.process import arg_split
 from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
-from .._render.display import Displayable, Json, Report, Table
+from .._render.display import Displayable, Json, Report, Table, pluralize
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
 from .._utils.validation import check_path, closest_match
 from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
@@ -38,95 +39,101 @@ from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
 
-# What a person types first, and what it does: the cheat sheet, and the examples of ``--help``.
+# Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
 CHEAT_SHEET_ROWS = (
-    ("%openmed_device", "which device this session uses, and why"),
-    ("%openmed_device cpu", "another device for this session; auto, mps, cuda, cuda:1"),
-    ("%openmed_device --list", "every device, with why it can or cannot be used"),
-    ("%openmed_device --explain", "who asked for what, and what became of the environment"),
-    ('%openmed_device --simulate mps --memory "8 GiB"', "a simulated Mac, until --simulate off"),
-    ("%openmed_panel", "all of this to look at and to click"),
-    ("%openmed_ner Patient has asthma", "mark the entities of a line"),
-    ("%%openmed_ner", "mark the entities of the text in the lines below"),
-    ("%openmed_ner --from notes", "of a variable: a text, a list of texts, a Series"),
-    ("%openmed_ner --out found {note}", "of the text in a variable, into another one"),
-    ("%openmed_doctor", "what is wrong here, and what to do"),
-    ("%openmed_doctor --ops bundled", "which operators of a model would leave MPS for the CPU"),
-    ("%openmed_sweep bundled --seconds 10", "the best batch size"),
-    ("%openmed_log run.json", "write down what figures are measured with"),
-    ("%openmed_log --diff run.json", "what is different now"),
-    ("%openmed_release", "hand memory back; with names, those variables too"),
-    ("%openmed_report --quick", "measure this computer from end to end"),
-    ("found = nb.annotate(notes)", "many texts, with a bar; nb is openmed_nb"),
-    ("found.show(17)", "one of them, with its entities marked"),
-    ('found.only("disease", score=0.9)', "some of the entities alone"),
-    ("nb.compare()", "how much faster than the CPU, and where the time goes"),
+    ("%openmed_device", "show the active device and the reason"),
+    ("%openmed_device cpu", "override the device: auto, mps, cuda, cuda:1"),
+    ("%openmed_device --list", "list all devices and whether they are usable"),
+    ("%openmed_device --explain", "explain the device selection and the environment variables"),
+    ('%openmed_device --simulate mps --memory "8 GiB"', "simulate a Mac until --simulate off"),
+    ("%openmed_panel", "open the interactive panel"),
+    ("%openmed_ner Patient has asthma", "annotate the text of a line"),
+    ("%%openmed_ner", "annotate the text of a cell"),
+    ("%openmed_ner --from notes", "annotate a variable: a text, a list of texts or a Series"),
+    ("%openmed_ner --out found {note}", "annotate a variable and store the result in another"),
+    ("%openmed_doctor", "diagnose problems and suggest fixes"),
+    ("%openmed_doctor --ops bundled", "predict which operators of a model fall back to the CPU"),
+    ("%openmed_sweep bundled --seconds 10", "find the best batch size"),
+    ("%openmed_log run.json", "record the measurement environment"),
+    ("%openmed_log --diff run.json", "show what changed since then"),
+    ("%openmed_release", "release memory, including named variables"),
+    ("%openmed_report --quick", "benchmark this computer from end to end"),
+    ("found = nb.annotate(notes)", "annotate many texts with a progress bar"),
+    ("found.show(17)", "show one text with its entities highlighted"),
+    ('found.filter("disease", min_score=0.9)', "filter entities"),
+    ("nb.compare()", "measure the speedup over the CPU and the time per phase"),
 )
 
-# A word of a line, or several in quotes.
-_WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
+# A word of a line, which may contain quoted text with spaces.
+_WORD_PATTERN = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
 
 _QUOTED_PATTERN = re.compile(r"([\"'])(.*?)\1", flags=re.DOTALL)
 
-# A comment, and what no comment begins in: quotes, also those that are not closed.
-_COMMENT = re.compile(r"""("[^"]*(?:"|$)|'[^']*(?:'|$))|(?:^|(?<=[\s;]))#.*""", flags=re.DOTALL)
+# A comment, or quoted text, which may be unterminated and in which "#" does not start a comment.
+_COMMENT_PATTERN = re.compile(r"""("[^"]*(?:"|$)|'[^']*(?:'|$))|(?:^|(?<=[\s;]))#.*""", flags=re.DOTALL)
 
-_json = argument("--json", action="store_true", help="return the answer as JSON")
+_json = argument("--json", action="store_true", help="return the result as JSON")
 
 
-def _parsed_magic(verb: Callable[..., Any]) -> Any:
-    """Return a magic that parses its line for a verb; ``--help`` prints the usage, ``--json`` makes JSON of the answer.
+def _parsed_magic(command: Callable[..., Any]) -> Any:
+    """Return a magic that parses its line and calls a command with the arguments.
 
-    For a verb with ``text``, what stands behind the options is a text, and is left as it is.
+    ``--help`` prints the usage, and ``--json`` returns the result as JSON. If the command has a parameter ``text``, the
+    rest of the line after the options is passed to it unchanged.
     """
-    takes_text = "text" in inspect.signature(verb).parameters
+    takes_text = "text" in inspect.signature(command).parameters
 
-    @argument("-h", "--help", action="store_true", help="print this help")
-    @no_var_expand  # IPython leaves a name that is not defined as it stands; see _expanded().
+    @argument("-h", "--help", action="store_true", help="show this help message")
+    @no_var_expand  # IPython would keep an undefined name unchanged; _expand_variables() raises an error.
     @needs_local_scope
-    @wraps(verb)
+    @wraps(command)
     def magic(self: Magics, line: str, *cell: str, local_ns: Mapping[str, Any] | None = None) -> Any:
-        line = _expanded(line, {**self.shell.user_ns, **(local_ns or {})})
+        line = _expand_variables(line, {**self.shell.user_ns, **(local_ns or {})})
         options, text = split_options(magic.parser, line) if takes_text else (line, "")
         arguments = parse_line(magic, options)
         if arguments.help:
-            print((magic.__doc__ or "").removeprefix("::").strip())
-            rows = [row for row in CHEAT_SHEET_ROWS if row[0].split()[0].lstrip("%") == magic.__name__]
-            if rows:
-                print("\nexamples:")
-            width = max((len(typed) for typed, _ in rows), default=0)
-            for typed, does in rows:
-                print(f"  {typed:{width}}  {does}")
+            _print_help(magic)
             return None
-        answer = verb(self, arguments, text, *cell) if takes_text else verb(self, arguments, *cell)
-        return Json.of(answer.to_dict()) if getattr(arguments, "json", False) else answer
+        result = command(self, arguments, text, *cell) if takes_text else command(self, arguments, *cell)
+        return Json.of(result.to_dict()) if getattr(arguments, "json", False) else result
 
     return magic
 
 
-def _parsed_line_magic(verb: Callable[..., Any]) -> Any:
-    """Return a line magic for a verb; a semicolon at the end of its line keeps the answer from being shown."""
-    return output_can_be_silenced(line_magic(_parsed_magic(verb)))
+def _print_help(magic: Callable[..., Any]) -> None:
+    """Print the usage of a magic and its lines of the cheat sheet."""
+    print((magic.__doc__ or "").removeprefix("::").strip())
+    rows = [row for row in CHEAT_SHEET_ROWS if row[0].split()[0].lstrip("%") == magic.__name__]
+    if rows:
+        print("\nexamples:")
+    width = max((len(line) for line, _ in rows), default=0)
+    for line, description in rows:
+        print(f"  {line:{width}}  {description}")
 
 
-def _expanded(line: str, namespace: dict[str, Any]) -> str:
-    """Return a line in which variables stand for ``{name}`` and ``$name``, as IPython has it.
+def _parsed_line_magic(command: Callable[..., Any]) -> Any:
+    """Return a line magic for a command; a trailing semicolon suppresses the display of its result."""
+    return output_can_be_silenced(line_magic(_parsed_magic(command)))
 
-    An expression in braces that fails is an error, because the braces themselves would be read as a note. Braces that hold
-    no Python, and a dollar sign before a name that is not defined, stay as they are.
+
+def _expand_variables(line: str, namespace: dict[str, Any]) -> str:
+    """Return a line with ``{expression}`` and ``$name`` replaced by their values, as IPython does.
+
+    An expression in braces that raises is an error. Otherwise the braces would be annotated as part of a note. Braces
+    without valid Python and a dollar sign before an undefined name remain unchanged.
 
     Example:
-        >>> _expanded("--model {name} {{x}} {type 2 diabetes} $cost", {"name": "bundled"})
+        >>> _expand_variables("--model {name} {{x}} {type 2 diabetes} $cost", {"name": "bundled"})
         '--model {name} {{x}} {type 2 diabetes} $cost'
-        >>> _expanded("{name} since {year + 1}, $cost", {"name": "Asthma", "year": 2019})
+        >>> _expand_variables("{name} since {year + 1}, $cost", {"name": "Asthma", "year": 2019})
         'Asthma since 2020, $cost'
-        >>> _expanded("{nmae}", {"name": "Asthma"})
+        >>> _expand_variables("{nmae}", {"name": "Asthma"})
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.MagicError: No variable is called 'nmae'. Define it first, or write {{ and }} for braces in a text.
+        openmed_nb.errors.MagicError: Undefined variable: 'nmae'. Define it first, or write {{ and }} for literal braces.
     """
     formatter = DollarFormatter()
-    braces = "or write {{ and }} for braces in a text."
+    braces = "or write {{ and }} for literal braces."
     try:
         for _, field, rest, _ in formatter.parse(line):
             if field is not None:
@@ -138,87 +145,88 @@ def _expanded(line: str, namespace: dict[str, Any]) -> str:
             namespace.setdefault(name, f"${name}")
     try:
         return str(formatter.vformat(line, args=[], kwargs=namespace))
-    except Exception as error:  # noqa: BLE001 - of whatever code stands between the braces
+    except Exception as error:  # noqa: BLE001 - the code in the braces can raise anything
         name = getattr(error, "name", None)
         if isinstance(error, NameError) and name and name not in namespace and re.search(rf"\b{name}\b", line):
-            what = f"No variable is called {describe_value(name)}."
-            raise MagicError(what, f"Define it first, {braces}") from None
-        what = f"An expression in braces fails with {short_type_name(error)}."
-        raise MagicError(what, f"Mend it, {braces}") from None
+            message = f"Undefined variable: {describe_value(name)}."
+            raise MagicError(message, f"Define it first, {braces}") from None
+        message = f"An expression in braces raised {short_type_name(error)}."
+        raise MagicError(message, f"Correct it, {braces}") from None
 
 
 def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
-    """Return the options at the start of a line, and the text after them, unchanged.
+    """Return the options at the start of a line and the unchanged text after them.
 
-    The text starts at the first word without a dash, at a dash alone, or after ``--``.
+    The text starts at the first word without a leading dash, at a single dash, or after ``--``.
 
     Example:
         >>> parser = argparse.ArgumentParser()
         >>> _ = parser.add_argument("--model")
-        >>> split(parser, "--model 'my model' The patient's asthma; # 2")
+        >>> split_options(parser, "--model 'my model' The patient's asthma; # 2")
         ("--model 'my model'", "The patient's asthma; # 2")
-        >>> split(parser, "-- -HIV positive"), split(parser, "- asthma")
+        >>> split_options(parser, "-- -HIV positive"), split_options(parser, "- asthma")
         (('', '-HIV positive'), ('', '- asthma'))
     """
-    options = parser._option_string_actions  # noqa: SLF001 - argparse has no name
-    place = 0
-    while (word := _WORD.match(line, place)) and word[1].startswith("-") and word[1] != "-":
+    options = parser._option_string_actions  # noqa: SLF001 - argparse has no public list of its options
+    position = 0
+    while (word := _WORD_PATTERN.match(line, position)) and word[1].startswith("-") and word[1] != "-":
         if word[1] == "--":
-            return line[:place], line[word.end() :].strip()
-        place = word.end()
+            return line[:position], line[word.end() :].strip()
+        position = word.end()
         takes_value = word[1] in options and options[word[1]].nargs != 0
-        if takes_value and (value := _WORD.match(line, place)):
-            place = value.end()
-    return line[:place], line[place:].strip()
+        if takes_value and (value := _WORD_PATTERN.match(line, position)):
+            position = value.end()
+    return line[:position], line[position:].strip()
 
 
 def parse_line(magic: Callable[..., Any], line: str) -> argparse.Namespace:
-    """Return the arguments of a magic; a comment and a semicolon at the end are left out, as Python would leave them out."""
+    """Return the arguments of a magic, ignoring a comment and a semicolon at the end of the line, as Python does."""
     parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
-    options = parser._option_string_actions  # noqa: SLF001 - argparse has no name
+    options = parser._option_string_actions  # noqa: SLF001 - argparse has no public list of its options
     try:
-        arguments, others = parser.parse_known_args(split_words(line))
+        arguments, unknown = parser.parse_known_args(split_words(line))
     except (UsageError, ValueError) as error:
-        raise _usage_error(magic, f"cannot read its line: {parser_problem(str(error))}") from None
-    # What argparse makes of "--option=--": an empty list, and from Python 3.13 on the two dashes.
+        raise _usage_error(magic, f"cannot parse its line: {parser_problem(str(error))}") from None
+    # argparse parses "--option=--" as an empty list, and from Python 3.13 on as two dashes.
     if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
-        raise _usage_error(magic, "got an option without its value")
-    if flags := [word for word in others if word.startswith("-")]:
-        meant = closest_match(flags[0], options, cutoff=0.6)
-        remedy = f"Use {meant}" if meant else ""
-        if not meant and magic.__name__ == "openmed_ner":  # The word itself may be part of a note, such as "-HIV".
+        raise _usage_error(magic, "received an option without its value")
+    if flags := [word for word in unknown if word.startswith("-")]:
+        match = closest_match(flags[0], options, cutoff=0.6)
+        remedy = f"Use {match}" if match else ""
+        if not match and magic.__name__ == "openmed_ner":  # The word may be part of a note, such as "-HIV".
             remedy = "Write -- before a text that starts with a dash"
         raise _usage_error(magic, "does not have this option", remedy)
-    if others:  # They may be part of a note, so they are only counted.
-        raise _usage_error(magic, f"got {len(others)} words too many")
+    if unknown:  # The words may be part of a note, so the error must not quote them.
+        raise _usage_error(magic, f"received {pluralize(len(unknown), 'unexpected argument')}")
     return arguments
 
 
 def split_words(line: str) -> list[str]:
-    r"""Return the words of a line, without the quotes that hold a word with spaces together.
+    r"""Return the words of a line, without the quotes around a word with spaces.
 
-    A backslash is kept, because Windows writes paths with it.
+    A backslash is kept, because it separates directories in Windows paths.
 
     Example:
-        >>> words("--model 'my models/mine' --device=\"cpu\" ; # the slow one")
+        >>> split_words("--model 'my models/mine' --device=\"cpu\" ; # the slow one")
         ['--model', 'my models/mine', '--device=cpu']
     """
-    return [_QUOTED_PATTERN.sub(r"\2", word) for word in arg_split(_clean(line))]
+    return [_QUOTED_PATTERN.sub(r"\2", word) for word in arg_split(_strip_comment(line))]
 
 
-def _clean(line: str) -> str:
-    """Return the line without a comment and a semicolon at its end.
+def _strip_comment(line: str) -> str:
+    """Return a line without a comment and a semicolon at its end.
 
     Example:
-        >>> _clean("cpu;  # the slow one"), _clean("--model 'a #b'")
+        >>> _strip_comment("cpu;  # the slow one"), _strip_comment("--model 'a #b'")
         ('cpu', "--model 'a #b'")
     """
-    return _COMMENT.sub(r"\1", line).strip().removesuffix(";").strip()
+    return _COMMENT_PATTERN.sub(r"\1", line).strip().removesuffix(";").strip()
 
 
-def _usage_error(magic: Callable[..., Any], what: str, remedy: str = "") -> MagicError:
+def _usage_error(magic: Callable[..., Any], problem: str, remedy: str = "") -> MagicError:
+    """Return the error for an invalid line, which refers to the help of the magic."""
     name = f"%{magic.__name__}"
-    return MagicError(f"{name} {what}.", f"{remedy}, or see {name} --help." if remedy else f"See {name} --help.")
+    return MagicError(f"{name} {problem}.", f"{remedy}, or see {name} --help." if remedy else f"See {name} --help.")
 
 
 SIMULATIONS = ("mps", "off")
@@ -226,11 +234,11 @@ SIMULATIONS = ("mps", "off")
 
 @dataclass(frozen=True, repr=False)
 class CheatSheet(Displayable):
-    """What can be typed, and the state of a session.
+    """The lines that a user can type, and the state of the session.
 
     Attributes:
-        device: The device in force, and why, as a sentence, or why there is none.
-        models: The names of the models in memory.
+        device: Active device with the reason, or the error, as a sentence.
+        models: Names of the loaded models.
         simulated: Whether the session runs on a simulated Mac.
     """
 
@@ -239,57 +247,54 @@ class CheatSheet(Displayable):
     simulated: bool = False
 
     def to_report(self) -> Report:
-        """Return the state in two sentences, and a table of what can be typed."""
-        models = ", ".join(self.models) if self.models else "none yet; the first use loads one"
-        sentences = (self.device, f"Models in memory: {models}.")
-        return Report("openmed_nb", sentences, (Table("", ("type", "to see or do"), CHEAT_SHEET_ROWS),))
+        """Return the state in two sentences, and the table of lines."""
+        models = ", ".join(self.models) if self.models else "none; loaded on first use"
+        sentences = (self.device, f"Loaded models: {models}.")
+        return Report("openmed_nb", sentences, (Table("", ("command", "description"), CHEAT_SHEET_ROWS),))
 
 
 @magics_class
 class OpenMedMagics(Magics):
-    """The magics of openmed_nb; ``%config OpenMedMagics`` lists these settings."""
+    """The magics of openmed_nb. ``%config OpenMedMagics`` lists their settings."""
 
-    default_model = Unicode("bundled", help="The model of %%openmed_ner where --model does not name one.").tag(
-        config=True
-    )
-    aggregation_strategy = Enum(
-        STRATEGIES, DEFAULT_STRATEGY, help="How tokens become entities where --strategy does not say."
-    ).tag(config=True)
-    show_text = Bool(True, help="Whether results show the note's text; outputs are saved in the notebook.").tag(
-        config=True
-    )
+    default_model = Unicode("bundled", help="Default model for %%openmed_ner.").tag(config=True)
+    aggregation_strategy = Enum(STRATEGIES, DEFAULT_STRATEGY, help="Default aggregation strategy.").tag(config=True)
+    show_text = Bool(True, help="Show the text in results. Outputs are saved in the notebook.").tag(config=True)
 
     @magic_arguments()
     @_parsed_line_magic
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
-        """Show what can be typed, and the state of this session."""
+        """Show the available commands and the state of this session."""
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
         return CheatSheet(device, SESSION.inventory().names, is_mps_simulated())
 
     @magic_arguments()
-    @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; nothing shows the device in force")
-    @argument("--reset", action="store_true", help="drop the override; the shell and the machine decide again")
-    @argument("--list", action="store_true", help="list every device, with why it can or cannot be used")
-    @argument("--explain", action="store_true", help="show who asked, what was ruled out, and the environment")
-    @argument("--simulate", metavar="DEVICE", help="mps runs the session on a simulated Mac, off comes back")
-    @argument("--memory", metavar="SIZE", help='the RAM of the simulated Mac, such as "8 GiB"')
+    @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; omit to show the active device")
+    @argument("--reset", action="store_true", help="clear the override")
+    @argument("--list", action="store_true", help="list all devices and whether they are usable")
+    @argument(
+        "--explain", action="store_true", help="show the resolution order, rejected devices and environment variables"
+    )
+    @argument("--simulate", metavar="DEVICE", help="simulate MPS (mps) or stop the simulation (off)")
+    @argument("--memory", metavar="SIZE", help='memory of the simulated Mac, such as "8 GiB"')
     @_json
     @_parsed_line_magic
     def openmed_device(self, arguments: argparse.Namespace) -> Any:
-        """Show the device of this session and why, or change it."""
+        """Show or change the device of this session."""
         if arguments.memory is not None and arguments.simulate in (None, "off"):
-            raise MagicError("%openmed_device --memory is for a simulated Mac.", "Write --simulate mps before it.")
-        wishes = {
+            raise MagicError("%openmed_device --memory requires a simulated Mac.", "Add --simulate mps.")
+        requests = {
             "--reset": arguments.reset,
             "--list": arguments.list,
             "--explain": arguments.explain,
             "--simulate": arguments.simulate is not None,
             "a device": arguments.device is not None,
         }
-        asked = [name for name, wished in wishes.items() if wished]
-        if len(asked) > 1:
-            raise MagicError(f"%openmed_device cannot do {' and '.join(asked)} at once.", "Ask for one of them.")
+        requested = [name for name, is_requested in requests.items() if is_requested]
+        if len(requested) > 1:
+            message = f"%openmed_device accepts only one of {' and '.join(requested)}."
+            raise MagicError(message, "Use one of them.")
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")
         if arguments.simulate == "off":
@@ -298,8 +303,8 @@ class OpenMedMagics(Magics):
             memory = DEFAULT_SIMULATED_MEMORY if arguments.memory is None else arguments.memory
             SESSION.simulate(memory, source="%openmed_device")
         elif arguments.simulate is not None:
-            what = f"{describe_value(arguments.simulate)} cannot be simulated."
-            raise MagicError(what, "Write --simulate mps, or --simulate off.")
+            message = f"{describe_value(arguments.simulate)} cannot be simulated."
+            raise MagicError(message, "Use --simulate mps or --simulate off.")
         if arguments.reset:
             return SESSION.reset()
         if arguments.list:
@@ -307,15 +312,15 @@ class OpenMedMagics(Magics):
         return SESSION.explain() if arguments.explain else SESSION.device()
 
     @magic_arguments()
-    @argument("--model", help="an alias, a hub id or a folder; the bundled disease model where it is left out")
-    @argument("--strategy", help="how tokens become entities: none, simple, first, average or max")
-    @argument("--device", help="a device for this cell only")
-    @argument("--from", dest="variable", metavar="NAME", help="a variable with a text, or with many: a list, a Series")
-    @argument("--out", metavar="NAME", help="put the result into a variable instead of showing it")
+    @argument("--model", help="alias, Hub id or folder (default: the bundled disease model)")
+    @argument("--strategy", help="aggregation strategy: none, simple, first, average or max")
+    @argument("--device", help="device for this cell only")
+    @argument("--from", dest="variable", metavar="NAME", help="variable with a text, a list of texts or a Series")
+    @argument("--out", metavar="NAME", help="variable for the result, which is then not displayed")
     @line_cell_magic
     @_parsed_magic
     def openmed_ner(self, arguments: argparse.Namespace, text: str, cell: str | None = None) -> Any:
-        """Find entities in the rest of the line, in the text of the cell or in a variable, and show them in it."""
+        """Annotate the rest of the line, the text of the cell or a variable, and highlight the entities."""
         texts = self._input_texts(arguments.variable, text, cell)
         out = arguments.out
         if out is not None and (not out.isidentifier() or iskeyword(out) or out in self.shell.user_ns_hidden):
@@ -336,12 +341,12 @@ class OpenMedMagics(Magics):
 
     @magic_arguments()
     @argument("names", nargs="*", help="variables to delete")
-    @argument("--keep-models", action="store_true", help="keep the models that were loaded")
-    @argument("--keep-history", action="store_true", help="keep Out and _, which hold what cells have shown")
-    @argument("--keep-traceback", action="store_true", help="keep the frames of the last error, for %%debug")
+    @argument("--keep-models", action="store_true", help="keep the loaded models")
+    @argument("--keep-history", action="store_true", help="keep the output history (Out and _)")
+    @argument("--keep-traceback", action="store_true", help="keep the last traceback for %%debug")
     @_parsed_line_magic
     def openmed_release(self, arguments: argparse.Namespace) -> Any:
-        """Hand back the memory that variables, the history of outputs, the last error and loaded models keep."""
+        """Release memory held by variables, the output history, the last error and loaded models."""
         from ..training.release import release
 
         return release(
@@ -353,11 +358,11 @@ class OpenMedMagics(Magics):
         )
 
     @magic_arguments()
-    @argument("--model", help="the model of the text to try; the default of %%%%openmed_ner where it is left out")
-    @argument("--close", action="store_true", help="close every open panel")
+    @argument("--model", help="model for the example text (default: that of %%%%openmed_ner)")
+    @argument("--close", action="store_true", help="close all open panels")
     @_parsed_line_magic
     def openmed_panel(self, arguments: argparse.Namespace) -> Any:
-        """Open a panel: device, environment, memory, models and a text to try, to look at and to click."""
+        """Open an interactive panel: device, memory, an example text, models and environment."""
         from .panel import close_panels, panel
 
         if arguments.close:
@@ -366,14 +371,14 @@ class OpenMedMagics(Magics):
         return panel(self.default_model if arguments.model is None else arguments.model, self.show_text)
 
     @magic_arguments()
-    @argument("model", nargs="?", help="a model to look at, by name or variable; those that are loaded if left out")
-    @argument("--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS for the CPU")
+    @argument("model", nargs="?", help="model name or variable to check (default: the loaded models)")
+    @argument("--ops", metavar="MODEL", help="predict which operators of a model fall back from MPS to the CPU")
     @_json
     @_parsed_line_magic
     def openmed_doctor(self, arguments: argparse.Namespace) -> Any:
-        """Look at this computer, torch, the environment and the models, and say what is wrong and what to do."""
+        """Diagnose problems of this computer, torch, the environment and the models, and suggest fixes."""
         if arguments.ops is not None and arguments.model is not None:
-            raise MagicError("%openmed_doctor cannot look at one model and forecast another.", "Ask for one of them.")
+            raise MagicError("%openmed_doctor accepts only one of a model and --ops.", "Use one of them.")
         from ..runbook.checks.doctor.report import doctor
         from ..runbook.checks.operators.forecast import forecast
 
@@ -382,80 +387,86 @@ class OpenMedMagics(Magics):
         return doctor(self._resolve_model(arguments.model))
 
     @magic_arguments()
-    @argument("file", nargs="?", help="write it into this file: .json to be read again, .md for people")
-    @argument("--diff", metavar="FILE", help="compare a logbook of this .json file with the one of now")
+    @argument("file", nargs="?", help="output file: .json for a later --diff, .md for reading")
+    @argument("--diff", metavar="FILE", help="compare the logbook in this .json file with the current state")
     @_json
     @_parsed_line_magic
     def openmed_log(self, arguments: argparse.Namespace) -> Any:
-        """Write down what figures are measured with here and now, or compare that with a logbook."""
+        """Record the measurement environment in a logbook, or compare it with an earlier logbook."""
         from ..runbook.records.logbook.gathering import logbook
         from ..runbook.records.logbook.logbook import Logbook
 
         if arguments.file is not None and check_path(arguments.file, "the file of a logbook").exists():
-            what = f"{describe_file(Path(arguments.file))} is there already, and its figures would be gone."
-            raise MagicError(what, "Write another name, or --diff before it to compare.")
-        former = None if arguments.diff is None else Logbook.read(arguments.diff)
+            message = f"{describe_file(Path(arguments.file))} already exists and would be overwritten."
+            raise MagicError(message, "Use another name, or --diff to compare with it.")
+        previous = None if arguments.diff is None else Logbook.read(arguments.diff)
         book = logbook()
         if arguments.file is not None:
-            print(f"Written to {book.save(arguments.file)}.")
-        return book if former is None else former.diff(book)
+            print(f"Saved to {book.save(arguments.file)}.")
+        return book if previous is None else previous.diff(book)
 
     @magic_arguments()
-    @argument("model", nargs="?", help="a model by name, or a variable with a pipeline; the bundled one if left out")
-    @argument("--training", action="store_true", help="measure training steps instead of annotating")
-    @argument("--length", type=int, metavar="N", help="how many tokens a row has; 128 if left out")
-    @argument("--largest", type=int, metavar="N", help="the most rows that are tried")
-    @argument("--seconds", type=float, metavar="N", help="about how long it may take; 30 if left out")
-    @argument("--device", help="another device than the one in force")
+    @argument("model", nargs="?", help="model name, or a variable with a pipeline (default: the bundled model)")
+    @argument("--training", action="store_true", help="measure training steps instead of annotation")
+    @argument("--length", type=int, metavar="N", help="number of tokens per row (default: 128)")
+    @argument("--max-batch-size", type=int, metavar="N", help="largest batch size to measure")
+    @argument("--seconds", type=float, metavar="N", help="approximate time limit in seconds (default: 30)")
+    @argument("--device", help="device to use instead of the active one")
     @_json
     @_parsed_line_magic
     def openmed_sweep(self, arguments: argparse.Namespace) -> Any:
-        """Find the batch size from which larger batches no longer pay, with what each takes of the memory."""
+        """Find the batch size above which throughput no longer improves, and measure the memory of each size."""
         from ..runbook.bench.sweep import sweep
 
-        wanted = ("training", "device", "length", "largest", "seconds")
-        said = {name: value for name in wanted if (value := getattr(arguments, name)) is not None}
-        return sweep(self._resolve_model(arguments.model), **said)
+        names = ("training", "device", "length", "max_batch_size", "seconds")
+        options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+        return sweep(self._resolve_model(arguments.model), **options)
 
     @magic_arguments()
-    @argument("folder", nargs="?", help="where report.html, report.json and issue.md go; openmed_report if left out")
+    @argument("folder", nargs="?", help="folder for report.html, report.json and issue.md (default: openmed_report)")
     @argument("--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five")
-    @argument("--training", action="store_true", help="measure training steps instead of annotating")
+    @argument("--training", action="store_true", help="measure training steps instead of annotation")
     @_json
     @_parsed_line_magic
     def openmed_report(self, arguments: argparse.Namespace) -> Any:
-        """Measure this computer from end to end, each step in a process of its own, and write what was found."""
+        """Benchmark this computer, each step in a separate process, and write a report."""
         from ..runbook.records.report.report import FOLDER, REVIEW_NOTICE, report
 
         folder = FOLDER if arguments.folder is None else arguments.folder
-        found = report(folder, quick=arguments.quick, training=arguments.training)
+        device_report = report(folder, quick=arguments.quick, training=arguments.training)
         print(REVIEW_NOTICE.format(folder=folder))
-        return found
+        return device_report
 
     def _input_texts(self, variable: str | None, text: str, cell: str | None) -> Any:
-        """Return what a magic shall read: the rest of its line, its cell or a variable, but only one of them."""
+        """Return the input of ``openmed_ner``: exactly one of the rest of the line, the cell and a variable."""
         name = "%openmed_ner" if cell is None else "%%openmed_ner"
         if variable is not None or cell is not None:
-            text = _clean(text)
-        given = [one for one in (text, cell or "") if one.strip()]
+            text = _strip_comment(text)
+        has_text = bool(text.strip() or (cell or "").strip())
         if variable is not None:
-            if given:
-                raise MagicError(f"{name} --from reads a variable, and there is a text too.", "Leave one of them out.")
+            if has_text:
+                raise MagicError(f"{name} accepts either --from or a text, not both.", "Remove one of them.")
             if variable not in self.shell.user_ns:
-                meant = closest_match(variable, [one for one in self.shell.user_ns if not one.startswith("_")])
-                remedy = f"Did you mean {meant}?" if meant else "Name a variable that holds a text, or many."
-                raise MagicError(f"No variable is called {describe_value(variable)}.", remedy)
+                candidates = [candidate for candidate in self.shell.user_ns if not candidate.startswith("_")]
+                match = closest_match(variable, candidates)
+                remedy = f"Did you mean {match}?" if match else "Use a variable that contains a text or many texts."
+                raise MagicError(f"Undefined variable: {describe_value(variable)}.", remedy)
             return self.shell.user_ns[variable]
-        if cell is not None and text:  # It may be part of a note, so its words are only counted.
-            what = f"{name} got {len(text.split())} words too many in its first line."
-            raise MagicError(what, f"Write the text in the lines below it, or see {name} --help.")
-        if not given:
-            place = "behind it" if cell is None else "in the lines below it"
-            more = "; %%openmed_ner reads the lines of its cell" if cell is None else ""
-            raise MagicError(f"{name} has no text.", f"Write the text {place}, or --from and a variable{more}.")
+        if cell is not None and text:  # The words may be part of a note, so the error must not quote them.
+            unexpected = pluralize(len(text.split()), "unexpected argument")
+            message = f"{name} received {unexpected} in its first line."
+            raise MagicError(message, f"Write the text in the lines below it, or see {name} --help.")
+        if not has_text:
+            location = "after it" if cell is None else "in the lines below it"
+            alternative = "; %%openmed_ner reads the lines of its cell" if cell is None else ""
+            remedy = f"Write the text {location}, or use --from with a variable{alternative}."
+            raise MagicError(f"{name} has no text.", remedy)
         return text if cell is None else cell
 
     def _resolve_model(self, name: str | None) -> Any:
-        """Return the model that a variable of that name holds, or the name itself; a text in a variable may be a note."""
+        """Return the value of a variable with that name, or the name itself if the variable is a text or undefined.
+
+        The text in a variable may be a note, which must not be used as the name of a model.
+        """
         value = self.shell.user_ns.get(name, name)
         return name if isinstance(value, str) else value
