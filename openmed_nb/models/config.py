@@ -1,4 +1,4 @@
-"""The settings of a loader, checked when they are written down."""
+"""Settings of a model loader, validated when they are created."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..errors import ConfigurationError
 
 BACKEND = "hf"
 
-# Backends of the openmed package that are not part of this one, and how to get them.
+# Backends of the openmed package that this package does not have, with the commands that install them.
 UNSUPPORTED_BACKENDS = {
     "mlx": "python -m pip install 'openmed[mlx]'",
     "onnx": "python -m pip install 'openmed[onnx]'",
     "remote": "python -m pip install openmed",
 }
 
-# The settings of OpenMed 3.1's own class (openmed/core/config.py) that mean nothing here, with their defaults there.
+# The settings of the class in OpenMed 3.1 (openmed/core/config.py) that have no effect here, with their defaults there.
 IGNORED_SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("use_medical_tokenizer", "clinical_protect_enabled", "clinical_protect_use_builtin"), True),
     **dict.fromkeys(("lazy_model_loading", "bnb_4bit_use_double_quant", "remote_inference_verify_tls"), True),
@@ -45,7 +45,7 @@ IGNORED_SETTINGS: dict[str, Any] = {
     "remote_inference_timeout_seconds": 30.0,
 }
 
-# What the settings may be; a text where a flag is meant, such as "no", would count as yes.
+# Valid types of the settings. A string for a flag, such as "no", would be truthy.
 SETTING_TYPES: dict[str, tuple[type, ...]] = {
     "revision": (str, NoneType),
     "cache_dir": (str, os.PathLike, NoneType),
@@ -56,11 +56,11 @@ SETTING_TYPES: dict[str, tuple[type, ...]] = {
     "allow_pickle": (bool,),
 }
 
-# "auto" is a reduced type that was validated for the model on the device and is faster, or else float32.
+# "auto" selects a reduced dtype that is validated for the model on the device and is faster, or else float32.
 DTYPES = ("float32", "float16", "bfloat16", "int8", "auto")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
-# Settings that the arguments of a load replace.
+# Settings that arguments of a load override.
 OVERRIDABLE_SETTINGS = (
     "dtype",
     "revision",
@@ -73,24 +73,27 @@ OVERRIDABLE_SETTINGS = (
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
-# "first" labels a word by its first sub-token; "simple" lets a prediction inside a word break it.
+# "first" labels a word by its first subword; with "simple" a prediction inside a word can split it.
 DEFAULT_STRATEGY = "first"
 
 
-def drop_ignored_settings(given: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what OpenMed's code gives without what means nothing here; one warning names what of it is not OpenMed's default."""
-    # As text, because of a tensor or an array nobody knows whether it equals something.
-    lost = sorted(name for name in given if name in elsewhere and repr(given[name]) != repr(elsewhere[name]))
-    if len(lost) == 1:
-        warn(f"OpenMed's {lost[0]} has no effect in openmed_nb. Leave it out.")
-    elif lost:
-        warn(f"OpenMed's {' and '.join(lost)} have no effect in openmed_nb. Leave them out.")
-    return {name: value for name, value in given.items() if name not in elsewhere}
+def drop_ignored_settings(settings: Mapping[str, Any], ignored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of OpenMed without those that have no effect here.
+
+    One warning names the ignored settings whose values differ from the defaults of OpenMed.
+    """
+    # Compared as text, because comparing a tensor or an array does not return a bool.
+    changed = sorted(name for name in settings if name in ignored and repr(settings[name]) != repr(ignored[name]))
+    if len(changed) == 1:
+        warn(f"OpenMed's {changed[0]} has no effect in openmed_nb. Remove it.")
+    elif changed:
+        warn(f"OpenMed's {' and '.join(changed)} have no effect in openmed_nb. Remove them.")
+    return {name: value for name, value in settings.items() if name not in ignored}
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """The settings of this package alone."""
+    """The settings of this package, without those of OpenMed."""
 
     backend: str | None = BACKEND
     device: str | None = None
@@ -105,11 +108,11 @@ class _Settings:
 
     def __post_init__(self) -> None:
         backend = str(self.backend)
-        if elsewhere := UNSUPPORTED_BACKENDS.get(backend):
-            what = f"The backend {describe_value(backend)} is not part of openmed_nb, which runs PyTorch models."
-            raise ConfigurationError(what, f"Use it through the openmed package: {elsewhere}.")
+        if command := UNSUPPORTED_BACKENDS.get(backend):
+            what = f"The backend {describe_value(backend)} is not supported by openmed_nb, which runs PyTorch models."
+            raise ConfigurationError(what, f"Use it through the openmed package: {command}.")
         if self.backend not in (BACKEND, None):
-            raise ConfigurationError(f"There is no backend {describe_value(backend)}.", f"Use {BACKEND!r}.")
+            raise ConfigurationError(f"{describe_value(backend)} is not a valid backend.", f"Use {BACKEND!r}.")
         if self.device is not None:
             object.__setattr__(self, "device", parse_device_argument(self.device))
             DeviceRequest.parse(str(self.device), "OpenMedConfig")
@@ -117,40 +120,40 @@ class _Settings:
             _check_type(name, getattr(self, name), types)
         allowed: Any = self.remote_code_allowed
         allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
-        for one in allowed:
-            _check_type("remote_code_allowed", one, (str,))
+        for model in allowed:
+            _check_type("remote_code_allowed", model, (str,))
         object.__setattr__(self, "remote_code_allowed", allowed)
         dtype = normalize_dtype(self.dtype)
         if dtype not in DTYPES:
             raise ConfigurationError(
-                f"Models cannot be loaded as {describe_value(dtype)}.", f"Use one of {', '.join(DTYPES)}."
+                f"{describe_value(dtype)} is not a valid dtype.", f"Use one of {', '.join(DTYPES)}."
             )
         object.__setattr__(self, "dtype", dtype)
 
 
 class OpenMedConfig(_Settings):
-    """How models are found and loaded; it also takes what OpenMed's own class of this name takes, by keyword.
+    """Settings for finding and loading models, including the keyword arguments of OpenMed's class of this name.
 
-    A setting of OpenMed's that means nothing here, such as ``timeout``, is named in a warning, all in one, unless it has
-    the value that it has there anyway.
+    Settings of OpenMed without effect here, such as ``timeout``, are named in one warning, except those with the default
+    values of OpenMed.
 
     Args:
-        backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only ones here.
-        device: The device for every model of the loader; ``None`` or ``"auto"`` follows the session, -1 is the CPU, and
-            0 the first GPU.
-        dtype: ``"float32"`` (also the default), ``"float16"``, ``"bfloat16"``, or ``"int8"`` on the CPU; ``"auto"`` takes one
-            of these three where :func:`openmed_nb.runbook.validate_precision` has accepted it here and it is faster.
-        revision: The branch, tag or commit of hub models.
-        cache_dir: Where hub models are stored; ``None`` is huggingface_hub's own place.
-        hf_token: The token for gated models; ``None`` is the one that ``hf auth login`` stored.
-        local_only: Whether the network is left alone.
-        default_org: The organisation of bare model names.
-        remote_code_allowed: The models, by alias, hub id or full path, that may run Python code of their own.
-        allow_pickle: Whether weights in pickle files, which can run any code, may be loaded.
+        backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only supported backend.
+        device: Device for all models of the loader. ``None`` or ``"auto"`` follows the session, -1 is the CPU, and 0 is
+            the first GPU.
+        dtype: ``"float32"`` (default), ``"float16"``, ``"bfloat16"``, or ``"int8"`` on the CPU. ``"auto"`` selects a
+            reduced dtype that :func:`openmed_nb.runbook.validate_precision` accepted here and that is faster.
+        revision: Branch, tag or commit of Hub models.
+        cache_dir: Directory for Hub models. If ``None``, use the cache of huggingface_hub.
+        hf_token: Token for gated models. If ``None``, use the token that ``hf auth login`` stored.
+        local_only: Whether to use local files only, without network access.
+        default_org: Organization of model names without one.
+        remote_code_allowed: Models that may execute remote code, by alias, Hub id or full path.
+        allow_pickle: Whether to load weights from pickle files, which can execute arbitrary code.
 
     Raises:
-        ConfigurationError: For a backend or a type that is not here.
-        UnknownDeviceError: For a device that is not one.
+        ConfigurationError: If the backend or the dtype is not supported.
+        UnknownDeviceError: If the device name is not valid.
 
     Example:
         >>> OpenMedConfig(device="cpu").dtype
@@ -158,25 +161,26 @@ class OpenMedConfig(_Settings):
         >>> OpenMedConfig(backend="mlx")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: The backend 'mlx' is not part of openmed_nb, which runs PyTorch models. \
+        openmed_nb.errors.ConfigurationError: The backend 'mlx' is not supported by openmed_nb, which runs PyTorch models. \
 Use it through the openmed package: python -m pip install 'openmed[mlx]'.
     """
 
-    if not TYPE_CHECKING:  # For who calls it, and for type checkers, it has the arguments of the settings here.
+    if not TYPE_CHECKING:  # Its signature is that of the settings of this package, also for type checkers.
 
         @functools.wraps(_Settings.__init__)
-        def __init__(self, *given: Any, **settings: Any) -> None:
-            super().__init__(*given, **drop_ignored_settings(settings, IGNORED_SETTINGS))
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **drop_ignored_settings(settings, IGNORED_SETTINGS))
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> OpenMedConfig:
-        """Return settings from a mapping, such as :meth:`to_dict` gives, or OpenMed's own method of that name.
+        """Return settings from a mapping, such as the result of :meth:`to_dict` or of OpenMed's method of that name.
 
         Args:
-            settings: The settings by name; those that are missing are the defaults.
+            settings: Settings by name. Missing settings have their defaults.
 
         Raises:
-            ConfigurationError: For what is no mapping, and for a name that neither this class nor OpenMed's has.
+            ConfigurationError: If the argument is not a mapping, or if neither this class nor OpenMed's has a setting of
+                that name.
 
         Example:
             >>> OpenMedConfig.from_dict({"device": "cpu", "timeout": 300}).device
@@ -184,59 +188,61 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
         """
         if not isinstance(settings, Mapping):
             raise ConfigurationError(
-                f"{short_type_name(settings)} holds no settings.", "Pass a mapping, such as a dict."
+                f"Invalid type {short_type_name(settings)} for settings.", "Pass a mapping, such as a dict."
             )
-        known = [*(one.name for one in fields(cls)), *IGNORED_SETTINGS]
+        names = [*(setting.name for setting in fields(cls)), *IGNORED_SETTINGS]
         for name in settings:
-            if name not in known:
-                raise ConfigurationError(f"There is no setting {describe_value(name)}.", suggest(str(name), known))
+            if name not in names:
+                raise ConfigurationError(f"Unknown setting {describe_value(name)}.", suggest(str(name), names))
         return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values, ready for JSON, without the token.
+        """Return the settings as JSON-compatible values, without the token.
 
         Example:
             >>> OpenMedConfig.from_dict(OpenMedConfig(device="cpu").to_dict()) == OpenMedConfig(device="cpu")
             True
         """
         cache_dir = None if self.cache_dir is None else os.fspath(self.cache_dir)
-        shown = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
-        return {**shown, "cache_dir": cache_dir, "remote_code_allowed": list(self.remote_code_allowed)}
+        visible = {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.repr}
+        return {**visible, "cache_dir": cache_dir, "remote_code_allowed": list(self.remote_code_allowed)}
 
 
 def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
-    """Check a setting; the error does not show its value, which could be a token."""
+    """Check the type of a setting. The error does not quote the value, which could be a token."""
     if not isinstance(value, types):
-        accepted = " or ".join("None" if one is NoneType else one.__name__ for one in types)
-        raise ConfigurationError(f"{name!r} cannot be {short_type_name(value)}.", f"Use {accepted}.")
+        accepted = " or ".join(
+            "None" if accepted_type is NoneType else accepted_type.__name__ for accepted_type in types
+        )
+        raise ConfigurationError(f"Invalid type {short_type_name(value)} for {name!r}.", f"Use {accepted}.")
 
 
 def normalize_dtype(dtype: object) -> str:
-    """Return the name of a type as torch has it; Accelerate, the Trainer and torch have shorter ones for some."""
+    """Return the name of a dtype in torch, also for the short names that Accelerate, the Trainer and torch accept."""
     name = str(dtype).removeprefix("torch.")
     return DTYPE_ALIASES.get(name, name)
 
 
 def check_task(task: str) -> str:
-    """Return the task under its full name."""
+    """Return the full name of a task, or raise an error if the task is not supported."""
     if task not in TASKS:
         raise ConfigurationError(f"The task {describe_value(task)} is not supported.", f"Use {TASKS[0]!r}.")
     return TASKS[0]
 
 
 def check_strategy(strategy: str | None) -> str:
-    """Return how tokens become entities, in the spelling of transformers; ``None`` is the default."""
+    """Return the name of an aggregation strategy as in transformers. If ``None``, return the default."""
     if strategy is None:
         return DEFAULT_STRATEGY
     name = str(getattr(strategy, "value", strategy)).lower()
     if name not in STRATEGIES:
-        what = f"There is no aggregation strategy {describe_value(strategy)}."
+        what = f"{describe_value(strategy)} is not a valid aggregation strategy."
         raise ConfigurationError(what, f"Use one of {', '.join(STRATEGIES)}.")
     return name
 
 
 def apply_overrides(config: OpenMedConfig, arguments: dict[str, Any]) -> tuple[OpenMedConfig, dict[str, Any]]:
-    """Split the arguments of a load: those that settings have a name for change the settings, the others remain."""
+    """Return the settings with the overrides in the arguments of a load, and the remaining arguments."""
     named = {("dtype" if name == "torch_dtype" else name): value for name, value in arguments.items()}
     settings = {name: named.pop(name) for name in OVERRIDABLE_SETTINGS if name in named}
     return replace(config, **settings), named

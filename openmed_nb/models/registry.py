@@ -1,7 +1,7 @@
-"""From the name of a model to a folder with its files.
+"""Resolve the name of a model to a directory with its files.
 
-huggingface_hub retries an unreachable hub for 24 to 48 seconds, so a plain connection is tried before; and with the
-files in a folder, loading needs no network at all.
+huggingface_hub retries an unreachable Hub for 24 to 48 seconds, so a plain connection is tested first. Once the files are
+in a directory, loading needs no network access.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..devices.request import mask_secrets
 from ..errors import ModelDownloadError, ModelError, UnknownModelError
 from .config import OpenMedConfig
 
-# The models inside this package; they work offline.
+# The models in this package, which work offline.
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 BUNDLED = {"bundled": BUNDLED_FOLDER / "disease", "bundled_small": BUNDLED_FOLDER / "disease_small"}
 
-# The aliases that work where the openmed package, with its far longer registry, is not installed.
+# The aliases that work without the openmed package, whose registry is far longer.
 ALIASES = {
     "anatomy_detection_electramed": "OpenMed/OpenMed-NER-AnatomyDetect-ElectraMed-109M",
     "blood_cancer_detection": "OpenMed/OpenMed-NER-BloodCancerDetect-SuperClinical-434M",
@@ -49,18 +49,18 @@ ALIASES = {
 ALIAS_PATTERN = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 HUB_ID_PATTERN = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
-CONNECT_TIMEOUT = 1.5
+CONNECT_TIMEOUT = 1.5  # Seconds.
 
 MODEL_FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-DISK_REMEDY = "Make room in the cache of huggingface_hub, or name another folder with cache_dir."
-OFFLINE_REMEDY = "Connect and try again, or use 'bundled', which works offline."
+DISK_REMEDY = "Free disk space in the cache of huggingface_hub, or set cache_dir to another folder."
+OFFLINE_REMEDY = "Check your connection, or use 'bundled', which works offline."
 
 
 @dataclass(frozen=True)
 class ModelReference:
-    """Where a model is: a folder, or an id on the hub; two names for one place are the same reference."""
+    """Location of a model: a directory or a Hub id. References with the same location are equal."""
 
     name: str = field(compare=False)
     location: str
@@ -68,25 +68,25 @@ class ModelReference:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the model can be called."""
+        """The names of the model."""
         return self.name, self.location
 
 
 def is_model_name(model: Any) -> bool:
-    """Tell whether a model is given by its name, ``None`` being the bundled one's, and not as a model."""
+    """Return whether an argument is the name of a model, including ``None`` for the bundled model."""
     return model is None or isinstance(model, (str, os.PathLike))
 
 
 def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed") -> ModelReference:
-    """Return where the model of a name is, or raise UnknownModelError, which offers the nearest names.
+    """Return the location of a model, or raise an UnknownModelError that suggests similar names.
 
-    A name is ``None`` or ``"bundled"`` for the bundled model, a folder, a hub id (``org/name``), an alias of the
-    openmed package (``disease_detection_tiny``), or a bare name of the default organisation.
+    A name is ``None`` or ``"bundled"`` for the bundled model, a directory, a Hub id (``org/name``), an alias of the
+    openmed package (``disease_detection_tiny``), or a name in the default organization.
     """
     text = "bundled" if name is None else str(name)
     if text in BUNDLED:
         return ModelReference(text, str(BUNDLED[text]))
-    with contextlib.suppress(ValueError):  # No user's name has a NUL in it.
+    with contextlib.suppress(ValueError):  # os.path.expanduser raises it for a NUL character.
         folder = os.path.expanduser(text)
         if os.path.isdir(folder):
             return ModelReference(text, os.path.abspath(folder))
@@ -102,29 +102,29 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
 
 
 def unknown_model_error(name: str, hint: str = "") -> UnknownModelError:
-    """Return the error for a name that stands for no model, with the nearest names that do, and perhaps a hint."""
+    """Return the error for an unknown name, with an optional hint and the most similar names."""
     aliases = all_aliases()
-    known = {one.lower(): one for one in ("bundled_small", *aliases, *aliases.values())}
-    nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.75)
-    offered = "".join(f"{known[one]!r}, " for one in nearest) + ("or " if nearest else "")
-    what = f"There is no model named {describe_value(name)}: no folder, alias or hub id."
-    return UnknownModelError(what, f"{hint} Use {offered}'bundled', which works offline.".strip())
+    names = {name.lower(): name for name in ("bundled_small", *aliases, *aliases.values())}
+    matches = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.75)
+    suggestions = "".join(f"{names[match]!r}, " for match in matches) + ("or " if matches else "")
+    what = f"Model {describe_value(name)} not found: no matching folder, alias or Hub id."
+    return UnknownModelError(what, f"{hint} Use {suggestions}'bundled', which works offline.".strip())
 
 
 def all_aliases() -> dict[str, str]:
-    """Return every alias that works here, and the hub id that it stands for."""
+    """Return the Hub ids of all available aliases."""
     return {**ALIASES, **openmed_aliases()}
 
 
 def openmed_aliases() -> dict[str, str]:
-    """Return the aliases of the openmed package, where it is installed, for plain PyTorch token classification.
+    """Return the aliases of the openmed package for token classification in PyTorch, if the package is installed.
 
     Importing its registry takes about a second and loads neither torch nor transformers.
     """
     try:
         from openmed.core.model_registry import OPENMED_MODELS
     except ImportError:
-        return {}  # It is not installed, or a file of the person's has its name.
+        return {}  # The package is not installed, or a file of the user shadows it.
     return {
         alias: info.model_id
         for alias, info in OPENMED_MODELS.items()
@@ -135,19 +135,25 @@ def openmed_aliases() -> dict[str, str]:
 
 
 def download_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> Path:
-    """Return the folder of a model in the cache of huggingface_hub, downloaded with or without its Python files.
+    """Download a model and return its directory in the cache of huggingface_hub.
 
-    Where the hub has no such model that is an UnknownModelError, where it cannot be asked a ModelDownloadError, after three
-    seconds at most without a network.
+    Args:
+        repo_id: Hub id.
+        config: Settings of the loader.
+        code: Whether to download Python files.
+
+    Raises:
+        UnknownModelError: If the Hub has no such model or revision.
+        ModelDownloadError: If the model is gated or the Hub is unreachable, without a network after three seconds at most.
     """
     from huggingface_hub import constants, snapshot_download
 
     if config.local_only:
-        offline = "local_only=True switches the network off"
+        offline = "local_only=True disables network access"
     elif constants.is_offline_mode():
-        offline = "HF_HUB_OFFLINE switches the network off"
+        offline = "HF_HUB_OFFLINE disables network access"
     else:
-        offline = "" if is_reachable(constants.ENDPOINT) else "the model hub cannot be reached"
+        offline = "" if is_reachable(constants.ENDPOINT) else "the Hugging Face Hub is not reachable"
     patterns = [*MODEL_FILES]
     if config.allow_pickle:
         patterns.append("pytorch_model*.bin")
@@ -164,46 +170,46 @@ def download_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> P
             ignore_patterns=["*/*"],
         )
     except Exception as error:
-        # A broken connection is an error of the HTTP library below, which differs between releases of huggingface_hub.
+        # A broken connection raises an error of the HTTP library, which differs between releases of huggingface_hub.
         raise hub_error(error, repo_id, config.revision, offline) from error
     return Path(folder)
 
 
 def hub_error(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
-    """Return the error to raise for one of huggingface_hub; ``offline`` tells why the network was left alone."""
+    """Return the error to raise for an error of huggingface_hub; ``offline`` is the reason for not using the network."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
         what = f"The model {describe_value(repo_id)} is gated."
-        return ModelDownloadError(what, "Ask for access at its page on the hub, then run: hf auth login.")
+        return ModelDownloadError(what, "Request access on its Hub page, then run: hf auth login.")
     if isinstance(error, errors.RevisionNotFoundError):
         return UnknownModelError(
             f"The model {describe_value(repo_id)} has no revision {describe_value(revision)}.",
-            "Use a branch, tag or commit.",
+            "Use an existing branch, tag or commit.",
         )
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
         return unknown_model_error(repo_id, "If it is private, run: hf auth login.")
     if offline:
-        what = f"The model {describe_value(repo_id)} is not on this computer, neither as a folder nor downloaded, and {offline}."
+        what = f"The model {describe_value(repo_id)} is neither a folder nor in the cache, and {offline}."
         return ModelDownloadError(what, OFFLINE_REMEDY)
-    full = isinstance(error, OSError) and error.errno in DISK_ERRORS
-    first: BaseException = error
-    while first.__cause__ is not None:
-        first = first.__cause__
-    status = getattr(getattr(first, "response", None), "status_code", None)
-    answer = "" if status is None else f" (HTTP {status})"
-    what = f"The model {describe_value(repo_id)} could not be downloaded{answer}: {mask_secrets('', describe_error(first))}."
-    return ModelDownloadError(what, DISK_REMEDY if full else OFFLINE_REMEDY)
+    is_disk_error = isinstance(error, OSError) and error.errno in DISK_ERRORS
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    code = getattr(getattr(root, "response", None), "status_code", None)
+    status = "" if code is None else f" (HTTP {code})"
+    what = f"The model {describe_value(repo_id)} could not be downloaded{status}: {mask_secrets('', describe_error(root))}."
+    return ModelDownloadError(what, DISK_REMEDY if is_disk_error else OFFLINE_REMEDY)
 
 
 def is_reachable(endpoint: str, seconds: float = CONNECT_TIMEOUT) -> bool:
-    """Tell whether a server, or the proxy in front of it, accepts a connection within some seconds."""
+    """Return whether a server, or the proxy for it, accepts a connection within a timeout."""
     from urllib.request import getproxies, proxy_bypass
 
     connected = threading.Event()
 
     def connect() -> None:
-        with contextlib.suppress(OSError, ValueError):  # A ValueError: a proxy's port that is not a number, say.
+        with contextlib.suppress(OSError, ValueError):  # urlsplit raises a ValueError for an invalid port of a proxy.
             url = urlsplit(endpoint)
             proxies = {} if proxy_bypass(url.netloc) else getproxies()
             if proxy := proxies.get(url.scheme) or proxies.get("all"):
@@ -212,7 +218,7 @@ def is_reachable(endpoint: str, seconds: float = CONNECT_TIMEOUT) -> bool:
             socket.create_connection(address, timeout=seconds).close()
             connected.set()
 
-    # In a thread, because the timeout of a socket does not cover looking the name up.
+    # A thread is needed because the timeout of a socket does not include name resolution.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)

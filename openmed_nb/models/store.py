@@ -1,7 +1,6 @@
-"""The loaded models: one copy of the weights for each device asked for, and what they occupy.
+"""The loaded models, with one copy of the weights per requested device, and their size in memory.
 
-A model that was loaded without naming a device follows the session: it moves when the session's device changes. A
-model that was loaded for a named device stays there.
+A model that was loaded without a device follows the session device. A model that was loaded for a device stays there.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load_from_spec, move
 
 @dataclass(frozen=True)
 class LoadedModelInfo:
-    """One copy of a model.
+    """One copy of a model in memory.
 
     Attributes:
-        name: What the person calls it.
-        device: Where it is, marked where that is simulated.
-        dtype: The type of its weights, such as ``"float32"``.
-        size: Its weights and buffers, in bytes.
-        follows: Whether it moves along when the session's device changes.
+        name: Name that the user gave the model.
+        device: Device, labeled if it is simulated.
+        dtype: Data type of the weights, such as ``"float32"``.
+        size: Size of weights and buffers in bytes.
+        follows_session: Whether the model follows the session device.
     """
 
     name: str
@@ -42,20 +41,20 @@ class LoadedModelInfo:
 
     @property
     def follow_status(self) -> str:
-        """Whether it moves along, or why not, in a few words."""
+        """Whether the model follows the session device, with the reason if not, as text."""
         if self.follows_session:
             return "yes"
-        return "no: int8 stays on the CPU" if self.dtype == INT8 else "no: asked for there"
+        return "no: int8 stays on the CPU" if self.dtype == INT8 else "no: loaded for this device"
 
 
 @dataclass(frozen=True, repr=False)
 class LoadedModels(Displayable, Sequence[LoadedModelInfo]):
-    """The models that are loaded, in the order of loading.
+    """The loaded models, in the order of loading.
 
     Example:
-        >>> print(Inventory((LoadedModelInfo("bundled", "cpu", "float32", 3 << 20, True),)))
-        1 model in memory
-          model    device  type     size     follows the device
+        >>> print(LoadedModels((LoadedModelInfo("bundled", "cpu", "float32", 3 << 20, True),)))
+        1 model loaded
+          model    device  dtype    size     follows the session device
           bundled  cpu     float32  3.0 MiB  yes
     """
 
@@ -69,50 +68,53 @@ class LoadedModels(Displayable, Sequence[LoadedModelInfo]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, each once."""
-        return tuple(dict.fromkeys(one.name for one in self.models))
+        """The distinct names of the models."""
+        return tuple(dict.fromkeys(model.name for model in self.models))
 
     def table(self) -> Table:
-        """Return a row for each model."""
+        """Return a table with one row per model."""
         rows = tuple(
-            (one.name, one.device, one.dtype, format_bytes(one.size), one.follow_status) for one in self.models
+            (model.name, model.device, model.dtype, format_bytes(model.size), model.follow_status)
+            for model in self.models
         )
-        return Table("", ("model", "device", "type", "size", "follows the device"), rows)
+        return Table("", ("model", "device", "dtype", "size", "follows the session device"), rows)
 
     def to_report(self) -> Report:
-        """Return the table under the number of models."""
-        loaded = pluralize(len(self.models), "model") if self.models else "No models"
-        return Report(f"{loaded} in memory", tables=(self.table(),))
+        """Return the number of models and the table."""
+        count = pluralize(len(self.models), "model") if self.models else "No models"
+        return Report(f"{count} loaded", tables=(self.table(),))
 
 
-def describe_model(loaded: LoadedModel, follows: bool) -> LoadedModelInfo:
-    """Return the row of an inventory for a model, from the sizes of its tensors; nothing is computed."""
+def describe_model(loaded: LoadedModel, follows_session: bool) -> LoadedModelInfo:
+    """Return a description of a model with its size, without running any computation."""
     model = loaded.model
-    tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
-    size = sum(one.numel() * one.element_size() for one in tensors) + packed_bytes(model)
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + packed_bytes(model)
     return LoadedModelInfo(
-        loaded.name, format_device(normalize_device(str(model.device))), dtype_of(model), size, follows
+        loaded.name, format_device(normalize_device(str(model.device))), dtype_of(model), size, follows_session
     )
 
 
 @dataclass(frozen=True)
 class ModelKey:
-    """One copy of a model in memory; ``device`` is ``None`` where it follows the session."""
+    """Identifies one copy of a model in memory; ``device`` is ``None`` if it follows the session device."""
 
     spec: LoadSpec
     device: str | None
 
 
-def noop(*_news: object) -> None:
-    """Do nothing about what happens to models."""
+def noop(*_arguments: object) -> None:
+    """Do nothing: the default callback."""
 
 
 class ModelStore:
     """The loaded models of a session.
 
-    ``tell`` is called before each model is loaded or moved, and ``arriving`` for each model that comes to a device, before
-    it is loaded or after it was moved there; where ``arriving`` raises, the model does not come. ``learned`` says what batch
-    was measured of a model that is loaded, by kind of device.
+    Args:
+        on_progress: Called with an event before a model is loaded or moved.
+        on_placement: Called with the key and the device before a model is loaded on a device and after it was moved
+            there. If it raises, the model is not placed there.
+        load_batch_sizes: Called for a loaded model; returns its tuned batch sizes by device type.
     """
 
     def __init__(
@@ -121,89 +123,98 @@ class ModelStore:
         on_placement: Callable[[ModelKey, str], None] = noop,
         load_batch_sizes: Callable[[LoadSpec], Mapping[str, int]] = lambda _spec: {},
     ) -> None:
-        self._tell = on_progress
-        self._arriving = on_placement
-        self._learned = load_batch_sizes
+        self._on_progress = on_progress
+        self._on_placement = on_placement
+        self._load_batch_sizes = load_batch_sizes
         self._models: dict[ModelKey, LoadedModel] = {}
 
-    def get(self, spec: LoadSpec, device: str, follows: bool, reload: bool = False) -> LoadedModel:
-        """Return a model on a confirmed device, loaded the first time, or anew; one that follows brings all others that do."""
-        key = ModelKey(spec, None if follows else normalize_device(device))
-        if follows:
+    def get(self, spec: LoadSpec, device: str, follows_session: bool, reload: bool = False) -> LoadedModel:
+        """Return a model on a confirmed device, and load it if it is not loaded or ``reload`` is true.
+
+        If the model follows the session device, all other models that follow it move to the device too.
+        """
+        key = ModelKey(spec, None if follows_session else normalize_device(device))
+        if follows_session:
             self.move_followers(device)
         if reload or key not in self._models:
-            self._tell(ProgressEvent(LOADING, model_label(spec.reference.name)))
-            self._arriving(key, device)
+            self._on_progress(ProgressEvent(LOADING, model_label(spec.reference.name)))
+            self._on_placement(key, device)
             loaded = load_from_spec(spec, device)
-            loaded.tuned_batch_tokens.update(self._learned(replace(spec, folder=loaded.folder)))
-            # The copies of a folder whose files were others.
-            former = (old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec)
-            self._forget(former)
+            loaded.tuned_batch_tokens.update(self._load_batch_sizes(replace(spec, folder=loaded.folder)))
+            # The files of a directory may have changed since an earlier load.
+            outdated = (old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec)
+            self._drop(outdated)
             self._models[key] = loaded
         return self._models[key]
 
     def move_followers(self, device: str, skip_checks: bool = False) -> tuple[str, ...]:
-        """Move every model that follows the session to a device; return the names of those that moved.
+        """Move all models that follow the session to a device, and return the names of those that moved.
 
-        Where one does not fit, all are where they were before. ``quietly`` leaves out ``arriving``, which may object.
+        If one move fails, all models return to their previous devices.
+
+        Args:
+            device: Device.
+            skip_checks: Whether to skip ``on_placement``, which may raise.
         """
         with TENSOR_LOCK:
-            there = normalize_device(device)
-            moving = {key: one for key, one in self._followers() if normalize_device(str(one.model.device)) != there}
-            done: list[tuple[LoadedModel, str]] = []
+            target = normalize_device(device)
+            moving = {
+                key: loaded for key, loaded in self._followers() if normalize_device(str(loaded.model.device)) != target
+            }
+            moved: list[tuple[LoadedModel, str]] = []
             try:
                 for number, loaded in enumerate(moving.values()):
-                    former = str(loaded.model.device)
-                    self._tell(ProgressEvent(f"Moving to {device}", loaded.name, number, len(moving)))
+                    previous = str(loaded.model.device)
+                    self._on_progress(ProgressEvent(f"Moving to {device}", loaded.name, number, len(moving)))
                     move_model(loaded.model, device, loaded.name)
-                    done.append((loaded, former))
+                    moved.append((loaded, previous))
                 for key in () if skip_checks else moving:
-                    self._arriving(key, device)
-            except BaseException:  # An interrupted move too.
-                for loaded, former in done:
-                    move_model(loaded.model, former, loaded.name)
+                    self._on_placement(key, device)
+            except BaseException:  # Including an interrupt.
+                for loaded, previous in moved:
+                    move_model(loaded.model, previous, loaded.name)
                 raise
         return tuple(dict.fromkeys(loaded.name for loaded in moving.values()))
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
-        """Forget the models of a name, or all, and hand their memory back; return the names.
+        """Unload the models of a name, or all models, release their memory, and return their names.
 
-        A model that a variable of the person still holds stays in memory until that variable is gone.
+        A model that a variable of the user references stays in memory until the variable is deleted.
         """
-        gone = [key for key in self._models if name is None or name in key.spec.reference.names]
-        devices = {str(self._models[key].model.device) for key in gone}
-        self._forget(gone)
-        if gone:
+        keys = [key for key in self._models if name is None or name in key.spec.reference.names]
+        devices = {str(self._models[key].model.device) for key in keys}
+        self._drop(keys)
+        if keys:
             gc.collect()
         for device in devices:
             empty_cache(device)
-        return tuple(dict.fromkeys(key.spec.reference.name for key in gone))
+        return tuple(dict.fromkeys(key.spec.reference.name for key in keys))
 
     def inventory(self) -> LoadedModels:
-        """Return what is loaded, in the order of loading."""
-        return LoadedModels(tuple(describe_model(one, key.device is None) for key, one in self._models.items()))
+        """Return the loaded models, in the order of loading."""
+        return LoadedModels(tuple(describe_model(loaded, key.device is None) for key, loaded in self._models.items()))
 
     def find(self, name: str | None = None) -> tuple[LoadedModel, ...]:
-        """Return the loaded models of a name, or all, in the order of loading."""
-        return tuple(one for key, one in self._models.items() if name is None or name in key.spec.reference.names)
+        """Return the loaded models of a name, or all models, in the order of loading."""
+        return tuple(loaded for key, loaded in self._models.items() if name is None or name in key.spec.reference.names)
 
     def loaded_on(self, spec: LoadSpec, device: str) -> LoadedModel | None:
-        """Return the copy of a model on a device, ``None`` if it is not loaded there."""
-        there = normalize_device(device)
-        copies = (one for key, one in self._models.items() if key.spec == spec)
-        return next((one for one in copies if normalize_device(str(one.model.device)) == there), None)
+        """Return the copy of a model on a device, or ``None`` if it is not loaded there."""
+        target = normalize_device(device)
+        copies = (loaded for key, loaded in self._models.items() if key.spec == spec)
+        return next((loaded for loaded in copies if normalize_device(str(loaded.model.device)) == target), None)
 
     def key_of(self, model: Any) -> ModelKey | None:
-        """Return what a model was loaded as, ``None`` for one that was not loaded here."""
-        return next((key for key, one in self._models.items() if one.model is model), None)
+        """Return the key of a model, or ``None`` if it was not loaded by this store."""
+        return next((key for key, loaded in self._models.items() if loaded.model is model), None)
 
     def spec_of(self, model: Any) -> LoadSpec | None:
-        """Return what a model was loaded as, with its files, ``None`` for one that was not loaded here."""
+        """Return the specification of a model with its directory, or ``None`` if it was not loaded by this store."""
         key = self.key_of(model)
         return None if key is None else replace(key.spec, folder=self._models[key].folder)
 
     def set_batch_tokens(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
-        """Let the copies of a model take a batch on a kind of device; ``None`` is what suits the device."""
+        """Set the tuned batch size of a model on a device type in tokens; ``None`` restores the default of the device."""
         for key, loaded in self._models.items():
             if key.spec == spec and batch_tokens:
                 loaded.tuned_batch_tokens[kind] = batch_tokens
@@ -211,29 +222,31 @@ class ModelStore:
                 loaded.tuned_batch_tokens.pop(kind, None)
 
     def batch_tokens_by_model(self, kind: str) -> tuple[tuple[str, int], ...]:
-        """Return the models on a kind of device whose batches were measured, with how many tokens run at once."""
-        here = [
-            one for one in self._models.values() if one.model.device.type == kind and kind in one.tuned_batch_tokens
-        ]
-        return tuple({one.name: one.tuned_batch_tokens[kind] for one in here}.items())
+        """Return the models on a device type that have a tuned batch size, with the batch size in tokens."""
+        tuned = {
+            loaded.name: loaded.tuned_batch_tokens[kind]
+            for loaded in self._models.values()
+            if loaded.model.device.type == kind and kind in loaded.tuned_batch_tokens
+        }
+        return tuple(tuned.items())
 
     def recheck_followers(self) -> None:
-        """Call ``arriving`` for each model that follows the session, as if it had just come where it is."""
+        """Call ``on_placement`` for each model that follows the session, as if it had just been placed on its device."""
         for key, loaded in self._followers():
-            self._arriving(key, str(loaded.model.device))
+            self._on_placement(key, str(loaded.model.device))
 
     def model_folder(self, spec: LoadSpec) -> Path | None:
-        """Return where the files of a model are that is loaded already, in whatever type."""
-        same = (one for key, one in self._models.items() if key.spec.in_dtype(spec.dtype) == spec)
-        return next((one.folder for one in same), None)
+        """Return the directory of a model that is already loaded in any dtype, or ``None``."""
+        copies = (loaded for key, loaded in self._models.items() if key.spec.in_dtype(spec.dtype) == spec)
+        return next((loaded.folder for loaded in copies), None)
 
     def unload_device(self, device: str) -> None:
-        """Forget the models that were loaded for a device by name; variables that hold them keep them."""
-        self._forget([key for key in self._models if key.device == normalize_device(device)])
+        """Drop the models that were loaded for a device; variables that reference a model keep it."""
+        self._drop([key for key in self._models if key.device == normalize_device(device)])
 
     def _followers(self) -> list[tuple[ModelKey, LoadedModel]]:
         return [(key, loaded) for key, loaded in self._models.items() if key.device is None]
 
-    def _forget(self, keys: Iterable[ModelKey]) -> None:
-        gone = set(keys)
-        self._models = {key: loaded for key, loaded in self._models.items() if key not in gone}
+    def _drop(self, keys: Iterable[ModelKey]) -> None:
+        dropped = set(keys)
+        self._models = {key: loaded for key, loaded in self._models.items() if key not in dropped}

@@ -76,7 +76,7 @@ def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
     front.page.wait_for_timeout(300)
 
     assert front.evaluate(DEVICE) == before
-    front.region("Device").get_by_text("Why not").click()
+    front.region("Device").get_by_text("unavailable?").click()
     row = front.region("Device").get_by_role("row").filter(has=front.page.get_by_role("rowheader", name="cuda"))
     _, reason, remedy = row.get_by_role("cell").all_inner_texts()
     assert len(reason) > 10

@@ -31,7 +31,7 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
         seen.append(front.focus.partition(":")[0])
 
     assert seen == [
-        *(*devices, "Reset", "Why not mps or cuda?", "Refresh", "Release memory", "Refresh every 2 seconds"),
+        *(*devices, "Reset", "Why is mps or cuda unavailable?", "Refresh", "Release memory", "Refresh every 2 seconds"),
         *("Text to annotate", "Annotate", "1 model in memory", "Unload bundled_small", "MPS variables", ""),
     ]
 

@@ -10,7 +10,7 @@ LISTEN = (
     "session.subscribe(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))"
 )
 RUNS = "A cell runs: what you click may wait for its end."
-WAITS = re.compile(f"{RUNS}|Your click waits for the end of the running cell.")
+WAITS = re.compile(f"{RUNS}|Waiting for the running cell for the end of the running cell.")
 """What the panel says; the second where the kernel hears of the click while the cell runs."""
 
 pytestmark = pytest.mark.slow

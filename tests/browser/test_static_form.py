@@ -48,7 +48,7 @@ def test_no_widget_state_is_saved(saved):
     data = panel_output(saved)
 
     assert set(data) == {VIEW, "text/html", "text/plain"}
-    assert data["text/plain"] == "The openmed_nb panel; %openmed_device does the same by typing"
+    assert data["text/plain"] == "openmed_nb panel (text alternative: %openmed_device)"
     assert "widgets" not in saved.metadata
     assert NOTE not in nbformat.mutates_inputs(saved)
 

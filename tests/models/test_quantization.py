@@ -83,7 +83,7 @@ def test_other_warnings_are_heard(spec, category, message, monkeypatch):
 def test_inventory_tells_type_size_and_that_it_stays(loaded):
     """A model in int8 is listed as such, with the size of its packed weights, and as one that stays."""
     plain = load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu")
-    listed, full = describe_model(loaded, follows=False), describe_model(plain, follows=True)
+    listed, full = describe_model(loaded, follows_session=False), describe_model(plain, follows_session=True)
     linear = [one for one in plain.model.modules() if isinstance(one, torch.nn.Linear)]
     packed = sum(one.weight.numel() + 4 * one.bias.numel() for one in linear)
     unpacked = sum(4 * (one.weight.numel() + one.bias.numel()) for one in linear)
@@ -91,7 +91,7 @@ def test_inventory_tells_type_size_and_that_it_stays(loaded):
     assert (listed.dtype, dtype_of(plain.model)) == ("int8", "float32")
     assert listed.size == full.size - unpacked + packed
     store = ModelStore()
-    store.get(LoadSpec.from_name(loaded.name, OpenMedConfig(dtype="int8")), "cpu", follows=False)
+    store.get(LoadSpec.from_name(loaded.name, OpenMedConfig(dtype="int8")), "cpu", follows_session=False)
     assert "no: int8 stays on the CPU" in str(store.inventory())
 
 

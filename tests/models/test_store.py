@@ -252,8 +252,8 @@ class TestInventory:
 
     def test_order_is_that_of_loading(self, store, spec, another_spec):
         """With place, type and size; a tensor that two parts of a model share is counted once."""
-        loaded = [store.get(model_spec, "cpu", follows=True) for model_spec in (spec, another_spec)]
-        loaded.append(store.get(spec.in_dtype("bfloat16"), "cpu", follows=False))
+        loaded = [store.get(model_spec, "cpu", follows_session=True) for model_spec in (spec, another_spec)]
+        loaded.append(store.get(spec.in_dtype("bfloat16"), "cpu", follows_session=False))
         loaded[0].model.another_name = loaded[0].model.classifier
         loaded[0].model.register_buffer("the_same", loaded[0].model.classifier.weight)
         sizes = []
@@ -271,8 +271,8 @@ class TestInventory:
 
     def test_place_is_where_a_model_is_now(self, store, spec, another_spec, second_device):
         """Also of one that a person moved."""
-        store.get(spec, "cpu", follows=True)
-        stays = store.get(another_spec, "cpu", follows=False)
+        store.get(spec, "cpu", follows_session=True)
+        stays = store.get(another_spec, "cpu", follows_session=False)
         store.move_followers(second_device)
         there, here = store.inventory()
         stays.model.to("meta")
@@ -287,7 +287,7 @@ class TestInventory:
             def __torch_dispatch__(self, operator, *_):
                 raise AssertionError(operator)
 
-        store.get(spec, "cpu", follows=True)
+        store.get(spec, "cpu", follows_session=True)
         with Refuse():
             assert len(store.inventory()) == 1
         with pytest.raises(AssertionError), Refuse():

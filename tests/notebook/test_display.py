@@ -26,7 +26,7 @@ FINDINGS = (
 )
 
 
-def of_table(*rows, **more):
+def make_table_report(*rows, **more):
     """Return a report of one table, whose rows have a name and what is given."""
     columns = tuple("abcdefg"[: len(rows[0])])
     return Report("Found", tables=(Table("", columns, rows, **more),))
@@ -62,15 +62,21 @@ REPORTS = {
         "Doctor", problems=(Finding("b", "failed", "wrong", "Mend it.", "2.7"),)
     ),
     "a replacement says its label once": Report("", segments=PIECES),
-    "a folded table": of_table(("1", "two"), collapsed=True),
-    "a column that is empty is left out": of_table(("a", "", "c"), ("b", "", "")),
+    "a folded table": make_table_report(("1", "two"), collapsed=True),
+    "a column that is empty is left out": make_table_report(("a", "", "c"), ("b", "", "")),
     "a table without rows is left out": Report("title", tables=(Table("Nothing", ("name",), ()),)),
-    "what is not known is named in a line": of_table(("memory", "3 GiB"), ("power", "not known")),
-    "nothing is known": of_table(("battery", "not known"), ("power", "not known")),
-    "a cell that only reads like a status": of_table(("cpu", "1.0"), ("mps", "not applicable")),
-    "numbers stand to the right": of_table(*(("row", *cells) for cells in zip(NUMBERS, NO_NUMBERS, strict=True))),
-    "a table wider than a page scrolls": of_table((LONG_NAME, "falls back to the CPU", "1 (FractionalMaxPool2d)") * 2),
-    "a table of words does not": of_table((LONG_NAME, "falls back to the CPU", "a sentence with many words " * 9)),
+    "what is not known is named in a line": make_table_report(("memory", "3 GiB"), ("power", "not known")),
+    "nothing is known": make_table_report(("battery", "not known"), ("power", "not known")),
+    "a cell that only reads like a status": make_table_report(("cpu", "1.0"), ("mps", "not applicable")),
+    "numbers stand to the right": make_table_report(
+        *(("row", *cells) for cells in zip(NUMBERS, NO_NUMBERS, strict=True))
+    ),
+    "a table wider than a page scrolls": make_table_report(
+        (LONG_NAME, "falls back to the CPU", "1 (FractionalMaxPool2d)") * 2
+    ),
+    "a table of words does not": make_table_report(
+        (LONG_NAME, "falls back to the CPU", "a sentence with many words " * 9)
+    ),
     "what can be typed is code": Report("", SENTENCES),
 }
 

@@ -34,7 +34,7 @@ def test_it_opens_a_panel(notebook):
     assert reply.status == "ok"
     (output,) = reply.shown
     assert set(output) == {VIEW, "text/html", "text/plain"}
-    assert output["text/plain"] == "The openmed_nb panel; %openmed_device does the same by typing"
+    assert output["text/plain"] == "openmed_nb panel (text alternative: %openmed_device)"
     assert reply.streams == {}
     assert "Device: cpu, asked for by OPENMED_DEVICE." in reply.html
 

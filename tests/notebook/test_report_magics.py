@@ -95,11 +95,11 @@ def test_a_logbook_is_written_and_compared(loaded, tmp_path):
 
 def test_a_logbook_is_not_written_over(loaded, tmp_path):
     """A file that is there already is refused, and stays as it is; a new one is named, and Tab offers it."""
-    told = loaded.run("%openmed_log run.json").streams["stdout"]
+    printed = loaded.run("%openmed_log run.json").streams["stdout"]
     before = (tmp_path / "run.json").read_bytes()
     reply = loaded.run("%openmed_log run.json")
 
-    assert told.startswith("Written to ")
+    assert printed.startswith("Saved to ")
     assert reply.error[0] == "MagicError"
     assert (tmp_path / "run.json").read_bytes() == before
     assert loaded.complete("%openmed_log --d") == ["--diff"]

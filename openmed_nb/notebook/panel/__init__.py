@@ -1,7 +1,7 @@
-"""The panel, and how it is opened: widgets where a kernel can show them, otherwise the same state as text.
+"""Open the panel: widgets if a kernel can display them, otherwise the same state as text.
 
-``state`` is what there is to see, ``rendering`` makes HTML of it, ``model`` is what can be asked for, and ``view`` has the
-widgets; it imports ipywidgets, so it is imported only where a panel is opened.
+``state`` defines the displayed state, ``rendering`` renders it as HTML, ``model`` runs the operations, and ``view`` builds
+the widgets. ``view`` imports ipywidgets, so it is imported only when a panel is opened.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from .view import PanelView
 
 
-NO_KERNEL_NOTICE = "Widgets need a notebook, and this is none: type the commands below."
-NO_WIDGETS_NOTICE = "ipywidgets is not installed: python -m pip install ipywidgets, then restart the kernel."
+NO_KERNEL_NOTICE = "Widgets require a notebook. Use the commands below."
+NO_WIDGETS_NOTICE = "ipywidgets is not installed. Run python -m pip install ipywidgets, then restart the kernel."
 
-# The panels that are open, each with the cell and the run of it that opened it; ipywidgets keeps them alive until they are
-# closed.
+# The open panels, each with the id of the cell and of the execution that opened it. ipywidgets keeps a panel alive until
+# it is closed.
 OPEN_PANELS: WeakKeyDictionary[PanelView, tuple[str | None, str | None]] = WeakKeyDictionary()
 
 
 def panel(model: str | None = None, show_text: bool = True) -> PanelView | PanelState:
-    """Open a panel over this session: device, environment, memory, models, and a text to try.
+    """Open a panel of this session: device, memory, an example text, models and environment.
 
     Args:
-        model: The model of "Try it": an alias, a hub id or a folder; ``None`` is the bundled one.
-        show_text: Whether an answer shows the text that was annotated.
+        model: Model for "Try it": an alias, a Hub id or a folder. If ``None``, use the bundled model.
+        show_text: Whether a result shows the annotated text.
 
     Returns:
-        The panel, a widget that shows itself in a notebook; where there is no kernel, as in a terminal, what it would
-        show, with the commands to type. A panel is closed when its cell is run again, and by its ``close()``.
+        The panel, a widget that a notebook displays. Without a kernel, for example in a terminal, the state with the
+        equivalent commands. A panel is closed when its cell runs again, and by its ``close()``.
 
     Raises:
-        ModelError: For a name that is no alias, hub id or folder, for a folder without a token classifier, and without a
-            network for a model of the hub that is not on this computer.
+        ModelError: If the name is not a valid alias, Hub id or folder, if the folder has no token-classification
+            model, or if a model of the Hub is not in the cache and the network is disabled.
 
     Example:
         >>> print(panel())  # doctest: +ELLIPSIS
@@ -64,22 +64,24 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     parent = shell.get_parent()
     cell = parent.get("metadata", {}).get("cellId")
     run = parent.get("header", {}).get("msg_id")
-    for former, (its_cell, its_run) in tuple(OPEN_PANELS.items()):
-        if its_cell is not None and its_cell == cell and its_run != run:  # The front end has thrown it away.
-            former.close()
-            del OPEN_PANELS[former]
-    shown = PanelModel(SESSION, model, show_text, cells=MainThreadRunner(kernel_loop(shell)), events=shell.events)
+    for previous, (previous_cell, previous_run) in tuple(OPEN_PANELS.items()):
+        # The front end removes the output of the previous execution of a cell.
+        if previous_cell is not None and previous_cell == cell and previous_run != run:
+            previous.close()
+            del OPEN_PANELS[previous]
+    runner = MainThreadRunner(kernel_loop(shell))
+    panel_model = PanelModel(SESSION, model, show_text, cells=runner, events=shell.events)
     try:
-        view = PanelView(shown)
-    except BaseException:  # An interrupt too.
-        shown.close()
+        view = PanelView(panel_model)
+    except BaseException:  # Including an interrupt.
+        panel_model.close()
         raise
     OPEN_PANELS[view] = (cell, run)
     return view
 
 
 def _check_model(name: str | None) -> None:
-    """Refuse a model that could not be annotated with, as far as this computer tells without asking another."""
+    """Raise an error for a model that cannot be used, as far as this can be checked without network access."""
     reference = find_model(name, OpenMedConfig().default_org)
     if not reference.on_hub:
         read_config(Path(reference.location), reference.name)
@@ -91,6 +93,7 @@ def _check_model(name: str | None) -> None:
 
 
 def close_panels() -> None:
+    """Close all open panels."""
     for view in tuple(OPEN_PANELS):
         view.close()
     OPEN_PANELS.clear()

@@ -1,9 +1,9 @@
-"""The panel without its widgets: its verbs, its state, and the thread that runs the cells, where every click is done.
+"""The panel without its widgets: its operations and its state. All clicks are processed in the thread that runs the cells.
 
-JupyterLab from 4.4 on sends what a widget says over a subshell of the kernel, whose handlers run in a thread of their
-own (its setting ``commsOverSubshells``). Tensor work in two threads can crash the process on MPS (pytorch#197805), and
-torch's modes, which the simulated MPS uses, count in one thread. So a click is handed to the event loop of the main thread,
-and a timer on that loop, not a thread, looks at the memory now and then.
+Since version 4.4, JupyterLab sends widget messages over a subshell of the kernel, whose handlers run in another thread
+(setting ``commsOverSubshells``). Tensor operations in two threads can crash the process on MPS (pytorch#197805). The modes
+of torch, which the simulated MPS uses, are local to one thread. Therefore a click is passed to the event loop of the main
+thread, and a timer of that loop, not a thread, samples the memory.
 """
 
 from __future__ import annotations
@@ -32,89 +32,96 @@ from ...session import SESSION, Session
 from ...training.release import release
 from .state import PanelState, read_memory, read_state
 
-# How long what was typed before a click may be under way in another thread of the kernel.
+# Maximum delay of text that was typed before a click and is still being delivered in another thread of the kernel.
 PENDING_INPUT_SECONDS = 0.1
 
 
 class MainThreadRunner:
-    """The main thread, which runs the cells, and its event loop; without a loop all is done at once, where it is asked for."""
+    """Runs functions in the main thread, which runs the cells, through its event loop.
+
+    Without an event loop, functions run immediately in the thread of the caller.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop
         if loop is None:
-            with contextlib.suppress(RuntimeError):  # The only way to learn that there is none.
+            with contextlib.suppress(RuntimeError):  # asyncio has no other check for a running loop.
                 self.loop = asyncio.get_running_loop()
 
     @property
     def is_current_thread(self) -> bool:
-        """Whether the caller may do its work at once: this is the main thread, or there is none to hand it to."""
+        """Whether the caller may run a function immediately: in the main thread, or without an event loop."""
         return self.loop is None or threading.current_thread() is threading.main_thread()
 
     def run(self, function: Callable[[], None]) -> None:
-        """Run a function in the main thread: at once where this is it, otherwise as soon as no cell runs."""
+        """Run a function in the main thread: immediately if it is the current thread, otherwise between cells."""
         if self.is_current_thread:
             function()
         else:
             self.call_soon(function)
 
     def call_soon(self, function: Callable[[], None], wait: float = 0.0) -> None:
-        """Let the loop of the main thread run a function as soon as it comes to it, or later; at once where there is no loop."""
+        """Schedule a function in the event loop of the main thread, after a delay in seconds.
+
+        Without an event loop, run it immediately.
+        """
         if self.loop is None:
             function()
         elif wait:
-            self.loop.call_soon_threadsafe(self.loop.call_later, wait, _interruptible, function)
+            self.loop.call_soon_threadsafe(self.loop.call_later, wait, _run_interruptibly, function)
         else:
-            self.loop.call_soon_threadsafe(_interruptible, function)
+            self.loop.call_soon_threadsafe(_run_interruptibly, function)
 
 
 def kernel_loop(shell: Any) -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of the kernel of a shell, or ``None`` if it has none."""
     loop = getattr(getattr(shell.kernel, "io_loop", None), "asyncio_loop", None)
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
 
-def _interruptible(function: Callable[[], None]) -> None:
-    """Run a function so that an interrupt of the kernel can end it.
+def _run_interruptibly(function: Callable[[], None]) -> None:
+    """Run a function so that an interrupt of the kernel stops it.
 
-    While no message is worked on, a kernel ignores interrupts (ipykernel's ``init_signal``).
+    A kernel ignores interrupts while it does not process a message (ipykernel's ``init_signal``).
     """
     if threading.current_thread() is not threading.main_thread():
-        function()  # A kernel in another thread gets no interrupts, and Python allows no handlers there.
+        function()  # Python allows signal handlers in the main thread only.
         return
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         function()
     except KeyboardInterrupt:
-        pass  # It came when the work was done: there is nothing to stop, and asyncio would end the kernel's loop.
+        pass  # The function handles its interrupts. This one arrived later and would stop the event loop of the kernel.
     finally:
-        signal.signal(signal.SIGINT, former)
+        signal.signal(signal.SIGINT, previous)
 
 
-# Who asks, where a device was clicked.
+# The source of a device request by a click.
 PANEL_SOURCE = "the panel"
 
-NO_TEXT = "There is no text yet: type one into the box, then press Annotate."
+NO_TEXT = "Enter a text, then press Annotate."
 
-# How often the memory is looked at, where that is switched on.
+# Interval between memory samples if automatic refresh is on.
 REFRESH_SECONDS = 2.0
 
-# How many looks at the memory the history has: two minutes where it is looked at every two seconds.
-MAX_LOOKS = 60
+# Length of the memory history: two minutes at one sample every two seconds.
+MAX_SAMPLES = 60
 
-# How long after a click a person is taken to look at it still.
+# A click counts as answered immediately within this time. Later the user may already type elsewhere.
 IMMEDIATE_SECONDS = 1.0
 
 StateChanges = dict[str, Any]
 
 
 class PanelModel(HasTraits):
-    """What a panel shows, and what it can be asked to do; it decides nothing that the session does not.
+    """State and operations of a panel; the session makes all decisions.
 
-    Who shows it observes the trait ``state``, which changes in whatever thread the session is changed.
+    A view observes the trait ``state``, which may change in any thread that changes the session.
     """
 
     state: PanelState = Instance(PanelState)
 
-    def __init__(  # noqa: PLR0913 - each is one thing that differs between a notebook, a script and a test
+    def __init__(  # noqa: PLR0913 - each parameter differs between notebooks, scripts and tests
         self,
         session: Session = SESSION,
         model: str | None = None,
@@ -133,7 +140,7 @@ class PanelModel(HasTraits):
         self._lock = threading.RLock()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._depth = 0  # How many cells run inside one another.
+        self._depth = 0  # Number of nested running cells.
         self._last_end = -math.inf
         self._postponed: list[Callable[[], None]] = []
         self._stop_listening = session.subscribe(self._on_event)
@@ -144,57 +151,65 @@ class PanelModel(HasTraits):
 
     @property
     def responds_immediately(self) -> bool:
-        """Whether what was clicked just now is answered just now: no cell runs, and none kept the click waiting."""
+        """Whether a click is processed immediately: no cell is running, and none delayed the click."""
         return not self.state.cell_running and self.clock() - self._last_end > IMMEDIATE_SECONDS
 
     def use_device(self, device: str) -> None:
         """Override the device for the session, as ``%openmed_device`` does."""
         self._dispatch(
             ProgressEvent("Changing the device", device),
-            lambda: _moved(self.session.use(device, PANEL_SOURCE).moved_models),
+            lambda: _report_moved(self.session.use(device, PANEL_SOURCE).moved_models),
         )
 
     def reset(self) -> None:
-        self._dispatch(ProgressEvent("Changing the device", "reset"), lambda: _moved(self.session.reset().moved_models))
+        """Clear the device override, as ``%openmed_device --reset`` does."""
+        self._dispatch(
+            ProgressEvent("Changing the device", "reset"),
+            lambda: _report_moved(self.session.reset().moved_models),
+        )
 
     def refresh(self) -> None:
-        self._dispatch(ProgressEvent("Looking", "device, environment, memory"), dict)
+        """Read the state of the session again."""
+        self._dispatch(ProgressEvent("Refreshing", "device, environment, memory"), dict)
 
     def release(self) -> None:
-        """Hand memory back, as ``%openmed_release`` does: of the session of this process, whatever session is shown."""
-        self._dispatch(ProgressEvent("Releasing", "memory"), lambda: {"said": release().final_report()})
+        """Release memory, as ``%openmed_release`` does, of the session of this process, even if another is displayed."""
+        self._dispatch(ProgressEvent("Releasing", "memory"), lambda: {"result": release().final_report()})
 
     def unload(self, name: str) -> None:
-        def verb() -> StateChanges:
-            names = ", ".join(self.session.unload(name))
-            kept = "A model that a variable still holds stays in memory."
-            return {"said": Report(f"Unloaded: {names}. {kept}" if names else "Nothing of that name was loaded.")}
+        """Unload the models of a name."""
 
-        self._dispatch(ProgressEvent("Unloading", name), verb)
+        def unload_models() -> StateChanges:
+            names = ", ".join(self.session.unload(name))
+            if not names:
+                return {"result": Report("No loaded model has that name.")}
+            return {"result": Report(f"Unloaded: {names}. Models referenced by a variable stay in memory.")}
+
+        self._dispatch(ProgressEvent("Unloading", name), unload_models)
 
     def annotate(self, text: str) -> None:
-        """Find entities in a text, which stays in this process."""
+        """Annotate a text, which stays in this process."""
         texts = [text]
-        del text  # The frames of an error would hold it.
-        self._dispatch(ProgressEvent("Annotating", self._name or "bundled"), lambda: self._annotated(texts.pop()))
+        del text  # Otherwise the frames of an error would keep it.
+        self._dispatch(ProgressEvent("Annotating", self._name or "bundled"), lambda: self._annotate_text(texts.pop()))
 
     def annotate_deferred(self, read: Callable[[], str]) -> None:
-        """Find entities in a text that may still be on its way here: a kernel can answer a click before what was typed."""
+        """Annotate a text that may arrive after the click, because a kernel can process the click first."""
 
-        def now() -> None:
+        def annotate_now() -> None:
             self._count_pending(-1)
             self.annotate(read())
 
-        self._hand_over(now, PENDING_INPUT_SECONDS)
+        self._run_after_cell(annotate_now, PENDING_INPUT_SECONDS)
 
     def on_cell_start(self, *_information: Any) -> None:
-        """Say that a cell runs, for as long as it does: a click then has to wait, and often cannot say so itself."""
+        """Show that a cell is running. A click has to wait for it, and often its handler cannot run to say so."""
         self._depth += 1
         self._update(cell_running=True)
 
     def on_cell_end(self, *_result: Any) -> None:
-        """Show what a cell has changed; IPython calls this after each, also after one that another cell runs."""
-        self._depth = max(0, self._depth - 1)  # The cell that opens a panel began before.
+        """Show the changes of a cell. IPython calls this after each cell, including nested ones."""
+        self._depth = max(0, self._depth - 1)  # The cell that opens the panel started before the panel existed.
         self._last_end = self.clock()
         self._update(cell_running=self._depth > 0)
         self.cells.run(lambda: self._update(**self._read_state()))
@@ -205,11 +220,11 @@ class PanelModel(HasTraits):
                 self.cells.call_soon(partial(self._run_when_idle, function))
 
     def set_auto_refresh(self, wanted: bool) -> None:
-        """Begin or stop looking at the memory every few seconds, whenever no cell runs."""
-        self.cells.run(partial(self._switch, wanted))
+        """Start or stop sampling the memory every few seconds between cells."""
+        self.cells.run(partial(self._set_timer, wanted))
 
     def close(self) -> None:
-        """Follow the session and the cells no longer, and do nothing any more; closing twice does no harm."""
+        """Disconnect the panel from the session and the cells. Closing a closed panel has no effect."""
         self._closed = True
         self._stop_listening()
         if self._events is not None:
@@ -218,107 +233,110 @@ class PanelModel(HasTraits):
         self._events = None
         self.unobserve_all()
         self._postponed.clear()
-        self._switch(wanted=False)
+        self._set_timer(wanted=False)
 
-    def _dispatch(self, activity: ProgressEvent, verb: Callable[[], StateChanges]) -> None:
-        """Let the main thread do what was asked for, and say that it waits where it has to."""
+    def _dispatch(self, event: ProgressEvent, operation: Callable[[], StateChanges]) -> None:
+        """Run an operation in the main thread, and show that it is pending if it has to wait."""
         if self.cells.is_current_thread:
-            self._run_operation(activity, verb)
+            self._run_operation(event, operation)
         else:
-            self._hand_over(lambda: self._run_operation(activity, verb, waited=1))
+            self._run_after_cell(lambda: self._run_operation(event, operation, waited=1))
 
-    def _hand_over(self, function: Callable[[], None], wait: float = 0.0) -> None:
-        """Let the main thread run a function when no cell runs; until the function takes that back, the panel says that it waits."""
+    def _run_after_cell(self, function: Callable[[], None], wait: float = 0.0) -> None:
+        """Run a function in the main thread between cells. The function itself has to decrement the pending clicks."""
         self._count_pending(1)
         self.cells.call_soon(partial(self._run_when_idle, function), wait)
 
     def _run_when_idle(self, function: Callable[[], None]) -> None:
-        """Run a function now, or after the cell: while a cell awaits something, the loop does what was handed to it."""
+        """Run a function now, or after the running cell. The event loop also runs while a cell awaits something."""
         if self.state.cell_running:
             self._postponed.append(function)
         else:
             function()
 
-    def _count_pending(self, more: int, **changes: Any) -> None:
+    def _count_pending(self, difference: int, **changes: Any) -> None:
+        """Change the number of pending clicks and other fields in one state."""
         with self._lock:
-            self._update(waiting=self.state.pending_clicks + more, **changes)
+            self._update(pending_clicks=self.state.pending_clicks + difference, **changes)
 
-    def _run_operation(self, activity: ProgressEvent, verb: Callable[[], StateChanges], waited: int = 0) -> None:
-        """Call a verb of the session, and show what came of it; an error of ours is shown with its remedy.
+    def _run_operation(self, event: ProgressEvent, operation: Callable[[], StateChanges], waited: int = 0) -> None:
+        """Run an operation of the session and show its result or error.
 
-        The wait ends in the state in which the activity begins: between the two the controls would jump back.
-        A new error with the same words is kept: the frames and causes of the other would keep tensors and the text alive.
+        One state both ends the wait and starts the activity. With two states the controls would flicker. The displayed
+        error is a copy, because the frames and causes of the original keep tensors and the text alive.
         """
-        if self._closed:  # While the click waited.
+        if self._closed:  # The panel was closed while the click was pending.
             return
         changes: StateChanges = {}
         unexpected = ""
-        remedy = "Type the same as a command: its traceback tells where."
+        remedy = "Run the equivalent command to get a traceback."
         try:
-            self._count_pending(-waited, activity=activity, error=None, said=None)
-            with self.session.operation():  # Then all panels look again, this one too.
-                changes = verb()
+            self._count_pending(-waited, activity=event, error=None, result=None)
+            with self.session.operation():  # It notifies all panels at its end, including this one.
+                changes = operation()
         except OpenMedError as error:
             changes = {"error": type(error)(error.message, error.remedy)}
         except KeyboardInterrupt:
-            what = f"{activity} was interrupted."
-            changes = {"error": OpenMedError(what, "Click again; restart the kernel if that fails.")}
-        except Exception as error:  # noqa: BLE001 - it is raised on, without its text and its frames
-            # Its text could quote a note, and a kernel writes what is raised into the notebook.
-            unexpected = f"{activity.operation} failed with {short_type_name(error)}."
+            message = f"{event} was interrupted."
+            changes = {"error": OpenMedError(message, "Try again; if it still fails, restart the kernel.")}
+        except Exception as error:  # noqa: BLE001 - an error without its text and frames is raised instead
+            # The text could quote a note, and a kernel writes a raised error into the notebook.
+            unexpected = f"{event.operation} failed with {short_type_name(error)}."
             changes = {"error": OpenMedError(unexpected, remedy)}
         finally:
             self._update(activity=None, **changes)
         if unexpected:
-            raise OpenMedError(unexpected, remedy)  # What is raised gets frames; what is shown has none.
+            raise OpenMedError(unexpected, remedy)  # A separate error, because the displayed one must not have frames.
 
-    def _on_event(self, activity: ProgressEvent | None) -> None:
-        """Show what the session does, whoever asked it, and in whatever thread."""
-        if activity is None:
+    def _on_event(self, event: ProgressEvent | None) -> None:
+        """Show the progress of any operation of the session, or its new state."""
+        if event is None:
             self.cells.run(self._reload_state)
         else:
-            self._update(activity=activity)
+            self._update(activity=event)
 
     def _reload_state(self) -> None:
-        """Show the session as it is now, without the error or the answer to a click if the device has changed since."""
+        """Show the current state of the session, and clear the error or result of a click if the device has changed."""
         changes = {"activity": None, **self._read_state()}
         if changes.get("devices", self.state.devices).choice != self.state.choice:
-            changes |= {"error": None, "said": None}
+            changes |= {"error": None, "result": None}
         self._update(**changes)
 
     def _read_state(self) -> StateChanges:
-        """Return what there is to see, nothing while another thread changes it: it tells when it is done."""
+        """Return the state of the session, or no changes while another thread changes it, which notifies at its end."""
         return read_state(self.session) if self.session.is_idle() else {}
 
     def _update(self, **changes: Any) -> None:
+        """Replace fields of the state; new memory bars get the history of the old ones."""
         with self._lock:
             if "memory" in changes:
-                seen = {bar.name: bar.history for bar in self.state.memory}
+                histories = {bar.name: bar.history for bar in self.state.memory}
                 changes["memory"] = tuple(
-                    replace(bar, history=(*seen.get(bar.name, ()), bar.used)[-MAX_LOOKS:]) for bar in changes["memory"]
+                    replace(bar, history=(*histories.get(bar.name, ()), bar.used)[-MAX_SAMPLES:])
+                    for bar in changes["memory"]
                 )
             self.state = replace(self.state, **changes)
 
-    def _annotated(self, text: str) -> StateChanges:
+    def _annotate_text(self, text: str) -> StateChanges:
         if isinstance(text, str) and not text.strip():
-            return {"answer": None, "said": Report(NO_TEXT)}
-        create_pipeline(self.session, self._name, OpenMedConfig())  # So that the time is that of the text alone.
+            return {"annotation": None, "result": Report(NO_TEXT)}
+        create_pipeline(self.session, self._name, OpenMedConfig())  # The measured time excludes loading the model.
         start = time.perf_counter()
-        answer = annotate_text(self.session, text, self._name, show_text=self._show_text)
-        return {"answer": answer, "seconds": time.perf_counter() - start}
+        annotation = annotate_text(self.session, text, self._name, show_text=self._show_text)
+        return {"annotation": annotation, "seconds": time.perf_counter() - start}
 
-    def _switch(self, wanted: bool) -> None:
+    def _set_timer(self, wanted: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if wanted and self.cells.loop is not None and not self._closed:
             self._timer = self.cells.loop.call_later(REFRESH_SECONDS, self._tick)
-        self._update(refreshes=self._timer is not None)
+        self._update(auto_refresh=self._timer is not None)
 
     def _tick(self) -> None:
         self._update(memory=read_memory(self.session, self.state.choice))
-        self._switch(wanted=True)
+        self._set_timer(wanted=True)
 
 
-def _moved(names: tuple[str, ...]) -> StateChanges:
-    return {"said": Report(f"Moved: {', '.join(names)}.")} if names else {}
+def _report_moved(names: tuple[str, ...]) -> StateChanges:
+    return {"result": Report(f"Moved: {', '.join(names)}.")} if names else {}

@@ -1,4 +1,4 @@
-"""The HTML of each region of the panel: pure functions of what there is to see. Everything from outside is escaped."""
+"""Render each region of the panel as HTML: pure functions of a :class:`PanelState` that escape all external text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..._render.display import (
+    SIMULATED_SUFFIX,
     SIMULATION_NOTICE,
     Report,
     Table,
@@ -22,63 +23,70 @@ from ...devices.machine import format_device, is_marked_simulated
 from .state import MEMORY_COLUMNS, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
-# The style sheet of the panel, which stands in it once.
+# The style sheet, which the panel contains once.
 STYLES = f"<style>\n{STYLE_SHEET}</style>"
 
-CELL_RUNNING_NOTICE = "A cell runs: what you click may wait for its end."
+CELL_RUNNING_NOTICE = "A cell is running. Clicks are processed when it finishes."
 
-CLICK_PENDING_NOTICE = "Your click waits for the end of the running cell."
+CLICK_PENDING_NOTICE = "Waiting for the running cell to finish."
 
-# Stands in every panel; the style sheet shows it alone when the front end says that the kernel of the panel has gone.
-STALE_PANEL_HTML = '<p role="alert">The kernel was restarted, and this panel belongs to the former one. <strong>Run this cell again.</strong></p>'
+# Every panel contains this text. The style sheet shows only it when the front end marks the kernel as disconnected.
+STALE_PANEL_HTML = '<p role="alert">The kernel was restarted; this panel is no longer connected. <strong>Run this cell again.</strong></p>'
 
-# The size of the history line, in the units of its drawing, and the room for half of its stroke.
+NO_BREAK_MS = "\N{NO-BREAK SPACE}ms"
+
+# Size of the sparkline in SVG units, and the margin for half of its stroke.
 WIDTH = 120
 HEIGHT = 20
 STROKE_MARGIN = 1
 
 
 def status(state: PanelState) -> str:
-    """Return the device that is in force, large, and why; a screen reader announces a change."""
-    first, *rest = state.status
-    device, _, why = first.removeprefix("Device: ").partition(", ")
-    large = f"<strong>{escape(device)}</strong>, {escape(why)}" if state.choice else escape(first)
-    notes = (SIMULATION_NOTICE,) if state.simulated else ()
-    said = _block(f'<p class="openmed-first">{large}</p>', _paragraphs((*rest, *notes)))
-    return f'<div role="status">{said}</div>'
+    """Render the active device, emphasized, and the reason; a screen reader announces a change."""
+    headline, *details = state.status
+    first = escape(headline)
+    if state.choice is not None:
+        device = f"{state.choice.device}{SIMULATED_SUFFIX if state.choice.simulated else ''}"
+        reason = headline.removeprefix("Device: ").removeprefix(device)
+        first = f"<strong>{escape(device)}</strong>{escape(reason)}"
+    notices = (SIMULATION_NOTICE,) if state.simulated else ()
+    content = _block(f'<p class="openmed-first">{first}</p>', _paragraphs((*details, *notices)))
+    return f'<div role="status">{content}</div>'
 
 
 def devices(state: PanelState) -> str:
-    """Return a table of the devices, folded up: whether each can be used, why not, and what to do."""
+    """Render a collapsed table of the devices, with status, reason and suggested action."""
     table = replace(state.devices.to_report().tables[0], caption="Devices")
-    missing = [one.device for one in state.devices.devices if one.usable is False]
-    return _details(f"Why not {' or '.join(missing)}?" if missing else "All devices", table)
+    unavailable = [status.device for status in state.devices.devices if status.usable is False]
+    return _details(f"Why is {' or '.join(unavailable)} unavailable?" if unavailable else "All devices", table)
 
 
 def environment(state: PanelState) -> str:
-    """Return the tables of the variables, folded up unless one of them needs a remedy."""
+    """Render the tables of the variables, collapsed unless a variable has a suggested action."""
     settings = state.explanation.environment.settings
-    effects = ", ".join(f"{count} {effect}" for effect, count in Counter(one.effect for one in settings).items())
-    needed = any(one.remedy for one in settings)
-    return _details(f"MPS variables: {effects}", *state.environment_tables, opened=needed)
+    counts = Counter(setting.effect for setting in settings)
+    effects = ", ".join(f"{count} {effect}" for effect, count in counts.items())
+    has_remedy = any(setting.remedy for setting in settings)
+    return _details(f"MPS variables: {effects}", *state.environment_tables, opened=has_remedy)
 
 
 def memory(state: PanelState) -> str:
-    """Return for each memory what is used and how that went, and its limit with a bar of how much of it is used.
+    """Render the memory in use with its history, and the limit with a bar.
 
-    Each part has a pattern in words and bar. The bar is left out of what is read aloud, because the figures say the same.
+    Each kind of memory has the same pattern in the legend and in the bar. Screen readers skip the bar, because the text
+    has the same values.
     """
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in MEMORY_COLUMNS)
     rows = ""
     for bar in state.memory:
-        words = []
+        legend = []
         stripes = ""
         for index, part in enumerate(bar.parts):
             swatch = f'<span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
-            words.append(f'<span class="openmed-used">{swatch}{_nowrap_sizes(str(part))}</span>')
-            share = min(1, part.size / bar.limit) if bar.limit else 0
-            stripes += f'<div class="openmed-part-{index}" style="width:{share:.2%}"></div>'
-        used = f"{' '.join(words)}{_sparkline(bar.history)}"
+            legend.append(f'<span class="openmed-used">{swatch}{_nowrap_sizes(str(part))}</span>')
+            fraction = min(1, part.size / bar.limit) if bar.limit else 0
+            stripes += f'<div class="openmed-part-{index}" style="width:{fraction:.2%}"></div>'
+        used = f"{' '.join(legend)}{_sparkline(bar.history)}"
         limit = f'{_nowrap_sizes(bar.row[2])}<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
         rows += f'<tr><th scope="row">{escape(bar.name)}</th><td>{used}</td><td>{limit}</td></tr>'
     title = '<caption class="openmed-unseen">Memory in use</caption>'
@@ -87,71 +95,71 @@ def memory(state: PanelState) -> str:
 
 
 def models(state: PanelState) -> str:
-    """Return a table of what is loaded, folded up."""
+    """Render a collapsed table of the loaded models."""
     if not state.models:
-        return _block(_paragraphs(["No model is in memory; Annotate loads one."]))
-    names = f"{pluralize(len(state.models), 'model')} in memory: {', '.join(state.models.names)}"
-    return _details(names, replace(state.models.table(), caption="Models in memory"))
+        return _block(_paragraphs(["No models loaded. Annotate loads one."]))
+    summary = f"{pluralize(len(state.models), 'model')} loaded: {', '.join(state.models.names)}"
+    return _details(summary, replace(state.models.table(), caption="Loaded models"))
 
 
 def activity(state: PanelState) -> str:
-    """Return what is under way, in words and with a sign that turns; empty where nothing is.
+    """Render the operation in progress with a spinner; empty if there is none.
 
-    That a cell runs is shown and not announced: a screen reader would say it at every cell.
+    A running cell is displayed but not announced. Otherwise a screen reader would announce every cell.
     """
     if state.cell_running and state.pending_clicks:
         return f'<div role="status" class="openmed-activity">{CLICK_PENDING_NOTICE}</div>'
     if state.activity is None:
         return f'<div class="openmed-activity openmed-late">{CELL_RUNNING_NOTICE}</div>' if state.cell_running else ""
-    sign = '<span class="openmed-spinner" aria-hidden="true"></span>'
-    return f'<div role="status" class="openmed-activity">{sign}<span>{escape(state.activity)}</span></div>'
+    spinner = '<span class="openmed-spinner" aria-hidden="true"></span>'
+    return f'<div role="status" class="openmed-activity">{spinner}<span>{escape(state.activity)}</span></div>'
 
 
 def message(state: PanelState) -> str:
-    """Return what went wrong and what to do about it, or what the last click has to say; empty where there is nothing."""
+    """Render the error of the last click with its remedy, or its result; empty if it has neither."""
     if state.error is not None:
-        what = f"<p><strong>Error:</strong> {escape(state.error.message)}</p>"
-        remedy = f"<p><strong>What to do:</strong> {escape(state.error.remedy)}</p>"
-        return f'<div role="alert" class="openmed-error">{_block(what, remedy)}</div>'
-    return f'<div role="status" class="openmed-said">{to_html(state.result)}</div>' if state.result else ""
+        problem = f"<p><strong>Error:</strong> {escape(state.error.message)}</p>"
+        remedy = f"<p><strong>Suggested action:</strong> {escape(state.error.remedy)}</p>"
+        return f'<div role="alert" class="openmed-error">{_block(problem, remedy)}</div>'
+    if state.result is None:
+        return ""
+    return f'<div role="status" class="openmed-result">{to_html(state.result)}</div>'
 
 
 def annotation(state: PanelState) -> str:
-    """Return the last annotated text, with the time it took and the device; empty before the first."""
+    """Render the last annotated text with its time and device; empty if no text was annotated."""
     if state.annotation is None:
         return ""
     report = state.annotation.to_report()
-    notes = (SIMULATION_NOTICE,) if is_marked_simulated(state.annotation.device) else ()
-    if state.answer_is_old:
-        now = "no device" if state.choice is None else format_device(state.choice.device)
-        notes = (
-            *notes,
-            f"This answer is of {state.annotation.device}, and the device is {now} now. Click Annotate for another.",
-        )
+    notices = [SIMULATION_NOTICE] if is_marked_simulated(state.annotation.device) else []
+    if state.is_annotation_outdated:
+        active_device = "no device" if state.choice is None else format_device(state.choice.device)
+        computed_on = f"This result was computed on {state.annotation.device}"
+        notices.append(f"{computed_on}; the active device is now {active_device}. Click Annotate to update it.")
     seconds = state.seconds or 0.0
-    took = format_milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
-    took = took.replace(" ms", "\N{NO-BREAK SPACE}ms")
-    timed = replace(report, title=f"{report.title} in {took}")
-    return f'<div role="status">{to_html(replace(timed, sentences=(*notes, *report.sentences)))}</div>'
+    time = format_milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
+    title = f"{report.title} in {time.replace(' ms', NO_BREAK_MS)}"
+    return f'<div role="status">{to_html(replace(report, title=title, sentences=(*notices, *report.sentences)))}</div>'
 
 
 def _nowrap_sizes(text: str) -> str:
-    """Return a text as HTML in which sizes such as 9.8 MiB stay in one line, however narrow their cell is."""
+    """Return a text as HTML in which sizes such as 9.8 MiB do not wrap, however narrow the cell is."""
     return re.sub(r"[\d.]+ (bytes|[KMGTP]iB)\b", r'<span class="openmed-size">\g<0></span>', escape(text))
 
 
 def _sparkline(history: tuple[int, ...]) -> str:
-    """Return how much was used at the last looks as a line over nothing; the highest look touches the upper edge."""
+    """Render the memory in use at the last samples as a line chart, scaled to the largest sample."""
     if not history:
         return ""
-    looks = (history[0], *history) if len(history) == 1 else history
-    most = max(*looks, 1)
-    step = WIDTH / (len(looks) - 1)
+    samples = history * 2 if len(history) == 1 else history
+    largest = max(*samples, 1)
+    step = WIDTH / (len(samples) - 1)
     points = " ".join(
-        f"{step * number:.1f},{STROKE_MARGIN + (HEIGHT - STROKE_MARGIN) * (1 - used / most):.1f}"
-        for number, used in enumerate(looks)
+        f"{step * index:.1f},{STROKE_MARGIN + (HEIGHT - STROKE_MARGIN) * (1 - used / largest):.1f}"
+        for index, used in enumerate(samples)
     )
-    label = f"{format_bytes(min(looks))} to {format_bytes(max(looks))} at the last {pluralize(len(history), 'look')}"
+    value_range = f"{format_bytes(min(samples))} to {format_bytes(max(samples))}"
+    label = f"{value_range} at the last {pluralize(len(history), 'sample')}"
     return (
         f'<svg class="openmed-line" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{label}</title>'
         f'<polygon points="0,{HEIGHT} {points} {WIDTH},{HEIGHT}"/><polyline points="{points}"/></svg>'
@@ -171,11 +179,11 @@ def _paragraphs(sentences: Iterable[str]) -> str:
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
-# What a region shows below its heading.
-SHOWN = {"Device": status, "Memory": memory, "Models": models, "Environment": environment}
+# The renderer of the content below the heading of a region.
+CONTENT_RENDERERS = {"Device": status, "Memory": memory, "Models": models, "Environment": environment}
 
 
 def top(name: str, state: PanelState) -> str:
-    """Return the heading of a region, and what it shows of a state."""
-    show = SHOWN.get(name)
-    return f'<h2 class="openmed-heading">{escape(name)}</h2>' + (show(state) if show else "")
+    """Render the heading of a region and its content."""
+    render = CONTENT_RENDERERS.get(name)
+    return f'<h2 class="openmed-heading">{escape(name)}</h2>' + (render(state) if render else "")

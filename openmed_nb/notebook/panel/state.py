@@ -1,4 +1,4 @@
-"""Everything that the panel shows, as one value, with bars of memory; looking at it starts no allocator."""
+"""The state that the panel displays, including memory bars, as one value. Reading it does not start an allocator."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryPart:
+    """One kind of memory in use, such as allocated memory, with its size in bytes."""
+
     name: str
     size: int
 
@@ -31,7 +33,15 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """How much is used of something, now and at the last looks."""
+    """Memory in use and its limit.
+
+    Attributes:
+        name: Owner of the memory: a device or the process.
+        parts: Memory in use, by kind.
+        limit: Limit in bytes, or 0 if unknown.
+        limit_name: Description of the limit.
+        history: Memory in use at the last samples, in bytes, oldest first.
+    """
 
     name: str
     parts: tuple[MemoryPart, ...]
@@ -41,10 +51,12 @@ class MemoryBar:
 
     @property
     def used(self) -> int:
+        """Total memory in use, in bytes."""
         return sum(part.size for part in self.parts)
 
     @property
     def row(self) -> tuple[str, str, str]:
+        """Name, memory in use and limit, for a table with :data:`MEMORY_COLUMNS`."""
         used = ", ".join(str(part) for part in self.parts)
         return self.name, used, f"{format_bytes(self.limit)}, {self.limit_name}"
 
@@ -53,7 +65,12 @@ MEMORY_COLUMNS = ("memory", "used", "limit")
 
 
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
-    """Return the bars for a device and for this process."""
+    """Return the memory bars of a confirmed device with an allocator and of this process.
+
+    Args:
+        choice: Active device.
+        fraction: Fraction of the recommended memory that the allocator may use. If ``None``, it has no such limit.
+    """
     process = MemoryBar("process", (MemoryPart("", resident_bytes()),), installed_bytes(), "of this computer")
     if choice is None or not choice.confirmed or not parse_device_argument(choice.device).has_allocator:
         return (process,)
@@ -63,26 +80,35 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
     allocated = memory.allocated or 0
     cached = max(0, (memory.reserved or 0) - allocated)
     parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))
-    limited = f"the limit: {fraction:g} of {name}" if fraction not in (None, 1.0) else name
+    limit_name = f"limit: {fraction:g} of {name}" if fraction not in (None, 1.0) else name
     limit = int((fraction or 1.0) * (memory.recommended or 0))
-    return (MemoryBar(format_device(choice.device), parts, limit, limited), process)
+    return (MemoryBar(format_device(choice.device), parts, limit, limit_name), process)
 
 
-NO_DEVICE = "No device is in force."
+NO_DEVICE = "No active device."
 
-# What to type where nothing can be clicked.
+# The commands that replace the controls of the panel in its static form.
 COMMANDS = (
-    ("%openmed_device", "the device in force, and why"),
-    ("%openmed_device cpu", "another device; auto, mps and cuda likewise"),
-    ("%openmed_device --reset", "back to what the shell said"),
-    ("%openmed_release", "hand memory back"),
-    ("%%openmed_ner", "find entities in the text of a cell"),
+    ("%openmed_device", "show the active device and the reason"),
+    ("%openmed_device cpu", "override the device (cpu, auto, mps, cuda)"),
+    ("%openmed_device --reset", "clear the override"),
+    ("%openmed_release", "release memory"),
+    ("%%openmed_ner", "annotate the text of a cell"),
 )
 
 
 @dataclass(frozen=True)
 class DeviceButton:
-    """One device that can be asked for."""
+    """Button of a device.
+
+    Attributes:
+        device: Name of the device, or ``"auto"``.
+        pressed: Whether this device is requested.
+        active: Whether this device is active.
+        enabled: Whether the device can be requested.
+        reason: Reason why the device is unavailable, or a description.
+        remedy: Suggested action if the device is unavailable.
+    """
 
     device: str
     pressed: bool = False
@@ -93,7 +119,7 @@ class DeviceButton:
 
     @property
     def label(self) -> str:
-        """What stands on the button; what is asked for has a sign that is not a color.
+        """Text on the button; the requested device has a check mark, because color alone is not accessible.
 
         Example:
             >>> DeviceButton("cpu", pressed=True).label, DeviceButton("mps").label
@@ -103,29 +129,30 @@ class DeviceButton:
 
     @property
     def tooltip(self) -> str:
-        words = " ".join(f"{part.rstrip('.')}." for part in (self.reason, self.remedy) if part)
-        return words or f"Use {self.device}."
+        """Reason and remedy as sentences, or what the button does."""
+        sentences = [f"{clause.rstrip('.')}." for clause in (self.reason, self.remedy) if clause]
+        return " ".join(sentences) or f"Use {self.device}."
 
 
 @dataclass(frozen=True, repr=False)
 class PanelState(Displayable):
-    """What there is to see of a session at one moment.
+    """Snapshot of a session and of the panel that displays it.
 
     Attributes:
-        devices: Every device, with why it cannot be used.
-        explanation: Who asks, the choice or the error, the environment.
-        memory: How full the memory is.
-        models: What is loaded.
-        simulated: Whether the computer is a simulated one.
-        cell_running: Whether a cell of the notebook runs, so that a click has to wait.
-        waiting: How many clicks wait for the running cell.
-        refreshes: Whether the memory is looked at every few seconds.
-        activity: What is under way.
-        error: What went wrong last, where the last thing asked for went wrong.
-        said: What the last thing asked for has to say.
-        answer: The last annotated text; no static form shows it, because those are saved in the notebook.
-        seconds: How long annotating it took, without loading the model.
-        note: Why this is shown instead of the panel, empty for the panel itself.
+        devices: All devices, with the reasons why some are unavailable.
+        explanation: Resolution order, choice or error, and environment variables.
+        memory: Memory bars.
+        models: Loaded models.
+        simulated: Whether the computer is simulated.
+        cell_running: Whether a cell of the notebook is running, so that clicks have to wait.
+        pending_clicks: Number of clicks that wait for the running cell.
+        auto_refresh: Whether the memory is sampled every few seconds.
+        activity: Operation in progress.
+        error: Error of the last click, if it failed.
+        result: Result of the last click.
+        annotation: Last annotated text. Static forms do not show it, because they are saved in the notebook.
+        seconds: Time of the annotation, without loading the model.
+        notice: Reason why the static form is shown; empty for the panel itself.
     """
 
     devices: DeviceList
@@ -145,39 +172,53 @@ class PanelState(Displayable):
 
     @property
     def choice(self) -> DeviceChoice | None:
+        """Active device with its reason, or ``None``."""
         return self.devices.choice
 
     @property
-    def answer_is_old(self) -> bool:
-        """Whether the last annotated text was read on another device than the one that is in force now."""
-        here = "" if self.choice is None else normalize_device(format_device(self.choice.device))
-        return self.annotation is not None and normalize_device(self.annotation.device) != here
+    def is_annotation_outdated(self) -> bool:
+        """Whether the last text was annotated on a device that is no longer active."""
+        device = "" if self.choice is None else normalize_device(format_device(self.choice.device))
+        return self.annotation is not None and normalize_device(self.annotation.device) != device
 
     @property
     def buttons(self) -> tuple[DeviceButton, ...]:
-        in_force = normalize_device(self.choice.device) if self.choice else ""
+        """The button of ``auto`` and of each device."""
+        active_device = normalize_device(self.choice.device) if self.choice else ""
         is_auto = self.choice is not None and self.choice.requested == "auto"
-        buttons = [DeviceButton("auto", pressed=is_auto, reason="The best device of this computer")]
-        for one in self.devices.devices:
-            is_here = normalize_device(one.device) == in_force
-            pressed = is_here and not is_auto
-            buttons.append(DeviceButton(one.device, pressed, is_here, one.usable is not False, one.reason, one.remedy))
+        buttons = [DeviceButton("auto", pressed=is_auto, reason="The best available device")]
+        for status in self.devices.devices:
+            is_active = normalize_device(status.device) == active_device
+            buttons.append(
+                DeviceButton(
+                    status.device,
+                    pressed=is_active and not is_auto,
+                    active=is_active,
+                    enabled=status.usable is not False,
+                    reason=status.reason,
+                    remedy=status.remedy,
+                )
+            )
         return tuple(buttons)
 
     @property
     def status(self) -> tuple[str, ...]:
-        """The device in force and why, or why none is and what to do."""
+        """Active device and reason as sentences, or the error with its remedy."""
         choice = self.explanation.choice
         if isinstance(choice, OpenMedError):
             return NO_DEVICE, choice.message, choice.remedy
-        return (f"{choice.headline}.", *(() if choice.confirmed else (f"It is {choice.status}.",)))
+        if choice.confirmed:
+            return (f"{choice.headline}.",)
+        return f"{choice.headline}.", f"Status: {choice.status}."
 
     @property
     def environment_tables(self) -> tuple[Table, ...]:
+        """Tables of the MPS variables and of other variables."""
         others = Table("Other variables", ("variable", "value"), tuple(self.explanation.variables.items()))
         return (self.explanation.environment.table(), others)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the snapshot of the session as JSON-compatible values."""
         return {
             "devices": self.devices.to_dict(),
             "explanation": self.explanation.to_dict(),
@@ -187,11 +228,12 @@ class PanelState(Displayable):
         }
 
     def to_report(self) -> Report:
+        """Return the static form, with the commands that replace the controls."""
         devices = replace(self.devices.to_report().tables[0], caption="Devices")
         models = replace(self.models.table(), caption="Models")
         environment = (replace(table, collapsed=True) for table in self.environment_tables)
         memory = Table("Memory", MEMORY_COLUMNS, tuple(bar.row for bar in self.memory))
-        commands = Table("The same by typing", ("type", "for"), COMMANDS)
+        commands = Table("Equivalent commands", ("command", "description"), COMMANDS)
         sentences = (*self.status, *filter(None, (self.notice,)))
         tables = (devices, *environment, memory, models, commands)
         title = "openmed_nb: device, environment, memory and models"
@@ -199,7 +241,7 @@ class PanelState(Displayable):
 
 
 def read_state(session: Session) -> dict[str, Any]:
-    """Return what there is to see of a session, as the fields of a PanelState; nothing is loaded, and nothing changes."""
+    """Return the state of a session as fields of a :class:`PanelState`, without loading or changing anything."""
     devices = session.list_devices(confirm=False)
     return {
         "devices": devices,
@@ -211,6 +253,6 @@ def read_state(session: Session) -> dict[str, Any]:
 
 
 def read_memory(session: Session, choice: DeviceChoice | None) -> tuple[MemoryBar, ...]:
-    return memory_bars(
-        choice, session.device_manager.memory_fraction(choice.device) if choice and choice.confirmed else None
-    )
+    """Return the memory bars of a session, with the memory limit that it has set."""
+    fraction = session.device_manager.memory_fraction(choice.device) if choice and choice.confirmed else None
+    return memory_bars(choice, fraction)

@@ -1,7 +1,7 @@
-"""The panel as widgets: a view of a PanelModel that changes by trait updates only, made of core widgets.
+"""The panel as core widgets: a view of a :class:`PanelModel` that changes through trait updates only.
 
-Importing this file imports ipywidgets; so it is imported only when a panel is opened where a kernel can show it. Outputs
-that are cleared or updated cannot be followed by nbval, so there is no Output widget, and nothing is displayed twice.
+This module imports ipywidgets, so it is imported only when a kernel opens a panel. nbval does not support outputs that are
+cleared or updated, so there is no Output widget and nothing is displayed twice.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from ..._render.display import Report, StaticReprMixin
 from . import rendering
 from .model import IMMEDIATE_SECONDS, REFRESH_SECONDS, PanelModel
 
-# A synthetic sentence to try.
+# A synthetic example.
 EXAMPLE_TEXT = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
 
-# Stands in a saved notebook, below what the panel showed.
-RERUN_NOTICE = "This is how it was: run this cell again for a panel to click."
+# Displayed with the static form in a saved notebook.
+RERUN_NOTICE = "Saved output. Run this cell to get an interactive panel."
 
 
 class TextBox(Textarea):
-    """A box for a text, whose value is not sent back: half of an emoji, as a cut leaves it, could not be, and would be lost."""
+    """A text box whose value is not echoed to the front end.
+
+    A truncated emoji is an unpaired surrogate, which cannot be sent back and would be lost.
+    """
 
     value = Unicode().tag(sync=True, echo_update=False)
 
 
 class Region(VBox):
-    """A part of the panel: its name, what it shows, its controls, and what came of the last click on one of them."""
+    """A region of the panel: heading and content, controls, progress, and the result of the last click on a control."""
 
     def __init__(
         self,
@@ -53,30 +56,30 @@ class Region(VBox):
 
 
 class NamedButtons(HBox):
-    """Buttons that come and go by name; one whose name stays is not made again."""
+    """A row of buttons by name; a button is reused as long as its name is displayed."""
 
     def __init__(self, make: Callable[[str], Button], **options: Any) -> None:
         self.make = make
         self.named: dict[str, Button] = {}
         super().__init__(**options)
 
-    def keep(self, names: tuple[str, ...]) -> bool:
-        """Show a button for each name; return whether any came or went."""
+    def sync(self, names: tuple[str, ...]) -> bool:
+        """Display a button for each name, and return whether any was added or removed."""
         if tuple(self.named) == names:
             return False
-        former = self.named
-        self.named = {name: former.pop(name, None) or self.make(name) for name in names}
+        previous = self.named
+        self.named = {name: previous.pop(name, None) or self.make(name) for name in names}
         self.children = tuple(self.named.values())
-        for button in former.values():
+        for button in previous.values():
             close_tree(button)
         return True
 
 
 class PanelView(StaticReprMixin, VBox):
-    """The panel: device, memory, a text to try, models, environment; every click calls one verb of its model.
+    """The panel: device, memory, an example text, models and environment. Each click calls one operation of its model.
 
-    Where there is no widget, as in a saved notebook, it shows the state of the moment in which it was displayed, with
-    what to type; never the text that was annotated.
+    Without widgets, for example in a saved notebook, it shows the state at the time of display and the equivalent
+    commands, but never the annotated text.
     """
 
     model: PanelModel
@@ -86,14 +89,14 @@ class PanelView(StaticReprMixin, VBox):
         self.styles: dict[Callable[..., Any], Widget] = {}
         self._clicked: Widget | None = None
         self._clicked_at = 0.0
-        self._answered: tuple[Any, ...] = ()
+        self._displayed: tuple[Any, ...] = ()
         super().__init__(_dom_classes=("openmed-panel",))
         self.devices = self._make(NamedButtons, self._device_button, name="named")
         self.table = self._make(HTML)
-        reset = self._button("Reset", "Back to what the shell said, or to the best device.", model.reset)
-        refresh = self._button("Refresh", "Look at everything again.", model.refresh)
-        hover = "Forget models, outputs and the last error, as the magic does."
-        release = self._button("Release memory", hover, model.release)
+        reset = self._button("Reset", "Clear the device override.", model.reset)
+        refresh = self._button("Refresh", "Refresh the panel.", model.refresh)
+        tooltip = "Release memory held by models, outputs and the last error."
+        release = self._button("Release memory", tooltip, model.release)
         self.automatic = self._make(
             Checkbox,
             description=f"Refresh every {REFRESH_SECONDS:g} seconds",
@@ -101,14 +104,14 @@ class PanelView(StaticReprMixin, VBox):
             disabled=model.cells.loop is None,
         )
         self.text = self._make(TextBox, EXAMPLE_TEXT, description="Text to annotate", rows=2, continuous_update=False)
-        hover = "Find entities in the text, which stays in this kernel."
-        self.annotate = self._button("Annotate", hover, partial(model.annotate_deferred, lambda: self.text.value))
-        self.answer = self._make(HTML)
+        tooltip = "Annotate the text, which stays in this kernel."
+        self.annotate = self._button("Annotate", tooltip, partial(model.annotate_deferred, lambda: self.text.value))
+        self.annotation = self._make(HTML)
         self.models = self._make(NamedButtons, self._unload_button, name="named")
         self.regions = (
             Region("Device", self._make, [self.devices, reset], below=[self.table]),
             Region("Memory", self._make, [refresh, release, self.automatic]),
-            Region("Try it", self._make, [self.annotate], above=[self.text], below=[self.answer]),
+            Region("Try it", self._make, [self.annotate], above=[self.text], below=[self.annotation]),
             Region("Models", self._make, [self.models]),
             Region("Environment", self._make),
         )
@@ -117,28 +120,29 @@ class PanelView(StaticReprMixin, VBox):
             dlink((model, "state"), (region.top, "value"), partial(rendering.top, region.name))
         dlink((model, "state"), (self.table, "value"), rendering.devices)
         self.children = (self._make(HTML, rendering.STYLES + rendering.STALE_PANEL_HTML, name="gone"), *self.regions)
-        self._follow()
-        model.observe(self._follow, "state")
-        self.text.observe(self._show_answer, "value")
-        self.automatic.observe(self._switched, "value")
+        self._show_state()
+        model.observe(self._show_state, "state")
+        self.text.observe(self._show_annotation, "value")
+        self.automatic.observe(self._on_auto_refresh, "value")
 
     def __repr__(self) -> str:
-        return "The openmed_nb panel; %openmed_device does the same by typing"
+        return "openmed_nb panel (text alternative: %openmed_device)"
 
     def report(self) -> Report:
+        """Return the static form with a notice that it is saved output."""
         return replace(self.model.state, notice=RERUN_NOTICE).final_report()
 
     def close(self) -> None:
-        """End the panel: it follows the session no longer, and no widget, layout or style of it is left."""
+        """Close the panel with all widgets, layouts and styles, and disconnect it from the session."""
         self.model.close()
         close_tree(self)
         for shared in (self.layout, *self.styles.values()):
             shared.close()
 
     def _make(self, kind: Callable[..., Any], *arguments: Any, name: str = "", **options: Any) -> Any:
-        """Return a widget, perhaps with a name that the style sheet knows.
+        """Return a new widget, with the CSS class of a name.
 
-        All share a layout, and a style for each kind, because a page waits for each widget.
+        All widgets share one layout, and those of one kind share a style, because every widget delays the page.
         """
         if kind in self.styles:
             options["style"] = self.styles[kind]
@@ -148,43 +152,43 @@ class PanelView(StaticReprMixin, VBox):
             self.styles[kind] = widget.style
         return widget
 
-    def _button(self, description: str, hover: str, verb: Callable[[], None]) -> Button:
-        button = self._make(Button, description=description, tooltip=hover)
-        button.on_click(partial(self._ask, verb))
+    def _button(self, description: str, tooltip: str, operation: Callable[[], None]) -> Button:
+        button = self._make(Button, description=description, tooltip=tooltip)
+        button.on_click(partial(self._run_click, operation))
         return button
 
-    def _ask(self, verb: Callable[[], None], control: Widget) -> None:
-        """Call a verb, and remember where somebody clicked: what comes of it is shown there, not far away."""
+    def _run_click(self, operation: Callable[[], None], control: Widget) -> None:
+        """Run the operation of a control, and record the region of the control, which displays the result."""
         self._region = next(region for region in self.regions if control in iter_widgets(region))
         self._clicked = control if self.model.responds_immediately else None
         self._clicked_at = self.model.clock()
-        verb()
+        operation()
 
-    def _switched(self, change: Any) -> None:
+    def _on_auto_refresh(self, change: Any) -> None:
         if change["new"] != self.model.state.auto_refresh:
-            self._ask(partial(self.model.set_auto_refresh, change["new"]), self.automatic)
+            self._run_click(partial(self.model.set_auto_refresh, change["new"]), self.automatic)
 
-    def _follow(self, _change: Any = None) -> None:
-        """Show a new state in the controls, and what came of the last click in its region."""
+    def _show_state(self, _change: Any = None) -> None:
+        """Update the controls to the state of the model, and show the result of the last click in its region."""
         state = self.model.state
         redrawn = {
-            self.regions[0]: self.devices.keep(tuple(button.device for button in state.buttons)),
-            self.regions[3]: self.models.keep(state.models.names),
+            self.regions[0]: self.devices.sync(tuple(button.device for button in state.buttons)),
+            self.regions[3]: self.models.sync(state.models.names),
         }
-        for shown in state.buttons:
-            button = self.devices.named[shown.device]
-            button.description = shown.label
-            button.tooltip = shown.tooltip
-            button.disabled = not shown.enabled
-            # It looks pressed by the class that a ToggleButton has. A real one sends its new value, which is not a change,
-            # and so not a click, if it was painted meanwhile.
-            if shown.pressed:
+        for device_button in state.buttons:
+            button = self.devices.named[device_button.device]
+            button.description = device_button.label
+            button.tooltip = device_button.tooltip
+            button.disabled = not device_button.enabled
+            # The class of a ToggleButton makes it look pressed. A real ToggleButton sends its new value, which is not a
+            # change, and therefore not a click, if the panel was updated in the meantime.
+            if device_button.pressed:
                 button.add_class("mod-active")
             else:
                 button.remove_class("mod-active")
-        if not state.pending_clicks:  # While a click waits the box stays as it was clicked.
+        if not state.pending_clicks:  # A pending click must not reset the checkbox.
             self.automatic.value = state.auto_refresh
-        self._show_answer()
+        self._show_annotation()
         for region in self.regions:
             clicked = region is self._region
             region.activity.value = rendering.activity(state) if clicked else ""
@@ -197,21 +201,25 @@ class PanelView(StaticReprMixin, VBox):
         return self._button(device, "", partial(self.model.use_device, device))
 
     def _unload_button(self, name: str) -> Button:
-        return self._button(f"Unload {name}", "Forget it, and hand its memory back.", partial(self.model.unload, name))
+        return self._button(
+            f"Unload {name}", "Unload the model and release its memory.", partial(self.model.unload, name)
+        )
 
-    def _show_answer(self, _change: Any = None) -> None:
-        """Show the answer, unless it is one to another text than the one above it; a long one is made into HTML once."""
+    def _show_annotation(self, _change: Any = None) -> None:
+        """Show the annotation of the text in the box, or nothing if it is of another text; render it only if it changed."""
         state = self.model.state
-        fits = state.annotation is not None and state.annotation.text == self.text.value
-        shown = (state.annotation, state.seconds, state.choice if state.answer_is_old else None) if fits else ()
-        if shown != self._answered:
-            self._answered = shown
-            self.answer.value = rendering.annotation(state) if fits else ""
+        is_current = state.annotation is not None and state.annotation.text == self.text.value
+        outdated_by = state.choice if state.is_annotation_outdated else None
+        displayed = (state.annotation, state.seconds, outdated_by) if is_current else ()
+        if displayed != self._displayed:
+            self._displayed = displayed
+            self.annotation.value = rendering.annotation(state) if is_current else ""
 
     def _restore_focus(self, redrawn: bool) -> None:
-        """Give the keyboard's focus to what was clicked, or to its neighbour, where the browser drops it.
+        """Move the keyboard focus to the clicked control, or to its neighbor, if the browser lost the focus.
 
-        Never later than promptly: somebody who types in a cell meanwhile would type commands that delete it.
+        The focus moves immediately or never. If the user types in a cell by then, the keys would act as notebook commands
+        that delete the cell.
         """
         control = self._clicked
         if control is None or self.model.clock() - self._clicked_at > IMMEDIATE_SECONDS:
@@ -219,8 +227,8 @@ class PanelView(StaticReprMixin, VBox):
         elif control.comm is None or control.disabled:
             self._clicked = None
             if self._region is self.regions[0]:
-                in_force = (button.device for button in self.model.state.buttons if button.active)
-                _focus(self.devices.named[next(in_force, "auto")])
+                active_devices = (button.device for button in self.model.state.buttons if button.active)
+                _focus(self.devices.named[next(active_devices, "auto")])
             else:
                 _focus(next(iter(self.models.children), self.annotate))
         elif redrawn:
@@ -228,20 +236,20 @@ class PanelView(StaticReprMixin, VBox):
 
 
 def _focus(control: Any) -> None:
-    """Give a control the keyboard's focus; ipywidgets 7 has no message for that."""
+    """Move the keyboard focus to a control, which ipywidgets 7 does not support."""
     if hasattr(control, "focus"):
         control.focus()
 
 
 def iter_widgets(widget: Widget) -> Iterator[Widget]:
-    """Yield a widget and all that is in it; layouts and styles are shared."""
+    """Yield the descendants of a widget and the widget itself, without the shared layouts and styles."""
     for child in widget.children if isinstance(widget, Box) else ():
         yield from iter_widgets(child)
     yield widget
 
 
 def close_tree(widget: Widget) -> None:
-    """Close a widget and all that is in it; ipywidgets itself closes no children."""
-    for part in tuple(iter_widgets(widget)):
-        Widget.close(part)
-        vars(part).pop("_repr_mimebundle_", None)  # ipywidgets 8 puts None there, and the static form would be gone.
+    """Close a widget and its descendants, which ipywidgets does not close."""
+    for descendant in tuple(iter_widgets(widget)):
+        Widget.close(descendant)
+        vars(descendant).pop("_repr_mimebundle_", None)  # ipywidgets 8 sets it to None, which hides the static form.

@@ -104,7 +104,7 @@ class TestModels:
         view = open_panel(model="bundled_small")
         view.click("Annotate")
 
-        answer = view.answer.value
+        answer = view.annotation.value
         assert f"on {SESSION.device().device}" in answer
         assert re.search(r"\d entities found by bundled_small on .* in ([\d,]+|less than 1)\sms", answer)
         assert "<mark " in answer
@@ -113,7 +113,7 @@ class TestModels:
         view.click("Unload bundled_small")
         assert SESSION.inventory().names == ()
         assert view.models.children == ()
-        assert "No model is in memory" in view.region("Models").top.value
+        assert "No models loaded" in view.region("Models").top.value
         assert list(view.messages) == ["Models"]
         assert "Unloaded: bundled_small." in view.messages["Models"]
 
@@ -125,7 +125,7 @@ class TestModels:
         view.click("Annotate")
 
         assert view.model.state.annotation.text == f"Cystic fibrosis. {EVIL}"
-        assert "onerror" in view.answer.value
+        assert "onerror" in view.annotation.value
         assert EVIL not in view.shown
 
     @pytest.mark.parametrize("text", ["", " \n "])
@@ -137,14 +137,14 @@ class TestModels:
         view.click("Annotate")
 
         assert list(view.messages) == ["Try it"]
-        assert "There is no text yet: type one into the box, then press Annotate." in view.messages["Try it"]
+        assert "Enter a text, then press Annotate." in view.messages["Try it"]
         assert SESSION.inventory().names == ()
         view.text.value = "No asthma."
         view.click("Annotate")
-        assert (view.messages, "asthma" in view.answer.value) == ({}, True)
+        assert (view.messages, "asthma" in view.annotation.value) == ({}, True)
         view.text.value = text
         view.click("Annotate")
-        assert view.answer.value == ""
+        assert view.annotation.value == ""
 
     def test_buttons_of_the_models(self, open_panel, front_end):
         """Each loaded name has its button; when one is clicked and gone, the focus goes to the next, then to Annotate."""
@@ -172,7 +172,7 @@ class TestModels:
         assert SESSION.inventory().names == ()
         assert list(view.messages) == ["Memory"]
         assert "loaded models" in view.messages["Memory"]
-        assert "No model is in memory" in view.region("Models").top.value
+        assert "No models loaded" in view.region("Models").top.value
 
     def test_it_says_what_is_under_way(self, open_panel):
         """While a model is loaded, the region of the click says so, and the controls can be clicked all the while."""
@@ -194,15 +194,15 @@ def test_try_region_takes_an_answer_to_another_text_away(open_panel):
     view = open_panel(model="bundled_small")
     view.text.value = "She has asthma."
     view.click("Annotate")
-    assert "asthma" in view.answer.value
+    assert "asthma" in view.annotation.value
 
     view.text.value = "He has epilepsy."
-    assert view.answer.value == ""
+    assert view.annotation.value == ""
     view.text.value = "She has asthma."
-    assert "asthma" in view.answer.value
+    assert "asthma" in view.annotation.value
     view.text.value = "He has epilepsy."
     view.click("Annotate")
-    assert "epilepsy" in view.answer.value
+    assert "epilepsy" in view.annotation.value
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
@@ -210,9 +210,9 @@ def test_try_region_says_that_an_answer_is_of_another_device(open_panel):
     """After the device has changed, the answer says of which device it is, until the text is annotated again."""
     view = open_panel(model="bundled_small")
     view.click("Annotate")
-    former = SESSION.device().device
+    previous = SESSION.device().device
     with nb.simulated_mps():
-        answer = view.answer.value
-        assert f"This answer is of {former}, and the device is mps (SIMULATED) now." in answer
+        answer = view.annotation.value
+        assert f"This result was computed on {previous}; the active device is now mps (SIMULATED)." in answer
         view.click("Annotate")
-        assert "This answer is of" not in view.answer.value
+        assert "This result was computed on" not in view.annotation.value

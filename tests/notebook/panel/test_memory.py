@@ -67,8 +67,8 @@ class TestSimulatedMps:
         [
             (None, 1, "what Metal recommends"),
             (1.0, 1, "what Metal recommends"),
-            (0.5, 0.5, "the limit: 0.5 of what Metal recommends"),
-            (1.7, 1.7, "the limit: 1.7 of what Metal recommends"),
+            (0.5, 0.5, "limit: 0.5 of what Metal recommends"),
+            (1.7, 1.7, "limit: 1.7 of what Metal recommends"),
         ],
     )
     def test_the_limit(self, simulated, fraction, share, words):
@@ -84,7 +84,7 @@ class TestSimulatedMps:
         bar = PanelState(**read_state(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended // 4
-        assert bar.limit_name == "the limit: 0.25 of what Metal recommends"
+        assert bar.limit_name == "limit: 0.25 of what Metal recommends"
 
     @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
     def test_a_watermark_that_comes_too_late(self, simulated, monkeypatch, high):

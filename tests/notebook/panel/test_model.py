@@ -110,7 +110,7 @@ def test_errors_an_error_of_another_kind(computers, watch):
         panel.use_device("mps")
 
     assert panel.state.error.message == "Changing the device failed with LookupError."
-    assert raised.value.remedy == "Type the same as a command: its traceback tells where."
+    assert raised.value.remedy == "Run the equivalent command to get a traceback."
     assert here.state == before
     said = "".join(traceback.format_exception(raised.value))
     assert "in choose" in said
@@ -258,7 +258,7 @@ def test_models_unloading_what_is_gone(panel):
     """A model that somebody else has unloaded meanwhile is no error."""
     panel.unload(SMALL)
 
-    assert panel.state.result.title == "Nothing of that name was loaded."
+    assert panel.state.result.title == "No loaded model has that name."
     assert panel.state.error is None
 
 

@@ -423,7 +423,11 @@ class TestInKernel:
         cells.run("remove()\ncells.loop.call_later(0, look)")
 
         assert cells.value("panel.state.error.message") == "Annotating: bundled_small was interrupted."
-        assert cells.value("(panel.state.activity, panel.state.pending_clicks, panel.state.annotation)") == (None, 0, None)
+        assert cells.value("(panel.state.activity, panel.state.pending_clicks, panel.state.annotation)") == (
+            None,
+            0,
+            None,
+        )
         assert cells.value("(SESSION.is_idle(), SESSION.inventory().names)") == (True, ())
         assert cells.value("[one is signal.SIG_IGN for one in handlers]") == [True, True]
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")

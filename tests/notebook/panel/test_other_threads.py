@@ -109,8 +109,8 @@ def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here, elsewhere):
         elsewhere(view.device_buttons["cpu"].click)
         here.session.unload()
         assert view.pressed == ["auto"]
-        assert "Your click waits" in view.region("Device").activity.value
-        assert "Your click waits" not in view.region("Memory").activity.value
+        assert "Waiting for the running cell" in view.region("Device").activity.value
+        assert "Waiting for the running cell" not in view.region("Memory").activity.value
         view.model.on_cell_end()
         await between_cells()
         assert view.pressed == ["cpu"]

@@ -214,4 +214,4 @@ def test_style_sheet_every_class_has_a_rule(plain):
     html = "".join(region(state) for _, region, state in cases(plain))
     used = {name for names in re.findall(r'class="([^"]*)"', html) for name in names.split()}
     assert {name for name in used if f".{name}" not in STYLES} == {"tex2jax_ignore"}
-    assert {"openmed-first", "openmed-bar", "openmed-error", "openmed-said", "openmed-late"} <= used
+    assert {"openmed-first", "openmed-bar", "openmed-error", "openmed-result", "openmed-late"} <= used
