@@ -1,8 +1,8 @@
-"""The files of a model: what they must hold, what they may not ask for, their digests, and how long a text the model reads.
+"""The files of a model: required contents, forbidden settings, hashes, and the maximum input length.
 
-transformers follows many settings of a ``config.json`` and of a tokenizer's files. Most describe the model; those in the
-tables below make it import, fetch or open something else, so a model that was not allowed by name is refused for them.
-All is checked before any file of the model is handed to transformers.
+transformers follows many settings of a ``config.json`` and of tokenizer files. Most describe the model. The settings in the
+tables below make transformers import, download or open something else. A model with such a setting is rejected unless the
+user trusts it by name. All checks run before transformers reads any file of the model.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ARCHITECTURE_SUFFIX = "ForTokenClassification"
-MOST_SHARDS = 1000
+MAX_SHARDS = 1000
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 DISTRIBUTED_SHARD_PATTERN = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
-# A config.json may name another one for a version of transformers, such as config.4.0.0.json.
+# A config.json may refer to another file for a version of transformers, such as config.4.0.0.json.
 CONFIG_PATTERNS = ("config*.json", "*.py")
 
-# The files that tokenizers of transformers are made of (vocab_files_names of its classes), those for a version among
-# them, such as tokenizer.4.0.0.json.
+# The files of tokenizers (vocab_files_names of the classes in transformers), including those for a version of
+# transformers, such as tokenizer.4.0.0.json.
 TOKENIZER_PATTERNS = (
     "tokenizer*.json",
     "special_tokens_map.json",
@@ -46,18 +46,18 @@ TOKENIZER_PATTERNS = (
     "*.model",
 )
 
-# What transformers adds to the weights where the package peft is installed.
+# transformers adds these files to the weights if the package peft is installed.
 ADAPTER = ("adapter_config.json", "adapter_model.*")
 
-# Tokenizers without a limit give a number far above this one (transformers' VERY_LARGE_INTEGER).
+# Tokenizers without a limit report a far larger number (VERY_LARGE_INTEGER in transformers).
 MAX_PLAUSIBLE_LENGTH = 1_000_000
 
-# What configurations call the longest input; MPT has no table of positions, and cannot read more either.
+# Names of the maximum input length in configurations. MPT has no position embeddings, but the same limit.
 MAX_LENGTH_KEYS = ("max_position_embeddings", "max_seq_len")
 
-# What models call their table of positions of tokens. Those of boxes, of words in pairs and of pictures have other names, or
-# stand elsewhere than the embeddings of tokens.
-POSITION_TABLES = (
+# Names of the position embeddings of tokens. Those of boxes, word pairs and images have other names or are not next to the
+# token embeddings.
+POSITION_EMBEDDING_NAMES = (
     "position_embeddings",
     "position_embedding",
     "position_embedding_table",
@@ -71,10 +71,10 @@ POSITION_TABLES = (
     "wpe",
 )
 
-# Cyrillic, cuneiform and runic letters and an emoji that hardly any vocabulary has.
+# Cyrillic, cuneiform and runic letters and an emoji that few vocabularies contain.
 RARE_CHARACTERS = "\ua66e \U00012000 \u16a0 \U0001f9ff"
 
-OTHER_MODEL_REMEDY = "Use the name or the folder of a token-classification model in safetensors."
+OTHER_MODEL_REMEDY = "Use a token-classification model in safetensors."
 READ_CHUNK_BYTES = 1 << 20
 
 
@@ -83,8 +83,10 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     file = folder / "config.json"
     limits.check_file(file, name)
     if not file.is_file():
-        raise InvalidModelError(f"{describe_value(name)} holds no model: it has no config.json.", OTHER_MODEL_REMEDY)
-    problem = "holds no settings"
+        raise InvalidModelError(
+            f"{describe_value(name)} is not a model folder: config.json is missing.", OTHER_MODEL_REMEDY
+        )
+    problem = "is not a JSON object"
     try:
         config = limits.read_json(file)
     except (OSError, ValueError, RecursionError) as error:
@@ -99,78 +101,90 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         and architectures
         and not any(str(kind).endswith(ARCHITECTURE_SUFFIX) for kind in architectures)
     ):
-        # transformers would fill the head with random numbers.
+        # transformers would initialize the classification head randomly.
         kind = describe_names([str(architectures[0])])
-        what = f"The model {describe_value(name)} is a {kind}, which is not a token classifier."
+        what = f"The model {describe_value(name)} is a {kind}, which is not a token-classification model."
         raise InvalidModelError(what, OTHER_MODEL_REMEDY)
     return config
 
 
 def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) -> None:
-    """Check that every output of a model has a label; ``config`` is what transformers made of its ``config.json``."""
+    """Check that every output of a model has a label.
+
+    Args:
+        settings: Contents of the ``config.json``.
+        config: Configuration that transformers built from the settings.
+        name: Name of the model.
+    """
     stated = settings.get("id2label")
     count = settings.get("num_labels")
     labels = config.id2label
     problem = ""
     if not labels:
-        problem = f"The model {describe_value(name)} has no labels."
+        problem = f"The model {describe_value(name)} does not have labels."
     elif (
         isinstance(stated, dict)
         and isinstance(count, int)
         and count != len(stated)
-        # transformers takes num_labels, and names the labels LABEL_0, LABEL_1 and so on.
+        # transformers uses num_labels, and names the labels LABEL_0, LABEL_1 and so on.
         and not all(re.fullmatch(r"LABEL_\d+", str(label)) for label in stated.values())
     ):
-        problem = f"The id2label of {describe_value(name)} names {len(stated)} labels, and its num_labels is {count}."
+        problem = f"The id2label of {describe_value(name)} has {len(stated)} labels, but its num_labels is {count}."
     elif set(labels) != set(range(config.num_labels)) or not all(
         isinstance(label, str) and label.isprintable() for label in labels.values()
     ):
         count = config.num_labels
-        problem = f"The id2label of {describe_value(name)} does not give one text for each of its {count} labels."
+        problem = f"The id2label of {describe_value(name)} does not have one string for each of its {count} labels."
     if problem:
         raise InvalidModelError(problem, "Correct id2label in its config.json.")
 
 
 def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
-    """Check that a folder has weights that may be loaded; return whether transformers finds them as safetensors."""
+    """Check that a directory has weights that may be loaded, and return whether transformers loads them as safetensors."""
     if any(DISTRIBUTED_SHARD_PATTERN.fullmatch(file.name) for file in folder.glob("shard-*.safetensors")):
-        # transformers would read them in the place of all others, and never report what it did not use.
+        # transformers would load them instead of the other weights, and would not report unused tensors.
         what = f"The weights of {describe_value(name)} are a distributed checkpoint."
         raise InvalidModelError(what, "Save the model with save_pretrained() in one process.")
-    disguised = any(not shard.endswith(".safetensors") for shard in shard_files(folder / SAFETENSORS_FILES[1]))
-    safe = any((folder / file).is_file() for file in SAFETENSORS_FILES)
-    pickled = any((folder / file).is_file() for file in PICKLE_FILES)
-    if safe and not disguised:
+    has_disguised_pickle = any(
+        not shard.endswith(".safetensors") for shard in shard_files(folder / SAFETENSORS_FILES[1])
+    )
+    has_safetensors = any((folder / file).is_file() for file in SAFETENSORS_FILES)
+    has_pickle = any((folder / file).is_file() for file in PICKLE_FILES)
+    if has_safetensors and not has_disguised_pickle:
         return True
-    if not disguised and not pickled:
-        remedy = (
-            "Use a model with a model.safetensors, or pass allow_pickle=True if it has a pickle file that you trust."
-        )
-        raise InvalidModelError(f"The model {describe_value(name)} has no weights in safetensors.", remedy)
+    if not has_disguised_pickle and not has_pickle:
+        remedy = "Use a model with a model.safetensors, or pass allow_pickle=True if you trust its pickle file."
+        raise InvalidModelError(f"The model {describe_value(name)} does not have weights in safetensors.", remedy)
     if not allow_pickle:
-        what = f"The weights of {describe_value(name)} are a pickle file, which can run any code when it is loaded."
-        remedy = "Convert them to safetensors, or pass allow_pickle=True if you trust whoever made them."
+        what = f"The weights of {describe_value(name)} are stored in a pickle file, which can execute arbitrary code."
+        remedy = "Convert them to safetensors, or pass allow_pickle=True if you trust their source."
         raise UntrustedModelError(what, remedy)
-    return disguised
+    return has_disguised_pickle
 
 
 def shard_files(index: Path) -> set[str]:
-    """Return the files that an index of weights points to."""
+    """Return the names of the files in an index of weights."""
     weight_map = limits.read_json_object(index).get("weight_map")
     return {str(shard) for shard in weight_map.values()} if isinstance(weight_map, dict) else set()
 
 
 @dataclass(frozen=True)
 class ModelHashes:
-    """Fingerprints of the files that a model is loaded from."""
+    """Hashes of the files of a model.
+
+    Attributes:
+        weights: Hash of the weights.
+        settings: Hash of the ``config.json`` and of remote code.
+        tokenizer: Hash of the tokenizer files.
+    """
 
     weights: str
-    settings: str  # Of its config.json, and of code of its own.
+    settings: str
     tokenizer: str
 
 
 def hash_model_files(folder: Path) -> ModelHashes:
-    """Return the fingerprints of a model's files; a file is read once in a process, until it changes."""
+    """Return the hashes of the files of a model. Each file is read once per process, unless it changes."""
     return ModelHashes(
         hash_files([*weight_files(folder), *match_files(folder, ADAPTER)]),
         hash_files(match_files(folder, CONFIG_PATTERNS)),
@@ -179,7 +193,7 @@ def hash_model_files(folder: Path) -> ModelHashes:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that weights are loaded from, in transformers' order: one file, or an index and what it names."""
+    """Return the files of the weights that transformers loads: one file, or an index and its shards."""
     for single, index in (SAFETENSORS_FILES, PICKLE_FILES):
         if (folder / single).is_file():
             return [folder / single]
@@ -190,12 +204,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def match_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files of a folder that match a pattern, in alphabetical order."""
+    """Return the files of a directory that match any of the patterns, in alphabetical order."""
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """Return a short text that changes with the name or any byte of a file."""
+    """Return a hash of the names and contents of files."""
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
         try:
@@ -208,119 +222,126 @@ def hash_files(files: Iterable[Path]) -> str:
 
 
 def file_digest(path: Path, algorithm: str = "blake2b") -> str:
-    """Return the digest of a file; it is read once in a process, until its size or a time changes."""
-    found = path.stat()
-    # A copy may keep the time of change of its original, but not the one that the system sets.
-    return read_digest(str(path), algorithm, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    """Return the digest of a file, which is read once per process unless its size or a timestamp changes."""
+    status = path.stat()
+    # A copy may keep the modification time of the original, but not the change time, which the system sets.
+    return read_digest(str(path), algorithm, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @functools.lru_cache(maxsize=4096)
-def read_digest(path: str, algorithm: str, _size: int, _changed: int, _touched: int) -> str:
+def read_digest(path: str, algorithm: str, _size: int, _modified: int, _changed: int) -> str:
+    """Read a file and return its digest. Size and timestamps are part of the cache key only."""
     digest = hashlib.blake2b(digest_size=16) if algorithm == "blake2b" else hashlib.new(algorithm)
     with Path(path).open("rb") as file:
-        while piece := file.read(READ_CHUNK_BYTES):
-            digest.update(piece)
+        while chunk := file.read(READ_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name: str) -> None:
-    """Check that a tokenizer reads all characters, and that the model has an embedding for each of its tokens."""
+    """Check that a tokenizer accepts all characters, and that the model has an embedding for each token."""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= rows:  # An error in the middle of a text on a CPU, silently zero rows on MPS.
-        what = f"The tokenizer of {describe_value(name)} has token {largest}, and the model has embeddings for {rows} tokens."
+    if largest >= rows:  # Such a token raises an IndexError on the CPU and silently becomes a zero vector on MPS.
+        what = f"The tokenizer of {describe_value(name)} has token id {largest}, but the model has embeddings for {rows} tokens only."
         raise InvalidModelError(what, "Call resize_token_embeddings on the model, and save both together.")
     try:
         with limits.panics_as_errors():
             tokenizer(RARE_CHARACTERS)
-    except Exception as error:  # The tokenizers library raises bare Exceptions.
-        what = f"The tokenizer of {describe_value(name)} cannot read what is not in its vocabulary: {describe_error(error)}."
+    except Exception as error:  # The tokenizers library raises plain Exceptions.
+        what = f"The tokenizer of {describe_value(name)} cannot encode characters outside its vocabulary: {describe_error(error)}."
         raise InvalidModelError(what, "Add its unknown token to the vocabulary, or use another model.") from error
 
 
 def max_positions(model: torch.nn.Module) -> int | None:
-    """Return how many tokens a model has positions for, ``None`` where nothing limits them.
+    """Return the maximum number of positions of a model, or ``None`` if it has no limit.
 
-    A table of positions has a row for each; where it has a row for padding, as RoBERTa's, the first token's is the
-    next one. A model may take fewer than its table has, which its configuration then gives.
+    The position embeddings have one row per position. If they have a padding row, as in RoBERTa, the first token uses the
+    row after it. The configuration may specify fewer positions than the embeddings have.
     """
     limits = [getattr(getattr(model, "config", None), name, None) for name in MAX_LENGTH_KEYS]
-    table = position_table(model)
-    if table is not None:
-        padding = table.padding_idx
-        limits.append(table.weight.shape[0] - (0 if padding is None else padding + 1))
+    embeddings = position_table(model)
+    if embeddings is not None:
+        padding = embeddings.padding_idx
+        limits.append(embeddings.weight.shape[0] - (0 if padding is None else padding + 1))
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
 
 
 def position_table(model: torch.nn.Module) -> Any:
-    """Return the table of the positions of tokens, ``None`` where a model has none, or one that grows.
+    """Return the position embeddings of tokens, or ``None`` if a model has none or computes them on demand.
 
-    A model may have others, for pictures or for what it writes: the one beside the embeddings of tokens counts, or else
-    the one a level from there, as in RoFormer.
+    A model may have other position embeddings, for images or for its decoder. Those next to the token embeddings are
+    used, or else those one module level away, as in RoFormer.
     """
     modules = list(model.named_modules())
     tables = {
         name: module
         for name, module in modules
-        if name.rpartition(".")[2] in POSITION_TABLES and hasattr(module, "padding_idx") and hasattr(module, "weight")
+        if name.rpartition(".")[2] in POSITION_EMBEDDING_NAMES
+        and hasattr(module, "padding_idx")
+        and hasattr(module, "weight")
     }
     try:
         tokens = getattr(model, "get_input_embeddings", lambda: None)()
-    except NotImplementedError:  # transformers raises it for a model that it cannot answer for.
+    except NotImplementedError:  # transformers raises it for models without token embeddings.
         tokens = None
     weight = getattr(tokens, "weight", None)
     if weight is None:
         return tables.popitem()[1] if len(tables) == 1 else None
-    homes = [_parent(name) for name, module in modules if getattr(module, "weight", None) is weight]
-    beside = [name for name in tables if _parent(name) in homes]
-    near = [name for name in tables if _parent(_parent(name)) in map(_parent, homes)]
-    for name in (*beside, *near):
+    parents = [_parent(name) for name, module in modules if getattr(module, "weight", None) is weight]
+    siblings = [name for name in tables if _parent(name) in parents]
+    cousins = [name for name in tables if _parent(_parent(name)) in map(_parent, parents)]
+    for name in (*siblings, *cousins):
         return None if hasattr(tables[name], "make_weight") else tables[name]
     return None
 
 
 def _parent(name: str) -> str:
+    """Return the name of the module that contains a module."""
     return name.rpartition(".")[0]
 
 
 def usable_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
-    """Return how many tokens a model with some positions really takes, special tokens included.
+    """Return the maximum input length of a model in tokens, including special tokens.
 
-    Some tokenizers know no limit, and a text beyond the model's position table gives an IndexError on a CPU and
-    silently wrong rows on MPS.
+    Some tokenizers have no limit. A text beyond the position embeddings raises an IndexError on the CPU and silently
+    uses wrong embeddings on MPS.
     """
-    shortest = tokenizer.num_special_tokens_to_add() + 1
+    minimum = tokenizer.num_special_tokens_to_add() + 1
     limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
-    return int(min((limit for limit in limits if shortest <= limit < MAX_PLAUSIBLE_LENGTH), default=512))
+    return int(min((limit for limit in limits if minimum <= limit < MAX_PLAUSIBLE_LENGTH), default=512))
 
 
-# What the files may not ask for: code, downloads, and files outside their folder.
+# Settings must not make transformers execute code, download files, or open files outside the model directory.
 
-# The implementations of attention, and of mixtures of experts, that are part of torch and transformers. All others are
-# packages that transformers imports or, with the package "kernels", fetches from the hub as native code.
+# The implementations of attention and of mixtures of experts in torch and transformers. Any other is a package that
+# transformers imports or, with the package "kernels", downloads from the Hub as native code.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
-# transformers calls from_pretrained of any class of its own with the name in tokenizer_class, a model or a processor too.
-# AutoTokenizer and RagTokenizer load what further files name.
-TOKENIZER_CLASS = re.compile(
+# transformers calls from_pretrained of any of its classes that tokenizer_class names, including models and processors.
+# AutoTokenizer and RagTokenizer load the classes in further files.
+TOKENIZER_CLASS_PATTERN = re.compile(
     r"(?!Auto|Rag)\w*(Tokenizer|TokenizerFast|TokenizersBackend|PythonBackend|SentencePieceBackend)"
 )
 
-# Settings that replace checked files by unchecked ones, whoever made the model.
+# Settings that replace checked files by unchecked ones. They are rejected even for trusted models.
 FORBIDDEN_SETTINGS = ("transformers_weights", "configuration_files")
 
-# The one folder inside a model's that transformers reads.
+# The only subdirectory of a model that transformers reads.
 CHAT_TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True)
 class SettingRule:
-    """What a file may have for a setting."""
+    """The safe values of a setting.
 
-    is_harmless: Callable[
-        [Any, Path], bool
-    ]  # Whether transformers stays inside with a value, given the model's folder.
-    effect: str  # What a file with another value does, as the middle of a sentence.
+    Attributes:
+        is_safe: Returns whether transformers uses only files of the model directory for a value.
+        effect: Effect of an unsafe value, as a verb phrase.
+    """
+
+    is_safe: Callable[[Any, Path], bool]
+    effect: str
 
 
 def _is_empty(value: Any, _folder: Path) -> bool:
@@ -332,7 +353,7 @@ def _is_no_text(value: Any, _folder: Path) -> bool:
 
 
 def _is_known_code(value: Any, folder: Path) -> bool:
-    """Return whether an implementation, or all in a mapping with one for each part of a model, is torch's own."""
+    """Return whether an implementation, or each in a mapping by submodel, is part of torch or transformers."""
     if isinstance(value, dict):
         return all(_is_known_code(part, folder) for part in value.values())
     return value is None or (isinstance(value, str) and value in IMPLEMENTATIONS)
@@ -343,110 +364,119 @@ def _is_not_timm(value: Any, _folder: Path) -> bool:
 
 
 def _is_tokenizer_class(value: Any, _folder: Path) -> bool:
-    return not isinstance(value, str) or bool(TOKENIZER_CLASS.fullmatch(value))
+    return not isinstance(value, str) or bool(TOKENIZER_CLASS_PATTERN.fullmatch(value))
 
 
 def _is_path_inside(value: Any, folder: Path) -> bool:
-    """Return whether paths lead to nothing outside a folder; many tokenizers keep the path that their maker had."""
+    """Return whether paths point to no existing file outside a directory.
+
+    Many tokenizers contain a path on the machine of their author, which does not exist here.
+    """
     paths = value if isinstance(value, (list, dict)) else [value]
-    into = allowed_roots(folder)
-    named = [folder / path for path in paths if isinstance(path, str) and path and "\0" not in path]
-    return all(is_within(path, into) or not path.exists() for path in named)
+    roots = allowed_roots(folder)
+    resolved = [folder / path for path in paths if isinstance(path, str) and path and "\0" not in path]
+    return all(is_within(path, roots) or not path.exists() for path in resolved)
 
 
 NO_TOKENIZER = SettingRule(_is_tokenizer_class, "names a class that is not a tokenizer")
-FOREIGN_CODE = SettingRule(_is_known_code, "asks for code that is not part of transformers")
-QUANTIZATION = SettingRule(_is_empty, "asks for the code of a quantization method")
+FOREIGN_CODE = SettingRule(_is_known_code, "requires code outside transformers")
+QUANTIZATION = SettingRule(_is_empty, "requires the code of a quantization method")
 
-# What transformers 5.23 does with settings of a config.json, at any depth of it, also with the marks of private
-# attributes (_attn_implementation, _attn_implementation_internal). auto_map is check_remote_code's.
+# The settings of a config.json that transformers 5.23 follows, at any depth, including names of private attributes
+# (_attn_implementation, _attn_implementation_internal). check_remote_code() handles auto_map.
 CONFIG_RULES = {
-    # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by part, "" being the whole
+    # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by submodel, "" is the whole model
     "attn_implementation": FOREIGN_CODE,
-    # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are fetched from the hub by the first forward pass
+    # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are downloaded from the Hub in the first forward pass
     "experts_implementation": FOREIGN_CODE,
-    # quantizers.auto.get_hf_quantizer: imports a package of each method; mxfp4, fp8 and others fetch kernels
+    # quantizers.auto.get_hf_quantizer: imports a package of each method; mxfp4, fp8 and others download kernels
     "quantization_config": QUANTIZATION,
     # quantizers.auto: the older name of the same setting in compressed-tensors
     "compression_config": QUANTIZATION,
     # models.timm_wrapper, models.timm_backbone: timm.create_model takes "hf_hub:..." and "local-dir:..." as architecture
-    "model_type": SettingRule(_is_not_timm, "asks for a model of timm"),
-    # configuration_utils.PreTrainedConfig.__setattr__: gives any setting another name, so that none can be checked
+    "model_type": SettingRule(_is_not_timm, "requires a model of timm"),
+    # configuration_utils.PreTrainedConfig.__setattr__: renames any setting, so that none can be checked
     "attribute_map": SettingRule(_is_empty, "renames settings"),
     # models.auto.tokenization_auto.tokenizer_class_from_name
     "tokenizer_class": NO_TOKENIZER,
     # modeling_utils._get_resolved_checkpoint_files
-    "transformers_weights": SettingRule(_is_empty, "names weights of its own"),
+    "transformers_weights": SettingRule(_is_empty, "refers to other weights"),
     # configuration_utils.PreTrainedConfig.get_config_dict
-    "configuration_files": SettingRule(_is_empty, "names other settings"),
+    "configuration_files": SettingRule(_is_empty, "refers to other settings"),
 }
 
-# The same for the settings of a model's parts, such as vision_config; no token classifier has them for the whole.
-PART_RULES = {
+# The rules for the settings of submodels, such as vision_config. A token classifier does not have the additional settings
+# at the top level.
+SUBMODEL_RULES = {
     **CONFIG_RULES,
     # backbone_utils.consolidate_backbone_kwargs_to_config: reads the settings of another model on the hub
-    "backbone": SettingRule(_is_empty, "names another model"),
-    "use_timm_backbone": SettingRule(_is_empty, "asks for a model of the package timm"),
+    "backbone": SettingRule(_is_empty, "refers to another model"),
+    "use_timm_backbone": SettingRule(_is_empty, "requires a model of the package timm"),
 }
 
-# The same for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
+# The rules for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
 TOKENIZER_RULES = {
-    # tokenization_utils_tokenizers.TokenizersBackend.__init__: opens the path, the name of a folder before it
-    "gguf_file": SettingRule(_is_empty, "names another file"),
-    # tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained: are passed to the class in the place of its files
-    "init_inputs": SettingRule(_is_empty, "has arguments of its own"),
-    # tokenization_utils_tokenizers.TokenizersBackend.convert_to_native_format: text is the path of a file
-    "vocab": SettingRule(_is_no_text, "names another file"),
-    "merges": SettingRule(_is_no_text, "names another file"),
+    # tokenization_utils_tokenizers.TokenizersBackend.__init__: opens the path relative to a directory
+    "gguf_file": SettingRule(_is_empty, "refers to another file"),
+    # tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained: are passed to the class instead of its files
+    "init_inputs": SettingRule(_is_empty, "has arguments for the tokenizer class"),
+    # tokenization_utils_tokenizers.TokenizersBackend.convert_to_native_format: a string is the path of a file
+    "vocab": SettingRule(_is_no_text, "refers to another file"),
+    "merges": SettingRule(_is_no_text, "refers to another file"),
     "tokenizer_class": NO_TOKENIZER,
 }
 
-# The same for the ends of their names: some releases of transformers open the file that is named, some their own files
-# (tokenization_utils_base.get_fast_tokenizer_file takes "../tokenizer.4.0.0.json" too); SentencePiece (model_file), MeCab and
-# Sudachi (dictionaries) open what arguments for them name.
-ENDING_RULES = {
-    ("_file", "_files"): SettingRule(_is_path_inside, "names a file outside its folder"),
+# The rules for tokenizer settings by suffix. Some releases of transformers open the named file, others their own
+# (tokenization_utils_base.get_fast_tokenizer_file also accepts "../tokenizer.4.0.0.json"). SentencePiece (model_file), MeCab
+# and Sudachi (dictionaries) open the files in their arguments.
+SUFFIX_RULES = {
+    ("_file", "_files"): SettingRule(_is_path_inside, "refers to a file outside its folder"),
     ("_kwargs",): SettingRule(_is_empty, "has arguments for another library"),
 }
 
-# Nothing opens it, and many tokenizers have it.
-NOT_OPENED = "special_tokens_map_file"
+# Many tokenizers have this setting, but no library opens the file.
+UNUSED_FILE_SETTING = "special_tokens_map_file"
 
-# The settings of a special_tokens_map.json. It overrides everything else, tokenizer_file and is_local too.
-SPECIAL_TOKENS = re.compile(r".*_tokens?")
+# The valid settings of a special_tokens_map.json, which overrides all other settings, including tokenizer_file and
+# is_local.
+SPECIAL_TOKENS_PATTERN = re.compile(r".*_tokens?")
 
 
 def trust_remedy(reference: ModelReference) -> str:
-    """Return how a model is allowed by name to run code of its own."""
-    wanted = reference.name if reference.on_hub else reference.location
-    return f"allow it by name: OpenMedConfig(remote_code_allowed=({wanted!r},))."
+    """Return the remedy that trusts a model by name, as a clause."""
+    trusted_name = reference.name if reference.on_hub else reference.location
+    return f"trust it by name: OpenMedConfig(remote_code_allowed=({trusted_name!r},))."
 
 
 def is_trusted(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
-    """Tell whether a model is on a list of names: a hub model by alias or id in any case, a folder by its full path."""
+    """Return whether a model is trusted: a Hub model by alias or id in any case, a directory by its full path."""
     if not reference.on_hub:
         return reference.location in allowed
-    return bool({one.casefold() for one in reference.names} & {one.casefold() for one in allowed})
+    return bool({name.casefold() for name in reference.names} & {name.casefold() for name in allowed})
 
 
-def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed: bool, asked: bool) -> bool:
-    """Return whether a model's own Python code is run; where it would without being allowed by name, refuse the model.
+def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed: bool, requested: bool) -> bool:
+    """Return whether a model executes remote code, or raise an error if it would without being trusted.
 
-    ``asked`` is whether the person passed ``trust_remote_code=True``.
+    Args:
+        config: Contents of the ``config.json``.
+        reference: Model.
+        allowed: Whether the user trusts the model by name.
+        requested: Whether the user passed ``trust_remote_code=True``.
     """
     needed = "auto_map" in config
-    if needed:  # Not for a family that transformers knows.
+    if needed:  # A model type that is part of transformers does not need its remote code.
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
         needed = str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
-    if (asked or needed) and not allowed:
-        what = f"The model {describe_value(reference.name)} would run Python code of its own."
+    if (requested or needed) and not allowed:
+        what = f"The model {describe_value(reference.name)} requires executing remote code."
         raise UntrustedModelError(what, f"If you trust it, {trust_remedy(reference)}")
-    return asked or needed
+    return requested or needed
 
 
 def check_settings(folder: Path, config: dict[str, Any], reference: ModelReference, allowed: bool) -> None:
-    """Refuse a model with settings that make transformers import, fetch or open anything but the files in its folder."""
+    """Raise an error for settings that make transformers import, download or open anything outside the directory."""
     for file, key, effect in _unsafe_settings(folder, config):
         if key in FORBIDDEN_SETTINGS:
             remedy = "Remove that line."
@@ -457,34 +487,36 @@ def check_settings(folder: Path, config: dict[str, Any], reference: ModelReferen
         setting = describe_names([key])
         raise UntrustedModelError(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
     if (folder / "adapter_config.json").is_file() and not allowed:
-        what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, which names what the package peft adds to it."
+        what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, with which the package peft changes the model."
         raise UntrustedModelError(
             what, f"Merge the adapter into the weights or, if you trust it, {trust_remedy(reference)}"
         )
 
 
 def _unsafe_settings(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the file, the setting and what it does for each that sends transformers elsewhere."""
-    for key, value, is_part in limits.walk_settings(config):
-        rules = PART_RULES if is_part else CONFIG_RULES
+    """Yield the file, the setting and the effect for each unsafe setting."""
+    for key, value, is_nested in limits.walk_settings(config):
+        rules = SUBMODEL_RULES if is_nested else CONFIG_RULES
         rule = rules.get(key.removeprefix("_").removesuffix("_internal"))
-        if rule and not rule.is_harmless(value, folder):
+        if rule and not rule.is_safe(value, folder):
             yield "config.json", key, rule.effect
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         for key, value in limits.read_json_object(folder / file).items():
-            by_ending = (rule for endings, rule in ENDING_RULES.items() if key.endswith(endings) and key != NOT_OPENED)
-            rule = TOKENIZER_RULES.get(key) or next(by_ending, None)
-            if rule and not rule.is_harmless(value, folder):
+            by_suffix = (
+                rule for suffixes, rule in SUFFIX_RULES.items() if key.endswith(suffixes) and key != UNUSED_FILE_SETTING
+            )
+            rule = TOKENIZER_RULES.get(key) or next(by_suffix, None)
+            if rule and not rule.is_safe(value, folder):
                 yield file, key, rule.effect
-            elif file == "special_tokens_map.json" and not SPECIAL_TOKENS.fullmatch(key):
-                yield file, key, "has more than tokens"
+            elif file == "special_tokens_map.json" and not SPECIAL_TOKENS_PATTERN.fullmatch(key):
+                yield file, key, "has settings other than tokens"
 
 
 def check_links(folder: Path, name: str) -> None:
-    """Check that what a load opens are regular files in a model's folder, whatever links and indexes say.
+    """Check that a load opens regular files in the directory of the model only, after following links and indexes.
 
-    A folder in the cache of huggingface_hub has links to the blobs of the same model. A pipe, a socket or a device would
-    make a load wait for ever.
+    A directory in the cache of huggingface_hub has links to the blobs of the same model. A pipe, a socket or a device
+    would block the load forever.
     """
     templates = folder / CHAT_TEMPLATES
     try:
@@ -493,38 +525,38 @@ def check_links(folder: Path, name: str) -> None:
             paths += sorted(templates.iterdir())
     except OSError as error:
         what = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
-        raise InvalidModelError(what, "Check its permissions, or name another folder.") from error
-    into = allowed_roots(folder)
+        raise InvalidModelError(what, "Check its permissions, or use another folder.") from error
+    roots = allowed_roots(folder)
     for path in paths:
         limits.check_file(path, name)
-        if path.is_symlink() and (path.is_file() or path == templates) and not is_within(path, into):
+        if path.is_symlink() and (path.is_file() or path == templates) and not is_within(path, roots):
             what = f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
-            raise UntrustedModelError(what, "Put the file itself in its place.")
+            raise UntrustedModelError(what, "Replace the link by the file.")
     for index in (SAFETENSORS_FILES[1], PICKLE_FILES[1]):
         parts = [Path(part) for part in shard_files(folder / index)]
-        if len(parts) > MOST_SHARDS:
-            what = f"The index of the weights of {describe_value(name)} names {len(parts):,} files, and the most are {MOST_SHARDS:,}."
-            raise InvalidModelError(what, "Save the model again, in fewer files.")
+        if len(parts) > MAX_SHARDS:
+            what = f"The index of the weights of {describe_value(name)} has {len(parts):,} files; the maximum is {MAX_SHARDS:,}."
+            raise InvalidModelError(what, "Save the model again in fewer files.")
         for part in parts:
-            if part.is_absolute() or ".." in part.parts or not is_within(folder / part, into):
-                what = f"The index of the weights of {describe_value(name)} names a file outside its folder."
-                remedy = "Put all its files into one folder, and name them in the index as they are called there."
+            if part.is_absolute() or ".." in part.parts or not is_within(folder / part, roots):
+                what = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
+                remedy = "Move all files into one folder, and use their names in the index."
                 raise UntrustedModelError(what, remedy)
             limits.check_file(folder / part, name)
 
 
 def allowed_roots(folder: Path) -> tuple[Path, ...]:
-    """Return where the files of a model may really be: in its folder, or where the cache of huggingface_hub has them."""
-    home = Path(os.path.realpath(folder))
-    if home.parent.name != "snapshots":
-        return (home,)
-    return home, Path(os.path.realpath(home.parent.parent / "blobs"))
+    """Return the directories that may contain the files of a model: its own, and the blobs of the Hub cache."""
+    root = Path(os.path.realpath(folder))
+    if root.parent.name != "snapshots":
+        return (root,)
+    return root, Path(os.path.realpath(root.parent.parent / "blobs"))
 
 
-def is_within(path: Path, into: Iterable[Path]) -> bool:
-    """Tell whether a path leads into one of several folders once all links are followed."""
+def is_within(path: Path, roots: Iterable[Path]) -> bool:
+    """Return whether a path is in one of several directories after following all links."""
     try:
         real = Path(os.path.realpath(path))
-    except (OSError, ValueError):  # A name that no file can have, which loading it reports.
+    except (OSError, ValueError):  # The load reports an invalid name.
         return True
-    return any(real.is_relative_to(home) for home in into)
+    return any(real.is_relative_to(root) for root in roots)

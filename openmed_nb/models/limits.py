@@ -1,7 +1,7 @@
-"""What the files of a model may cost before anything is known of the model: kinds of files, sizes, counts, and time.
+"""Limits for the files of an untrusted model: file types, sizes, counts and time.
 
-A file is looked at here before it is opened, and a tokenizer before it is built. What holds more than any real model does
-is refused; a tokenizer that could run for ever is tried in a process of its own.
+Files are checked before they are opened, and a tokenizer before it is built. Files beyond the limits of real models are
+rejected. A tokenizer that might not terminate is first tested in a separate process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..errors import InvalidModelError
 if TYPE_CHECKING:
     import subprocess
 
-AGAIN = "Download the model again, or use another model."
+DOWNLOAD_AGAIN_REMEDY = "Download the model again, or use another model."
 
 MIB = 1 << 20
 
-# The largest that a file may be, by the first pattern that fits. The largest of real models: a config.json of 0.3 MiB,
-# a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46.
-LARGEST = {
+# Maximum file size in bytes, by the first pattern that matches. The largest files of real models: a config.json of
+# 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46.
+MAX_FILE_BYTES = {
     "config*.json": 8 * MIB,
     "generation_config.json": 8 * MIB,
     "adapter_config.json": 8 * MIB,
@@ -49,36 +49,36 @@ LARGEST = {
     "*.jinja": 8 * MIB,
 }
 
-# What only a file can be; a folder may have any other name.
-ENDINGS = (".json", ".txt", ".model", ".safetensors", ".bin", ".jinja", ".py")
+# Suffixes of files. A directory may have any other name.
+FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin", ".jinja", ".py")
 
-# A safetensors file begins with the length of its header, which holds about 100 bytes for each tensor.
-LENGTH_BYTES = 8
-LARGEST_HEADER = 16 * MIB
+# A safetensors file starts with the length of its header, which has about 100 bytes per tensor.
+HEADER_LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 16 * MIB
 
-MOST_LABELS = 10_000
+MAX_LABELS = 10_000
 
-# transformers compares special tokens with each other. Gemma has 6,415 added tokens.
-MOST_SPECIAL = 2000
-MOST_ADDED = 20_000
+# transformers compares all pairs of special tokens. Gemma has 6,415 added tokens.
+MAX_SPECIAL_TOKENS = 2000
+MAX_ADDED_TOKENS = 20_000
 
-# What a tokenizer does with a text before its model, and how many steps each part may have.
-PARTS = ("normalizer", "pre_tokenizer")
-MOST_STEPS = 64
+# The components of a tokenizer before its model, and the maximum number of steps of each.
+PREPROCESSING_COMPONENTS = ("normalizer", "pre_tokenizer")
+MAX_STEPS = 64
 
-# How much may stand in what a tokenizer does after its model, and the largest number in it, such as a length to pad to. A
-# tokenizer with more is tried in a process of its own.
-MOST_AFTER = 128
-LARGEST_NUMBER = 2**18
+# Maximum number of settings of the components after the model, and the maximum integer in them, such as a padding length.
+# A tokenizer beyond them is tested in a separate process.
+MAX_POSTPROCESSING_SETTINGS = 128
+MAX_SETTING_INTEGER = 2**18
 
-# How many times as long a text may become before it is split; the patterns of T5, CLIP and XLM-R reach 16.
-MOST_GROWTH = 4096
+# Maximum factor by which preprocessing may lengthen a text. T5, CLIP and XLM-R reach 16.
+MAX_GROWTH = 4096
 
-# What a BPE or WordPiece model may add to each piece of a word.
-LONGEST_AFFIX = 64
+# Maximum length of a prefix or suffix that a BPE or WordPiece model adds to each subword.
+MAX_AFFIX_LENGTH = 64
 
-# The steps of tokenizers that need a time which grows with the text, whatever is in it. A tokenizer of these alone is
-# loaded here. Any other could loop, or fail in a way that ends the process, and is tried in a process of its own before.
+# The steps of tokenizers that take linear time for any text. A tokenizer with only these steps is loaded directly. Any
+# other might not terminate or might crash the process, so it is first tested in a separate process.
 LINEAR_STEPS = {
     "BertNormalizer",
     "Lowercase",
@@ -105,7 +105,7 @@ LINEAR_STEPS = {
     "WhitespaceSplit",
 }
 
-# The only regular expressions among them: those that transformers itself gives to XLM-R, DeBERTa, CLIP and GPT.
+# The regular expressions in those steps: the ones that transformers uses for XLM-R, DeBERTa, CLIP and GPT.
 LINEAR_PATTERNS = {
     " {2,}",
     r"\s+",
@@ -120,71 +120,73 @@ LINEAR_PATTERNS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 
-# A WordPiece model compares every piece of a word with its vocabulary, up to this length; BERT has 100.
-LONGEST_WORD = 1000
+# A WordPiece model looks up every substring of a word, up to this length. BERT has 100.
+MAX_WORD_LENGTH = 1000
 
-# What a trial may take: seconds of the processor (a loaded computer is no reason to refuse) and bytes, and more of both
-# for each byte of the file. Twenty times what ordinary ones take.
+# Limits of a trial: CPU time, so that a busy machine is not a reason to reject, and memory, each with a surcharge per byte
+# of the file. They are twenty times the usage of common tokenizers.
 TRIAL_SECONDS = 2.0
 TRIAL_BYTES = 512 * MIB
 SECONDS_PER_BYTE = 1.0 / MIB
 BYTES_PER_BYTE = 32
-WAITING = 20  # Seconds of the clock for one of the processor.
-LOOK_EVERY = 0.02
+WALL_SECONDS_PER_CPU_SECOND = 20
+POLL_INTERVAL_SECONDS = 0.02
 
-# What a trial prints, as what is wrong with the tokenizer.
-TRIAL_ANSWERS = {"ok": "", "amplifies": "makes hundreds of tokens of one character"}
+# The problem for each output of a trial.
+TRIAL_PROBLEMS = {"ok": "", "amplifies": "produces hundreds of tokens per character"}
 
 
 def check_file(path: Path, name: str) -> None:
-    """Check that a path is a file, and not too large; one that is not there is left to the load, which reports it."""
+    """Check that a path is a regular file within the size limit. The load reports a missing file."""
     file = f"The file {describe_file(path)} of {describe_value(name)}"
     try:
-        found = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
-    except (OSError, ValueError) as error:  # A loop of links, or a name that no file can have.
-        reason = getattr(error, "strerror", None) or "no file can have that name"
-        raise InvalidModelError(f"{file} cannot be read: {reason}.", AGAIN) from error
-    if stat.S_ISDIR(found.st_mode) and not path.name.endswith(ENDINGS):
+    except (OSError, ValueError) as error:  # A loop of links, or an invalid name.
+        reason = getattr(error, "strerror", None) or "invalid file name"
+        raise InvalidModelError(f"{file} cannot be read: {reason}.", DOWNLOAD_AGAIN_REMEDY) from error
+    if stat.S_ISDIR(status.st_mode) and not path.name.endswith(FILE_SUFFIXES):
         return
-    if not stat.S_ISREG(found.st_mode):
-        raise InvalidModelError(f"{file} is not a regular file.", "Put a file in its place.")
-    largest = next((most for pattern, most in LARGEST.items() if fnmatchcase(path.name, pattern)), math.inf)
-    if found.st_size > largest:
-        raise InvalidModelError(f"{file} is larger than {largest // MIB} MiB.", AGAIN)
-    if path.name.endswith(".safetensors") and LARGEST_HEADER < _header_bytes(path) < found.st_size:
-        raise InvalidModelError(f"{file} has a header that is larger than {LARGEST_HEADER // MIB} MiB.", AGAIN)
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidModelError(f"{file} is not a regular file.", "Replace it by a regular file.")
+    max_bytes = next((limit for pattern, limit in MAX_FILE_BYTES.items() if fnmatchcase(path.name, pattern)), math.inf)
+    if status.st_size > max_bytes:
+        raise InvalidModelError(f"{file} is larger than {max_bytes // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY)
+    if path.name.endswith(".safetensors") and MAX_HEADER_BYTES < _header_bytes(path) < status.st_size:
+        raise InvalidModelError(
+            f"{file} has a header that is larger than {MAX_HEADER_BYTES // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY
+        )
 
 
 def _header_bytes(path: Path) -> int:
-    """Return how long the header of a safetensors file says that it is; 0 for a damaged file, which is left to the load."""
+    """Return the declared header length of a safetensors file, or 0 for a damaged file, which the load reports."""
     try:
         with path.open("rb") as file:
-            start = file.read(LENGTH_BYTES)
+            start = file.read(HEADER_LENGTH_BYTES)
     except OSError:
         return 0
-    return int.from_bytes(start, "little") if len(start) == LENGTH_BYTES else 0
+    return int.from_bytes(start, "little") if len(start) == HEADER_LENGTH_BYTES else 0
 
 
-def read_json(file: Path, most: int = 128 * MIB) -> Any:
-    """Return what a JSON file holds.
+def read_json(file: Path, max_bytes: int = 128 * MIB) -> Any:
+    """Return the contents of a JSON file.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is not a regular file, larger than ``most``, or no JSON.
-        RecursionError: If it is too deep.
+        ValueError: If it is not a regular file, larger than ``max_bytes``, or not valid JSON.
+        RecursionError: If it is nested too deeply.
     """
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
-    if found.st_size > most:
-        raise ValueError(f"it is larger than {most // MIB} MiB")
+    if status.st_size > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes // MIB} MiB")
     return json.loads(file.read_text("utf-8"))
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; nothing where it is missing or damaged, which loading it reports."""
+    """Return the object in a JSON file, empty if the file is missing or damaged, which the load reports."""
     try:
         settings = read_json(file)
     except (OSError, ValueError, RecursionError):
@@ -193,11 +195,13 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def check_label_counts(config: dict[str, Any], name: str) -> None:
-    """Refuse more labels than any model has; transformers needs a time that grows with them."""
+    """Raise an error for too many labels, because the time of transformers grows with them."""
     for key in ("id2label", "label2id"):
         labels = config.get(key)
-        if isinstance(labels, (dict, list)) and len(labels) > MOST_LABELS:
-            what = f"The config.json of {describe_value(name)} has {len(labels):,} labels, and the most are {MOST_LABELS:,}."
+        if isinstance(labels, (dict, list)) and len(labels) > MAX_LABELS:
+            what = (
+                f"The config.json of {describe_value(name)} has {len(labels):,} labels; the maximum is {MAX_LABELS:,}."
+            )
             raise InvalidModelError(what, "Correct id2label in its config.json.")
 
 
@@ -213,100 +217,103 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def check_tokenizer_files(folder: Path, name: str) -> None:
-    """Refuse tokenizer files that ask for too much, and try those in another process that could loop.
+    """Raise an error for tokenizer files beyond the limits, and test unusual tokenizers in another process.
 
-    A file that is no JSON, or of another shape, is left to the load, which reports it.
+    The load reports files that are not JSON or have another structure.
     """
     for path in sorted(folder.glob("*.json")):
         if path.name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-            reason = _too_many_tokens(read_json_object(path))
+            reason = _find_token_excess(read_json_object(path))
         elif path.name.startswith("tokenizer"):
             settings = read_json_object(path)
-            reason = _too_much(settings) or (_trial(path, settings) if _is_unusual(settings) else "")
+            reason = _find_excess(settings) or (_run_trial(path, settings) if _is_unusual(settings) else "")
         else:
             continue
         if reason:
-            raise InvalidModelError(f"The file {describe_file(path)} of {describe_value(name)} {reason}.", AGAIN)
+            raise InvalidModelError(
+                f"The file {describe_file(path)} of {describe_value(name)} {reason}.", DOWNLOAD_AGAIN_REMEDY
+            )
 
 
 def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
-    """Check a tokenizer that transformers made of files without a ``tokenizer.json``, before it reads a text."""
+    """Check a tokenizer that transformers built without a ``tokenizer.json``, before it encodes a text."""
     settings = json.loads(content)
-    reason = _too_much(settings)
+    reason = _find_excess(settings)
     if reason:
-        raise InvalidModelError(f"The tokenizer of {describe_value(name)} {reason}.", AGAIN)
+        raise InvalidModelError(f"The tokenizer of {describe_value(name)} {reason}.", DOWNLOAD_AGAIN_REMEDY)
     if _is_unusual(settings):
-        what = f"The tokenizer of {describe_value(name)} is of an unusual kind, and the model has no tokenizer.json."
+        what = f"The tokenizer of {describe_value(name)} is of an unusual type, and the model has no tokenizer.json."
         raise InvalidModelError(what, f"Save it with save_pretrained() into {describe_file(folder)}.")
 
 
-# The following reasons are ends of a sentence about a file, and empty where there is nothing to say.
+# The following functions return a problem as a verb phrase, empty if there is none.
 
 
-def _too_many_tokens(settings: dict[str, Any]) -> str:
+def _find_token_excess(settings: dict[str, Any]) -> str:
+    """Return the problem if a list of tokens is too long."""
     for values in (settings, *settings.values()):
-        most = MOST_ADDED if isinstance(values, dict) else MOST_SPECIAL
-        if isinstance(values, (dict, list)) and len(values) > most:
+        limit = MAX_ADDED_TOKENS if isinstance(values, dict) else MAX_SPECIAL_TOKENS
+        if isinstance(values, (dict, list)) and len(values) > limit:
             return f"has {len(values):,} tokens in one list"
     return ""
 
 
-def _too_much(settings: dict[str, Any]) -> str:
-    """Return what a tokenizer asks for that none needs."""
+def _find_excess(settings: dict[str, Any]) -> str:
+    """Return the first limit that a tokenizer exceeds."""
     added = settings.get("added_tokens")
-    if isinstance(added, list) and len(added) > MOST_ADDED:
-        return f"adds {len(added):,} tokens, and the most are {MOST_ADDED:,}"
+    if isinstance(added, list) and len(added) > MAX_ADDED_TOKENS:
+        return f"adds {len(added):,} tokens; the maximum is {MAX_ADDED_TOKENS:,}"
     growth = 1
-    for part in PARTS:
-        steps = _steps(settings.get(part))
-        if len(steps) > MOST_STEPS:
-            return f"has {len(steps):,} steps in its {part}, and the most are {MOST_STEPS}"
+    for component in PREPROCESSING_COMPONENTS:
+        steps = _steps(settings.get(component))
+        if len(steps) > MAX_STEPS:
+            return f"has {len(steps):,} steps in its {component}; the maximum is {MAX_STEPS}"
         growth *= math.prod(map(_growth, steps))
-    if growth > MOST_GROWTH:
-        return "can make a text thousands of times as long"
+    if growth > MAX_GROWTH:
+        return "can lengthen a text by a factor of thousands"
     model = settings.get("model")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         affix = model.get(key) if isinstance(model, dict) else None
-        if isinstance(affix, str) and len(affix) > LONGEST_AFFIX:
-            return f"adds {len(affix):,} characters to each piece of a word"
+        if isinstance(affix, str) and len(affix) > MAX_AFFIX_LENGTH:
+            return f"adds {len(affix):,} characters to each subword"
     return ""
 
 
-def _steps(part: Any) -> list[dict[str, Any]]:
-    """Return the steps of a part of a tokenizer, those in sequences too, in their order."""
-    if not isinstance(part, dict):
+def _steps(component: Any) -> list[dict[str, Any]]:
+    """Return the steps of a component of a tokenizer in order, including those in sequences."""
+    if not isinstance(component, dict):
         return []
     steps = []
-    waiting = [part]
-    while waiting:
-        step = waiting.pop()
+    stack = [component]
+    while stack:
+        step = stack.pop()
         steps.append(step)
         for key in ("normalizers", "pretokenizers"):
             inner = step.get(key)
             if isinstance(inner, list):
-                waiting += [below for below in reversed(inner) if isinstance(below, dict)]
+                stack += [inner_step for inner_step in reversed(inner) if isinstance(inner_step, dict)]
     return steps
 
 
 def _growth(step: dict[str, Any]) -> int:
-    """Return how many times as long a text can become in a step of a tokenizer, at most."""
-    # By its settings, because tokenizers also reads steps without their type.
+    """Return the maximum factor by which a step of a tokenizer lengthens a text."""
+    # Determined by the settings, because tokenizers also accepts steps without a type.
     if "prepend" in step:
         return 1 + len(str(step["prepend"]))
     if "precompiled_charsmap" in step:
         return _longest_replacement(step["precompiled_charsmap"])
     if "content" not in step:
         return 1
-    put = len(str(step["content"]))
+    replacement_length = len(str(step["content"]))
     pattern = step.get("pattern")
-    found = pattern.get("String") if isinstance(pattern, dict) else None
-    if isinstance(found, str) and found:
-        return max(1, math.ceil(put / len(found)))
-    return 1 + put  # A regular expression may match between any two characters, as an empty text does.
+    replaced = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(replaced, str) and replaced:
+        return max(1, math.ceil(replacement_length / len(replaced)))
+    return 1 + replacement_length  # A regular expression or an empty text may match between any two characters.
 
 
 def _longest_replacement(table: Any) -> int:
-    """Return the length of the longest text that a table of SentencePiece has for a character; 1 for a damaged one."""
+    """Return the length of the longest replacement in a SentencePiece character map, or 1 if the map is damaged."""
     try:
         content = base64.b64decode(table or "")
         (size,) = struct.unpack_from("<I", content)
@@ -316,39 +323,39 @@ def _longest_replacement(table: Any) -> int:
 
 
 def _is_unusual(settings: dict[str, Any]) -> bool:
-    """Return whether a tokenizer has anything but steps that are known to take a time that grows with the text."""
-    for part in PARTS:
-        for step in _steps(settings.get(part)):
+    """Return whether a tokenizer has a step or a setting that is not known to take linear time."""
+    for component in PREPROCESSING_COMPONENTS:
+        for step in _steps(settings.get(component)):
             pattern = step.get("pattern")
             regex = pattern.get("Regex") if isinstance(pattern, dict) else None
             if str(step.get("type")) not in LINEAR_STEPS or (regex is not None and str(regex) not in LINEAR_PATTERNS):
                 return True
     model = settings.get("model")
-    longest = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
-    if isinstance(longest, int) and longest > LONGEST_WORD:
+    max_word_length = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
+    if isinstance(max_word_length, int) and max_word_length > MAX_WORD_LENGTH:
         return True
-    after = list(walk_settings({key: settings.get(key) for key in ("post_processor", "padding")}))
-    largest = max((value for _, value, _ in after if isinstance(value, int)), default=0)
-    longest_list = max((len(value) for _, value, _ in after if isinstance(value, (list, dict))), default=0)
-    return len(after) > MOST_AFTER or largest > LARGEST_NUMBER or longest_list > MOST_AFTER
+    postprocessing = list(walk_settings({key: settings.get(key) for key in ("post_processor", "padding")}))
+    largest_integer = max((value for _, value, _ in postprocessing if isinstance(value, int)), default=0)
+    longest_list = max((len(value) for _, value, _ in postprocessing if isinstance(value, (list, dict))), default=0)
+    return max(len(postprocessing), longest_list) > MAX_POSTPROCESSING_SETTINGS or largest_integer > MAX_SETTING_INTEGER
 
 
 def walk_settings(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield every key with its value, however deep in mappings and lists it is, and whether it is not at the top."""
-    waiting: list[Any] = [settings]
-    while waiting:
-        values = waiting.pop()
+    """Yield every key, its value, and whether it is nested, at any depth of mappings and lists."""
+    stack: list[Any] = [settings]
+    while stack:
+        values = stack.pop()
         if isinstance(values, dict):
             yield from ((key, value, values is not settings) for key, value in values.items())
             values = list(values.values())
-        waiting += [value for value in values if isinstance(value, (dict, list))]
+        stack += [value for value in values if isinstance(value, (dict, list))]
 
 
-def _trial(path: Path, settings: dict[str, Any]) -> str:
-    """Try a tokenizer in a process with limits of time and memory; return what is wrong with it.
+def _run_trial(path: Path, settings: dict[str, Any]) -> str:
+    """Test a tokenizer in a process with limits on time and memory, and return the problem.
 
-    The process is a new Python, in every system, that runs a file of this package alone: neither a fork nor the person's
-    ``__main__`` is in it.
+    On every operating system the process is a new Python that runs one file of this package. It is neither a fork nor
+    does it run the ``__main__`` of the user.
     """
     import subprocess
 
@@ -356,59 +363,59 @@ def _trial(path: Path, settings: dict[str, Any]) -> str:
 
     file = Path(__file__).with_name("trial.py")
     packages = Path(tokenizers.__file__).parents[1]
-    command = [sys.executable, "-I", str(file), str(path.absolute()), str(packages), _codes(settings)]
+    command = [sys.executable, "-I", str(file), str(path.absolute()), str(packages), _pattern_codepoints(settings)]
     size = path.stat().st_size
     try:
-        process = subprocess.Popen(  # noqa: S603 - this Python, with a file of this package
+        process = subprocess.Popen(  # noqa: S603 - the command is this Python with a file of this package
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # Windows would show one.
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # Windows would open a console window.
         )
-    except (OSError, ValueError):  # No Python of its own, in a program that Python is part of.
-        return "is of an unusual kind, and no process can be started to try it"
+    except (OSError, ValueError):  # A program that embeds Python has no executable for it.
+        return "is of an unusual type, and no process can be started to test it"
     try:
-        reason = overrun_of_trial(process, TRIAL_SECONDS + size * SECONDS_PER_BYTE, TRIAL_BYTES + size * BYTES_PER_BYTE)
-    finally:  # After an interrupt too.
+        reason = wait_for_trial(process, TRIAL_SECONDS + size * SECONDS_PER_BYTE, TRIAL_BYTES + size * BYTES_PER_BYTE)
+    finally:  # Also after an interrupt.
         process.kill()
         output, _ = process.communicate()
     if reason:
         return reason
-    return TRIAL_ANSWERS.get(
-        output.decode("ascii", "replace").strip(), "cannot be used: the tokenizers library fails with it"
-    )
+    return TRIAL_PROBLEMS.get(output.decode("ascii", "replace").strip(), "makes the tokenizers library fail")
 
 
-def overrun_of_trial(process: subprocess.Popen[bytes], seconds: float, most_bytes: int) -> str:
-    """Wait for the end of a process; return which limit it reached before, of the processor's time, the clock's or memory."""
+def wait_for_trial(process: subprocess.Popen[bytes], seconds: float, max_bytes: int) -> str:
+    """Wait for a process, and return the limit of CPU time, wall time or memory that it exceeds, as a verb phrase."""
     from subprocess import TimeoutExpired
 
     psutil = import_psutil()
-    deadline = time.monotonic() + WAITING * seconds
+    deadline = time.monotonic() + WALL_SECONDS_PER_CPU_SECOND * seconds
     while process.poll() is None:
         used = 0.0
-        with contextlib.suppress(psutil.Error):  # The clock goes on where the system does not answer.
-            watched = psutil.Process(process.pid)
-            times = watched.cpu_times()
+        with contextlib.suppress(psutil.Error):  # The wall time is still limited if psutil fails.
+            observed = psutil.Process(process.pid)
+            times = observed.cpu_times()
             used = times.user + times.system
-            if watched.memory_info().rss > most_bytes:
-                return f"takes more than {most_bytes // MIB:,} MiB for a few short texts"
+            if observed.memory_info().rss > max_bytes:
+                return f"takes more than {max_bytes // MIB:,} MiB for a few short texts"
         if used > seconds or time.monotonic() > deadline:
             return f"takes more than {seconds:.0f} s for a few short texts"
         with contextlib.suppress(TimeoutExpired):
-            process.wait(LOOK_EVERY)
+            process.wait(POLL_INTERVAL_SECONDS)
     return ""
 
 
-def _codes(settings: dict[str, Any]) -> str:
-    """Return the characters that the patterns of a tokenizer name, which are what makes them repeat, as numbers."""
-    named = "ax0 \n.-"
-    for part in PARTS:
-        for step in _steps(settings.get(part)):
+def _pattern_codepoints(settings: dict[str, Any]) -> str:
+    """Return the code points in the patterns of a tokenizer, because these characters can trigger backtracking."""
+    characters = "ax0 \n.-"
+    for component in PREPROCESSING_COMPONENTS:
+        for step in _steps(settings.get(component)):
             pattern = step.get("pattern")
-            named += "".join(map(str, pattern.values())) if isinstance(pattern, dict) else ""
-    # Half of a pair of UTF-16 is no text that a tokenizer reads, nor printable.
-    codes = dict.fromkeys(str(ord(character)) for character in named if character.isprintable() or character.isspace())
+            characters += "".join(map(str, pattern.values())) if isinstance(pattern, dict) else ""
+    # Unpaired surrogates are not printable, and no tokenizer accepts them.
+    codes = dict.fromkeys(
+        str(ord(character)) for character in characters if character.isprintable() or character.isspace()
+    )
     return ",".join(list(codes)[:64])

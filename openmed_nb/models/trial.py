@@ -1,20 +1,20 @@
-"""Try a tokenizer in a process of its own, which may end in any way: ``trial.py FILE PACKAGES CODEPOINTS``.
+"""Test a tokenizer in a separate process, which may crash: ``trial.py FILE PACKAGES CODEPOINTS``.
 
-:mod:`openmed_nb.models.limits` runs this file by its path; it imports nothing of this package, and only ``tokenizers``
-of others. The last line of what it prints is ``ok``, or ``amplifies``, or ``fails``.
+:mod:`openmed_nb.models.limits` runs this file by its path. It does not import this package, and no other package except
+``tokenizers``. The last line of its output is ``ok``, ``amplifies`` or ``fails``.
 """
 
 import sys
 
-LENGTH = 2000
+RUN_LENGTH = 2000
 
-# Far more than the bytes of a character, and than the special tokens around a text.
-TOKENS_PER_CHARACTER = 64
-MORE_TOKENS = 512
+# Far more than the bytes of a character and the special tokens around a text.
+MAX_TOKENS_PER_CHARACTER = 64
+MAX_SPECIAL_TOKENS = 512
 
 
-def trial_texts(characters: str) -> list[str]:
-    """Return texts that make patterns repeat: long runs of one character, alone and before another one."""
+def make_texts(characters: str) -> list[str]:
+    """Return texts that trigger backtracking: long runs of one character, alone and before another character."""
     printable = "".join(map(chr, range(32, 127)))
     texts = [
         "",
@@ -23,26 +23,26 @@ def trial_texts(characters: str) -> list[str]:
         printable * 20,
     ]
     for character in characters:
-        run = character * LENGTH
+        run = character * RUN_LENGTH
         texts += [character, run, f"{run}\x01"]
     return texts
 
 
 def try_tokenizer(file: str, characters: str) -> str:
-    """Return what becomes of a tokenizer that reads the texts of a trial."""
+    """Encode the texts with a tokenizer and return the outcome, ``ok`` or ``amplifies``."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(file)
-    for text in trial_texts(characters):
-        if len(tokenizer.encode(text).ids) > TOKENS_PER_CHARACTER * len(text) + MORE_TOKENS:
+    for text in make_texts(characters):
+        if len(tokenizer.encode(text).ids) > MAX_TOKENS_PER_CHARACTER * len(text) + MAX_SPECIAL_TOKENS:
             return "amplifies"
     return "ok"
 
 
 if __name__ == "__main__":
-    sys.path.append(sys.argv[2])  # Where tokenizers is: an isolated Python does not look everywhere.
+    sys.path.append(sys.argv[2])  # The directory of tokenizers, because an isolated Python ignores some paths.
     try:
-        answer = try_tokenizer(sys.argv[1], "".join(chr(int(code)) for code in sys.argv[3].split(",")))
-    except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is no Exception
-        answer = "fails"
-    sys.stdout.write(f"{answer}\n")
+        outcome = try_tokenizer(sys.argv[1], "".join(chr(int(code)) for code in sys.argv[3].split(",")))
+    except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
+        outcome = "fails"
+    sys.stdout.write(f"{outcome}\n")

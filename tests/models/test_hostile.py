@@ -11,7 +11,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import InvalidModelError, UntrustedModelError
-from openmed_nb.models.limits import overrun_of_trial, panics_as_errors, read_json
+from openmed_nb.models.limits import wait_for_trial, panics_as_errors, read_json
 from openmed_nb.models.registry import BUNDLED
 
 HOSTILE = runpy.run_path(str(Path(__file__).parents[1] / "hostile_models.py"))
@@ -133,7 +133,7 @@ def test_trial_ends_by_the_clock_where_the_system_tells_nothing_of_a_process():
         def wait(self, seconds):
             raise subprocess.TimeoutExpired("trial", seconds)
 
-    assert overrun_of_trial(Endless(), 0.01, 1 << 30)
+    assert wait_for_trial(Endless(), 0.01, 1 << 30)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
