@@ -1,11 +1,11 @@
-"""Medical NLP models in notebooks, on the best device of this computer, and the reason for that device.
+"""Run medical NLP models in notebooks on the best available device, and explain the choice of the device.
 
 In a notebook::
 
     %load_ext openmed_nb
-    %openmed_device            # which device, and why
-    %openmed_device cpu        # change it
-    %openmed_panel             # all of it to look at and to click
+    %openmed_device            # show the active device and the reason
+    %openmed_device cpu        # override the device
+    %openmed_panel             # open the interactive panel
 
     %%openmed_ner
     Patient with type 2 diabetes mellitus and hypertension.

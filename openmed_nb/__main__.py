@@ -1,8 +1,8 @@
-"""``python -m openmed_nb``: the device, the reason, and the diseases in a note; offline, with the bundled model.
+"""``python -m openmed_nb``: annotate diseases in a note, offline, with the bundled model, and show the device.
 
-``python -m openmed_nb doctor`` looks at the computer instead, and its exit status says whether something failed.
-``python -m openmed_nb report`` measures it from end to end, and writes what it found into a folder.
-``python -m openmed_nb ladder`` brings a model up on it in five stages, and stops at the first that is not passed.
+``python -m openmed_nb doctor`` diagnoses the machine; its exit status is 1 if a check failed.
+``python -m openmed_nb report`` benchmarks the machine and writes a report to a folder.
+``python -m openmed_nb bring-up`` brings up a model in five stages and stops at the first stage that does not pass.
 """
 
 from __future__ import annotations
@@ -25,54 +25,61 @@ from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
-# The first words of the commands that look at the computer; a note in a file of that name is called ``./doctor``.
-DOCTOR, REPORT, LADDER = "doctor", "report", "ladder"
+# The names of the subcommands. A note in a file of that name is passed as ``./doctor``.
+DOCTOR = "doctor"
+REPORT = "report"
+BRING_UP = "bring-up"
 
-# The exit status after Ctrl-C, as a shell gives it for a program that SIGINT ended.
+# Exit status after Ctrl-C, as in a shell for a program that SIGINT terminated.
 EXIT_SIGINT = 130
 
-# The exit status if the reader of the answer is gone, as a shell gives it for a program that SIGPIPE ended.
+# Exit status if the reader of the output closed the pipe, as in a shell for a program that SIGPIPE terminated.
 EXIT_SIGPIPE = 141
 
 EXAMPLE_NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors do not quote the line."""
+    """Argument parser whose errors do not quote the command line, which may contain a note."""
 
     def error(self, message: str) -> NoReturn:
+        """Exit with an error message without the values of the arguments."""
         super().error(parser_problem(message))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and print its answer; return the exit status, 2 for one of our errors."""
+    """Run a command, print its result, and return the exit status, which is 2 for an ``OpenMedError``."""
     words = sys.argv[1:] if arguments is None else arguments
-    commands = {DOCTOR: run_doctor, REPORT: run_report, LADDER: run_bring_up}
-    run, rest = (commands[words[0]], words[1:]) if words and words[0] in commands else (annotate, words)
+    commands = {DOCTOR: run_doctor, REPORT: run_report, BRING_UP: run_bring_up}
+    run = annotate
+    if words and words[0] in commands:
+        run = commands[words[0]]
+        words = words[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # A console may not know every character of a note.
+        sys.stdout.reconfigure(errors="backslashreplace")  # The encoding of a console may lack a character of the note.
     SESSION.start()
     with contextlib.ExitStack() as stack:
-        if run in {run_report, run_bring_up}:  # They take minutes.
+        if run in {run_report, run_bring_up}:  # These commands take minutes.
             stack.callback(SESSION.subscribe(print_progress))
         try:
-            answer, status = run(rest)
-            return status if print_text(answer) else EXIT_SIGPIPE
+            output, status = run(words)
+            return status if print_text(output) else EXIT_SIGPIPE
         except OpenMedError as error:
             print(f"{short_type_name(error)}: {error}", file=sys.stderr)
             return 2
-        except RunInterrupted as stopped:
-            print(f"\n{stopped}", file=sys.stderr)
+        except RunInterrupted as interrupt:
+            print(f"\n{interrupt}", file=sys.stderr)
             return EXIT_SIGINT
 
 
 def print_text(text: str) -> bool:
-    """Print a text, and tell whether it could be: a reader such as ``head`` may have closed the pipe.
+    """Print a text, and return ``False`` if the reader, such as ``head``, has closed the pipe.
 
-    Python would then complain again when it ends, so its output goes nowhere (Python's ``signal``, "Note on SIGPIPE").
+    After a closed pipe the output is redirected to the null device. Otherwise Python would report a second error at exit
+    (Python's ``signal``, "Note on SIGPIPE").
 
     Raises:
-        ConfigurationError: Where it cannot be written, as on a full disk.
+        ConfigurationError: If the text cannot be written, for example to a full disk.
     """
     try:
         print(text, flush=True)
@@ -80,101 +87,103 @@ def print_text(text: str) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return False
-        raise ConfigurationError(
-            f"The answer cannot be written: {describe_error(error)}.", "Make room for it."
-        ) from error
+        message = f"The result cannot be written: {describe_error(error)}."
+        raise ConfigurationError(message, "Free disk space or use another output.") from error
     return True
 
 
 def annotate(arguments: list[str]) -> tuple[str, int]:
-    """Annotate a note; return the device, the reason and what was found, and the exit status."""
+    """Annotate a note, and return the device and the entities as text, and the exit status."""
     command = _Parser(
         "python -m openmed_nb",
-        description="Find diseases in a note, offline.",
-        epilog="'python -m openmed_nb doctor' looks at the computer instead, 'report' measures it, 'ladder' brings a model up; see 'report --help'.",
+        description="Annotate diseases in a note, offline.",
+        epilog="Other commands: 'doctor' diagnoses this computer, 'report' benchmarks it, 'bring-up' brings up a model. See 'python -m openmed_nb report --help'.",
     )
     command.add_argument(
-        "note", nargs="?", type=Path, default=EXAMPLE_NOTE, help="a text file; a synthetic note if left out"
+        "note", nargs="?", type=Path, default=EXAMPLE_NOTE, help="text file (default: a synthetic note)"
     )
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
-    command.add_argument("--model", help="an alias, a hub id or a folder; the bundled disease model if left out")
+    command.add_argument("--model", help="alias, Hub id or folder (default: the bundled disease model)")
     command.add_argument("--json", action="store_true", help="print JSON")
-    asked = command.parse_args(arguments)
-    text = read_note(asked.note)
-    found = annotate_text(SESSION, text, asked.model, asked.device)
-    choice = SESSION.device(asked.device)
-    if asked.json:
-        return str(Json.of({"choice": choice.to_dict(), **found.to_dict()})), 0
-    # A byte order mark counts as a character of the file, and means nothing on a terminal.
-    return f"{choice}\n\n{found}".replace("\ufeff", ""), 0
+    options = command.parse_args(arguments)
+    text = read_note(options.note)
+    annotation = annotate_text(SESSION, text, options.model, options.device)
+    choice = SESSION.device(options.device)
+    if options.json:
+        return str(Json.of({"choice": choice.to_dict(), **annotation.to_dict()})), 0
+    # A byte order mark is a character of the file, but a terminal must not print it.
+    return f"{choice}\n\n{annotation}".replace("\ufeff", ""), 0
 
 
 def run_doctor(arguments: list[str]) -> tuple[str, int]:
-    """Return what the doctor found, or the forecast for a model, and the exit status: 1 where something failed."""
-    command = _Parser("python -m openmed_nb doctor", description="Say what is wrong, and what to do.")
+    """Return the findings of the doctor or the forecast of a model, and the exit status, 1 for a failed check."""
+    command = _Parser("python -m openmed_nb doctor", description="Diagnose problems and suggest fixes.")
     models = command.add_mutually_exclusive_group()
-    models.add_argument("model", nargs="?", help="an alias, a hub id or a folder of a model to look at too")
+    models.add_argument("model", nargs="?", help="alias, Hub id or folder of a model to check")
     models.add_argument(
-        "--ops", metavar="MODEL", help="forecast which operators of a model would leave MPS; status 1 where one does"
+        "--ops", metavar="MODEL", help="predict which operators fall back to the CPU; exit with status 1 if any do"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
-    asked = command.parse_args(arguments)
+    options = command.parse_args(arguments)
     from .runbook.checks.doctor.report import doctor
     from .runbook.checks.operators.forecast import forecast
 
-    answer = doctor(asked.model) if asked.ops is None else forecast(asked.ops, training=True)
-    return str(Json.of(answer.to_dict()) if asked.json else answer), answer.exit_code
+    result = doctor(options.model) if options.ops is None else forecast(options.ops, training=True)
+    return str(Json.of(result.to_dict()) if options.json else result), result.exit_code
 
 
 def run_report(arguments: list[str]) -> tuple[str, int]:
-    """Measure this computer; return what the report says, and the exit status: 1 where a step has no answer."""
+    """Benchmark this machine, and return the report, and the exit status, 1 if a step has no result."""
     from .runbook.records.report.report import FOLDER, REVIEW_NOTICE, report
 
     command = _Parser(
         "python -m openmed_nb report",
-        description="Measure this computer from end to end, each step in a process of its own.",
-        epilog="Nothing is sent or written anywhere but to FOLDER. Status 1 where a step has no answer.",
+        description="Benchmark this computer; each step runs in a separate process.",
+        epilog="Writes to FOLDER only and sends nothing. Exits with status 1 if a step produces no result.",
     )
-    command.add_argument("folder", nargs="?", type=Path, default=Path(FOLDER), help=f"{FOLDER} if left out")
     command.add_argument(
-        "--quick", action="store_true", help="fewer and shorter measurements: about one minute of five"
+        "folder", nargs="?", type=Path, default=Path(FOLDER), help=f"output folder (default: {FOLDER})"
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five"
     )
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
-    asked = command.parse_args(arguments)
-    found = report(asked.folder, quick=asked.quick, training=asked.training)
-    return f"{found}\n\n{REVIEW_NOTICE.format(folder=asked.folder)}", found.exit_code
+    options = command.parse_args(arguments)
+    device_report = report(options.folder, quick=options.quick, training=options.training)
+    return f"{device_report}\n\n{REVIEW_NOTICE.format(folder=options.folder)}", device_report.exit_code
 
 
 def run_bring_up(arguments: list[str]) -> tuple[str, int]:
-    """Bring a model up; return how far it came, and the exit status: 1 where a stage is not passed."""
+    """Bring up a model, and return the stage results, and the exit status, 1 until all stages pass."""
     from .runbook.records.bring_up import FOLDER, SECONDS, bring_up
 
     command = _Parser(
-        "python -m openmed_nb ladder",
-        description="Bring a model up on the device in five stages, each with an exit criterion.",
-        epilog="The same command goes on at the first stage that is not passed. Status 1 until all are.",
+        "python -m openmed_nb bring-up",
+        description="Bring up a model on the device in five stages, each with an exit criterion.",
+        epilog="Rerun the command to continue at the first stage that has not passed. Exits with status 1 until all pass.",
     )
-    command.add_argument("model", nargs="?", help="an alias, a hub id or a folder; the bundled model if left out")
-    command.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"{FOLDER} if left out")
+    command.add_argument("model", nargs="?", help="alias, Hub id or folder (default: the bundled model)")
+    command.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"output folder (default: {FOLDER})")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
-    about = f"about how long the sweep, and the comparison, may each take; {SECONDS:g} if left out"
-    command.add_argument("--seconds", type=float, default=SECONDS, help=about)
-    found = bring_up(**vars(command.parse_args(arguments)))
-    return str(found), found.exit_code
+    time_limit = f"approximate time limit of the sweep and of the comparison, in seconds (default: {SECONDS:g})"
+    command.add_argument("--seconds", type=float, default=SECONDS, help=time_limit)
+    result = bring_up(**vars(command.parse_args(arguments)))
+    return str(result), result.exit_code
 
 
-def print_progress(activity: ProgressEvent | None) -> None:
-    if activity is not None and not sys.stderr.isatty():  # A terminal has the line of ``progress``.
-        print(activity, file=sys.stderr, flush=True)
+def print_progress(event: ProgressEvent | None) -> None:
+    """Print an event to standard error, unless it is a terminal, which has a progress line."""
+    if event is not None and not sys.stderr.isatty():
+        print(event, file=sys.stderr, flush=True)
 
 
 def read_note(path: Path) -> str:
-    """Return the text of a file, as ``annotate`` reads one: offsets count its characters, line ends and marks included.
+    """Return the text of a file as ``annotate`` reads it, with its line ends and byte order mark.
 
     Raises:
-        ConfigurationError: If it is a table.
-        InvalidTextError: If it cannot be read as UTF-8 text.
+        ConfigurationError: If the file is a table.
+        InvalidTextError: If the file is not UTF-8 text.
     """
     if reader := reader_by_name(str(path)):
         raise ConfigurationError("The note is a table.", f"Pass its column of texts to annotate(): {reader}.")

@@ -1,6 +1,6 @@
-"""What OpenMed has in ``openmed.core`` and ``openmed.torch.device``, under the same names, for code that was written for it.
+"""Drop-in replacements for ``openmed.core`` and ``openmed.torch.device`` under the names of OpenMed.
 
-Where the same call does something else here, and why, stands in docs/coming_from_openmed.md.
+docs/coming_from_openmed.md describes the differences in behavior and their reasons.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
     "resolve_torch_device",
 ]
 
-# What the MPS variables are set to where a person has set none of them.
+# The values of the MPS variables if the user has set none of them.
 MPS_ENV_DEFAULTS: Mapping[str, str] = MappingProxyType(
     {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: str(DEFAULT_HIGH), LOW_WATERMARK_VARIABLE: str(DEFAULT_LOW)}
 )
 
-# Arguments of OpenMed's loader that mean nothing here, with their defaults there: tokenizers are always fast ones, torch
-# chooses the attention, and weights are float32 unless ``dtype`` says otherwise.
+# Arguments of OpenMed's loader that have no effect here, with their defaults there. Tokenizers are always fast, torch
+# selects the attention implementation, and weights are float32 by default.
 _IGNORED_ARGUMENTS = {
     "use_fast_tokenizer": True,
     "attn_implementation": None,
@@ -56,13 +56,13 @@ _IGNORED_ARGUMENTS = {
 
 
 class ModelLoader:
-    """Loads models and builds pipelines on the device of its configuration, or of the session.
+    """Loads models and builds pipelines on the device of its configuration or of the session.
 
     Args:
-        config: The settings, or an object of OpenMed's own ``OpenMedConfig``; ``None`` is ``OpenMedConfig()``.
+        config: Settings, or an ``OpenMedConfig`` of OpenMed. If ``None``, use ``OpenMedConfig()``.
 
     Raises:
-        ConfigurationError: For anything else, and for a backend of OpenMed that is not here.
+        ConfigurationError: If ``config`` has another type, or a backend that is not supported.
 
     Example:
         >>> loader = ModelLoader(OpenMedConfig(device="cpu"))
@@ -72,24 +72,24 @@ class ModelLoader:
     """
 
     def __init__(self, config: Any = None) -> None:
-        theirs = getattr(sys.modules.get("openmed.core.config"), "OpenMedConfig", ())
+        openmed_class = getattr(sys.modules.get("openmed.core.config"), "OpenMedConfig", ())
         if config is None:
             config = OpenMedConfig()
-        elif isinstance(config, theirs):
-            known = {setting.name for setting in fields(OpenMedConfig)}
-            elsewhere = {setting.name: setting.default for setting in fields(config) if setting.name not in known}
-            config = OpenMedConfig(**drop_ignored_settings(vars(config), elsewhere))
+        elif isinstance(config, openmed_class):
+            names = {setting.name for setting in fields(OpenMedConfig)}
+            ignored = {setting.name: setting.default for setting in fields(config) if setting.name not in names}
+            config = OpenMedConfig(**drop_ignored_settings(vars(config), ignored))
         elif not isinstance(config, OpenMedConfig):
-            raise ConfigurationError(f"A loader cannot be made of {short_type_name(config)}.", "Pass an OpenMedConfig.")
+            raise ConfigurationError(f"Invalid type {short_type_name(config)} for config.", "Pass an OpenMedConfig.")
         self.config = config
 
     def list_available_models(self, include_registry: bool = True, include_remote: bool = True) -> list[str]:
-        """Return the names of models that can be loaded, in the order of the alphabet; nothing is asked of the network.
+        """Return the names of available models in alphabetical order, without network access.
 
         Args:
-            include_registry: Whether those of OpenMed's registry are among them: all of it where the openmed package is
-                installed, else the few that are known here. The bundled models always are.
-            include_remote: Takes what OpenMed's method takes, and changes nothing, as there.
+            include_registry: Whether to include OpenMed's registry: all of it if the openmed package is installed, otherwise
+                the aliases in this package. The bundled models are always included.
+            include_remote: Accepted for compatibility; has no effect, as in OpenMed.
 
         Example:
             >>> ModelLoader().list_available_models(include_registry=False)
@@ -99,17 +99,18 @@ class ModelLoader:
         return sorted({*BUNDLED, *(all_aliases().values() if include_registry else ())})
 
     def load_model(self, model_name: str | None = None, force_reload: bool = False, **arguments: Any) -> dict[str, Any]:
-        """Return ``{"model", "tokenizer", "config"}`` of a model, the model on its device and in evaluation mode.
+        """Return ``{"model", "tokenizer", "config"}``, with the model on its device in evaluation mode.
 
         Args:
-            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
-            force_reload: Whether to read the files again where the model is loaded already. What a variable or a pipeline
-                holds stays the model of before.
-            arguments: Those of :func:`openmed_nb.load_model`, instead of the configuration's, and those of OpenMed's method.
+            model_name: An alias, a Hub id, a name in the default organization, a folder, or ``None`` for the bundled model.
+            force_reload: Whether to read the files again if the model is already loaded. Variables and pipelines keep the
+                previous model.
+            arguments: Arguments of :func:`openmed_nb.load_model`, which override the configuration, and those of OpenMed's
+                method.
 
         Raises:
-            ModelError: If the model cannot be found or loaded; its remedy says what to do.
-            DeviceError: If the device cannot be used.
+            ModelError: If the model cannot be found or loaded.
+            DeviceError: If the device is unavailable.
         """
         return SESSION.load_model(model_name, self.config, force_reload, **_translate_arguments(arguments)).to_dict()
 
@@ -120,47 +121,48 @@ class ModelLoader:
         aggregation_strategy: str | None = None,
         **arguments: Any,
     ) -> Any:
-        """Return a drop-in for transformers' token-classification pipeline over a model, with the same answers.
+        """Return a replacement for transformers' token-classification pipeline, with the same results.
 
         Args:
-            model_name: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
+            model_name: An alias, a Hub id, a name in the default organization, a folder, or ``None`` for the bundled model.
             task: ``"token-classification"`` or ``"ner"``.
-            aggregation_strategy: How tokens become entities: ``"first"`` (also the default, because ``"simple"`` breaks
-                words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``.
-            arguments: Those of :func:`openmed_nb.load_pipeline`, and those of OpenMed's method.
+            aggregation_strategy: ``"first"`` (default, because ``"simple"`` can split words), ``"simple"``, ``"average"``,
+                ``"max"`` or ``"none"``.
+            arguments: Arguments of :func:`openmed_nb.load_pipeline` and of OpenMed's method.
 
         Raises:
             ModelError: If the model cannot be found or loaded.
-            DeviceError: If the device cannot be used; nothing is loaded then.
-            ConfigurationError: For a task, strategy or option that does not exist.
+            DeviceError: If the device is unavailable; the model is not loaded then.
+            ConfigurationError: If the task, strategy or an option is not valid.
         """
         options = _translate_arguments(arguments)
         return create_pipeline(SESSION, model_name, self.config, task, aggregation_strategy, **options)
 
     def unload(self, model_name: str | None = None) -> tuple[str, ...]:
-        """Forget a model, or all, and hand the memory back; return the names of those that were loaded."""
+        """Unload a model, or all models, release their memory, and return the names of those that were loaded."""
         return SESSION.unload(model_name)
 
 
 def _translate_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of OpenMed's loader under their names here, without those that mean nothing here."""
-    named = {("local_only" if name == "local_files_only" else name): value for name, value in arguments.items()}
-    return drop_ignored_settings(named, _IGNORED_ARGUMENTS)
+    """Return arguments of OpenMed's loader under the names of this package, without those that have no effect."""
+    renamed = {("local_only" if name == "local_files_only" else name): value for name, value in arguments.items()}
+    return drop_ignored_settings(renamed, _IGNORED_ARGUMENTS)
 
 
 def resolve_torch_device(prefer: str | int | None = "auto") -> str:
-    """Return the name of the device, for code that takes the string of OpenMed's function of this name.
+    """Return the name of the device, for code that uses OpenMed's function of this name.
 
     Args:
-        prefer: A device; -1 for the CPU and 0 for the first GPU, as in pipelines; ``"auto"`` or ``None`` for the one in force.
+        prefer: A device; -1 for the CPU and 0 for the first GPU, as in pipelines. If ``"auto"`` or ``None``, the active
+            device.
 
     Returns:
-        ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is asked for, here, for the session or in a
-        variable, comes back normalized, whether or not it is there; loading a model checks that. ``"gpu"`` is
-        ``"mps"`` on a Mac, where OpenMed says ``"cuda"``.
+        ``"mps"``, ``"cuda"``, ``"cuda:N"`` or ``"cpu"``. A device that is requested here, for the session or in an
+        environment variable is normalized but not checked for availability. Loading a model checks it. ``"gpu"`` is
+        ``"mps"`` on a Mac, where OpenMed returns ``"cuda"``.
 
     Raises:
-        UnknownDeviceError: For a spelling that names no device.
+        UnknownDeviceError: If the device name is not valid.
 
     Example:
         >>> resolve_torch_device(" CUDA:1 ")
@@ -171,18 +173,18 @@ def resolve_torch_device(prefer: str | int | None = "auto") -> str:
 
 @dataclass(frozen=True)
 class MpsTuning:
-    """The MPS variables in the environment, and the recommended type, under OpenMed's names."""
+    """The MPS variables in the environment and the recommended dtype, under OpenMed's names."""
 
     env: Mapping[str, str]
     recommended_dtype: str = "float32"
 
 
 def apply_mps_tuning() -> MpsTuning:
-    """Set the MPS variables that nobody has set, as a pair that torch accepts, whatever the device is.
+    """Set the MPS variables that the user has not set, to values that torch accepts together, for any device.
 
     Returns:
-        The variables as they now stand, and the recommended type. ``%openmed_device --explain`` tells which of them
-        torch will read or has read; :func:`openmed_nb.device` applies them by itself where the device is mps.
+        The current variables and the recommended dtype. ``%openmed_device --explain`` shows which of them torch has read
+        or will read. :func:`openmed_nb.device` sets them automatically if the device is mps.
 
     Example:
         >>> from openmed_nb.session import SESSION

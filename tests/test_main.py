@@ -48,7 +48,7 @@ def test_mistakes_are_one_line(capsys):
         (str(EXAMPLE_NOTE.parent),): "Is a directory",
         (str(EXAMPLE_NOTE.parent / "disease" / "model.safetensors"),): "InvalidTextError: ",
         ("doctor", "disease_detection_tinny"): "UnknownModelError: ",
-        ("ladder", "--seconds", "0"): "seconds",
+        ("bring-up", "--seconds", "0"): "seconds",
     }
     for arguments, said in mistakes.items():
         assert main([*arguments]) == 2

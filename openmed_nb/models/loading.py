@@ -1,8 +1,8 @@
-"""Load a model from a folder, in float32 or in a reduced type.
+"""Load a model from a directory, in float32 or in a reduced dtype.
 
-In int8 the linear layers have whole numbers for weights, as torch's dynamic quantization makes them. Only a CPU computes
-them (the kernels are those of FBGEMM, oneDNN and QNNPACK), so such a model never leaves it. Embeddings and norms stay in
-float32; the inputs of a layer are rounded while it runs.
+In int8 the linear layers have integer weights from torch's dynamic quantization. Its kernels (FBGEMM, oneDNN, QNNPACK) run
+on the CPU only, so an int8 model stays there. Embeddings and norms stay in float32. The inputs of a layer are quantized
+while it runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .registry import ModelReference, download_model, find_model
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# Words in the names of settings that tell how many modules are built, one after another in Python.
+# Words in the names of settings for the number of modules, which Python builds one after another.
 MODULE_COUNT_WORDS = frozenset(
     [
         "layer",
@@ -52,109 +52,126 @@ MODULE_COUNT_WORDS = frozenset(
     ]
 )
 
-# A count of modules that no token classifier reaches, unless its weights hold as many tensors.
+# Maximum number of modules, unless the weights have more tensors. No token classifier has more.
 MAX_MODULES = 1000
 
-# How many numbers a model may have besides its weights: masks and tables that are computed when it is built.
-MAX_EXTRA_NUMBERS = 2**28
+# Maximum number of elements besides the weights: masks and tables that are computed when the model is built.
+MAX_EXTRA_ELEMENTS = 2**28
 
-# What checkpoints hold that a token classifier does not use: the pooler of its body, and tables that are computed
-# today. transformers leaves out more by itself (_keys_to_ignore_on_load_unexpected).
+# Tensors in checkpoints that a token classifier does not use: the pooler of its encoder, and tables that current releases
+# compute. transformers ignores further tensors itself (_keys_to_ignore_on_load_unexpected).
 UNUSED_WEIGHTS_PATTERN = re.compile(
     r"(^|\.)pooler\.|(^|\.)(position_ids|token_type_ids|\w*inv_freq|masked_bias|num_batches_tracked)$"
     r"|\.(attn|attention)\.bias$"
 )
 
-# The heads that a body was trained with; they do not change what it says of tokens.
+# Heads for pretraining, which do not affect the predictions for tokens.
 PRETRAINING_HEADS_PATTERN = re.compile(
     r"(cls|lm_head|mlm|nsp|predictions|discriminator_predictions|generator_\w+|vocab_\w+)\."
 )
 
-# Settings that are the probability of a dropout. torch checks some of them only when the model runs.
-PROBABILITY = re.compile(r"(\w*_)?(dropout|pdrop|drop_rate|drop_path_rate|layerdrop)(_prob|_p|_rate|_ratio)?")
+# Settings that are dropout probabilities. torch validates some of them only when the model runs.
+DROPOUT_PATTERN = re.compile(r"(\w*_)?(dropout|pdrop|drop_rate|drop_path_rate|layerdrop)(_prob|_p|_rate|_ratio)?")
 
 INT8 = "int8"
 OTHER_DTYPE_REMEDY = "Use dtype='bfloat16', or 'float32'."
 
-# What torch warns of while it quantizes: that a later release will not, which is an error here on that day.
+# Warnings of torch during quantization that a later release removes the feature. Its removal will be an error here.
 EXPECTED_WARNINGS = (
     (DeprecationWarning, r"torch\.ao\.quantization is deprecated and will be removed in"),
     (UserWarning, r"torch\.quantize_per_tensor, torch\.quantize_per_channel and other quantized tensor creation"),
 )
 
-# In which type weights are read that become another one; what "auto" stands for is decided before a load.
+# The dtype in which the weights are read, if it differs from the requested one. "auto" is resolved before a load.
 STORAGE_DTYPES = {INT8: "float32", "auto": "float32"}
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """Everything that makes two loads the same model; how its files are fetched does not."""
+    """Specification of a model; loads with equal specifications share one copy.
+
+    Attributes:
+        reference: Location of the model.
+        remote_code: Whether the user passed ``trust_remote_code=True``.
+        settings: Settings that affect the loaded model or the permission to load it.
+        files: Name, size and modification time of each file in a local directory, which can change at any time. Empty
+            for a model on the Hub.
+        config: All settings, including those for downloads.
+        folder: Directory of the files, if it is known.
+    """
 
     reference: ModelReference
-    remote_code: bool  # Whether trust_remote_code=True was passed.
-    settings: tuple[Any, ...]  # Those that change what is loaded, or whether it may be.
-    files: tuple[tuple[str, int, int], ...]  # Of a folder, which can change any time; empty for the hub.
+    remote_code: bool
+    settings: tuple[Any, ...]
+    files: tuple[tuple[str, int, int], ...]
     config: OpenMedConfig = field(compare=False)
-    folder: Path | None = field(default=None, compare=False)  # Where its files are, where that is known already.
+    folder: Path | None = field(default=None, compare=False)
 
     @classmethod
     def from_name(cls, name: str | None, config: OpenMedConfig, remote_code: bool = False) -> LoadSpec:
-        """Return the specification for a name."""
+        """Return the specification of a model name with the settings of a loader."""
         settings = (config.dtype, config.revision, config.cache_dir, config.allow_pickle, config.remote_code_allowed)
         reference = find_model(name, config.default_org)
-        return cls(
-            reference, remote_code, settings, () if reference.on_hub else snapshot_files(reference.location), config
-        )
+        file_list = () if reference.on_hub else snapshot_files(reference.location)
+        return cls(reference, remote_code, settings, file_list, config)
 
     @property
     def dtype(self) -> str:
-        """The type that its weights shall have."""
+        """Requested dtype of the weights."""
         return self.config.dtype
 
     def in_dtype(self, dtype: str) -> LoadSpec:
-        """Return the specification of the same model in another type."""
+        """Return the specification of the same model in another dtype."""
         return replace(self, settings=(dtype, *self.settings[1:]), config=replace(self.config, dtype=dtype))
 
 
 def snapshot_files(folder: str) -> tuple[tuple[str, int, int], ...]:
-    """Return name, size in bytes and time of change in nanoseconds of each file in a folder."""
-    found = []
+    """Return the name, size in bytes and modification time in nanoseconds of each file in a directory."""
+    snapshot = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                with contextlib.suppress(OSError):  # A loop of links, which the load reports.
+                with contextlib.suppress(OSError):  # The load reports a loop of links.
                     if entry.is_file():
-                        found.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
+                        snapshot.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
     except OSError as error:
         what = f"The folder {describe_value(folder)} cannot be read: {error.strerror}."
-        raise InvalidModelError(what, "Check its permissions, or name another folder.") from error
-    return tuple(sorted(found))
+        raise InvalidModelError(what, "Check its permissions, or use another folder.") from error
+    return tuple(sorted(snapshot))
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode on its device, with its tokenizer and settings."""
+    """A model in evaluation mode on its device, with its tokenizer and configuration.
 
-    name: str  # What the person calls it.
+    Attributes:
+        name: Name that the user gave the model.
+        model: Model.
+        tokenizer: Fast tokenizer, whose ``model_max_length`` is the maximum input length of the model.
+        config: Configuration of the model.
+        folder: Directory of the files.
+        tuned_batch_tokens: Fastest batch size in tokens by device type, measured on this machine.
+        pipelines: Pipelines of this model by their options, which are dropped together with the model.
+    """
+
+    name: str
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase  # A fast one, whose model_max_length the model can really take.
+    tokenizer: PreTrainedTokenizerBase
     config: PreTrainedConfig
     folder: Path
-    # How many tokens run best at once, by kind of device, as it was measured on this computer.
     tuned_batch_tokens: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    # The pipelines over it, by their options; they go when it goes.
     pipelines: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the three parts under the names that OpenMed's ``load_model`` uses."""
+        """Return model, tokenizer and configuration under the names that OpenMed's ``load_model`` uses."""
         return {"model": self.model, "tokenizer": self.tokenizer, "config": self.config}
 
 
 @gc_disabled()
 def import_transformers() -> None:
-    """Import torch, and what of transformers every load needs; an interrupt waits until it is there, as for torch."""
-    if sys.flags.optimize > 1:  # transformers' auto_docstring reads the docstrings of its classes while it is imported.
-        what = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), and transformers needs its own."
+    """Import torch and the parts of transformers that every load needs; interrupts are deferred during the import."""
+    if sys.flags.optimize > 1:  # auto_docstring of transformers reads docstrings during the import.
+        what = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers requires."
         raise ModelError(what, "Run Python without that option, or with -O.")
     import_torch()
     try:
@@ -162,17 +179,17 @@ def import_transformers() -> None:
             import transformers.modeling_utils  # noqa: F401
             from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
     except Exception as error:
-        # A damaged installation, or an import that was interrupted before, fails in any way.
+        # A damaged installation or an earlier interrupted import can raise any error.
         what = f"transformers cannot be imported: {describe_error(error)}."
         raise ModelError(what, "Restart the kernel; if it fails again, reinstall transformers.") from error
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bar and warnings during a load; missing weights are an error here."""
+    """Disable the progress bar and warnings of transformers during a load. Missing weights raise an error here."""
     from transformers.utils import logging
 
-    bar_was_on = logging.is_progress_bar_enabled()
+    has_progress_bar = logging.is_progress_bar_enabled()
     verbosity = logging.get_verbosity()
     try:
         logging.disable_progress_bar()
@@ -181,38 +198,38 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         with defer_interrupts():
             logging.set_verbosity(verbosity)
-            if bar_was_on:
+            if has_progress_bar:
                 logging.enable_progress_bar()
 
 
 @contextlib.contextmanager
 def without_kernels(trusted: bool) -> Iterator[None]:
-    """Keep transformers from fetching native code from the hub during the load of a model that was not allowed by name.
+    """Prevent transformers from downloading native code while it loads an untrusted model.
 
-    Where the package ``kernels`` is installed, some families ask it for code that no setting names: falcon and gpt_neo
-    while they are imported, mra and yoso while they are built. They do without where it cannot be had.
+    If the package ``kernels`` is installed, some model types request native code without a setting: falcon and gpt_neo
+    when they are imported, mra and yoso when they are built. They have a fallback without it.
     """
     from transformers.integrations import hub_kernels
 
-    def refuse(*_arguments: Any, **_options: Any) -> Any:
-        raise ImportError("No code is fetched for a model that is not allowed by name.")
+    def raise_import_error(*_arguments: Any, **_options: Any) -> Any:
+        raise ImportError("Native code is not downloaded for an untrusted model.")
 
     kernels = sys.modules.get("kernels")
     fetch = None if trusted else getattr(kernels, "get_kernel", None)
     modules = (kernels, hub_kernels) if fetch else ()
-    places = [(module, name) for module in modules for name, value in vars(module).items() if value is fetch]
-    for place in places:
-        setattr(*place, refuse)
+    attributes = [(module, name) for module in modules for name, value in vars(module).items() if value is fetch]
+    for module, name in attributes:
+        setattr(module, name, raise_import_error)
     try:
         yield
     finally:
-        for place in places:
-            setattr(*place, fetch)
+        for module, name in attributes:
+            setattr(module, name, fetch)
 
 
 @contextlib.contextmanager
 def not_on_meta() -> Iterator[None]:
-    """Let weights be read where torch's default device is ``meta``, which holds no numbers."""
+    """Use the CPU if the default device of torch is ``meta``, whose tensors have no data."""
     import torch
 
     is_meta = torch.get_default_device().type == "meta"
@@ -221,11 +238,11 @@ def not_on_meta() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def translate_load_errors(part: str, name: str, folder: Path) -> Iterator[None]:
-    """Turn any error while a part of a model is loaded into one that names the part and the model.
+def translate_load_errors(component: str, name: str, folder: Path) -> Iterator[None]:
+    """Replace any error during the load of a component by an InvalidModelError that names the component and the model.
 
-    Damaged files make transformers raise errors of every class, bare Exceptions of the tokenizers library among them.
-    A lack of memory is not the model's fault.
+    Damaged files make transformers raise errors of any class, including plain Exceptions of the tokenizers library. A
+    MemoryError is passed on, because it is not a problem of the model.
     """
     try:
         with limits.panics_as_errors():
@@ -233,12 +250,12 @@ def translate_load_errors(part: str, name: str, folder: Path) -> Iterator[None]:
     except (MemoryError, InvalidModelError):
         raise
     except Exception as error:
-        what = f"The {part} of {describe_value(name)} does not load: {describe_error(error)}."
+        what = f"The {component} of {describe_value(name)} cannot be loaded: {describe_error(error)}."
         raise InvalidModelError(what, f"Check or download the files in {describe_file(folder)} again.") from error
 
 
 def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
-    """Load a model, after every check of its files, and move it to a device."""
+    """Check the files of a model, load it, and move it to a device."""
     name = spec.reference.name
     check_int8(spec.dtype, device)
     folder = model_folder(spec)
@@ -254,10 +271,10 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     check_module_counts(settings, stored, name)
     check_probabilities(settings, name)
     source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": remote}
-    # transformers sets torch's default type while it makes a model: a load in another thread would take it over.
+    # transformers changes the default dtype of torch while it builds a model, which would affect other threads.
     with TENSOR_LOCK, gc_disabled(), quiet_transformers(), without_kernels(trusted), not_on_meta():
         with translate_load_errors("config.json", name, folder):
-            # Without a type transformers 5 takes the stored one, and a 16-bit file is three times slower on a CPU.
+            # Without a dtype transformers 5 uses the stored one, and 16-bit weights are three times slower on a CPU.
             config = AutoConfig.from_pretrained(folder, dtype=STORAGE_DTYPES.get(spec.dtype, spec.dtype), **source)
         tokenizer = load_tokenizer(folder, name, config=config, **source)
         files.check_labels(settings, config, name)
@@ -284,7 +301,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
 
 
 def model_folder(spec: LoadSpec) -> Path:
-    """Return the folder with the model's files, downloaded from the hub where they are there, after a look at its paths."""
+    """Return the directory of a model, downloaded from the Hub if necessary, after checking its links."""
     folder = spec.folder
     if folder is None and spec.reference.on_hub:
         code = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
@@ -295,120 +312,126 @@ def model_folder(spec: LoadSpec) -> Path:
 
 
 def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder, which must give the place of each token in the text."""
+    """Load a tokenizer, which must return offset mappings."""
     from transformers import AutoTokenizer
 
     limits.check_tokenizer_files(folder, name)
     with translate_load_errors("tokenizer", name, folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    needed = tokenizer.vocab_files_names.values()
-    if needed and not any((folder / file).is_file() for file in needed):
-        # transformers would go on with an empty vocabulary, in which every word is unknown.
-        what = f"The folder of {describe_value(name)} holds no tokenizer: it has no {' or '.join(sorted(needed))}."
+    vocab_files = tokenizer.vocab_files_names.values()
+    if vocab_files and not any((folder / file).is_file() for file in vocab_files):
+        # transformers would continue with an empty vocabulary, in which every word is unknown.
+        what = f"The folder of {describe_value(name)} does not have a tokenizer: {' or '.join(sorted(vocab_files))} is missing."
         raise InvalidModelError(what, f"Check or download the files in {describe_file(folder)} again.")
     if not tokenizer.is_fast:
-        what = f"The tokenizer of {describe_value(name)} gives no offsets, so entities could not be found in the text."
+        what = f"The tokenizer of {describe_value(name)} does not return offset mappings, so entities cannot be located in the text."
         raise InvalidModelError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
     if not (folder / "tokenizer.json").is_file():
         limits.check_built_tokenizer(tokenizer.backend_tokenizer.to_str(), folder, name)
     if tokenizer.pad_token is None:
-        # The windows of a long text are padded to one length. Padding is masked, so any token will do.
+        # The windows of a long text are padded to one length. Padding is masked, so any token is suitable.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 
 def move_model(model: PreTrainedModel, device: str, name: str) -> None:
-    """Move a model to a device, or raise DeviceUnavailableError and leave it whole where it was; int8 stays on the CPU."""
+    """Move a model to a device. If the move fails, restore the previous device and raise an error.
+
+    Raises:
+        ConfigurationError: If the model is in int8 and the device is not the CPU.
+        DeviceUnavailableError: If the model cannot be moved.
+    """
     import torch
 
     if is_quantized(model):
         check_int8(INT8, device)
-    if narrower := mps_dtype_fallbacks(device):
+    if dtype_fallbacks := mps_dtype_fallbacks(device):
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.data = tensor.data.to(narrower.get(tensor.dtype, tensor.dtype))
-    former = model.device
+            tensor.data = tensor.data.to(dtype_fallbacks.get(tensor.dtype, tensor.dtype))
+    previous = model.device
     with TENSOR_LOCK:
         try:
             model.to(torch.device(device))
-        except BaseException as error:  # An interrupted move leaves no model in two halves.
-            model.to(former)
+        except BaseException as error:  # Also after an interrupt, a model must not be split between devices.
+            model.to(previous)
             if not isinstance(error, (RuntimeError, AssertionError)):
                 raise
-            # An AssertionError where torch was built without the device.
+            # torch raises an AssertionError if it was built without the device.
             what = f"The model {describe_value(name)} could not be moved to {device}: {describe_error(error)}."
             raise DeviceUnavailableError(what, parse_device_argument(device).unload_remedy) from error
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file of weights."""
+    """Shape of a tensor in a file of weights, and whether it has an integer dtype."""
 
     shape: tuple[int, ...]
-    is_integer: bool  # Whether it holds whole numbers.
+    is_integer: bool
 
 
 def stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
-    """Return the tensors in files of weights by their names; none of a damaged file, which loading it reports."""
+    """Return the tensors in files of weights by name, without those of damaged files, which the load reports."""
     import torch
     from safetensors import safe_open
 
     stored: dict[str, StoredTensor] = {}
     for file in paths:
-        with contextlib.suppress(Exception):  # Each library has its own errors for damaged files.
+        with contextlib.suppress(Exception):  # The libraries raise different errors for damaged files.
             if file.suffix == ".safetensors":
                 with safe_open(file, framework="numpy") as content:
-                    for name in content.keys():  # noqa: SIM118 - not a mapping
+                    for name in content.keys():  # noqa: SIM118 - the object is not a mapping
                         tensor = content.get_slice(name)
                         stored[name] = StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype()[0] in "IU")
             elif file.suffix != ".json":
-                # This runs no code of the file, and leaves the numbers in it.
+                # This neither executes code in the file nor reads the tensor data.
                 tensors = torch.load(file, map_location="meta", weights_only=True, mmap=True)
                 for name, tensor in tensors.items():
-                    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-                    stored[name] = StoredTensor(tuple(tensor.shape), is_whole)
+                    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+                    stored[name] = StoredTensor(tuple(tensor.shape), is_integer)
     return stored
 
 
 def check_module_counts(settings: dict[str, Any], stored: Mapping[str, StoredTensor], name: str) -> None:
-    """Refuse settings with more modules or labels than the weights can be for; building such a model would not end."""
-    largest = _largest_size(stored)
+    """Raise an error for far more modules or labels than the weights have; such a model could take forever to build."""
+    largest_size = _largest_size(stored)
     for key, value, _ in limits.walk_settings(settings):
         words = set(key.split("_"))
         if "size" in words:
             continue
         if "labels" in words:
-            most = max(MAX_MODULES, largest)
+            limit = max(MAX_MODULES, largest_size)
         elif words & MODULE_COUNT_WORDS:
-            most = max(MAX_MODULES, len(stored))
+            limit = max(MAX_MODULES, len(stored))
         else:
             continue
-        wanted = max(_iter_integers(value), default=0)
-        if wanted > most:
-            held = pluralize(len(stored), "tensor")
-            setting = f"{describe_names([key])} = {shorten(f'{wanted:,}')}"
-            what = f"The config.json of {describe_value(name)} asks for {setting}, and its weights hold {held}."
+        count = max(_iter_integers(value), default=0)
+        if count > limit:
+            tensors = pluralize(len(stored), "tensor")
+            setting = f"{describe_names([key])} = {shorten(f'{count:,}')}"
+            what = f"The config.json of {describe_value(name)} specifies {setting}, but its weights have {tensors}."
             raise InvalidModelError(what, "Correct its config.json.")
 
 
 def check_probabilities(settings: dict[str, Any], name: str) -> None:
-    """Refuse settings that are NaN, and dropouts that are not probabilities."""
+    """Raise an error for settings that are NaN and for dropout settings outside [0, 1]."""
     for key, value, _ in limits.walk_settings(settings):
-        is_probability = PROBABILITY.fullmatch(key) is not None
+        is_probability = DROPOUT_PATTERN.fullmatch(key) is not None
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 continue
             if math.isnan(number) or (is_probability and not 0 <= number <= 1):
-                kind = "a probability from 0 to 1" if is_probability else "a number"
+                expected = "a probability from 0 to 1" if is_probability else "a number"
                 setting = f"{describe_value(number)} for {describe_names([key])}"
-                what = f"The config.json of {describe_value(name)} has {setting}, which is not {kind}."
+                what = f"The config.json of {describe_value(name)} has {setting}, which is not {expected}."
                 raise InvalidModelError(what, "Correct its config.json.")
 
 
 def check_size(
     settings: dict[str, Any], config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
 ) -> None:
-    """Refuse settings of a model far larger than its weights; the rest of it would be random, in memory that is not there.
+    """Raise an error if the settings describe a model far larger than its weights.
 
-    Only a number above every size in the weights can do that; the model is then built without memory, and counted.
+    The missing weights would be initialized randomly and might exceed the memory. This requires a setting larger than
+    every dimension in the weights. Only then the model is built on the meta device and its elements are counted.
     """
     numbers = (number for _, value, _ in limits.walk_settings(settings) for number in _iter_integers(value))
     if not stored or max(numbers, default=0) <= _largest_size(stored):
@@ -418,24 +441,25 @@ def check_size(
 
     with torch.device("meta"), initialization.no_init_weights():
         model = AutoModelForTokenClassification.from_config(copy.deepcopy(config))
-    asked = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    held = sum(math.prod(one.shape) for one in stored.values())
-    if asked > 4 * held + MAX_EXTRA_NUMBERS:
-        what = f"The config.json of {describe_value(name)} describes a model of {asked:,} numbers, and its weights hold {held:,}."
+    described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    saved = sum(math.prod(tensor.shape) for tensor in stored.values())
+    if described > 4 * saved + MAX_EXTRA_ELEMENTS:
+        what = f"The config.json of {describe_value(name)} describes a model of {described:,} elements, but its weights have {saved:,}."
         raise InvalidModelError(what, "Correct its config.json.")
 
 
 def _largest_size(stored: Mapping[str, StoredTensor]) -> int:
+    """Return the largest dimension of any tensor."""
     return max((size for tensor in stored.values() for size in tensor.shape), default=0)
 
 
 def _iter_integers(value: Any) -> Iterator[int]:
-    """Yield a whole number, or those in lists of lists: of ``[[["global"], 6], 4, True]`` 6 and 4."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
+    """Yield an integer, or the integers in nested lists: 6 and 4 for ``[[["global"], 6], 4, True]``."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
         if isinstance(item, list):
-            waiting += item
+            stack += item
         elif isinstance(item, int) and not isinstance(item, bool):
             yield item
 
@@ -443,52 +467,58 @@ def _iter_integers(value: Any) -> Iterator[int]:
 def check_loaded(
     model: PreTrainedModel, info: Mapping[str, Any], stored: Mapping[str, StoredTensor], name: str
 ) -> None:
-    """Check that a model is made of its weights, and of all of them; another head in the weights is a warning.
+    """Check that the weights and the model have the same tensors; warn if the weights have an unused head.
 
-    ``info`` is what transformers reports of the load (``output_loading_info``).
+    Args:
+        model: Loaded model.
+        info: Report of transformers about the load (``output_loading_info``).
+        stored: Tensors in the files of weights.
+        name: Name of the model.
     """
-    holder = f"The weights of {describe_value(name)}"
+    subject = f"The weights of {describe_value(name)}"
     missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
-    if missing:  # transformers fills them with random numbers.
-        what = f"{holder} lack {pluralize(len(missing), 'tensor')} that its config.json asks for, such as {missing[0]}."
+    if missing:  # transformers initializes them randomly.
+        what = (
+            f"{subject} lack {pluralize(len(missing), 'tensor')} that its config.json requires, such as {missing[0]}."
+        )
         raise InvalidModelError(what, "Check or download its files again.")
     computed = {key for key, _ in model.named_buffers()}
     unexpected = set(info["unexpected_keys"])
     unused = sorted(key for key in unexpected - computed if not UNUSED_WEIGHTS_PATTERN.search(key))
-    parts = {part for part, _ in model.named_children()}
-    body = [key for key in unused if key.partition(".")[0] in parts]
-    if body:
-        rest = pluralize(len(body), "tensor")
-        what = f"{holder} hold {rest} that its config.json has no place for, such as {body[0]}."
+    children = {child for child, _ in model.named_children()}
+    extra = [key for key in unused if key.partition(".")[0] in children]
+    if extra:
+        count = pluralize(len(extra), "tensor")
+        what = f"{subject} have {count} that the model in its config.json does not have, such as {extra[0]}."
         raise InvalidModelError(what, "Correct its config.json, or check or download its files again.")
     heads = [key for key in unused if not PRETRAINING_HEADS_PATTERN.match(key)]
     if heads:
-        rest = pluralize(len(heads), "tensor")
-        what = f"{holder} hold {rest} that its architecture does not use, such as {heads[0]}."
-        warn(f"{what} Its answers may not be those of whoever trained it.")
-    # transformers would read whole numbers into parameters as they are.
+        count = pluralize(len(heads), "tensor")
+        what = f"{subject} have {count} that its architecture does not use, such as {heads[0]}."
+        warn(f"{what} Its predictions may differ from those of the trained model.")
+    # transformers would load quantized integers into parameters unchanged.
     used = stored.keys() - unexpected - computed
-    whole = sorted(key for key in used if stored[key].is_integer and not UNUSED_WEIGHTS_PATTERN.search(key))
-    if whole:
-        what = f"{holder} are whole numbers, such as {whole[0]}, without the scales that make weights of them."
+    integers = sorted(key for key in used if stored[key].is_integer and not UNUSED_WEIGHTS_PATTERN.search(key))
+    if integers:
+        what = f"{subject} are integers, such as {integers[0]}, without the scales to dequantize them."
         raise InvalidModelError(what, "Save the model in float32, float16 or bfloat16.")
 
 
 def check_int8(dtype: str, device: str) -> None:
-    """Refuse int8 on any device but the CPU."""
+    """Raise an error for int8 on a device other than the CPU."""
     if dtype == INT8 and not parse_device_argument(device).has_int8:
-        what = f"int8 runs on the CPU alone, and the device is {device}."
+        what = f"int8 is supported on the CPU only, not on {device}."
         raise ConfigurationError(what, "Pass device='cpu', or dtype='bfloat16'.")
 
 
 def quantize(model: PreTrainedModel) -> PreTrainedModel:
-    """Turn the linear layers of a model on the CPU into int8, in place; return the model."""
+    """Quantize the linear layers of a model on the CPU to int8 in place, and return the model."""
     import torch
 
     try:
         quantize_dynamic = torch.ao.quantization.quantize_dynamic
     except AttributeError as error:
-        what = f"torch {torch.__version__} has no dynamic quantization, which int8 needs."
+        what = f"torch {torch.__version__} does not have dynamic quantization, which int8 requires."
         raise ConfigurationError(what, OTHER_DTYPE_REMEDY) from error
     with TENSOR_LOCK, warnings.catch_warnings():
         for category, message in EXPECTED_WARNINGS:
@@ -497,14 +527,14 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
             quantized: PreTrainedModel = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except RuntimeError as error:
             raise ConfigurationError(
-                f"This torch cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
+                f"This build of torch cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
             ) from error
     return quantized
 
 
 def packed_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
-    """Return the linear layers with packed weights, which are not parameters, with their names."""
-    return [  # By the name of their package: torch need not have such layers.
+    """Return the names and linear layers with packed weights, which are not parameters."""
+    return [  # Found by the name of their package, because some builds of torch do not have such layers.
         (name, layer)
         for name, layer in model.named_modules()
         if type(layer).__module__.startswith("torch.ao.nn.quantized") and hasattr(layer, "in_features")
@@ -512,15 +542,15 @@ def packed_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
 
 
 def is_quantized(model: PreTrainedModel) -> bool:
-    """Tell whether a model has layers in int8."""
+    """Return whether a model has int8 layers."""
     return bool(packed_layers(model))
 
 
 def dtype_of(model: PreTrainedModel) -> str:
-    """Return the type of a model's weights, such as ``"bfloat16"``; a quantized model is int8 whatever else is in it."""
+    """Return the dtype of the weights, such as ``"bfloat16"``, or ``"int8"`` if any layer is quantized."""
     return INT8 if is_quantized(model) else normalize_dtype(model.dtype)
 
 
 def packed_bytes(model: PreTrainedModel) -> int:
-    """Return the size of packed weights in bytes, without unpacking them: one for each weight, four for each bias."""
+    """Return the size of packed weights without unpacking them: one byte per weight, four per bias."""
     return sum((layer.in_features + 4) * layer.out_features for _, layer in packed_layers(model))
