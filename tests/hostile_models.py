@@ -96,7 +96,7 @@ def splitting(pattern: str) -> Damage:
 def template(before: int = 0, texts: int = 1, ids: int = 1) -> Damage:
     """Return a damage: special tokens before a text, and the text, so many times."""
     special = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
-    first, second = ({"Sequence": {"id": one, "type_id": 0}} for one in "AB")
+    first, second = ({"Sequence": {"id": sequence, "type_id": 0}} for sequence in "AB")
     content = {
         "type": "TemplateProcessing",
         "single": [special] * before + [first] * texts,
@@ -148,9 +148,11 @@ DAMAGES: dict[str, Damage] = {
     "merges.txt of a GiB": sparse("merges.txt", 1 << 30),
     "chat template of a GiB": sparse("chat_template.jinja", 1 << 30),
     "100,000 added tokens": added,
-    "100,000 tokens in added_tokens.json": changed("added_tokens.json", **{f"<t{one}>": one for one in range(10**5)}),
+    "100,000 tokens in added_tokens.json": changed(
+        "added_tokens.json", **{f"<t{token_id}>": token_id for token_id in range(10**5)}
+    ),
     "20,000 special tokens": changed(
-        "special_tokens_map.json", additional_special_tokens=[f"<t{one}>" for one in range(20_000)]
+        "special_tokens_map.json", additional_special_tokens=[f"<t{token_id}>" for token_id in range(20_000)]
     ),
     "100,000 special tokens around a text": template(before=10**5),
     "a special token of 100,000": template(before=1, ids=10**5),

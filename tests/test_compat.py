@@ -139,13 +139,11 @@ def test_numbers_of_devices():
 
 def test_keywords_of_openmed():
     """Settings of OpenMed's are taken; one warning names those whose values would change something there, at the line."""
-    with pytest.warns(
-        OpenMedWarning, match="^OpenMed's load_in_4bit and timeout have no effect in openmed_nb"
-    ) as told:
+    with pytest.warns(OpenMedWarning, match="^OpenMed's load_in_4bit and timeout have no effect in openmed_nb") as told:
         config = OpenMedConfig(device="cpu", timeout=60, load_in_4bit=True, log_level="INFO")
 
     assert config == OpenMedConfig(device="cpu")
-    assert [one.filename for one in told] == [__file__]
+    assert [event.filename for event in told] == [__file__]
     with pytest.raises(TypeError, match="timeot"):
         OpenMedConfig(timeot=60)
 
@@ -203,7 +201,7 @@ def test_arguments_of_openmed():
         other = loader.create_pipeline("bundled_small", use_fast_tokenizer=False, attn_implementation="sdpa")
 
     assert other is pipe
-    assert [one.filename for one in told] == [__file__]
+    assert [event.filename for event in told] == [__file__]
     with pytest.raises(ConfigurationError, match="has no option require_integrity"):
         loader.load_model("bundled_small", require_integrity=True)
 

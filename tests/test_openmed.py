@@ -201,6 +201,6 @@ ours = {*nb.compat.ModelLoader().list_available_models()}
 answer = [sorted(ours - {*Theirs().list_available_models()}), len(ours)]"""
     only_here, count = run(code)
 
-    assert {one for one in only_here if not one.startswith("bundled")} <= {"openai/privacy-filter"}
+    assert {name for name in only_here if not name.startswith("bundled")} <= {"openai/privacy-filter"}
     assert {"bundled", "bundled_small"} <= {*only_here}
     assert count > 100

@@ -80,9 +80,9 @@ def findings(page: Page, selector: str, impacts: Collection[str] = ("minor", "mo
     violations: list[dict[str, Any]] = Axe().run(page, context=selector).response["violations"]
     return [
         f"{one['impact']} {one['id']}: {node['html']}"
-        for one in violations
-        if one["impact"] in impacts
-        for node in one["nodes"]
+        for violation in violations
+        if violation["impact"] in impacts
+        for node in violation["nodes"]
     ]
 
 

@@ -117,7 +117,7 @@ class Server:
 
     def kernels_running(self) -> set[str]:
         """Return the kernels that run now."""
-        return {one["id"] for one in self.ask("GET", "/api/kernels")}
+        return {kernel["id"] for kernel in self.ask("GET", "/api/kernels")}
 
     def close(self) -> None:
         """End the clients and the server, which ends its kernels."""

@@ -91,10 +91,10 @@ STYLES = "root => [...root.querySelectorAll('[style]')].map(one => one.getAttrib
 def written(folder, name):
     """Write a notebook with every report as its output; return its name."""
     outputs = [
-        new_output("execute_result", {"text/html": one._repr_html_(), "text/plain": str(one)}, execution_count=1)
-        for one in REPORTS.values()
+        new_output("execute_result", {"text/html": value._repr_html_(), "text/plain": str(value)}, execution_count=1)
+        for value in REPORTS.values()
     ]
-    cells = [new_code_cell("", outputs=[one], execution_count=1) for one in outputs]
+    cells = [new_code_cell("", outputs=[output], execution_count=1) for output in outputs]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
     nbformat.write(new_notebook(cells=cells, metadata={**kernel, "title": name}), folder / f"{name}.ipynb")
     return f"{name}.ipynb"
@@ -154,8 +154,8 @@ def test_a_scan_finds_nothing(pages, measures, trust, theme):
 def test_a_notebook_that_is_not_trusted_keeps_every_style(pages):
     """JupyterLab takes nothing from a report that it does not trust but the width of digits: it looks the same."""
     for name, report in shown(pages("untrusted", "light")).items():
-        kept = [one.replace(" ", "").rstrip(";") for one in report.evaluate(STYLES)]
-        given = [one.replace(" ", "") for one in styles_in(REPORTS[name]._repr_html_())]
+        kept = [style.replace(" ", "").rstrip(";") for style in report.evaluate(STYLES)]
+        given = [style.replace(" ", "") for style in styles_in(REPORTS[name]._repr_html_())]
 
         assert kept == given, name
 
@@ -182,7 +182,7 @@ def test_a_picture_is_shown_where_nothing_is_trusted(pages):
 def styles_in(html):
     """Return the styles inside of a report as they are written, without what JupyterLab drops."""
     inside = html.split(">", 1)[1]
-    return [re.sub(rf";?{DROPPED}:[^;]*", "", one) for one in re.findall(r'style="([^"]*)"', inside)]
+    return [re.sub(rf";?{DROPPED}:[^;]*", "", style) for style in re.findall(r'style="([^"]*)"', inside)]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -79,5 +79,5 @@ def test_card_shows_the_figures_of_the_training(name):
     for corpus, title in (("ncbi", "NCBI Disease"), ("bc5cdr", "BC5CDR (diseases)")):
         for split, short in (("test", "test"), ("devel", "dev")):
             scores = figures[split][corpus]
-            row = [f"{scores[one]:.2f}" for one in ("precision", "recall", "f1")]
+            row = [f"{scores[metric]:.2f}" for metric in ("precision", "recall", "f1")]
             assert f"| {title} | {short} | {' | '.join(row)} |" in card

@@ -12,11 +12,11 @@ from openmed_nb.models.config import UNSUPPORTED_BACKENDS, OpenMedConfig, apply_
 TYPES = "float32, float16, bfloat16, int8, auto"
 
 REFUSED = [
-    *({"backend": one} for one in ("", "HF", "tensorflow", 5, [])),
-    *({"dtype": one} for one in ("float64", torch.float64, "int4", torch.int32, "", None, 5, float)),
+    *({"backend": backend} for backend in ("", "HF", "tensorflow", 5, [])),
+    *({"dtype": dtype} for dtype in ("float64", torch.float64, "int4", torch.int32, "", None, 5, float)),
     *({"revision": 5}, {"cache_dir": 5}, {"hf_token": {"secret": "hf_abc"}}, {"default_org": None}),
     *({"local_only": "no"}, {"local_only": None}, {"allow_pickle": "no"}, {"allow_pickle": 1}),
-    *({"remote_code_allowed": one} for one in (None, 5, (5,), [None])),
+    *({"remote_code_allowed": allowed} for allowed in (None, 5, (5,), [None])),
 ]
 
 
@@ -32,7 +32,7 @@ def test_setting_that_cannot_be_used(settings):
 
 def test_backend():
     """The backend "hf", or none, is accepted; one of the openmed package is refused with how to get it."""
-    assert [OpenMedConfig(backend=one).backend for one in ("hf", None)] == ["hf", None]
+    assert [OpenMedConfig(backend=backend).backend for backend in ("hf", None)] == ["hf", None]
     for backend, command in UNSUPPORTED_BACKENDS.items():
         with pytest.raises(ConfigurationError, match=f"not part of openmed_nb.*{re.escape(command)}"):
             OpenMedConfig(backend=backend)
@@ -55,7 +55,7 @@ def test_token_is_not_shown():
 
 def test_task():
     """Token classification has two names; any other task is refused."""
-    assert [check_task(one) for one in ("token-classification", "ner")] == ["token-classification"] * 2
+    assert [check_task(task) for task in ("token-classification", "ner")] == ["token-classification"] * 2
     for task in ("fill-mask", "NER", "", None, 5, ["ner"]):
         with pytest.raises(ConfigurationError, match="is not supported"):
             check_task(task)
@@ -63,8 +63,8 @@ def test_task():
 
 def test_strategy():
     """Strategies are accepted in any case and as transformers' own; none given is "first"; any other is refused."""
-    given = (None, "SIMPLE", "none", "max", AggregationStrategy.AVERAGE)
-    assert [check_strategy(one) for one in given] == ["first", "simple", "none", "max", "average"]
+    strategies = (None, "SIMPLE", "none", "max", AggregationStrategy.AVERAGE)
+    assert [check_strategy(strategy) for strategy in strategies] == ["first", "simple", "none", "max", "average"]
     for strategy in ("", "last", 5, ["first"], False):
         with pytest.raises(ConfigurationError, match="none, simple, first, average, max"):
             check_strategy(strategy)

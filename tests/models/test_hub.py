@@ -79,7 +79,7 @@ def test_other_type_asks_the_hub_no_more_often(hub, load, dtype, tmp_path):
     hub.requests.clear()
 
     assert load(dtype=dtype) == FOUND
-    assert len([one for one in hub.requests if "/revision/" in one]) == 1
+    assert len([request for request in hub.requests if "/revision/" in request]) == 1
     assert hub.downloads("model.safetensors") == 1
     assert {*hub.requests} <= plain
 

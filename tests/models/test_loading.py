@@ -84,7 +84,7 @@ def test_loads_in_several_threads_keep_their_types(keyword_model, load_folder):
     """Models that are loaded at the same time in other types get their own: transformers sets torch's default type for a load."""
 
     def types(dtype):
-        return {one.dtype for one in load_folder(keyword_model, dtype=dtype).model.parameters()}
+        return {parameter.dtype for parameter in load_folder(keyword_model, dtype=dtype).model.parameters()}
 
     wanted = ["float32", "bfloat16", "float16", "float32"] * 3
     with ThreadPoolExecutor(4) as threads:

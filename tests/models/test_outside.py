@@ -189,8 +189,8 @@ class TestSettings:
 def keys_of(value):
     """Return all keys in nested mappings and lists."""
     if isinstance(value, dict):
-        return [*value, *(key for one in value.values() for key in keys_of(one))]
-    return [key for one in value for key in keys_of(one)] if isinstance(value, list) else []
+        return [*value, *(key for child in value.values() for key in keys_of(child))]
+    return [key for child in value for key in keys_of(child)] if isinstance(value, list) else []
 
 
 def index_of(folder, part):

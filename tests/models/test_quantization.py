@@ -41,7 +41,7 @@ def loaded(spec):
 
 def test_model_in_int8_answers(loaded, words_of):
     """A model in int8 has no linear layer in float32 left, and finds what it is sure of."""
-    layers = [type(one) for one in loaded.model.modules()]
+    layers = [type(module) for module in loaded.model.modules()]
 
     assert torch.nn.Linear not in layers
     assert is_quantized(loaded.model)
@@ -84,9 +84,9 @@ def test_inventory_tells_type_size_and_that_it_stays(loaded):
     """A model in int8 is listed as such, with the size of its packed weights, and as one that stays."""
     plain = load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu")
     listed, full = describe_model(loaded, follows_session=False), describe_model(plain, follows_session=True)
-    linear = [one for one in plain.model.modules() if isinstance(one, torch.nn.Linear)]
-    packed = sum(one.weight.numel() + 4 * one.bias.numel() for one in linear)
-    unpacked = sum(4 * (one.weight.numel() + one.bias.numel()) for one in linear)
+    linear = [module for module in plain.model.modules() if isinstance(module, torch.nn.Linear)]
+    packed = sum(layer.weight.numel() + 4 * layer.bias.numel() for layer in linear)
+    unpacked = sum(4 * (layer.weight.numel() + layer.bias.numel()) for layer in linear)
 
     assert (listed.dtype, dtype_of(plain.model)) == ("int8", "float32")
     assert listed.size == full.size - unpacked + packed
@@ -105,7 +105,7 @@ def test_fingerprint_sees_packed_weights(tiny, loaded):
     changed = copy.copy(pipe)
     changed.model = quantize(other)
 
-    prints = [model_fingerprint(one) for one in (plain, pipe, changed)]
+    prints = [model_fingerprint(model) for model in (plain, pipe, changed)]
     assert len({*prints}) == 3
     assert model_fingerprint(pipe) == prints[1]
 

@@ -91,7 +91,7 @@ class Kernel:
         message = self.client.session.msg("execute_request", request, metadata={"cellId": cell})
         self.client.shell_channel.send(message)
         answers = iter(partial(self.client.get_shell_msg, timeout=PATIENCE), None)
-        mine = (one for one in answers if one["parent_header"].get("msg_id") == message["header"]["msg_id"])
+        mine = (reply for reply in answers if reply["parent_header"].get("msg_id") == message["header"]["msg_id"])
         return str(next(mine)["content"]["status"])
 
     def value(self, expression: str) -> Any:
@@ -115,11 +115,13 @@ def collect(content: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
     streams: dict[str, str] = {}
     for body in (message["content"] for message in messages if message["msg_type"] == "stream"):
         streams[body["name"]] = streams.get(body["name"], "") + body["text"]
-    shown = [one["content"]["data"] for one in messages if one["msg_type"] in ("execute_result", "display_data")]
+    shown = [
+        message["content"]["data"] for message in messages if message["msg_type"] in ("execute_result", "display_data")
+    ]
     errors = [message["content"] for message in messages if message["msg_type"] == "error"]
     error = errors[-1] if errors else {"ename": "", "evalue": "", "traceback": []}
     traceback = [ANSI.sub("", line) for line in error["traceback"]]
-    page = "".join(ANSI.sub("", one["data"]["text/plain"]) for one in content.get("payload", ()) if "data" in one)
+    page = "".join(ANSI.sub("", child["data"]["text/plain"]) for child in content.get("payload", ()) if "data" in child)
     return Reply(content["status"], (error["ename"], error["evalue"], traceback), shown, streams, page)
 
 
@@ -154,19 +156,23 @@ class Element:
     @property
     def text(self) -> str:
         """All text in it."""
-        return "".join(one if isinstance(one, str) else one.text for one in self.content)
+        return "".join(child if isinstance(child, str) else child.text for child in self.content)
 
     @property
     def elements(self) -> Iterator[Element]:
         """All elements in it, at any depth, in order."""
-        for one in self.content:
-            if isinstance(one, Element):
-                yield one
-                yield from one.elements
+        for child in self.content:
+            if isinstance(child, Element):
+                yield child
+                yield from child.elements
 
     def find(self, tag: str, **attributes: str) -> list[Element]:
         """Return the elements of a name with some attributes."""
-        return [one for one in self.elements if one.tag == tag and attributes.items() <= one.attributes.items()]
+        return [
+            element
+            for element in self.elements
+            if element.tag == tag and attributes.items() <= element.attributes.items()
+        ]
 
 
 class Reader(HTMLParser):
@@ -180,7 +186,7 @@ class Reader(HTMLParser):
         """Check an element and its attributes."""
         given = {name: value or "" for name, value in attributes}
         assert given.keys() <= PLAIN[tag], (tag, given)
-        assert all(CLASS.fullmatch(one) for one in given.get("class", "").split()), given
+        assert all(CLASS.fullmatch(name) for name in given.get("class", "").split()), given
         assert STYLE.fullmatch(given.get("style", "")), given
         element = Element(tag, given)
         self.open[-1].content.append(element)

@@ -30,7 +30,7 @@ def said(read):
 
     def said(html):
         page = read(html)
-        return page.text + "".join(one.attributes.get("title", "") for one in page.elements)
+        return page.text + "".join(element.attributes.get("title", "") for element in page.elements)
 
     return said
 

@@ -83,8 +83,10 @@ def test_reloading_registers_everything_once(shell):
     """After three reloads there is one set of magics, one configurable and one matcher."""
     for _ in range(3):
         shell.run_line_magic("reload_ext", "openmed_nb")
-    configurables = [one for one in shell.configurables if type(one).__name__ == "OpenMedMagics"]
-    matchers = [one for one in shell.Completer.custom_matchers if "openmed" in str(one)]
+    configurables = [
+        configurable for configurable in shell.configurables if type(configurable).__name__ == "OpenMedMagics"
+    ]
+    matchers = [matcher for matcher in shell.Completer.custom_matchers if "openmed" in str(matcher)]
 
     assert len(configurables) == 1
     assert len(matchers) == 1
@@ -104,7 +106,9 @@ def test_unloading_leaves_what_others_do_to_cells(shell):
         shell.run_line_magic("unload_ext", "openmed_nb")
         assert others in shell.input_transformers_cleanup
     finally:
-        shell.input_transformers_cleanup[:] = [one for one in shell.input_transformers_cleanup if one is not others]
+        shell.input_transformers_cleanup[:] = [
+            transformer for transformer in shell.input_transformers_cleanup if transformer is not others
+        ]
 
 
 def test_other_magics_of_the_same_shell_stay(shell):

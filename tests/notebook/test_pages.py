@@ -66,7 +66,7 @@ def test_cells(page, kernel):
 def test_every_magic_takes_its_options(page):
     """Each line of a magic, in prose and in cells, has options and words that the magic takes."""
     cells = [line for cell in blocks(page, "") for line in cell.splitlines()]
-    for line in (one for one in (*spans(page), *cells) if one.lstrip("%").startswith("openmed") and one[0] == "%"):
+    for line in (cell for cell in (*spans(page), *cells) if cell.lstrip("%").startswith("openmed") and cell[0] == "%"):
         name, _, rest = line.lstrip("%").partition(" ")
         magic = getattr(OpenMedMagics, name)
         parse_line(magic, split_options(magic.parser, rest)[0] if name == "openmed_ner" else rest)
@@ -89,7 +89,9 @@ def test_python_names_what_exists(page):
     assert not {name.partition(".")[0] for name in names} - set(openmed_nb.__all__)
     for call in calls(page):
         function = pkgutil.resolve_name(f"openmed_nb.{ast.unparse(call.func).removeprefix('nb.')}")
-        inspect.signature(function).bind_partial(*call.args, **{one.arg: one.value for one in call.keywords})
+        inspect.signature(function).bind_partial(
+            *call.args, **{keyword.arg: keyword.value for keyword in call.keywords}
+        )
 
 
 def slugs(path):

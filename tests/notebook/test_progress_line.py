@@ -36,7 +36,9 @@ def seen(kernel):
         client = kernel.client
         reply = client.execute_interactive(code, allow_stdin=person, output_hook=hear, stop_on_error=False, timeout=240)
         shown = [
-            one for one in messages if one["msg_type"] in ("display_data", "update_display_data", "stream", "error")
+            message
+            for message in messages
+            if message["msg_type"] in ("display_data", "update_display_data", "stream", "error")
         ]
         return shown, reply["content"]
 
@@ -53,8 +55,8 @@ def test_a_person_sees_one_line_that_changes(seen):
     shown, reply = seen(RUN.format(until="drawn"))
 
     assert reply["status"] == "ok"
-    assert [one["msg_type"] for one in shown] == ["display_data", *["update_display_data"] * (len(shown) - 1)]
-    assert len({one["content"]["transient"]["display_id"] for one in shown}) == 1
+    assert [message["msg_type"] for message in shown] == ["display_data", *["update_display_data"] * (len(shown) - 1)]
+    assert len({message["content"]["transient"]["display_id"] for message in shown}) == 1
     assert text_of(shown[-1]).startswith("Annotating: bundled_small on cpu, 40 texts, finished after ")
     assert "<div>Annotating: bundled_small on cpu, 40 texts" in shown[-1]["content"]["data"]["text/html"]
 
@@ -94,6 +96,8 @@ def test_an_interrupt_stops_it(seen, kernel):
     shown, reply = seen(RUN.format(until="lambda: False"), at=interrupt)
 
     assert reply["status"] == "error"
-    assert "stopped after " in text_of([one for one in shown if one["msg_type"] == "update_display_data"][-1])
+    assert "stopped after " in text_of(
+        [message for message in shown if message["msg_type"] == "update_display_data"][-1]
+    )
     names = "[one.name for one in __import__('threading').enumerate()]"
     assert "openmed_nb progress" not in kernel.value(names)

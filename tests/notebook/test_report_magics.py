@@ -30,7 +30,7 @@ def test_json_of_the_doctor(loaded):
     """With --json the same is one JSON object with every finding."""
     answer = json.loads(loaded.run("%openmed_doctor --json").text)
 
-    assert {"ok", "warning", "failed", "not applicable"} >= {one["status"] for one in answer["findings"]}
+    assert {"ok", "warning", "failed", "not applicable"} >= {finding["status"] for finding in answer["findings"]}
 
 
 def test_a_model_that_is_not_loaded_is_looked_at_by_name(loaded):
@@ -86,7 +86,7 @@ def test_a_logbook_is_written_and_compared(loaded, tmp_path):
     loaded.run("%openmed_log run.md")
     reply = loaded.run("diff = %openmed_log --diff run.json\ndiff")
 
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["run.json", "run.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.md"]
     assert reply.text.startswith("May be compared"), reply
     assert json.loads((tmp_path / "run.json").read_text("utf-8"))["schema"] == "openmed_nb/logbook/1"
     assert json.loads(loaded.run("%openmed_log --json").text)["hardware"]["device"] == "cpu"

@@ -150,7 +150,9 @@ def test_function_other_thread_cannot_end_it():
 def test_function_fallback(fallback, said):
     """What is asked for is what the variable says and what happens; where nobody says, openmed_nb switches it on."""
     with nb.simulated_mps(fallback=fallback) as mps:
-        setting = {one.name: one for one in SESSION.device_manager.mps_environment("mps").settings}[FALLBACK_VARIABLE]
+        setting = {setting.name: setting for setting in SESSION.device_manager.mps_environment("mps").settings}[
+            FALLBACK_VARIABLE
+        ]
         assert (setting.value, setting.effect) == (said, ACTIVE)
         if said == "1":
             torch.mode(torch.ones(2, device="mps"))
@@ -164,7 +166,7 @@ def test_function_environment_is_in_force():
     """The variables that openmed_nb sets rule the simulated device, and the explanation says that they do."""
     with nb.simulated_mps("8 GiB") as mps:
         torch.ones(2, device="mps")
-        assert [one.effect for one in SESSION.device_manager.mps_environment("mps").settings] == [ACTIVE] * 3
+        assert [setting.effect for setting in SESSION.device_manager.mps_environment("mps").settings] == [ACTIVE] * 3
         assert nb.device().reason.endswith("; the chip is Apple Silicon (SIMULATED).")
         assert mps.allocator.limit == mps.allocator.memory.recommended
     assert not any(name in os.environ for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE))

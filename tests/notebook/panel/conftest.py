@@ -55,8 +55,10 @@ def front_end(opened: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
     def front_end(*widgets: Any) -> Any:
         front = opened.FrontEnd()
-        for one in widgets:
-            monkeypatch.setattr(one.comm, "publish_msg", lambda *_, one=one, **message: front.record(one, message))
+        for widget in widgets:
+            monkeypatch.setattr(
+                widget.comm, "publish_msg", lambda *_, widget=widget, **message: front.record(widget, message)
+            )
         return front
 
     return front_end

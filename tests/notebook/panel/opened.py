@@ -15,7 +15,7 @@ class OpenPanel(PanelView):
 
     def region(self, name: str) -> Region:
         """Return a region by the name in its heading."""
-        return next(one for one in self.regions if one.name == name)
+        return next(region for region in self.regions if region.name == name)
 
     @property
     def device_buttons(self) -> dict[str, Widget]:
@@ -38,12 +38,14 @@ class OpenPanel(PanelView):
     @property
     def shown(self) -> str:
         """All HTML in it, without the style sheets."""
-        htmls = [one.value for one in iter_widgets(self) if isinstance(one, HTML)]
+        htmls = [widget.value for widget in iter_widgets(self) if isinstance(widget, HTML)]
         return "".join(html for html in htmls if not html.startswith(rendering.STYLES))
 
     def click(self, name: str) -> None:
         """Click a button by what stands on it."""
-        (button,) = (one for one in iter_widgets(self) if isinstance(one, Button) and one.description == name)
+        (button,) = (
+            widget for widget in iter_widgets(self) if isinstance(widget, Button) and widget.description == name
+        )
         button.click()
 
 

@@ -65,7 +65,7 @@ def test_device_buttons_come_and_go(open_panel, broken, front_end):
     assert list(after) == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
     assert view.devices.children == tuple(after.values())
     assert all(after[device] is before[device] for device in ("auto", "mps", "cpu"))
-    assert all(one.comm is None for one in gone)
+    assert all(widget.comm is None for widget in gone)
     assert view.pressed == ["cpu"]
     assert front.focused == ["cpu ✓"]
 
@@ -109,7 +109,7 @@ class TestModels:
         assert re.search(r"\d entities found by bundled_small on .* in ([\d,]+|less than 1)\sms", answer)
         assert "<mark " in answer
         assert "bundled_small" in view.region("Models").top.value
-        assert [one.device.split()[0] for one in view.model.state.models] == [home]
+        assert [model.device.split()[0] for model in view.model.state.models] == [home]
         view.click("Unload bundled_small")
         assert SESSION.inventory().names == ()
         assert view.models.children == ()
@@ -153,11 +153,11 @@ class TestModels:
         nb.load_pipeline("bundled")
         models, annotate = view.models, view.annotate
         first, second = models.children
-        assert [one.description for one in (first, second)] == ["Unload bundled_small", "Unload bundled"]
+        assert [button.description for button in (first, second)] == ["Unload bundled_small", "Unload bundled"]
         front = front_end(second, annotate)
         first.click()
         assert models.children == (second,)
-        assert all(one.comm is None for one in iter_widgets(first))
+        assert all(widget.comm is None for widget in iter_widgets(first))
         assert front.focused == ["Unload bundled"]
         second.click()
         assert models.children == ()
@@ -183,8 +183,8 @@ class TestModels:
         view.region("Try it").activity.observe(lambda change: told.append(change["new"]), "value")
         view.click("Annotate")
 
-        assert any("Annotating: bundled_small" in one and 'role="status"' in one for one in told)
-        assert any("Loading: bundled_small" in one for one in told)
+        assert any("Annotating: bundled_small" in event and 'role="status"' in event for event in told)
+        assert any("Loading: bundled_small" in event for event in told)
         assert told[-1] == view.region("Device").activity.value == ""
         assert disabled == []
 

@@ -82,7 +82,7 @@ def test_in_loop_an_error_of_what_was_handed_over(elsewhere):
         await asyncio.sleep(0)
         return told
 
-    assert [type(one) for one in asyncio.run(cell())] == [ZeroDivisionError]
+    assert [type(error) for error in asyncio.run(cell())] == [ZeroDivisionError]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 

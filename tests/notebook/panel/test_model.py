@@ -35,10 +35,10 @@ def splitting(text):
 def held(frame):
     """Return what a frame holds: its variables, what functions among them have taken along, and what lists hold."""
     values = list(frame.f_locals.values())
-    taken = [one.cell_contents for value in values for one in getattr(value, "__closure__", None) or ()]
-    deeper = [one.cell_contents for value in taken for one in getattr(value, "__closure__", None) or ()]
+    taken = [cell.cell_contents for value in values for cell in getattr(value, "__closure__", None) or ()]
+    deeper = [cell.cell_contents for value in taken for cell in getattr(value, "__closure__", None) or ()]
     every = [*values, *taken, *deeper]
-    return [*every, *(one for value in every if isinstance(value, (list, tuple)) for one in value)]
+    return [*every, *(item for value in every if isinstance(value, (list, tuple)) for item in value)]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_device_a_model_that_cannot_move(computers, watch):
     assert "could not be moved to mps" in panel.state.error.message
     assert panel.activities == ["Changing the device: mps", f"Moving to mps: {SMALL}"]
     assert panel.state.choice.device == "cpu"
-    assert [one.device for one in panel.state.models] == ["cpu"]
+    assert [model.device for model in panel.state.models] == ["cpu"]
     assert panel.state.activity is None
 
 
@@ -79,7 +79,7 @@ def test_device_models_move(mac):
     """A click moves the models, tells how far it is, and says which have moved."""
     for name in ("bundled", SMALL):
         nb.load_pipeline(name)
-    assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
+    assert [model.device for model in mac.state.models] == ["mps (SIMULATED)"] * 2
     mac.states.clear()
     mac.use_device("cpu")
 
@@ -89,10 +89,10 @@ def test_device_models_move(mac):
         f"Moving to cpu: {SMALL} (2 of 2)",
     ]
     assert mac.state.result.title == f"Moved: bundled, {SMALL}."
-    assert [one.device for one in mac.state.models] == ["cpu"] * 2
+    assert [model.device for model in mac.state.models] == ["cpu"] * 2
     assert mac.agrees
     mac.use_device("mps")
-    assert [one.device for one in mac.state.models] == ["mps (SIMULATED)"] * 2
+    assert [model.device for model in mac.state.models] == ["mps (SIMULATED)"] * 2
     assert mac.agrees
 
 

@@ -82,7 +82,7 @@ def test_close_nothing_is_left(here):
     gone = [weakref.ref(panel) for panel in panels]
     del panel, panels
     gc.collect()
-    assert {one() for one in gone} == {None}
+    assert {widget() for widget in gone} == {None}
 
 
 def test_close_a_closed_panel_does_nothing(here, panel):

@@ -29,7 +29,7 @@ class Watched(PanelModel):
     def activities(self) -> list[str]:
         """What was shown to be under way, in order; what is shown on and on counts once."""
         shown = [str(state.activity or "") for state in self.states]
-        return [one for one, before in zip(shown, ["", *shown], strict=False) if one not in ("", before)]
+        return [activity for activity, before in zip(shown, ["", *shown], strict=False) if activity not in ("", before)]
 
     @property
     def agrees(self) -> bool:
