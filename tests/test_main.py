@@ -43,7 +43,7 @@ def test_mistakes_are_one_line(capsys):
     """A mistake on the command line prints one line to the error stream and ends with status 2."""
     mistakes = {
         ("--device", "banana"): "UnknownDeviceError: 'banana'",
-        ("--model", "disease_detection_tinny"): "UnknownModelError: There is no model named 'disease_detection_tinny'",
+        ("--model", "disease_detection_tinny"): "UnknownModelError: Model 'disease_detection_tinny' not found",
         ("no such note.txt",): "No such file or directory",
         (str(EXAMPLE_NOTE.parent),): "Is a directory",
         (str(EXAMPLE_NOTE.parent / "disease" / "model.safetensors"),): "InvalidTextError: ",

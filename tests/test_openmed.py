@@ -188,7 +188,7 @@ for kind in (Theirs, OfAPerson):
 with warnings.catch_warnings(record=True) as told:
     mapped = nb.OpenMedConfig.from_dict(Theirs(device="cpu").to_dict())
 answer.append([mapped.device, len(told)])"""
-    warning = "OpenMed's load_in_4bit and timeout have no effect in openmed_nb. Leave them out."
+    warning = "OpenMed's load_in_4bit and timeout have no effect in openmed_nb. Remove them."
 
     assert run(code) == [["cpu", "there", True, None, [warning]]] * 2 + [["cpu", 0]]
 

@@ -79,7 +79,7 @@ def findings(page: Page, selector: str, impacts: Collection[str] = ("minor", "mo
     """Return the findings of axe-core inside of an element that have one of some impacts."""
     violations: list[dict[str, Any]] = Axe().run(page, context=selector).response["violations"]
     return [
-        f"{one['impact']} {one['id']}: {node['html']}"
+        f"{violation['impact']} {violation['id']}: {node['html']}"
         for violation in violations
         if violation["impact"] in impacts
         for node in violation["nodes"]

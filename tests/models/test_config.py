@@ -24,7 +24,7 @@ REFUSED = [
 def test_setting_that_cannot_be_used(settings):
     """A setting of another value or type is refused by name; the value, which could be a token, is not shown."""
     (name,) = settings
-    words = {"backend": "There is no backend", "dtype": TYPES}.get(name, f"'{name}' cannot be")
+    words = {"backend": "not a valid backend", "dtype": TYPES}.get(name, f"for '{name}'")
     with pytest.raises(ConfigurationError, match=words) as caught:
         OpenMedConfig(**settings)
     assert "hf_abc" not in str(caught.value)
@@ -34,7 +34,7 @@ def test_backend():
     """The backend "hf", or none, is accepted; one of the openmed package is refused with how to get it."""
     assert [OpenMedConfig(backend=backend).backend for backend in ("hf", None)] == ["hf", None]
     for backend, command in UNSUPPORTED_BACKENDS.items():
-        with pytest.raises(ConfigurationError, match=f"not part of openmed_nb.*{re.escape(command)}"):
+        with pytest.raises(ConfigurationError, match=f"not supported by openmed_nb.*{re.escape(command)}"):
             OpenMedConfig(backend=backend)
 
 

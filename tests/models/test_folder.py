@@ -60,24 +60,24 @@ def index_of(shards):
     return change
 
 
-LABELS = r"id2label|lack|does not load"
+LABELS = r"id2label|lack|cannot be loaded"
 DAMAGE = {
-    "no config": (without("config.json"), "has no config.json"),
+    "no config": (without("config.json"), "config.json is missing"),
     "config no JSON": (holding("config.json", b"{"), "config.json of .* cannot be read"),
     "config not text": (holding("config.json", b"\xff\xfe\x00"), "config.json of .* cannot be read"),
     "config too deep": (holding("config.json", b"[" * 100_000), "config.json of .* cannot be read"),
-    "config a list": (holding("config.json", b"[1]"), "holds no settings"),
-    "config empty": (holding("config.json", b"{}"), "config.json of .* does not load"),
-    "another task": (config(architectures=["BertForMaskedLM"]), "a BertForMaskedLM, which is not a token classifier"),
-    "architectures a number": (config(architectures=5, model_type="vit"), "does not load"),
-    "family unknown": (config(model_type="nonsense"), "config.json of .* does not load: .*nonsense"),
-    "family a list": (config(model_type=["bert"]), "config.json of .* does not load"),
-    "family of no token classifier": (config(model_type="vit"), "does not load: .*ViTConfig"),
+    "config a list": (holding("config.json", b"[1]"), "not a JSON object"),
+    "config empty": (holding("config.json", b"{}"), "config.json of .* cannot be loaded"),
+    "another task": (config(architectures=["BertForMaskedLM"]), "a BertForMaskedLM, which is not a token-classification model"),
+    "architectures a number": (config(architectures=5, model_type="vit"), "cannot be loaded"),
+    "family unknown": (config(model_type="nonsense"), "config.json of .* cannot be loaded: .*nonsense"),
+    "family a list": (config(model_type=["bert"]), "config.json of .* cannot be loaded"),
+    "family of no token classifier": (config(model_type="vit"), "cannot be loaded: .*ViTConfig"),
     "family of other weights": (config(model_type="gpt2"), "lack 16 tensors"),
     "size a word": (config(hidden_size="wide"), "hidden_size"),
-    "size zero": (config(hidden_size=0), "does not load"),
-    "heads zero": (config(num_attention_heads=0), "does not load"),
-    "padding outside": (config(pad_token_id=10**6), "does not load"),
+    "size zero": (config(hidden_size=0), "cannot be loaded"),
+    "heads zero": (config(num_attention_heads=0), "cannot be loaded"),
+    "padding outside": (config(pad_token_id=10**6), "cannot be loaded"),
     "more layers": (config(num_hidden_layers=3), "lack 32 tensors"),
     "fewer labels": (config(id2label={"0": "O"}, label2id={"O": 0}), "lack 2 tensors .* such as classifier.bias"),
     "labels with a gap": (config(id2label={"0": "O", "1": "B-DISEASE", "5": "I-DISEASE"}), LABELS),
@@ -86,19 +86,19 @@ DAMAGE = {
     "labels from -1": (config(id2label={"-1": "O", "0": "B-X", "1": "I-X"}), LABELS),
     "labels that are not text": (config(id2label={"0": "O", "1": "B-\ud800", "2": "I-X"}), LABELS),
     "labels of numbers": (config(id2label={"0": 0, "1": 1, "2": 2}), LABELS),
-    "no weights": (without("model.safetensors"), "has no weights in safetensors"),
-    "weights empty": (holding("model.safetensors", b""), "weights file of .* does not load"),
-    "weights cut off": (cut_weights, "weights file of .* does not load"),
-    "weights a pointer": (holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1"), "does not load"),
+    "no weights": (without("model.safetensors"), "does not have weights in safetensors"),
+    "weights empty": (holding("model.safetensors", b""), "weights file of .* cannot be loaded"),
+    "weights cut off": (cut_weights, "weights file of .* cannot be loaded"),
+    "weights a pointer": (holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1"), "cannot be loaded"),
     "weights without head": (without_head, "lack 2 tensors .* such as classifier.bias"),
-    "index a list": (index_of("[]"), "weights file of .* does not load"),
-    "index no JSON": (index_of("{"), "weights file of .* does not load"),
+    "index a list": (index_of("[]"), "weights file of .* cannot be loaded"),
+    "index no JSON": (index_of("{"), "weights file of .* cannot be loaded"),
     "index of nothing": (index_of('{"metadata": {}, "weight_map": {"a": "gone.safetensors"}}'), "gone.safetensors"),
-    "tokenizer no JSON": (holding("tokenizer.json", b"{"), "tokenizer of .* does not load"),
-    "tokenizer empty": (holding("tokenizer.json", b"{}"), "tokenizer of .* does not load"),
-    "tokenizer gone": (without("tokenizer.json"), "tokenizer of .* does not load"),
-    "no tokenizer at all": (without_any_tokenizer, "holds no tokenizer"),
-    "tokenizer settings a list": (holding("tokenizer_config.json", b"[]"), "tokenizer of .* does not load"),
+    "tokenizer no JSON": (holding("tokenizer.json", b"{"), "tokenizer of .* cannot be loaded"),
+    "tokenizer empty": (holding("tokenizer.json", b"{}"), "tokenizer of .* cannot be loaded"),
+    "tokenizer gone": (without("tokenizer.json"), "tokenizer of .* cannot be loaded"),
+    "no tokenizer at all": (without_any_tokenizer, "does not have a tokenizer"),
+    "tokenizer settings a list": (holding("tokenizer_config.json", b"[]"), "tokenizer of .* cannot be loaded"),
 }
 
 
@@ -125,17 +125,17 @@ def test_model_that_was_repaired_loads(folder, load_folder, find):
 
 
 def test_tokenizer_without_offsets_is_refused(folder, load_folder):
-    """A tokenizer written in Python gives no offsets, so the model is unusable, and the error says so."""
+    """A tokenizer written in Python does not return offset mappings, so the model is unusable, and the error says so."""
     from transformers import CanineTokenizer
 
     without_any_tokenizer(folder)
     CanineTokenizer(model_max_length=64).save_pretrained(folder)
-    with pytest.raises(InvalidModelError, match="gives no offsets"):
+    with pytest.raises(InvalidModelError, match="does not return offset mappings"):
         load_folder(folder)
 
 
 class TestPickles:
-    """Weights in pickle files, which can run any code."""
+    """Weights in pickle files, which can execute arbitrary code."""
 
     @pytest.fixture
     def pickled(self, folder):
@@ -233,5 +233,5 @@ def test_token_without_an_embedding(folder, load_folder):
     tokenizer = json.loads(file.read_text("utf-8"))
     tokenizer["model"]["vocab"]["extraordinary"] = len(tokenizer["model"]["vocab"])
     file.write_text(json.dumps(tokenizer), "utf-8")
-    with pytest.raises(InvalidModelError, match=r"has token .* and the model has embeddings for"):
+    with pytest.raises(InvalidModelError, match=r"has token .* but the model has embeddings for"):
         load_folder(folder)

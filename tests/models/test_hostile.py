@@ -35,7 +35,7 @@ def refusal(folder):
 def test_load_model_refuses_what_is_no_file(folder, name, kind):
     """A pipe, a device, a socket, a loop of links or a folder in the place of a file is refused, whatever file it is."""
     HOSTILE["in_place_of"](name, kind)(folder)
-    assert repr(Path(name).name) in refusal(folder).what
+    assert repr(Path(name).name) in refusal(folder).message
 
 
 @pytest.mark.timeout(30)
@@ -51,7 +51,7 @@ def test_load_model_refuses_a_part_of_the_weights_that_is_no_file(folder, kind):
         with pytest.raises(UntrustedModelError, match="outside its folder"):
             nb.load_model(str(folder), device="cpu")
     else:
-        assert repr(part.name) in refusal(folder).what
+        assert repr(part.name) in refusal(folder).message
 
 
 @pytest.mark.timeout(60)
@@ -119,7 +119,7 @@ def test_load_model_refuses_where_no_process_can_be_started(folder, monkeypatch)
     """A tokenizer that cannot be tried is not loaded."""
     HOSTILE["splitting"](r"\w+")(folder)
     monkeypatch.setattr(sys, "executable", str(folder / "nowhere"))
-    assert "no process" in refusal(folder).what
+    assert "no process" in refusal(folder).message
 
 
 @pytest.mark.timeout(30)

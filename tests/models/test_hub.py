@@ -53,7 +53,7 @@ def load(online_client, tmp_path):
     return lambda name=ID, **request: online_client.load(name, **{"cache_dir": str(tmp_path), **request})
 
 
-def check_unreachable(answer, why="the model hub cannot be reached"):
+def check_unreachable(answer, why="the Hugging Face Hub is not reachable"):
     """Check for the one error of a model that cannot be had now."""
     assert answer["error"] == "ModelDownloadError"
     assert ID in answer["text"]
@@ -134,7 +134,7 @@ class TestInterruptedDownload:
         """A download that always breaks off is one error; what is missing is fetched by a later call."""
         hub.cuts["model.safetensors"] = hub_server.ALWAYS
         check_unreachable(load(), "could not be downloaded: peer closed connection")
-        check_unreachable(load(local_only=True), "is not on this computer")
+        check_unreachable(load(local_only=True), "is neither a folder nor in the cache")
         hub.cuts.clear()
         hub.requests.clear()
         assert load() == FOUND
@@ -211,7 +211,7 @@ class TestNoNetwork:
 
     def test_network_left_alone(self, hub, load):
         """With local_only, the hub is not asked."""
-        check_unreachable(load(local_only=True), "local_only=True switches the network off")
+        check_unreachable(load(local_only=True), "local_only=True disables network access")
         assert hub.requests == []
 
     @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
@@ -251,7 +251,7 @@ class TestNoNetwork:
             assert words_of(loader.create_pipeline(ID), "no history of asthma .") == ["asthma"]
         finally:
             loader.unload()
-        with pytest.raises(ModelDownloadError, match="HF_HUB_OFFLINE switches the network off"):
+        with pytest.raises(ModelDownloadError, match="HF_HUB_OFFLINE disables network access"):
             nb.load_model(ID, cache_dir=str(tmp_path / "another cache"))
 
 

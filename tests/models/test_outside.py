@@ -156,14 +156,14 @@ class TestSettings:
             assert change[0] in answer["text"], (name, answer)
             assert "\n" not in answer["text"], (name, answer)
             assert any(key in answer["text"] for key in keys_of(change[1])) or "adapter" in name, (name, answer)
-            assert (answer["seen"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
+            assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
 
     def test_of_real_models_are_not_followed(self, load_watched, changed):
         """Settings that real models have, and that nothing follows, do not keep a model from loading."""
         for name, change in TAKEN.items():
             answer = load_watched(changed(f"taken {name}", change))
             assert answer["error"] == "", (name, answer)
-            assert (answer["seen"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
+            assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
 
     def test_are_followed_where_a_model_is_allowed_by_name(self, load_watched, changed, outside):
         """A model that is allowed by name gets the kernel that it asks for, and the file; so the process notices both."""
@@ -173,7 +173,7 @@ class TestSettings:
         folder = changed("allowed file", tokenizer(tokenizer_class="BertTokenizer"))
         (folder / "special_tokens_map.json").write_text(json.dumps({"tokenizer_file": str(outside / "tokenizer.json")}))
         answer = load_watched(folder, remote_code_allowed=[str(folder)])
-        assert f"open {outside / 'tokenizer.json'}" in answer["seen"], answer
+        assert f"open {outside / 'tokenizer.json'}" in answer["opened"], answer
 
     def test_that_nobody_wrote(self, load_watched, tiny, outside):
         """A family that asks the hub for kernels whenever it is imported does without, unless it is allowed by name."""
@@ -183,7 +183,7 @@ class TestSettings:
         model = GPTNeoForTokenClassification(GPTNeoConfig(vocab_size=64, max_position_embeddings=64, **size))
         folder = tiny.save(outside.parent / "gpt_neo", model)
         answer = load_watched(folder)
-        assert (answer["error"], answer["fetched"], answer["seen"]) == ("", [], []), answer
+        assert (answer["error"], answer["fetched"], answer["opened"]) == ("", [], []), answer
 
 
 def keys_of(value):
@@ -212,7 +212,7 @@ class TestPaths:
         (elsewhere / "model.safetensors").write_bytes((keyword_model / "model.safetensors").read_bytes())
         index_of(folder, part.format(elsewhere=elsewhere))
         with pytest.raises(
-            nb.errors.UntrustedModelError, match=r"index of the weights of .* names a file outside its folder"
+            nb.errors.UntrustedModelError, match=r"index of the weights of .* refers to a file outside its folder"
         ):
             nb.load_model(str(folder), device="cpu")
 

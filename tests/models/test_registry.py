@@ -140,4 +140,4 @@ def test_file_of_the_name_openmed(tmp_path):
     code = "from openmed_nb.models.registry import find_model\nfind_model('heart_model')"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    assert "UnknownModelError: There is no model named 'heart_model'" in done.stderr
+    assert "UnknownModelError: Model 'heart_model' not found" in done.stderr

@@ -97,8 +97,8 @@ class TestCache:
     def test_folder_of_a_loaded_model_is_known_in_any_type(self, store, spec, another_spec, keyword_model):
         store.get(spec.in_dtype("bfloat16"), "cpu", False)
 
-        assert store.folder(spec) == store.folder(spec.in_dtype("auto")) == keyword_model
-        assert store.folder(another_spec) is None
+        assert store.model_folder(spec) == store.model_folder(spec.in_dtype("auto")) == keyword_model
+        assert store.model_folder(another_spec) is None
         assert spec.in_dtype("bfloat16") != spec == spec.in_dtype("bfloat16").in_dtype("float32")
 
 
@@ -234,10 +234,10 @@ class TestInventory:
         }
 
         assert str(inventory).splitlines() == [
-            "3 models in memory",
-            "  model    device  type      size       follows the device",
+            "3 models loaded",
+            "  model    device  dtype     size       follows the session device",
             "  bundled  cpu     float32   3.0 MiB    yes",
-            "  bundled  cuda:1  bfloat16  2.5 MiB    no: asked for there",
+            "  bundled  cuda:1  bfloat16  2.5 MiB    no: loaded for this device",
             "  another  mps     float16   512 bytes  yes",
         ]
         assert json.loads(json.dumps(inventory.to_dict()))["models"][1] == second
@@ -246,7 +246,7 @@ class TestInventory:
     def test_empty_store_has_an_empty_inventory(self, store):
         assert store.unload() == ()
         assert list(store.inventory()) == []
-        assert str(store.inventory()) == "No models in memory"
+        assert str(store.inventory()) == "No models loaded"
         assert store.inventory().to_dict() == {"models": []}
         assert "<table" not in store.inventory()._repr_html_()
 

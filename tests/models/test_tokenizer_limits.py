@@ -56,5 +56,5 @@ class TestUnknownCharacters:
         (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
         tiny.change_json(folder / "tokenizer_config.json", **dict.fromkeys(names))
         said = "" if model else ": WordPiece error: Missing"
-        with pytest.raises(InvalidModelError, match=f"cannot read what is not in its vocabulary{said}"):
+        with pytest.raises(InvalidModelError, match=f"cannot encode characters outside its vocabulary{said}"):
             nb.load_model(str(folder), device="cpu")

@@ -27,19 +27,19 @@ class Watch:
 
     def __init__(self) -> None:
         self.inside: tuple[str, ...] = ()
-        self.observed_values: list[str] = []
+        self.opened: list[str] = []
         sys.addaudithook(self.record)
 
-    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def record(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take down what is opened outside, and every way to the network."""
         if not self.inside:
             return
         if event in NETWORK:
-            self.observed_values.append(event)
+            self.opened.append(event)
         elif event in ("open", "ctypes.dlopen") and isinstance(arguments[0], (str, bytes, os.PathLike)):
             path = os.path.realpath(os.fsdecode(arguments[0]))
             if not path.startswith(self.inside):
-                self.observed_values.append(f"{event} {path}")
+                self.opened.append(f"{event} {path}")
 
 
 def answer(watch: Watch, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def answer(watch: Watch, folder: str, settings: dict[str, Any]) -> dict[str, Any
     before, fetched = set(sys.modules), getattr(sys.modules.get("kernels"), "FETCHED", [])
     fetched.clear()
     forget_what_is_there()
-    watch.observed_values, watch.inside = [], (*INSTALLED, os.path.realpath(folder))
+    watch.opened, watch.inside = [], (*INSTALLED, os.path.realpath(folder))
     error, text = "", ""
     try:
         with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def answer(watch: Watch, folder: str, settings: dict[str, Any]) -> dict[str, Any
     strange = [name for name, file in files.items() if file and not os.path.realpath(file).startswith(INSTALLED)]
     fetched = getattr(sys.modules.get("kernels"), "FETCHED", [])
     imported = sorted(name for name in strange if name != "kernels")
-    return {"error": error, "text": text, "seen": watch.observed_values, "imported": imported, "fetched": list(fetched)}
+    return {"error": error, "text": text, "opened": watch.opened, "imported": imported, "fetched": list(fetched)}
 
 
 def forget_what_is_there() -> None:
