@@ -83,7 +83,9 @@ def token(number: int) -> dict[str, Any]:
 
 def replacing(*steps: tuple[str, str, str]) -> Damage:
     """Return a damage: a normalizer that replaces, by kind of pattern, pattern and content."""
-    normalizers = [{"type": "Replace", "pattern": {kind: found}, "content": put} for kind, found, put in steps]
+    normalizers = [
+        {"type": "Replace", "pattern": {kind: pattern}, "content": content} for kind, pattern, content in steps
+    ]
     return changed("tokenizer.json", normalizer={"type": "Sequence", "normalizers": normalizers})
 
 

@@ -146,7 +146,7 @@ def test_pipe_that_is_closed_ends_the_command_quietly():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_is_told_of_a_report_by_its_own_line_alone(terminal, monkeypatch):
+def test_terminal_shows_progress_of_report_once(terminal, monkeypatch):
     """A file gets a line for each step of a report; a terminal, in which a line with a bar is drawn, does not get both."""
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)

@@ -115,7 +115,7 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 
 def is_outside(url: str) -> bool:
-    """Tell whether an address is one of another computer, and not what the template of a page asks for."""
+    """Return whether a URL is on another host and is not requested by the template of the page."""
     return not url.startswith(("http://127.0.0.1:", "data:", "blob:", "file:", "about:", *TEMPLATES_OWN))
 
 

@@ -99,7 +99,7 @@ class Front:
             signal.touch()
 
     def evaluate(self, expression: str) -> Any:
-        """Return what the kernel says of an expression; a click may still be on its way to it."""
+        """Return the value of an expression in the kernel, which may not have processed a click yet."""
         return self.kernel.evaluate(expression)
 
     def expect_kernel(self, expression: str, expected: Any) -> None:
@@ -145,7 +145,7 @@ class Editor(Front):
             self.page.keyboard.press("Shift+Enter")
 
     def type_cell(self, code: str) -> None:
-        """Type a cell at the end of the notebook and run it, as a person does."""
+        """Type a cell at the end of the notebook and run it."""
         last = self.page.locator(".jp-Notebook .jp-Cell").last
         last.locator(".jp-InputPrompt, .jp-InputArea-prompt").first.click()
         self.page.keyboard.press("b")

@@ -67,7 +67,7 @@ def contrasts(panel: Locator) -> dict[str, float]:
 
 
 def sticking_out(panel: Locator) -> list[str]:
-    """Return what goes beyond the panel's edges, or is cut off inside of it."""
+    """Return the elements that overflow the panel or are clipped inside it."""
     return list(panel.evaluate(STICKING_OUT))
 
 
@@ -87,5 +87,5 @@ def findings(page: Page, selector: str, impacts: Collection[str] = ("minor", "mo
 
 
 def broken_apart(panel: Locator) -> list[str]:
-    """Return the texts in which a number stands in one line and its unit in the next."""
+    """Return the texts with a line break between a number and its unit."""
     return list(panel.evaluate(BROKEN_APART))

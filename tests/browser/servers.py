@@ -18,7 +18,7 @@ from typing import Any
 from jupyter_client.blocking import BlockingKernelClient
 
 WISHES = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU")
-"""A kernel of these tests wishes for no device unless the test says so."""
+"""By default, a kernel of these tests has no device request."""
 
 OPTIONS = (
     "--ServerApp.ip=127.0.0.1",
@@ -43,7 +43,7 @@ class Kernel:
         self.client.wait_for_ready(timeout=60)
 
     def run(self, code: str) -> str:
-        """Run a cell that is in no notebook; return what it printed, or fail with its error."""
+        """Run a cell outside the notebook, and return its output or fail with its error."""
         printed: list[str] = []
 
         def keep(message: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Kernel:
         self.client.execute(code, store_history=False, allow_stdin=False)
 
     def close(self) -> None:
-        """End the client; the kernel goes on."""
+        """Close the client; the kernel continues."""
         self.client.stop_channels()
 
 

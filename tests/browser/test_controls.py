@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 pytestmark = pytest.mark.slow
 
-FIGURE = re.compile(r"process\s+([\d.,]+) (\w+)")
+MEMORY_PATTERN = re.compile(r"process\s+([\d.,]+) (\w+)")
 
 SECOND = "from openmed_nb.session import SESSION as session\nsecond = nb.panel('bundled_small')\nsecond"
 """A second panel, at the end of the shipped notebook."""
@@ -19,7 +19,7 @@ RESIDENT = "__import__('psutil').Process().memory_info().rss"
 WATCH = """() => { window.__seen = [];
   new MutationObserver(() => document.querySelectorAll('.openmed-activity').forEach(e => window.__seen.push(e.innerText)))
     .observe(document.body, {childList: true, subtree: true}); }"""
-"""Notes all that is said to be under way, however short it is seen."""
+"""Records every displayed activity, however short."""
 
 DEVICE = "(session.device().device, session.device().requested_by)"
 MODELS = "[(one.name, one.device.partition(' ')[0]) for one in session.inventory()]"
@@ -85,9 +85,9 @@ def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
 
 
 def used_memory(front, panel=0):
-    """Return what the process uses by the panel, in bytes."""
+    """Return the memory of the process in the panel, in bytes."""
     shown = front.region("Memory", panel).get_by_role("row", name="process").inner_text()
-    size, unit = FIGURE.search(shown).groups()
+    size, unit = MEMORY_PATTERN.search(shown).groups()
     return float(size.replace(",", "")) * 1024 ** ("bytes", "KiB", "MiB", "GiB").index(unit)
 
 
@@ -123,7 +123,7 @@ def test_annotate_shows_the_entities_the_time_and_the_device(front):
     expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
 
 
-def test_what_is_under_way_is_said(front):
+def test_activity_is_displayed(front):
     """While a model is loaded, or moved to another device, the panel says so."""
     front.run("%openmed_device --simulate mps")
     front.page.evaluate(WATCH)

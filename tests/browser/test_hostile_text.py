@@ -47,7 +47,7 @@ def expect_nothing_ran(front):
 
 
 def test_a_model_and_its_labels(front):
-    """The name of a model and its labels are shown as they are: in tables, marks and hover texts, and on a button."""
+    """Tables, highlights, tooltips and buttons show the name and the labels of a model as text."""
     front.region("Try it").get_by_role("textbox").submit_chunks(f"{PAYLOAD} has asthma")
     front.button("Annotate").click()
 

@@ -15,11 +15,11 @@ panel.model.annotate(panel.text.value)
 """
 UNFOLD = "(panel, open) => panel.querySelectorAll('details').forEach(details => { details.open = open; })"
 MISTAKE = "panel.model.use_device('cuda:99')"
-LEAST_CONTRAST = 4.5
+MIN_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
 
-MOST_BYTES = 200_000
-"""One of the pictures stands in the README; other fonts make it a little larger or smaller."""
+MAX_SCREENSHOT_BYTES = 200_000
+"""The README contains one of the screenshots, whose size depends on the fonts."""
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,10 @@ def test_every_text_has_enough_contrast(front, measures):
         "PYTORCH_ENABLE_MPS_FALLBACK",
         "(SIMULATED)",
     } <= words
-    assert {text: ratio for text, ratio in contrasts.items() if ratio < LEAST_CONTRAST} == {}
+    assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
 
 
-def test_what_waits_and_what_was_done_has_enough_contrast(front, measures):
+def test_activity_and_result_have_contrast(front, measures):
     """So do the words that a cell runs, and those that say what the last click did."""
     front.run("panel.model.use_device('cpu')")
     with front.running_cell():
@@ -85,11 +85,11 @@ def test_what_waits_and_what_was_done_has_enough_contrast(front, measures):
         contrasts = measures.contrasts(front.panel)
 
     assert {"A cell runs: what you click may wait for its end.", "Moved: bundled_small."} <= set(contrasts)
-    assert {text: ratio for text, ratio in contrasts.items() if ratio < LEAST_CONTRAST} == {}
+    assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
 
 
 @pytest.mark.parametrize("width", [300, 400, 760, 1500])
-def test_nothing_sticks_out(pages, measures, width):
+def test_panel_has_no_overflow(pages, measures, width):
     """In narrow and wide cells nothing goes beyond the panel, is cut off, or has to be scrolled sideways."""
     front = pages("lab light")
     front.page.set_viewport_size({"width": max(1200, width + 500), "height": 1400})
@@ -150,7 +150,7 @@ REGIONS = {
                 - columnheader "state"
                 - columnheader "why"
             - rowgroup:
-              - row /^mps in force/:
+              - row /^mps (in force|active)/:
                 - rowheader "mps"
               - row /^cuda cannot be used this computer runs macOS, which has no CUDA/:
                 - rowheader "cuda"
@@ -197,16 +197,16 @@ REGIONS = {
     "Environment": """
         - heading "Environment" [level=2]
         - group:
-          - text: /MPS variables. 3 in force/
+          - text: /MPS variables. 3 (in force|active)/
           - table "Environment"
         """,
 }
-"""What a screen reader is told of each region: names, states, tables with captions and row headers."""
+"""Accessibility tree of each region: names, states, tables with captions and row headers."""
 
 
 @pytest.mark.parametrize("view", ["lab light", "notebook7 light", "voila dark"])
 @pytest.mark.parametrize("region", REGIONS)
-def test_what_a_screen_reader_is_told(pages, view, region):
+def test_regions_have_expected_accessibility_tree(pages, view, region):
     """Each region has a heading, named controls with their states, and tables with captions and row headers."""
     expect(pages(view).region(region)).to_match_aria_snapshot(REGIONS[region])
 
@@ -223,11 +223,11 @@ def test_a_picture_of_the_panel(pages, picture, name, view):
     front.page.mouse.move(1, 1)
     taken = picture(front.panel, name)
 
-    assert 10_000 < taken.stat().st_size < MOST_BYTES
+    assert 10_000 < taken.stat().st_size < MAX_SCREENSHOT_BYTES
 
 
 def test_a_picture_of_a_narrow_panel(pages, picture):
-    """In a cell of 400 pixels the regions stand below one another."""
+    """In a cell of 400 pixels the regions are in one column."""
     front = pages("lab light")
     front.page.set_viewport_size({"width": 1200, "height": 2200})
     front.panel.evaluate("panel => panel.parentElement.style.cssText = 'flex: 0 0 400px'")

@@ -1,4 +1,4 @@
-"""Nothing is silent: while any magic or long function works, with a slow model, a person sees that it does."""
+"""Tests that all magics and long functions show their progress, with a slow model."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SILENCE = 0.5
-"""Seconds after which a person wonders whether anything goes on."""
+"""Maximum time without visible progress, in seconds."""
 
 LOOK = 50
 """Milliseconds from one look at the page to the next; a page that is late to look says nothing about the kernel."""
@@ -85,7 +85,7 @@ def slow_model(tmp_path_factory):
 
 
 def silences(looks):
-    """Return how many seconds no look saw a sign of life, and when that began, the longest first."""
+    """Return the lengths and starts of the periods without visible progress, the longest first."""
     runs = [(alive, len(list(run))) for alive, run in itertools.groupby(looks)]
     begins = itertools.accumulate((length for _alive, length in runs), initial=0)
     silent = ((length, begin) for (alive, length), begin in zip(runs, begins, strict=False) if not alive)

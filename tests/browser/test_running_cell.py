@@ -79,7 +79,7 @@ def test_the_last_click_counts(front):
 
 
 def test_the_text_of_the_page_is_annotated(front):
-    """Annotate takes the text that stands on the page at the click, also where the kernel hears of both at once."""
+    """Annotate uses the text that is displayed at the click, even if both messages arrive together."""
     front.run("nb.load_pipeline('bundled_small')")
     expect(front.button("Unload bundled_small")).to_be_visible()
     box, annotate = front.region("Try it").get_by_role("textbox"), front.button("Annotate")

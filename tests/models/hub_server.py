@@ -60,7 +60,7 @@ class Hub:
         self.__init__(endpoint=self.endpoint)  # type: ignore[misc]
 
     def downloads(self, file: str) -> int:
-        """Return how often the contents of a file were asked for."""
+        """Return the number of requests for the contents of a file."""
         return sum(request.startswith("GET ") and request.endswith(f"/{file}") for request in self.requests)
 
 

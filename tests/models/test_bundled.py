@@ -14,7 +14,7 @@ from openmed_nb.models.store import ModelStore
 
 pytestmark = pytest.mark.parametrize("name", BUNDLED)
 
-LARGEST = {"bundled": 17_000_000, "bundled_small": 6_000_000}
+MAX_BYTES = {"bundled": 17_000_000, "bundled_small": 6_000_000}
 """The most bytes that the weights may have; the wheel must stay under 25 MB."""
 
 
@@ -49,7 +49,7 @@ def test_finds_diseases_at_the_end_of_a_long_note(find):
     assert find(text)[-1:] == ["asthma"]
 
 
-def test_what_the_folder_holds(name):
+def test_bundled_folder_contents(name):
     """The folder has weights, settings, a tokenizer and a card; no code and no pickle.
 
     The settings say float32, so that plain transformers does not run the 16-bit weights as they are; these are small
@@ -64,20 +64,20 @@ def test_what_the_folder_holds(name):
     assert (config["dtype"], config["architectures"]) == ("float32", ["BertForTokenClassification"])
     assert set(config["label2id"]) == {"O", "B-DISEASE", "I-DISEASE"}
 
-    assert (folder / "model.safetensors").stat().st_size < LARGEST[name]
+    assert (folder / "model.safetensors").stat().st_size < MAX_BYTES[name]
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
 
 
-def test_card_shows_the_figures_of_the_training(name):
+def test_model_card_shows_metrics_of_training(name):
     """The table of the card holds the scores that the evaluation recorded, to the last digit."""
     folder = BUNDLED[name]
-    figures = json.loads((folder / "figures.json").read_text("utf-8"))
+    metrics = json.loads((folder / "figures.json").read_text("utf-8"))
     card = (folder / "README.md").read_text("utf-8")
 
     assert all(said in card for said in ("license:", "NCBI", "BC5CDR", "clinical use"))
     for corpus, title in (("ncbi", "NCBI Disease"), ("bc5cdr", "BC5CDR (diseases)")):
         for split, short in (("test", "test"), ("devel", "dev")):
-            scores = figures[split][corpus]
+            scores = metrics[split][corpus]
             row = [f"{scores[metric]:.2f}" for metric in ("precision", "recall", "f1")]
             assert f"| {title} | {short} | {' | '.join(row)} |" in card

@@ -36,7 +36,7 @@ FILES = {
 }
 
 
-def test_what_else_counts(folder):
+def test_hash_depends_on_other_files(folder):
     """Settings, code and the files of a tokenizer count; what is not loaded does not."""
     for part, files in FILES.items():
         for file in files:

@@ -68,7 +68,10 @@ DAMAGE = {
     "config too deep": (holding("config.json", b"[" * 100_000), "config.json of .* cannot be read"),
     "config a list": (holding("config.json", b"[1]"), "not a JSON object"),
     "config empty": (holding("config.json", b"{}"), "config.json of .* cannot be loaded"),
-    "another task": (config(architectures=["BertForMaskedLM"]), "a BertForMaskedLM, which is not a token-classification model"),
+    "another task": (
+        config(architectures=["BertForMaskedLM"]),
+        "a BertForMaskedLM, which is not a token-classification model",
+    ),
     "architectures a number": (config(architectures=5, model_type="vit"), "cannot be loaded"),
     "family unknown": (config(model_type="nonsense"), "config.json of .* cannot be loaded: .*nonsense"),
     "family a list": (config(model_type=["bert"]), "config.json of .* cannot be loaded"),
@@ -89,7 +92,10 @@ DAMAGE = {
     "no weights": (without("model.safetensors"), "does not have weights in safetensors"),
     "weights empty": (holding("model.safetensors", b""), "weights file of .* cannot be loaded"),
     "weights cut off": (cut_weights, "weights file of .* cannot be loaded"),
-    "weights a pointer": (holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1"), "cannot be loaded"),
+    "weights a pointer": (
+        holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1"),
+        "cannot be loaded",
+    ),
     "weights without head": (without_head, "lack 2 tensors .* such as classifier.bias"),
     "index a list": (index_of("[]"), "weights file of .* cannot be loaded"),
     "index no JSON": (index_of("{"), "weights file of .* cannot be loaded"),
@@ -216,7 +222,7 @@ class OwnForTokenClassification(BertForTokenClassification):
         assert find(own_code) == WORDS
         assert not marker.exists()
 
-    def test_of_a_tokenizer_is_refused(self, folder, marker, tiny, load_folder):
+    def test_remote_code_of_tokenizer_is_rejected(self, folder, marker, tiny, load_folder):
         """Code of a tokenizer does not run either."""
         (folder / "tokenization_own.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
         own = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}

@@ -99,7 +99,7 @@ except InvalidModelError:
 
 
 def test_trial_does_not_run_the_main_module_again(folder, tmp_path):
-    """A script without a guard runs once: the trial is no fork, and imports nothing of the person's."""
+    """A script without a main guard runs once, because the trial is not a fork and does not import user code."""
     HOSTILE["splitting"]("(a+)+$")(folder)
     (tmp_path / "script.py").write_text(UNGUARDED)
     command = [sys.executable, tmp_path / "script.py", folder]
@@ -123,7 +123,7 @@ def test_load_model_refuses_where_no_process_can_be_started(folder, monkeypatch)
 
 
 @pytest.mark.timeout(30)
-def test_trial_ends_by_the_clock_where_the_system_tells_nothing_of_a_process():
+def test_trial_has_wall_time_limit_if_psutil_fails():
     class Endless:
         pid = 999_999_999
 

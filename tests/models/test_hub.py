@@ -73,7 +73,7 @@ def test_download(hub, load):
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "int8"])
 def test_other_type_asks_the_hub_no_more_often(hub, load, dtype, tmp_path):
-    """Looking for the certificate of a type needs the files of the model; they are fetched once, and then loaded."""
+    """Looking up a validation record requires the files of the model, which are downloaded once."""
     load(cache_dir=str(tmp_path / "plain"))
     plain = {*hub.requests}
     hub.requests.clear()
@@ -130,7 +130,7 @@ class TestInterruptedDownload:
         assert len(hub.ranges) == 1
         assert hub.ranges[0].startswith("bytes=10")
 
-    def test_that_never_ends_is_one_error_and_nothing_is_lost(self, hub, load, hub_server):
+    def test_download_that_never_ends_raises_and_keeps_files(self, hub, load, hub_server):
         """A download that always breaks off is one error; what is missing is fetched by a later call."""
         hub.cuts["model.safetensors"] = hub_server.ALWAYS
         check_unreachable(load(), "could not be downloaded: peer closed connection")

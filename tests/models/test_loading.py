@@ -95,7 +95,7 @@ def test_loads_in_several_threads_keep_their_types(keyword_model, load_folder):
 
 @pytest.mark.real_computer  # It begins its own simulation.
 def test_float64_becomes_float32_for_mps(keyword_model, load_folder):
-    """On the way to mps, tensors in float64, which mps does not have, become float32; others stay as they are."""
+    """A move to mps converts float64, which mps does not support, to float32."""
     model = load_folder(keyword_model, dtype="bfloat16").model
     model.classifier.double()
     model.register_buffer("angles", torch.zeros(2, dtype=torch.complex128))
@@ -142,7 +142,7 @@ def test_load_rejects_settings_that_are_non_finite_tokens_or_probabilities(key, 
     [("classifier_dropout", None), ("hidden_dropout_prob", 1), ("time_step_limit", [0.0, float("inf")])],
 )
 def test_load_accepts_other_settings(key, value, folder, tiny, load_folder):
-    """No dropout, a whole number, and a limit that is infinite, as Mamba has."""
+    """No dropout, an integer, and an infinite limit, as in Mamba."""
     tiny.change_json(folder / "config.json", **{key: value})
 
     assert load_folder(folder).config

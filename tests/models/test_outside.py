@@ -158,7 +158,7 @@ class TestSettings:
             assert any(key in answer["text"] for key in keys_of(change[1])) or "adapter" in name, (name, answer)
             assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
 
-    def test_of_real_models_are_not_followed(self, load_watched, changed):
+    def test_settings_of_real_models_load_nothing_outside(self, load_watched, changed):
         """Settings that real models have, and that nothing follows, do not keep a model from loading."""
         for name, change in TAKEN.items():
             answer = load_watched(changed(f"taken {name}", change))
@@ -175,7 +175,7 @@ class TestSettings:
         answer = load_watched(folder, remote_code_allowed=[str(folder)])
         assert f"open {outside / 'tokenizer.json'}" in answer["opened"], answer
 
-    def test_that_nobody_wrote(self, load_watched, tiny, outside):
+    def test_missing_settings_load_nothing_outside(self, load_watched, tiny, outside):
         """A family that asks the hub for kernels whenever it is imported does without, unless it is allowed by name."""
         from transformers import GPTNeoConfig, GPTNeoForTokenClassification
 

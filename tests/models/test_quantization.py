@@ -1,4 +1,4 @@
-"""int8: linear layers in whole numbers, on the CPU and nowhere else."""
+"""Tests of int8: quantized linear layers on the CPU only."""
 
 import copy
 import warnings
@@ -68,7 +68,7 @@ def test_load_says_nothing(spec):
         (UserWarning, "int8 is slow"),
     ],
 )
-def test_other_warnings_are_heard(spec, category, message, monkeypatch):
+def test_quantization_passes_other_warnings(spec, category, message, monkeypatch):
     """Only what torch says of quantizing itself is silenced, by its very words."""
 
     def quantize_dynamic(model, *_arguments, **_options):
@@ -80,7 +80,7 @@ def test_other_warnings_are_heard(spec, category, message, monkeypatch):
         load_from_spec(spec, "cpu")
 
 
-def test_inventory_tells_type_size_and_that_it_stays(loaded):
+def test_inventory_lists_int8_model_with_size(loaded):
     """A model in int8 is listed as such, with the size of its packed weights, and as one that stays."""
     plain = load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu")
     listed, full = describe_model(loaded, follows_session=False), describe_model(plain, follows_session=True)
@@ -96,7 +96,7 @@ def test_inventory_tells_type_size_and_that_it_stays(loaded):
 
 
 def test_fingerprint_sees_packed_weights(tiny, loaded):
-    """A run in int8 is told from one in float32, and from one with another weight in a linear layer."""
+    """The fingerprint differs from that of float32 and of another weight in a linear layer."""
     plain = build_pipeline(load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu"), "first", {})
     pipe = build_pipeline(loaded, "first", {})
     other = tiny.keyword_bert()
@@ -111,8 +111,8 @@ def test_fingerprint_sees_packed_weights(tiny, loaded):
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])
-def test_it_leaves_the_cpu_on_no_way(spec, loaded, words_of, device):
-    """int8 cannot be loaded for another device, moved there, or sent there by its pipeline; it goes on working."""
+def test_int8_model_cannot_leave_cpu(spec, loaded, words_of, device):
+    """It still works after a failed load, move or pipeline call for another device."""
     pipe = build_pipeline(loaded, "first", {})
     with pytest.raises(ConfigurationError, match=f"int8 is supported on the CPU only, not on {device}"):
         load_from_spec(spec, device)

@@ -135,7 +135,7 @@ def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
 
 
 def test_file_of_the_name_openmed(tmp_path):
-    """A file of a person's that is called openmed.py does not break the names of models."""
+    """A user file named openmed.py does not break model names."""
     (tmp_path / "openmed.py").write_text("x = 1\n", "utf-8")
     code = "from openmed_nb.models.registry import find_model\nfind_model('heart_model')"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

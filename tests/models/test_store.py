@@ -209,7 +209,7 @@ class TestUnloading:
         assert store.get(another_spec, "cpu", True) is kept
         assert store.get(spec, "cpu", True) not in former
         assert store.unload("never loaded") == ()
-        # An inventory that was taken before stays as it was, and holds no tensor.
+        # An earlier inventory does not change and does not reference tensors.
         assert len(before) == 3
         assert {type(value) for value in vars(before[0]).values()} == {str, int, bool}
 
@@ -270,7 +270,7 @@ class TestInventory:
         assert [model.size for model in listed] == sizes
 
     def test_place_is_where_a_model_is_now(self, store, spec, another_spec, second_device):
-        """Also of one that a person moved."""
+        """Also after the user moved the model."""
         store.get(spec, "cpu", follows_session=True)
         stays = store.get(another_spec, "cpu", follows_session=False)
         store.move_followers(second_device)

@@ -44,7 +44,7 @@ class TestUnknownCharacters:
             {"type": "BPE", "vocab": {"[PAD]": 0, "t": 1}, "merges": [], "unk_token": "<unk>"},
         ],
     )
-    def test_are_told_when_the_model_is_loaded(self, folder, tiny, model):
+    def test_missing_unknown_token_is_reported_by_load(self, folder, tiny, model):
         """A WordPiece tokenizer without its unknown token, and other kinds, are refused, instead of failing in the first text."""
         content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
         content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "[UNK]"]

@@ -1,4 +1,4 @@
-"""Weights and settings that do not fit each other: told before a model answers, and before anything is built for nothing."""
+"""Tests of weights and settings that do not match, which must be rejected before the model is built or used."""
 
 import warnings
 
@@ -64,16 +64,16 @@ class TestUnused:
     @pytest.mark.parametrize(
         "part", ["pooler__dense__weight", "embeddings__position_ids", "embeddings__token_type_ids"]
     )
-    def test_what_real_checkpoints_have_too(self, folder, find, part):
-        """Poolers, tables of numbers and the heads of pretraining, which real checkpoints have, are no reason for a word."""
+    def test_unused_tensors_of_real_checkpoints_do_not_warn(self, folder, find, part):
+        """Real checkpoints have poolers, computed tables and pretraining heads."""
         heads = {name: torch.arange(8) for name in ("cls__predictions__bias", "lm_head__weight")}
         with_tensors(folder, **{f"bert__{part}": torch.arange(8)}, **heads)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert find(folder) == WORDS
 
-    def test_what_architectures_save(self, tiny, tmp_path):
-        """A model that transformers saves loads without a word, and with what its older releases saved beside it."""
+    def test_saved_architectures_load_without_warning(self, tiny, tmp_path):
+        """Also with the additional tensors that older releases of transformers saved."""
         for number, model in enumerate(architectures(tiny)):
             folder = tiny.save(tmp_path / str(number), model)
             with warnings.catch_warnings():
@@ -154,7 +154,7 @@ class TestAbsurd:
 
 
 class TestWholeNumbers:
-    """Weights that were stored as whole numbers, without what would make weights of them."""
+    """Weights that were saved as integers, without the scales to dequantize them."""
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
     @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ class TestLabels:
     """Heads and labels that do not belong together."""
 
     def test_head_without_labels(self, tiny, tmp_path):
-        """A head of no labels is told as what it is, when it is loaded."""
+        """A model without labels is rejected when it is loaded."""
         model = tiny.random_bert()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of a layer without outputs.

@@ -1,6 +1,6 @@
-"""A process that loads models and tells what was imported, opened and fetched meanwhile from outside a model's folder.
+"""Process that loads models and reports imports, opened files and downloads from outside the model directory.
 
-Each line of its input is a folder and the settings of a load; each line of its output is what became of it. Where a stand-in
+Each line of its input is a folder and the settings of a load; each line of its output is the result. Where a stub
 for the package ``kernels`` is on its path, transformers takes it for the real one.
 """
 
@@ -23,7 +23,7 @@ NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.
 
 
 class Watch:
-    """What happened since the last question."""
+    """Records events since the last load."""
 
     def __init__(self) -> None:
         self.inside: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Watch:
         sys.addaudithook(self.record)
 
     def record(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Take down what is opened outside, and every way to the network."""
+        """Record files opened outside the directory and network access."""
         if not self.inside:
             return
         if event in NETWORK:
@@ -46,7 +46,7 @@ def answer(watch: Watch, folder: str, settings: dict[str, Any]) -> dict[str, Any
     """Load a model, and return its error, or none, with what happened outside its folder."""
     before, fetched = set(sys.modules), getattr(sys.modules.get("kernels"), "FETCHED", [])
     fetched.clear()
-    forget_what_is_there()
+    reset_flash_attention_check()
     watch.opened, watch.inside = [], (*INSTALLED, os.path.realpath(folder))
     error, text = "", ""
     try:
@@ -63,8 +63,8 @@ def answer(watch: Watch, folder: str, settings: dict[str, Any]) -> dict[str, Any
     return {"error": error, "text": text, "opened": watch.opened, "imported": imported, "fetched": list(fetched)}
 
 
-def forget_what_is_there() -> None:
-    """Let transformers look anew for flash attention, which it does once in a process."""
+def reset_flash_attention_check() -> None:
+    """Reset the check of transformers for flash attention, which it caches per process."""
     utils = sys.modules.get("transformers.utils.import_utils")
     for version in (2, 3, 4):
         look = getattr(utils, f"is_flash_attn_{version}_available", None)
@@ -74,7 +74,7 @@ def forget_what_is_there() -> None:
 
 if __name__ == "__main__":
     watched = Watch()
-    nb.load_model("bundled_small", device="cpu")  # What the libraries open when they are imported is no model's doing.
+    nb.load_model("bundled_small", device="cpu")  # Import the libraries first, because they open files too.
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(watched, **json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A real kernel for what a front end sees, a plain shell, fresh processes for what must be, and a strict reader of HTML."""
+"""Fixtures: a real kernel, a shell without a kernel, new processes and a strict HTML parser."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from traitlets.config import Config
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-PATIENCE = 240
-"""Seconds to wait for a kernel or a process, however busy the computer is."""
+TIMEOUT_SECONDS = 240
+"""Timeout for a kernel or a process on a busy machine."""
 
-OURS = ("OPENMED_", "PYTORCH_", "ACCELERATE_", "HF_")
+PACKAGE_PREFIXES = ("OPENMED_", "PYTORCH_", "ACCELERATE_", "HF_")
 
 SESSION_STATE = (
     "(lambda s, os: (s.device().to_dict(), dict(os.environ), [str(key) for key in s.models._models]))"
     "(__import__('openmed_nb.session', fromlist=['']).SESSION, __import__('os'))"
 )
-"""An expression for everything that an error must leave as it was."""
+"""An expression for the state that an error must not change."""
 
 
 @dataclasses.dataclass
 class Reply:
-    """What a kernel answered to one cell.
+    """Output of a kernel for one cell.
 
     Attributes:
         status: ``"ok"`` or ``"error"``.
         error: The error's name, value and traceback lines, without colors.
-        shown: The data of everything that was displayed or returned, the result last.
-        streams: What was printed, under ``"stdout"`` and ``"stderr"``.
-        page: What a front end opens beside the notebook, as for ``%magic?``.
+        shown: Data of all displayed or returned values, the result last.
+        streams: Printed text, under ``"stdout"`` and ``"stderr"``.
+        page: Pager content, as for ``%magic?``.
     """
 
     status: str
@@ -68,17 +68,17 @@ class Reply:
 
 
 class Kernel:
-    """A running kernel, the client that speaks to it, and what can interrupt it, as the stop button does."""
+    """A running kernel with its client and the function that interrupts it, as the stop button does."""
 
     def __init__(self, client: BlockingKernelClient, interrupt: Callable[[], None]) -> None:
         self.client = client
         self.interrupt = interrupt
 
     def run(self, code: str) -> Reply:
-        """Run a cell and collect what a front end would get."""
+        """Run a cell and return its output as a front end receives it."""
         messages: list[dict[str, Any]] = []
         reply = self.client.execute_interactive(
-            code, output_hook=messages.append, allow_stdin=False, stop_on_error=False, timeout=PATIENCE
+            code, output_hook=messages.append, allow_stdin=False, stop_on_error=False, timeout=TIMEOUT_SECONDS
         )
         return collect(reply["content"], messages)
 
@@ -86,11 +86,11 @@ class Kernel:
         """Run a cell that the front end names, as JupyterLab names its cells, and return its status."""
         request = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         request["stop_on_error"] = (
-            False  # Else what is sent next may be called off: the reply comes before the queue is emptied.
+            False  # Otherwise the kernel may cancel the next request, because it replies before it clears its queue.
         )
         message = self.client.session.msg("execute_request", request, metadata={"cellId": cell})
         self.client.shell_channel.send(message)
-        answers = iter(partial(self.client.get_shell_msg, timeout=PATIENCE), None)
+        answers = iter(partial(self.client.get_shell_msg, timeout=TIMEOUT_SECONDS), None)
         mine = (reply for reply in answers if reply["parent_header"].get("msg_id") == message["header"]["msg_id"])
         return str(next(mine)["content"]["status"])
 
@@ -101,12 +101,12 @@ class Kernel:
         return ast.literal_eval(reply.streams["stdout"])
 
     def state(self) -> Any:
-        """Return everything that an error must leave as it was."""
+        """Return the state that an error must not change."""
         return self.value(SESSION_STATE)
 
     def complete(self, code: str) -> list[str]:
-        """Return what Tab offers at the end of the code, in the order of the menu."""
-        reply = self.client.complete(code, len(code), reply=True, timeout=PATIENCE)
+        """Return the completions at the end of the code, in the order of the menu."""
+        reply = self.client.complete(code, len(code), reply=True, timeout=TIMEOUT_SECONDS)
         return list(reply["content"]["matches"])
 
 
@@ -142,7 +142,7 @@ PLAIN: dict[str, set[str]] = {
     "svg": {"class", "role", "aria-label", "viewbox"},
     **{tag: {"points"} for tag in ("polygon", "polyline")},
 }
-"""The elements of our pages, each with its attributes."""
+"""The elements that the package renders, with their attributes."""
 
 
 @dataclasses.dataclass
@@ -176,7 +176,7 @@ class Element:
 
 
 class Reader(HTMLParser):
-    """Reads HTML, and refuses what is not closed, and every element and attribute that is not ours."""
+    """Strict HTML parser, which rejects unclosed elements and elements or attributes that the package does not use."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -208,7 +208,7 @@ class Reader(HTMLParser):
 
 
 def read(html: str) -> Element:
-    """Return our HTML as an element that holds all of it."""
+    """Parse HTML and return the root element."""
     reader = Reader()
     reader.feed(html)
     reader.close()
@@ -218,14 +218,14 @@ def read(html: str) -> Element:
 
 @pytest.fixture(scope="session", name="read")
 def _read() -> Callable[[str], Element]:
-    """Give the function that reads HTML strictly."""
+    """Return the strict HTML parser."""
     return read
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Return the environment of a fresh process: offline, and with no wish for a device but those given."""
-    wishes = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU")
-    inherited = {name: value for name, value in os.environ.items() if name not in wishes}
+    """Return the environment of a new process: offline, and without a device request except the given ones."""
+    device_variables = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU")
+    inherited = {name: value for name, value in os.environ.items() if name not in device_variables}
     return {**inherited, "HF_HUB_OFFLINE": "1", **changes}
 
 
@@ -252,7 +252,7 @@ def contrast() -> Callable[[str, str], float]:
 
 @pytest.fixture
 def as_recorded(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
-    """The function that compares what is shown with a record, which people read; ``--record`` writes it first."""
+    """Return a function that compares a value with its snapshot; ``--record`` writes the snapshot first."""
 
     def as_recorded(name: str, shown: Any) -> None:
         file = Path(__file__).parents[1] / "recorded" / f"{name}.json"
@@ -265,7 +265,7 @@ def as_recorded(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
 
 @pytest.fixture(scope="session")
 def run_ipython(tmp_path_factory):
-    """Give the function that runs code in a fresh terminal IPython and returns the finished process."""
+    """Return the function that runs code in a fresh terminal IPython and returns the finished process."""
     folder = tmp_path_factory.mktemp("terminal")
 
     def run(code: str, *arguments: str, profile: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
@@ -278,7 +278,7 @@ def run_ipython(tmp_path_factory):
             cwd=home,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             check=False,
         )
 
@@ -287,7 +287,7 @@ def run_ipython(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def running_kernel(tmp_path_factory) -> Callable[..., contextlib.AbstractContextManager[Kernel]]:
-    """Give the function that runs a kernel for a with block, in a folder of its own; its shell asks for the CPU."""
+    """Return the function that runs a kernel for a with block, in a folder of its own; its shell asks for the CPU."""
 
     @contextlib.contextmanager
     def running(**changes: str) -> Iterator[Kernel]:
@@ -298,9 +298,9 @@ def running_kernel(tmp_path_factory) -> Callable[..., contextlib.AbstractContext
         client = manager.blocking_client()
         client.start_channels()
         try:
-            client.wait_for_ready(timeout=PATIENCE)
+            client.wait_for_ready(timeout=TIMEOUT_SECONDS)
             running = Kernel(client, manager.interrupt_kernel)
-            running.run("import matplotlib.font_manager")  # What it says of its own folders is said here.
+            running.run("import matplotlib.font_manager")  # It may print messages about its cache.
             yield running
         finally:
             client.stop_channels()
@@ -318,9 +318,9 @@ def _running_kernel(running_kernel: Callable[..., contextlib.AbstractContextMana
 
 @pytest.fixture
 def kernel(_running_kernel: Kernel) -> Kernel:
-    """Give a real kernel with the extension as it is when just loaded; its shell asks for the CPU.
+    """Return a real kernel with a newly loaded extension, whose environment requests the CPU.
 
-    Collections leave out what was there before the test: the libraries, which take most of their time.
+    The existing objects are frozen, because collecting those of the libraries takes most of the time.
     """
     _running_kernel.run("get_ipython().config.pop('OpenMedMagics', None)\n%reload_ext openmed_nb")
     _running_kernel.run("__import__('gc').freeze()")
@@ -329,7 +329,7 @@ def kernel(_running_kernel: Kernel) -> Kernel:
 
 @pytest.fixture
 def watch(helper: Callable[[Path], ModuleType]) -> Iterator[Callable[..., Any]]:
-    """Give the function that opens a panel without widgets, which keeps what it has shown; all are closed at the end."""
+    """Return the function that opens a panel without widgets, which keeps what it has shown; all are closed at the end."""
     watched = helper(Path(__file__).parent / "panel" / "watched.py")
     panels = []
 
@@ -344,7 +344,7 @@ def watch(helper: Callable[[Path], ModuleType]) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def elsewhere() -> Callable[[Callable[[], object]], int]:
-    """Give the function that calls another one in a thread of its own, waits for its end, and returns which thread it was."""
+    """Return the function that calls another one in a thread of its own, waits for its end, and returns which thread it was."""
 
     def elsewhere(function: Callable[[], object]) -> int:
         thread = threading.Thread(target=function)
@@ -357,7 +357,7 @@ def elsewhere() -> Callable[[Callable[[], object]], int]:
 
 @pytest.fixture
 def shell(tmp_path, quick_collection) -> Iterator[InteractiveShell]:  # noqa: ARG001 - each shell ends with one
-    """Give a shell of this process with the extension loaded, and leave the process as it was."""
+    """Return a shell of this process with the extension loaded, and restore the process afterwards."""
     from openmed_nb.session import SESSION
 
     before = variables()
@@ -372,4 +372,4 @@ def shell(tmp_path, quick_collection) -> Iterator[InteractiveShell]:  # noqa: AR
     after = variables()
     for name in after.keys() - before.keys():
         del os.environ[name]  # torch and transformers leave two of their own
-    assert not [name for name in after if name.startswith(OURS) and after[name] != before.get(name)]
+    assert not [name for name in after if name.startswith(PACKAGE_PREFIXES) and after[name] != before.get(name)]

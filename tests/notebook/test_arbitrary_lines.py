@@ -49,7 +49,7 @@ def ready(shell):
 
 
 def state():
-    """Return everything that an error must leave as it was."""
+    """Return the state that an error must not change."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     models = {key: (id(model), str(model.model.device)) for key, model in SESSION.models._models.items()}
     return SESSION.device().to_dict(), environment, models

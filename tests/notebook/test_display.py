@@ -6,6 +6,7 @@ import pytest
 
 from openmed_nb._render.display import (
     LABEL_COLORS,
+    SIMULATION_NOTICE,
     Displayable,
     Finding,
     Report,
@@ -52,7 +53,7 @@ PIECES = (
 
 REPORTS = {
     "title, sentence and table": REPORT,
-    "a page says it as a person would": Report(
+    "separate headline for HTML": Report(
         "Device: cpu (confirmed)", ("x.",), html_sentences=("Device: cpu", "It computes.")
     ),
     "a status is a sign and a word": Report("Doctor", status="failed"),
@@ -123,8 +124,8 @@ def test_the_page_needs_nothing_from_elsewhere():
     assert not re.search(r"<style|<script|url\(|@import|http|var\(", to_html(REPORT))
 
 
-def test_what_is_simulated_says_so_however_it_is_spoken():
-    """The mark and the first sentence of the simulation stand in the text, and in a page that is spoken."""
+def test_simulation_is_labeled_in_text_and_html():
+    """Both forms have the suffix and the notice of the simulation."""
 
     class Figure(Displayable):
         simulated = True
@@ -134,7 +135,7 @@ def test_what_is_simulated_says_so_however_it_is_spoken():
 
     for shown in (str(Figure()), Figure()._repr_html_()):
         assert "(SIMULATED)" in shown
-        assert "SIMULATED MPS: no figure here is one of MPS." in shown
+        assert SIMULATION_NOTICE in shown
 
 
 def test_report_of_a_long_text_scrolls_and_keeps_all_of_it():

@@ -49,7 +49,7 @@ def with_label(payload):
 
 
 def several(text="asthma", label="D", error=""):
-    """Return what was found in many texts: an entity over all of the first, and perhaps a text that failed."""
+    """Return annotations of a text that is one entity and, with an error, of a text that failed."""
     answers = ResultStore()
     answers.add(0, [{"entity_group": label, "score": 1.0, "word": text, "start": 0, "end": len(text)}])
     if error:
@@ -160,7 +160,7 @@ def test_any_note_with_any_entities(said, data, text, label):
 
 @given(text=st.text(min_size=1, max_size=40), label=ANY, error=st.text(min_size=1, max_size=20))
 def test_any_texts_with_any_entities(said, text, label, error):
-    """Whatever many texts, their labels and errors hold, the page has no element that is not ours, and all of the text."""
+    """The page has only elements of the package and the complete text."""
     found = several(text, label, error)
 
     assert text in said(found._repr_html_())

@@ -73,7 +73,7 @@ def test_loading_is_light(fresh):
     assert not {"html", "openmed_nb._render.drawing"} & set(fresh["light"])
 
 
-def test_the_device_is_told_without_network(fresh):
+def test_loading_and_device_need_no_network(fresh):
     """Loading the extension and asking for the device opens no socket and looks no name up."""
     assert fresh["network"] == []
     assert set(fresh["shown"]) == {"D", "{"}
@@ -95,7 +95,7 @@ def test_reloading_registers_everything_once(shell):
 
 
 def test_unloading_leaves_what_others_do_to_cells(shell):
-    """After %unload_ext a function of somebody else's that has the name of ours still changes cells."""
+    """Unloading keeps an input transformer of another package with the same name."""
 
     def others(lines):
         return lines
@@ -112,7 +112,7 @@ def test_unloading_leaves_what_others_do_to_cells(shell):
 
 
 def test_other_magics_of_the_same_shell_stay(shell):
-    """Unloading takes away our magics alone, also where a person registered one with a like name."""
+    """Unloading keeps a user magic with a similar name."""
     shell.register_magic_function(lambda line: line, "line", "openmed_mine")
     shell.run_line_magic("unload_ext", "openmed_nb")
 
@@ -136,7 +136,7 @@ print("openmed_nb" in get_ipython().extension_manager.loaded, choice.device)
 
 
 def test_the_override_ends_with_the_extension(kernel):
-    """Unloading drops the override: after loading again the shell's wish is in force."""
+    """After reloading, the environment variable decides again."""
     kernel.run("%openmed_device auto")
     kernel.run("%unload_ext openmed_nb")
     kernel.run("%load_ext openmed_nb")

@@ -1,4 +1,4 @@
-"""An interrupt of a long verb in a real kernel: the verb ends, its line says so, the session goes on, and nothing is left."""
+"""Tests of interrupts of long operations in a real kernel: the operation stops and leaves nothing behind."""
 
 import pytest
 
@@ -23,7 +23,7 @@ EAGER = "SESSION._listeners._indicator._patience = 0.01"
 
 WORKS = "nb.load_pipeline('bundled_small', progress=False)('She has asthma.')[0]['word']"
 
-VERBS = {
+OPERATIONS = {
     "load": "SESSION.unload(); nb.load_pipeline('bundled')",
     "annotate": "nb.annotate(NOTES, 'bundled_small')",
     "sweep": "nb.sweep('bundled_small', seconds=600)",
@@ -51,10 +51,10 @@ def fresh(running_kernel, tmp_path_factory):
 
 
 def interrupted(kernel, code):
-    """Run a cell as a person does, interrupt it when its line is drawn, and return the error and what the line said last."""
+    """Run a cell, interrupt it when its progress line appears, and return the error and the last line."""
     asked, lines, errors = [], [], []
 
-    def hear(message):
+    def record(message):
         if message["msg_type"] in ("display_data", "update_display_data"):
             lines.append(message["content"]["data"]["text/plain"])
             if not asked:
@@ -62,7 +62,7 @@ def interrupted(kernel, code):
         if message["msg_type"] == "error":
             errors.append(message["content"])
 
-    kernel.client.execute_interactive(code, allow_stdin=True, output_hook=hear, stop_on_error=False, timeout=120)
+    kernel.client.execute_interactive(code, allow_stdin=True, output_hook=record, stop_on_error=False, timeout=120)
     (error,) = errors
     return error, lines[-1]
 
@@ -82,19 +82,19 @@ def check(kernel, code, left=()):
 
 def test_an_interrupt_while_libraries_are_imported(fresh):
     """The first load, which imports torch and transformers, ends when they are there, and the next one works."""
-    error, line = interrupted(fresh, VERBS["load"])
+    error, line = interrupted(fresh, OPERATIONS["load"])
 
     assert (error["ename"], error["traceback"]) == ("KeyboardInterrupt", ["KeyboardInterrupt: Stopped."])
     assert line.startswith("Importing: torch, stopped after ")
     assert fresh.value(WORKS) == "asthma"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_interrupt_of_a_long_verb(fresh, verb):
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_interrupt_of_long_operation(fresh, operation):
     """Each ends before it is done, says that it stopped, and leaves a session that works, and no thread, process or file.
 
-    What a report has found stays, so that it goes on later.
+    A report keeps its finished steps, so that it can resume.
     """
     fresh.run(f"{WORKS}\n{EAGER}")  # What is loaded once is there.
 
-    check(fresh, VERBS[verb], left=["reported"] if verb == "report" else ())
+    check(fresh, OPERATIONS[operation], left=["reported"] if operation == "report" else ())

@@ -76,7 +76,7 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_a_line_and_a_variable(kernel, line):
-    """The rest of a line is a text as it is written; variables stand in it as in any magic, and --from names one."""
+    """The rest of a line is the text, with variables expanded; --from names a variable."""
     kernel.run('patient_note = "Patient\'s asthma; # 2"')
 
     assert kernel.run(line).text.startswith(

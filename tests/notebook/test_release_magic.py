@@ -79,7 +79,7 @@ def test_the_frames_can_be_kept_for_the_debugger(planted):
 
 
 def test_outputs_are_freed(planted):
-    """What cells have shown is let go of: Out, _, __ and _1."""
+    """Displayed values are released: Out, _, __ and _1."""
     planted.run("shown = torch.zeros(1 << 20)\nwatched['shown'] = weakref.ref(shown)\nshown")
     planted.run("shown")
     planted.run("del shown")
@@ -112,7 +112,7 @@ def test_outputs_go_on_after_a_release(planted):
     assert planted.value("(_, __, 42 in Out.values())") == ("another", 42, True)
 
 
-def test_the_figures_are_the_sums_of_the_causes(planted):
+def test_totals_are_sums_of_sources(planted):
     """What was freed in all is the sum over the causes, and the mapping has every cause."""
     planted.run("losses = [torch.zeros(1 << 18)]")
     planted.run("shown = torch.zeros(1 << 19)\nshown")
@@ -146,7 +146,7 @@ def test_a_name_that_is_no_variable_releases_nothing(planted):
 
 
 def test_loaded_models_are_forgotten(planted):
-    """The models that the loader keeps are let go of, or kept on request; a pipeline in a variable stays usable."""
+    """Loaded models are released or kept on request; a pipeline in a variable stays usable."""
     planted.run("import openmed_nb as nb\npipe = nb.load_pipeline('bundled_small')")
     planted.run("watched['model'] = weakref.ref(pipe.model)")
     planted.run("kept = %openmed_release --keep-models")

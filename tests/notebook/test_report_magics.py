@@ -94,7 +94,7 @@ def test_a_logbook_is_written_and_compared(loaded, tmp_path):
 
 
 def test_a_logbook_is_not_written_over(loaded, tmp_path):
-    """A file that is there already is refused, and stays as it is; a new one is named, and Tab offers it."""
+    """An existing file is not changed; a new file is named, and Tab completes it."""
     printed = loaded.run("%openmed_log run.json").streams["stdout"]
     before = (tmp_path / "run.json").read_bytes()
     reply = loaded.run("%openmed_log run.json")

@@ -118,7 +118,7 @@ def test_function_model_that_does_not_fit(pipe):
 
 
 def test_function_no_second_one():
-    """A simulation inside of another is refused, and the outer one goes on."""
+    """A nested simulation is rejected, and the outer one continues."""
     with nb.simulated_mps():
         with pytest.raises(DeviceUnavailableError, match="there can be only one"), nb.simulated_mps():
             pass
@@ -173,8 +173,8 @@ def test_function_environment_is_in_force():
 
 
 @pytest.mark.parametrize(("high", "allowed"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
-def test_function_shell_is_heard(high, allowed):
-    """Watermarks of the person rule a simulated device as they would rule a real one, and stay afterwards."""
+def test_function_respects_user_watermarks(high, allowed):
+    """The watermarks of the user limit a simulated device like a real one, and are kept."""
     environ = {HIGH_WATERMARK_VARIABLE: high}
     session = Session(environ)
     device = session.simulate("8 GiB")
@@ -236,7 +236,7 @@ def test_magic_in_a_kernel(kernel):
 
 @pytest.mark.parametrize("line", ["--simulate mps --memory eight", "--simulate mps --memory 8", "--simulate cuda"])
 def test_device_magic_refuses_a_wrong_simulation_before_it_imports_torch(run_ipython, line):
-    """A mistake of the line is told at once."""
+    """An invalid line raises before torch is imported."""
     done = run_ipython(
         "import sys\n"
         "get_ipython().run_line_magic('load_ext', 'openmed_nb')\n"

@@ -65,19 +65,19 @@ def front_end(opened: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 
 class Load:
-    """Another thread that is inside a verb of a session: it loads a model, and stays there until it is let go on."""
+    """A thread that loads a model and blocks until the test releases it."""
 
     def __init__(self) -> None:
-        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.reached, self.released = threading.Event(), threading.Event()
         self.thread: threading.Thread | None = None
 
     @property
     def inside(self) -> bool:
-        """Whether it is inside the verb."""
+        """Whether the thread is loading."""
         return self.thread is not None and self.thread.is_alive()
 
-    def begin(self, session: Any) -> None:
-        """Begin, and wait until the model is being loaded."""
+    def start(self, session: Any) -> None:
+        """Start the thread, and wait until it loads the model."""
         self.remove = session.subscribe(self.stay)
         self.thread = threading.Thread(target=session.load_model, args=("bundled_small", OpenMedConfig(device="cpu")))
         self.thread.start()
@@ -85,15 +85,15 @@ class Load:
         assert not session.is_idle()
 
     def stay(self, activity: object) -> None:
-        """Stay inside for as long as the model is being loaded."""
+        """Block the load until the test releases it."""
         if activity is not None and threading.current_thread() is self.thread:
             self.reached.set()
-            self.go_on.wait(60)
+            self.released.wait(60)
 
-    def end(self) -> None:
-        """Let it go on, and wait for its end."""
+    def stop(self) -> None:
+        """Release the thread, and wait for its end."""
         if self.thread is not None:
-            self.go_on.set()
+            self.released.set()
             self.thread.join(60)
             self.remove()
             assert not self.inside
@@ -101,7 +101,7 @@ class Load:
 
 @pytest.fixture
 def loads() -> Iterator[Load]:
-    """Give a thread that can be inside a verb of a session for as long as a test wants."""
+    """Return a thread that can block in a load."""
     load = Load()
     yield load
-    load.end()
+    load.stop()

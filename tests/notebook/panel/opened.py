@@ -29,7 +29,7 @@ class OpenPanel(PanelView):
 
     @property
     def messages(self) -> dict[str, str]:
-        """What came of the last click, by the region that says it."""
+        """Results and errors of the last click, by region."""
         said = {
             name: self.region(name).message.value for name in ("Device", "Environment", "Memory", "Models", "Try it")
         }
@@ -42,7 +42,7 @@ class OpenPanel(PanelView):
         return "".join(html for html in htmls if not html.startswith(rendering.STYLES))
 
     def click(self, name: str) -> None:
-        """Click a button by what stands on it."""
+        """Click the button with a description."""
         (button,) = (
             widget for widget in iter_widgets(self) if isinstance(widget, Button) and widget.description == name
         )
@@ -50,10 +50,10 @@ class OpenPanel(PanelView):
 
 
 class FrontEnd:
-    """What a front end is told of some widgets.
+    """Records the messages to some widgets, as a front end receives them.
 
     Attributes:
-        state: What it shows of each widget, as far as that was told or clicked.
+        state: Displayed state of each widget, from messages and clicks.
         focused: What was on the controls that got the focus.
     """
 
@@ -62,7 +62,7 @@ class FrontEnd:
         self.focused: list[str] = []
 
     def record(self, one: Widget, message: dict[str, Any]) -> None:
-        """Hear a message to a widget."""
+        """Record a message to a widget."""
         data = message.get("data") or {}
         if data.get("method") == "update":
             self.state.setdefault(one, {}).update(data["state"])
@@ -70,7 +70,7 @@ class FrontEnd:
             self.focused.append(one.description)
 
     def click(self, control: Button | Checkbox) -> None:
-        """Click as a front end does: a box shows its new value, and then tells it."""
+        """Click as a front end does: a checkbox shows its new value before it sends it."""
         if isinstance(control, Button):
             control.click()
         else:

@@ -72,15 +72,15 @@ def test_in_loop_an_interrupt(elsewhere):
 
 @pytest.mark.usefixtures("deaf")
 def test_in_loop_an_error_of_what_was_handed_over(elsewhere):
-    """An error of what was handed over is told to the loop, which goes on; the handler of interrupts is as before."""
+    """The event loop reports the error and continues; the signal handler is restored."""
 
     async def cell():
-        told = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context["exception"]))
         cells = MainThreadRunner()
         elsewhere(lambda: cells.run(lambda: 1 / 0))
         await asyncio.sleep(0)
-        return told
+        return errors
 
     assert [type(error) for error in asyncio.run(cell())] == [ZeroDivisionError]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -12,8 +12,8 @@ from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE
 from openmed_nb.notebook.panel.state import PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
-CPU = DeviceChoice("cpu", "auto", "nobody", "", confirmed=True)
-PLANNED = DeviceChoice("mps", "auto", "nobody", "", confirmed=False)
+CPU = DeviceChoice("cpu", "auto", "default", "", confirmed=True)
+PLANNED = DeviceChoice("mps", "auto", "default", "", confirmed=False)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def simulated():
 
 @pytest.mark.parametrize("choice", [None, CPU, replace(CPU, confirmed=False)], ids=["no device", "cpu", "planned cpu"])
 def test_without_a_gpu_there_is_the_process(choice):
-    """Without a GPU in force there is one bar: this process, out of the memory of this computer."""
+    """Without an active GPU the only bar is that of the process."""
     (bar,) = memory_bars(choice)
 
     assert bar.name == "process"
@@ -63,7 +63,7 @@ class TestSimulatedMps:
         assert after.used == torch.mps.driver_allocated_memory()
 
     @pytest.mark.parametrize(
-        ("fraction", "share", "words"),
+        ("fraction", "expected", "description"),
         [
             (None, 1, "what Metal recommends"),
             (1.0, 1, "what Metal recommends"),
@@ -71,12 +71,12 @@ class TestSimulatedMps:
             (1.7, 1.7, "limit: 1.7 of what Metal recommends"),
         ],
     )
-    def test_the_limit(self, simulated, fraction, share, words):
+    def test_the_limit(self, simulated, fraction, expected, description):
         """The end of the bar is where torch refuses more, and says so where that is not what Metal recommends."""
         bar = memory_bars(nb.device(), fraction)[0]
 
-        assert bar.limit == int(share * simulated.allocator.memory.recommended)
-        assert bar.limit_name == words
+        assert bar.limit == int(expected * simulated.allocator.memory.recommended)
+        assert bar.limit_name == description
 
     def test_a_limit_that_was_set(self, simulated):
         """A limit that the session has set is the end of the bar."""
@@ -96,7 +96,7 @@ class TestSimulatedMps:
         assert bar.limit == simulated.allocator.memory.recommended
         assert bar.limit_name == "what Metal recommends"
 
-    def test_the_cpu_beside_it(self, simulated):
+    def test_cpu_of_simulated_mac_has_only_process_bar(self, simulated):
         """On the CPU of a simulated Mac there is no bar of the device."""
         nb.use("cpu")
 

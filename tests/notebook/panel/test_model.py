@@ -1,4 +1,4 @@
-"""The panel without its widgets, each verb: it does what the magic does, and shows what came of it."""
+"""Tests of the operations of the panel without widgets."""
 
 import gc
 import json
@@ -23,7 +23,7 @@ SMALL = "bundled_small"
 
 
 def splitting(text):
-    """Return what fails to split any text, and quotes one in its error."""
+    """Return a pre-tokenizer that raises an error with a text."""
 
     class Quoting:
         def pre_tokenize(self, _pieces):
@@ -33,7 +33,7 @@ def splitting(text):
 
 
 def held(frame):
-    """Return what a frame holds: its variables, what functions among them have taken along, and what lists hold."""
+    """Return the objects that a frame references: variables, closures of functions and items of lists."""
     values = list(frame.f_locals.values())
     taken = [cell.cell_contents for value in values for cell in getattr(value, "__closure__", None) or ()]
     deeper = [cell.cell_contents for value in taken for cell in getattr(value, "__closure__", None) or ()]
@@ -43,7 +43,7 @@ def held(frame):
 
 @pytest.fixture
 def own(watch):
-    """A panel over the session of this process, which is left without models and wishes."""
+    """A panel of the session of this process, which is reset afterwards."""
     yield watch(SESSION, SMALL)
     SESSION.unload()
     SESSION.reset()
@@ -97,7 +97,7 @@ def test_device_models_move(mac):
 
 
 def test_errors_an_error_of_another_kind(computers, watch):
-    """An error that is not ours is shown by its type alone and raised on without its text; the session is unchanged."""
+    """The panel shows only the type of an unexpected error and raises an error without its text."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     panel = watch(here.session)
     before = here.state
@@ -124,7 +124,7 @@ def test_errors_an_error_of_another_kind(computers, watch):
 
 
 def test_errors_an_error_holds_no_note(here, watch):
-    """An error that is not ours has no cause and no context, and none of its frames holds the text that was annotated."""
+    """An unexpected error has neither cause nor context, and none of its frames references the annotated text."""
     panel = watch(here.session, SMALL)
     create_pipeline(here.session, SMALL, OpenMedConfig()).tokenizer.backend_tokenizer.pre_tokenizer = splitting(NOTE)
     with pytest.raises(OpenMedError, match="Annotating failed with Exception") as raised:
@@ -159,7 +159,7 @@ def test_errors_an_error_keeps_nothing_alive(computers, watch):
 
 
 def test_errors_an_observer_that_fails(here, panel):
-    """A panel that fails while it is told is a warning, and the verb that told it does not fail."""
+    """An observer that raises causes a warning, and the operation succeeds."""
 
     def fail(_state):
         raise ValueError(NOTE)
@@ -255,7 +255,7 @@ def test_models_unloading(here, panel):
 
 
 def test_models_unloading_what_is_gone(panel):
-    """A model that somebody else has unloaded meanwhile is no error."""
+    """Unloading a model that is no longer loaded is not an error."""
     panel.unload(SMALL)
 
     assert panel.state.result.title == "No loaded model has that name."

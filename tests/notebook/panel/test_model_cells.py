@@ -7,6 +7,7 @@ from operator import attrgetter
 
 import pytest
 
+from openmed_nb.devices.request import DEFAULT_SOURCE
 from openmed_nb.notebook.panel.model import PENDING_INPUT_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
 
@@ -24,7 +25,7 @@ class ClockLoop(asyncio.SelectorEventLoop):
     now = 0.0
 
     def time(self):
-        """Return what the clock says."""
+        """Return the time of the clock."""
         return self.now
 
 
@@ -58,7 +59,7 @@ class Notebook:
         self.open_panel = open_panel
 
     def open(self):
-        """Open the panel in a cell, which goes on."""
+        """Open the panel in a cell, which keeps running."""
         self.panel = self.open_panel()
         self.panel.on_cell_start()
 
@@ -83,7 +84,7 @@ def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
         notebook.panel.watch(lambda state: threads.append((state.pending_clicks, threading.get_ident())))
         elsewhere(lambda: notebook.panel.use_device("cpu"))
         assert notebook.panel.state.pending_clicks == 1
-        assert notebook.panel.state.choice.requested_by == "nobody"
+        assert notebook.panel.state.choice.requested_by == DEFAULT_SOURCE
         assert here.environ == {}
         notebook.panel.on_cell_end()
 
@@ -153,7 +154,7 @@ def test_waiting_a_thread_that_changes_the_session(here, notebook, elsewhere):
     def cell():
         notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
         elsewhere(lambda: here.session.use("cpu"))
-        assert asked(notebook.panel.state) == ("auto", "nobody")
+        assert asked(notebook.panel.state) == ("auto", DEFAULT_SOURCE)
 
     in_cells(notebook.open, cell, lambda: None)
     assert asked(notebook.panel.state) == ("cpu", "use()")
@@ -171,7 +172,7 @@ def test_waiting_a_cell_of_another_thread(here, notebook, elsewhere):
 
     idents = []
     in_cells(notebook.open, cell, lambda: None)
-    before, after = ("auto", "nobody"), ("cpu", "OPENMED_DEVICE")
+    before, after = ("auto", DEFAULT_SOURCE), ("cpu", "OPENMED_DEVICE")
     assert threads == [(before, idents[0]), (after, threading.get_ident())]
 
 
@@ -259,7 +260,7 @@ class TestCells:
 
     @pytest.fixture
     def followed(self, shell, watch):
-        """A panel that follows the cells of a shell, and the shell, which is left as it was."""
+        """A panel that observes the cells of a shell, and the shell."""
         before = {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()}
         panel = watch(SESSION, SMALL, events=shell.events)
         yield panel, shell
@@ -277,14 +278,14 @@ class TestCells:
         assert not panel.states[-1].cell_running
         assert "Error in callback" not in capsys.readouterr().out
 
-    def test_what_a_cell_changed_without_us_is_shown(self, followed, monkeypatch):
+    def test_environment_change_of_cell_is_shown(self, followed, monkeypatch):
         """A variable that a cell sets is shown after the cell."""
         panel, shell = followed
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "auto")
         shell.run_cell("import os; os.environ['OPENMED_DEVICE'] = 'cpu'")
         assert asked(panel.state) == ("cpu", "OPENMED_DEVICE")
         shell.run_cell("del os.environ['OPENMED_DEVICE']")
-        assert asked(panel.state) == ("auto", "nobody")
+        assert asked(panel.state) == ("auto", DEFAULT_SOURCE)
 
     def test_the_cell_that_opens_it(self, shell, watch):
         """A panel does not know of the cell in which it is opened, and shows after it that none runs; the next it knows."""
@@ -314,12 +315,12 @@ class TestCells:
         panel, shell = followed
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "auto")
         panel.refresh()
-        loads.begin(SESSION)
+        loads.start(SESSION)
         shell.run_cell("import os; os.environ['OPENMED_DEVICE'] = 'cpu'")
         assert loads.inside
-        assert asked(panel.state) == ("auto", "nobody")
+        assert asked(panel.state) == ("auto", DEFAULT_SOURCE)
         assert not panel.state.cell_running
-        loads.end()
+        loads.stop()
 
         assert asked(panel.state) == ("cpu", "OPENMED_DEVICE")
         assert panel.state.models.names == (SMALL,)
@@ -403,7 +404,7 @@ class TestInKernel:
         cells.run("%openmed_device --simulate off")
         assert cells.value("panel.state.simulated") is False
 
-    def test_what_fails_does_not_tell_the_note(self, cells):
+    def test_unexpected_error_does_not_quote_note(self, cells):
         """What an unexpected error quotes of a note is neither in the panel nor in what the kernel writes into the notebook."""
         assert cells.run(QUOTING).status == "ok"
         cells.run("written, sys.stderr = sys.stderr.getvalue(), standard_error")

@@ -135,7 +135,7 @@ def done(action, session, source):
 
 
 def in_thread(function, *arguments):
-    """Return what a function answers in a thread of its own."""
+    """Return the result of a function in another thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *arguments).result(60)
 
@@ -150,11 +150,13 @@ def click(panel, verb):
 STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([*VERBS, *OTHERS, "close"])), max_size=10)
 
 
-@given(kind=st.sampled_from(["plain", "rosetta"]), wish=st.sampled_from(["", "cpu", "mps", "nonsense"]), steps=STEPS)
+@given(
+    kind=st.sampled_from(["plain", "rosetta"]), requested=st.sampled_from(["", "cpu", "mps", "nonsense"]), steps=STEPS
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_clicks_on_two_panels(computers, watch, kind, wish, steps):
+def test_any_clicks_on_two_panels(computers, watch, kind, requested, steps):
     """Whatever two panels and others do, the session is as without panels, and each panel shows it and its own error."""
-    here, twin = (getattr(computers, kind)(OPENMED_DEVICE=wish) for _ in range(2))
+    here, twin = (getattr(computers, kind)(OPENMED_DEVICE=requested) for _ in range(2))
     panels = [watch(here.session) for _ in range(2)]
     for number, verb in steps:
         other, before = panels[1 - number], panels[1 - number].state

@@ -1,4 +1,4 @@
-"""Clicks on the widgets that come from another thread, as in JupyterLab: what a front end is told, and where the focus goes."""
+"""Tests of clicks that arrive in another thread, as in JupyterLab: messages to the front end and the focus."""
 
 import asyncio
 import itertools
@@ -21,7 +21,7 @@ def broken(computers):
 
 
 def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_end, elsewhere):
-    """A clicked button looks pressed when the device has changed, and no sooner; the front end is told so once."""
+    """A button looks pressed only after the device has changed, and the front end gets one message."""
 
     async def notebook():
         view = open_panel(here.session)
@@ -62,7 +62,7 @@ def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere
 
 
 def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front_end, elsewhere):
-    """A click that waited for a cell does not take the focus, whatever came of it."""
+    """A click that waited for a cell never moves the focus."""
 
     async def notebook():
         view = open_panel(broken.session)
@@ -101,7 +101,7 @@ def test_while_a_cell_runs_the_focus_stays_after_a_long_answer(open_panel, broke
 
 
 def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here, elsewhere):
-    """That a click waits is said in its region, also while the cell goes on and changes other things, until it is done."""
+    """The region of a pending click says so until the click is processed, even if the cell changes other state."""
 
     async def notebook():
         view = open_panel(here.session)

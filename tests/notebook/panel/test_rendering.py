@@ -81,7 +81,7 @@ def full(words="words", state="usable"):
 def cases(plain):
     """Yield a state for each thing that the panel may have to say, with its name and the region that says it."""
     gpu = MemoryBar("mps", (MemoryPart("allocated", GIB), MemoryPart("cached", 2 * GIB)), 8 * GIB, "the limit")
-    said = Report("Released 9.7 MiB", ("Done.",), (Table("Causes", ("let go",), (("models",),)),))
+    result = Report("Released 9.7 MiB", ("Done.",), (Table("Causes", ("released",), (("models",),)),))
     model = LoadedModelInfo("bundled", "mps (SIMULATED)", "float32", 3 << 20, follows_session=True)
     loading = ProgressEvent("Moving to mps", "bundled", 1, 3)
     answer = AnnotatedText("He has asthma.", (ENTITY,), "m", "cpu")
@@ -108,15 +108,15 @@ def cases(plain):
     yield "memory over its limit", rendering.memory, replace(plain, memory=(replace(gpu, limit=GIB),))
     yield "no model", rendering.models, plain
     yield "models", rendering.models, replace(plain, models=LoadedModels((model,)))
-    yield "nothing under way", rendering.activity, plain
+    yield "no activity", rendering.activity, plain
     yield "an activity", rendering.activity, replace(plain, activity=loading)
     yield "an activity in a cell", rendering.activity, replace(plain, activity=loading, cell_running=True)
     yield "a cell", rendering.activity, replace(plain, cell_running=True)
     yield "a click between cells", rendering.activity, replace(plain, pending_clicks=2)
     yield "a click in a cell", rendering.activity, replace(plain, pending_clicks=2, cell_running=True, activity=loading)
     yield "nothing said", rendering.message, plain
-    yield "something said", rendering.message, replace(plain, result=said)
-    yield "an error", rendering.message, replace(plain, error=OpenMedError("It broke.", "Mend it."), result=said)
+    yield "something said", rendering.message, replace(plain, result=result)
+    yield "an error", rendering.message, replace(plain, error=OpenMedError("It broke.", "Mend it."), result=result)
     yield "no answer", rendering.annotation, plain
     yield "an answer", rendering.annotation, replace(plain, annotation=answer, seconds=0.0123)
     yield "a quick answer", rendering.annotation, replace(plain, annotation=answer, seconds=0.0001)
@@ -151,7 +151,7 @@ def test_any_words_bring_no_element_or_attribute(read, words, state):
 
 @pytest.mark.parametrize("spelling", ["cpu Device: mps, chosen", "<strong>mps</strong>"])
 def test_words_like_ours_are_no_device(read, computers, plain, spelling):
-    """A variable whose value reads like a device in force is no such thing: what is in force alone is bold."""
+    """Only the active device is bold, also if a variable has a value that looks like a device."""
     refused = PanelState(**read_state(computers.plain(OPENMED_DEVICE=spelling).session))
     choice = DeviceChoice("cpu", spelling, "you", "Yes.", confirmed=True)
     chosen = replace(

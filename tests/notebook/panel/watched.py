@@ -13,7 +13,7 @@ class Watched(PanelModel):
     """A panel without widgets.
 
     Attributes:
-        states: Every state that its observers were told of.
+        states: All observed states.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -27,16 +27,16 @@ class Watched(PanelModel):
 
     @property
     def activities(self) -> list[str]:
-        """What was shown to be under way, in order; what is shown on and on counts once."""
+        """Displayed activities in order, without repetitions."""
         shown = [str(state.activity or "") for state in self.states]
         return [activity for activity, before in zip(shown, ["", *shown], strict=False) if activity not in ("", before)]
 
     @property
     def agrees(self) -> bool:
-        """Whether it shows what its session is, and nothing under way."""
+        """Whether it shows the current state of the session and no activity."""
         return self.state.activity is None and seen(self.state) == seen(PanelState(**read_state(self.session)))
 
 
 def seen(state: PanelState) -> tuple[Any, ...]:
-    """Return what a state shows of a session, without the memory, which changes by itself."""
+    """Return the parts of a state that depend on the session only; the memory changes at any time."""
     return state.devices, state.explanation.to_dict(), state.status, state.buttons, state.models, state.simulated
