@@ -41,7 +41,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Remove everything that :func:`load_ipython_extension` added; IPython calls this for ``%unload_ext``."""
+    """Remove the magics and undo all changes of :func:`load_ipython_extension`; IPython calls this for ``%unload_ext``."""
     from .notebook.extension import unload
 
     unload(shell)

@@ -79,7 +79,7 @@ def fronts(helper: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def measures(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module of what is measured on a page."""
+    """Return the module with measurements of a page."""
     return helper(FOLDER / "measures.py")
 
 

@@ -146,7 +146,7 @@ class Server:
         return {**inherited, **ours, "HF_HUB_OFFLINE": "1"}
 
     def _wait_for_url(self) -> str:
-        """Return the address; the server writes it to a file and answers a moment later."""
+        """Return the address, which the server writes to a file shortly before it accepts connections."""
         about = self.folder / "runtime" / f"jpserver-{self.process.pid}.json"
         for _ in range(600):
             with contextlib.suppress(OSError, ValueError):

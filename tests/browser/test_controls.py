@@ -44,7 +44,7 @@ def front(opened):
 
 
 def test_a_click_moves_the_models(front):
-    """A click on another device moves what is loaded; everything that is shown of a simulated device says so."""
+    """A click on another device moves the loaded models, and a simulated device is always labeled."""
     front.run("%openmed_device --simulate mps\nnb.load_pipeline('bundled_small')")
     front.device_button("cpu").click()
 
@@ -92,7 +92,7 @@ def used_memory(front, panel=0):
 
 
 def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
-    """While the box is checked the figures follow by themselves, and no thread is started for that."""
+    """While the checkbox is checked the memory is updated without an additional thread."""
     box = front.region("Memory", panel=1).get_by_role("checkbox", name="Refresh every 2 seconds")
     threads = front.evaluate(THREADS)
     before = front.evaluate(RESIDENT)

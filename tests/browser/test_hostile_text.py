@@ -1,4 +1,4 @@
-"""Names, labels, variables and texts that are HTML stay text in the live panel: nothing of them is run."""
+"""Tests that names, labels, variables and texts with HTML remain text in the live panel."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def front(opened):
 
 
 def expect_nothing_ran(front):
-    """Expect that no payload ran, after a moment in which an image would have failed to load."""
+    """Expect that no payload ran, after the time in which an image would have failed to load."""
     front.page.wait_for_timeout(300)
     assert front.page.evaluate("window.__ran") is None
 

@@ -19,7 +19,7 @@ PATIENCE = 900_000
 PULSES = """() => document.getAnimations().filter(one => one.animationName === 'openmed-pulse'
     && one.playState === 'running' && one.effect.target.checkVisibility()
     && /^● .+/.test(one.effect.target.parentElement.innerText)).length"""
-"""How many dots pulse, each before a text that says what is done."""
+"""Number of pulsing dots, each before the text of an activity."""
 
 WATCH = f"""() => {{
     window.looks = []
@@ -32,7 +32,7 @@ WATCH = f"""() => {{
         changed = false
     }}, {LOOK})
 }}"""
-"""Look again and again, and note whether the page has changed since, or a dot pulses; a text that stands is no sign of life."""
+"""Sample the page repeatedly, and record changes and pulsing dots; constant text does not count."""
 
 TEXT = "Patient has type 2 diabetes mellitus and hypertension. "
 

@@ -79,7 +79,7 @@ REPORTS = {
         20,
     ),
 }
-"""A report of each kind of thing: prose, results, marked text, tables, lamps, lines, bars and commands."""
+"""Reports with prose, results, highlighted text, tables, status indicators, lines, bars and commands."""
 
 MIN_CONTRAST = 4.5
 DROPPED = "font-variant-numeric"

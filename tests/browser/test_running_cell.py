@@ -66,7 +66,7 @@ def test_later_clicks_wait_too(front):
 
 
 def test_the_last_click_counts(front):
-    """Who clicks another device while a cell runs, and then the former one again, keeps the former one."""
+    """Clicks on another device and then on the previous device during a cell keep the previous device."""
     front.run("%openmed_device --simulate mps")
     with front.running_cell():
         front.device_button("cpu").click()

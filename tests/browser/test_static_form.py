@@ -54,7 +54,7 @@ def test_no_widget_state_is_saved(saved):
 
 
 def test_reopened_without_running_it_shows_the_static_form(reopened):
-    """A notebook that was opened and not run shows tables and commands in the place of the panel, also when not trusted."""
+    """A notebook that was not run, trusted or not, shows tables and commands instead of the panel."""
     output = reopened.page.locator(".jp-OutputArea-output").filter(has_text=TYPED).first
 
     expect(output.get_by_role("table").filter(has_text="cpu").first).to_be_visible()

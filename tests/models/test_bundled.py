@@ -44,7 +44,7 @@ def test_finds_diseases(find):
 
 
 def test_finds_diseases_at_the_end_of_a_long_note(find):
-    """Diseases after five hundred words are found: nothing of a long note is cut off."""
+    """Diseases after five hundred words are found, because long notes are not truncated."""
     text = "The patient was seen in the clinic today. " * 62 + "Assessment: asthma."
     assert find(text)[-1:] == ["asthma"]
 

@@ -49,7 +49,7 @@ def test_spellings_of_a_setting():
 
 
 def test_token_is_not_shown():
-    """The token is no part of how the settings are shown."""
+    """The text form of the settings does not contain the token."""
     assert "hf_abc" not in repr(OpenMedConfig(hf_token="hf_abc"))
 
 

@@ -46,7 +46,7 @@ def test_hash_depends_on_other_files(folder):
 
 
 def test_weights_in_several_files(folder):
-    """An index and all files that it names are the weights; another file of weights beside is not loaded."""
+    """The weights are an index and its shards; other files of weights are not loaded."""
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     # A part that is not there is left to the load.
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors", "b": "gone.safetensors"}}

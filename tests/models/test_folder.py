@@ -32,7 +32,7 @@ def config(**changes):
 
 
 def cut_weights(folder):
-    """Keep only the beginning of the weights."""
+    """Truncate the weights."""
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
 

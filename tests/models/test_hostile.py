@@ -146,7 +146,7 @@ def test_panics_as_errors_lets_others_pass(error):
 @pytest.mark.parametrize("kind", HOSTILE["KINDS"])
 @pytest.mark.timeout(30)
 def test_read_json_refuses_what_is_no_file(tmp_path, kind):
-    """A record that is no file is an error, and nothing waits for it."""
+    """A record that is not a regular file raises an error without blocking."""
     HOSTILE["KINDS"][kind](tmp_path / "record.json")
     with pytest.raises((OSError, ValueError)):
         read_json(tmp_path / "record.json")

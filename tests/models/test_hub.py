@@ -233,7 +233,7 @@ class TestNoNetwork:
             check_unreachable(load(cache_dir=str(tmp_path / "another cache")))
 
     def test_no_answer(self):
-        """A server that neither accepts nor refuses a connection is given up after the time that was allowed."""
+        """The connection attempt to a server that does not respond stops at the timeout."""
         with socket.socket() as server, contextlib.ExitStack() as waiting:
             server.bind(("127.0.0.1", 0))
             server.listen(0)

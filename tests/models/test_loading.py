@@ -150,7 +150,7 @@ def test_load_accepts_other_settings(key, value, folder, tiny, load_folder):
 
 @pytest.mark.parametrize("changes", [{}, {"pad_token": None}])
 def test_long_text_is_read_whole(folder, tiny, find, changes):
-    """By a model that reads 64 tokens at a time; also where the tokenizer has no token for padding."""
+    """For a model with 64 positions, even if the tokenizer does not have a padding token."""
     tiny.change_json(folder / "tokenizer_config.json", **changes)
     text = "the patient was seen . " * 600 + "history of diabetes mellitus and asthma ."
     assert find(folder, text) == ["diabetes mellitus", "asthma"]

@@ -56,7 +56,7 @@ REFUSED = {
     "flash attention 2": config(attn_implementation="flash_attention_2"),
     "flash attention 3": config(_attn_implementation={"": "flash_attention_3"}),
     "paged attention": config(attn_implementation="paged|org/kernel"),
-    "attention that is no name": config(attn_implementation=["org/kernel"]),
+    "attention that is not a name": config(attn_implementation=["org/kernel"]),
     "experts": config(experts_implementation="sonicmoe"),
     "experts, privately": config(_experts_implementation={"": "deepgemm"}),
     "quantization": config(quantization_config={"quant_method": "mxfp4"}),
@@ -96,12 +96,12 @@ TAKEN = {
     "another processor": ("processor_config.json", {"processor_class": "own.Processor"}),
     "generation": ("generation_config.json", {"custom_generate": "org/model", "cache_implementation": "org/kernel"}),
 }
-"""What real models have too; nothing of it is followed."""
+"""Settings of real models, which must not be followed."""
 
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """A folder beside the models with files that a tokenizer could be made of."""
+    """A directory next to the models with files of a tokenizer."""
     folder = tmp_path_factory.mktemp("models") / "outside"
     folder.mkdir()
     for name in ("vocab.txt", "merges.txt", "tokenizer.json", "tokenizer.4.0.0.json", "model.gguf", "spiece.model"):
@@ -242,14 +242,14 @@ class TestPaths:
             nb.load_model(str(folder), device="cpu")
 
     def test_links_of_the_cache_of_the_hub_load(self, folder, tmp_path):
-        """A model whose files are links to the blobs beside its snapshots, as huggingface_hub keeps them, loads by its path."""
+        """A model in the cache of huggingface_hub, whose files are links to blobs, loads by its path."""
         snapshot = cached(folder, tmp_path)
         (tmp_path / "latest").symlink_to(snapshot)
         for name in (snapshot, tmp_path / "latest"):
             assert nb.load_pipeline(str(name), device="cpu")("asthma")
 
     def test_blob_that_leads_outside_is_refused(self, folder, tmp_path):
-        """A blob of the cache that is itself a link to somewhere else is no file of the model."""
+        """A blob in the cache that links to another location is not a file of the model."""
         snapshot = cached(folder, tmp_path)
         blob = Path(os.path.realpath(snapshot / "config.json"))
         blob.rename(tmp_path / "elsewhere")

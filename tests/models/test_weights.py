@@ -146,7 +146,7 @@ class TestAbsurd:
         assert find(folder) == WORDS
 
     def test_many_labels(self, tiny, tmp_path):
-        """Thousands of labels that the weights have rows for are no absurd count."""
+        """Thousands of labels are valid if the weights have a row for each."""
         labels = tuple(f"B-KIND{number}" for number in range(3000))
         folder = tiny.save(tmp_path, tiny.random_bert(labels))
         tiny.change_json(folder / "config.json", num_labels=3000)

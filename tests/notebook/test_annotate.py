@@ -49,7 +49,7 @@ def test_model_pipeline(keyword_model):
 
 @pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
 def test_model_no_model(model):
-    """What is neither a name nor a pipeline is refused by its type, also with arguments beside it."""
+    """The error names the type, also if the call has other arguments."""
     with pytest.raises(ConfigurationError, match=f"model cannot be of type {type(model).__name__}"):
         annotate(model=model)
 

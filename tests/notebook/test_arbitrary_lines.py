@@ -37,7 +37,7 @@ IN_ONE_SHELL = settings(suppress_health_check=[HealthCheck.function_scoped_fixtu
 
 
 def at_rest():
-    """Take back what the line before did, also where it began a simulation."""
+    """Undo the effects of the previous line, including a simulation."""
     SESSION.end_simulation()
     SESSION.reset()
 

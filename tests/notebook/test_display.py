@@ -28,7 +28,7 @@ FINDINGS = (
 
 
 def make_table_report(*rows, **more):
-    """Return a report of one table, whose rows have a name and what is given."""
+    """Return a report with one table of the given rows."""
     columns = tuple("abcdefg"[: len(rows[0])])
     return Report("Found", tables=(Table("", columns, rows, **more),))
 
@@ -66,7 +66,7 @@ REPORTS = {
     "a folded table": make_table_report(("1", "two"), collapsed=True),
     "a column that is empty is left out": make_table_report(("a", "", "c"), ("b", "", "")),
     "a table without rows is left out": Report("title", tables=(Table("Nothing", ("name",), ()),)),
-    "what is not known is named in a line": make_table_report(("memory", "3 GiB"), ("power", "not known")),
+    "unknown values are listed": make_table_report(("memory", "3 GiB"), ("power", "not known")),
     "nothing is known": make_table_report(("battery", "not known"), ("power", "not known")),
     "a cell that only reads like a status": make_table_report(("cpu", "1.0"), ("mps", "not applicable")),
     "numbers stand to the right": make_table_report(

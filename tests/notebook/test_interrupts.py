@@ -81,7 +81,7 @@ def check(kernel, code, left=()):
 
 
 def test_an_interrupt_while_libraries_are_imported(fresh):
-    """The first load, which imports torch and transformers, ends when they are there, and the next one works."""
+    """The first load stops after the imports of torch and transformers, and the next load works."""
     error, line = interrupted(fresh, OPERATIONS["load"])
 
     assert (error["ename"], error["traceback"]) == ("KeyboardInterrupt", ["KeyboardInterrupt: Stopped."])

@@ -57,7 +57,7 @@ def test_the_strategy_none_gives_tokens(kernel):
 
 
 def test_a_device_for_this_cell_leaves_the_session_alone(kernel):
-    """--device counts for the cell and is no override."""
+    """--device applies to the cell only."""
     before = kernel.value("__import__('openmed_nb').device().requested_by")
     reply = kernel.run(f"{SMALL} --device cpu\n{NOTE}")
 
@@ -86,7 +86,7 @@ def test_a_line_and_a_variable(kernel, line):
 
 @pytest.mark.parametrize("made", ["[one, one]", "(one for _ in range(2))", "__import__('pandas').Series([one, one])"])
 def test_a_variable_with_many_texts(kernel, made):
-    """--from takes a list, a generator or a Series too, and shows what is found in all of them."""
+    """--from accepts a list, a generator or a Series."""
     kernel.run(f"one = 'She has asthma.'; patient_notes = {made}")
     reply = kernel.run("%openmed_ner --model bundled_small --from patient_notes")
 

@@ -147,7 +147,7 @@ def prepared(kernel: Any, tmp_path: Path) -> Any:
 
 
 def places_in_reply(reply: Any) -> list[tuple[str, str]]:
-    """Return everything that a front end shows of a cell."""
+    """Return all displayed output of a cell."""
     name, value, lines = reply.error
     places = [("ename", name), ("evalue", value), *(("traceback", line) for line in lines)]
     places.extend(reply.streams.items())

@@ -48,7 +48,7 @@ def seen(kernel):
 
 
 def text_of(message):
-    """Return the text form of what was shown."""
+    """Return the text form of an output."""
     return message["content"]["data"]["text/plain"]
 
 
@@ -68,7 +68,7 @@ NEVER = "lambda: SESSION._listeners._indicator._drawing is None"
 
 @pytest.mark.parametrize("code", [RUN, "%%capture kept\n" + RUN], ids=["a runner", "capture"])
 def test_non_interactive_run_shows_no_progress_line(seen, code):
-    """What runs a notebook by itself, as nbval and nbconvert do, gets no line, nor does a captured cell."""
+    """Batch runs, such as nbval and nbconvert, and captured cells have no progress line."""
     shown, reply = seen(code.format(until=NEVER), person="%%capture" in code)
 
     assert (shown, reply["status"]) == ([], "ok")

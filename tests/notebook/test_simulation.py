@@ -34,7 +34,7 @@ def pipe():
 
 
 def state():
-    """Everything that a simulation must give back."""
+    """Return the state that a simulation must restore."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     return SESSION.device().to_dict(), environment, SESSION.override, SESSION.device_manager
 

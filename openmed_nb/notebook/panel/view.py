@@ -42,15 +42,15 @@ class Region(VBox):
         name: str,
         make: Callable[..., Any],
         controls: Iterable[Widget] = (),
-        above: Iterable[Widget] = (),
-        below: Iterable[Widget] = (),
+        before: Iterable[Widget] = (),
+        after: Iterable[Widget] = (),
     ) -> None:
         self.name = name
         self.top = make(HTML)
         self.activity = make(HTML)
         self.message = make(HTML)
         self.controls = make(HBox, [*controls, self.activity], name="controls")
-        children = [self.top, *above, self.controls, self.message, *below]
+        children = [self.top, *before, self.controls, self.message, *after]
         classes = ("openmed-region", f"openmed-{name.lower().replace(' ', '-')}")
         super().__init__(children, layout=self.top.layout, _dom_classes=classes)
 
@@ -109,9 +109,9 @@ class PanelView(StaticReprMixin, VBox):
         self.annotation = self._make(HTML)
         self.models = self._make(NamedButtons, self._unload_button, name="named")
         self.regions = (
-            Region("Device", self._make, [self.devices, reset], below=[self.table]),
+            Region("Device", self._make, [self.devices, reset], after=[self.table]),
             Region("Memory", self._make, [refresh, release, self.automatic]),
-            Region("Try it", self._make, [self.annotate], above=[self.text], below=[self.annotation]),
+            Region("Try it", self._make, [self.annotate], before=[self.text], after=[self.annotation]),
             Region("Models", self._make, [self.models]),
             Region("Environment", self._make),
         )

@@ -190,7 +190,7 @@ class TestModels:
 
 
 def test_try_region_takes_an_answer_to_another_text_away(open_panel):
-    """Under an edited text stands no answer of the former one; it comes back with its text, and a click gives the new one."""
+    """The result of another text is hidden, and is shown again together with its text."""
     view = open_panel(model="bundled_small")
     view.text.value = "She has asthma."
     view.click("Annotate")

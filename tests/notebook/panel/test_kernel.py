@@ -21,7 +21,7 @@ def test_without_loop_at_once_in_another_thread(elsewhere):
 
 
 def test_without_loop_an_interrupt_goes_on():
-    """An interrupt of what is done at once is that of the caller, who is interrupted."""
+    """An interrupt of a function that runs immediately interrupts the caller."""
     with pytest.raises(KeyboardInterrupt):
         MainThreadRunner().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
 

@@ -88,7 +88,7 @@ class TestSimulatedMps:
 
     @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
     def test_a_watermark_that_comes_too_late(self, simulated, monkeypatch, high):
-        """A watermark that torch will not read any more is no limit, however odd it is."""
+        """A watermark that torch no longer reads does not change the limit."""
         nb.device()
         monkeypatch.setenv(HIGH_WATERMARK_VARIABLE, high)
         bar = PanelState(**read_state(SESSION)).memory[0]

@@ -263,7 +263,7 @@ def test_models_unloading_what_is_gone(panel):
 
 
 def test_models_what_was_said_vanishes(here, panel):
-    """What the last click had to say vanishes with the next one, and with another device."""
+    """The next click or another device clears the result of a click."""
     panel.unload(SMALL)
     here.session.device()
     assert panel.state.result is not None

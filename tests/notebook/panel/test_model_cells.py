@@ -32,7 +32,7 @@ class ClockLoop(asyncio.SelectorEventLoop):
 def in_cells(*cells):
     """Run functions one after the other as a kernel runs cells: each in the event loop, which then does what is due.
 
-    A function that returns a number lets so many seconds go by.
+    A function that returns a number advances the clock by that many seconds.
     """
     loop = ClockLoop()
 
@@ -64,7 +64,7 @@ class Notebook:
         self.panel.on_cell_start()
 
     def end(self, clear=True):
-        """End the cell, and forget what was shown."""
+        """End the cell, and clear the recorded states."""
         self.panel.on_cell_end()
         if clear:
             self.panel.states.clear()
@@ -300,7 +300,7 @@ class TestCells:
         assert panel.state.cell_running is False
 
     def test_a_cell_in_a_cell(self, followed):
-        """While a cell that was run by another one ends, the outer one runs still; also where it fails."""
+        """The outer cell is still running when a nested cell ends, even if the nested cell fails."""
         panel, shell = followed
         shell.user_ns.update(panel=panel, inner=shell.run_cell)
         shell.run_cell(

@@ -122,7 +122,7 @@ OTHERS: dict[str, Action] = {
     "list": lambda session, _source: session.list_devices(),
     "variable": lambda session, _source: (session.environ.update(OPENMED_DEVICE="cpu"), session.reset()),
 }
-"""What somebody else does, beside the panels."""
+"""Operations outside the panels."""
 
 
 def done(action, session, source):

@@ -102,7 +102,7 @@ class TestInKernel:
         assert cells.value(IS_OPEN) == [True, True, True]
 
     def test_a_panel_that_was_closed_by_hand(self, cells):
-        """A panel that was closed by hand is no trouble for the next run of its cell, nor for closing all."""
+        """A closed panel does not affect the next run of its cell or closing all panels."""
         cells.run_cell("first", "open_panel()\npanels[-1].close()")
         assert cells.run_cell("first", "open_panel()\npanels[-1].close()") == "ok"
         assert cells.run("%openmed_panel --close").status == "ok"

@@ -41,7 +41,7 @@ def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_en
 
 
 def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere):
-    """The box shows whether the memory is looked at by itself, whoever switched that, and asks for nothing by it."""
+    """The checkbox follows the state without sending a request, whoever changed the state."""
 
     async def notebook():
         view = open_panel(here.session)

@@ -151,7 +151,7 @@ def test_any_words_bring_no_element_or_attribute(read, words, state):
 
 @pytest.mark.parametrize("spelling", ["cpu Device: mps, chosen", "<strong>mps</strong>"])
 def test_words_like_ours_are_no_device(read, computers, plain, spelling):
-    """Only the active device is bold, also if a variable has a value that looks like a device."""
+    """Only the active device is bold, whatever the value of a variable looks like."""
     refused = PanelState(**read_state(computers.plain(OPENMED_DEVICE=spelling).session))
     choice = DeviceChoice("cpu", spelling, "you", "Yes.", confirmed=True)
     chosen = replace(
