@@ -146,7 +146,7 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
         what = f"The weights of {describe_value(name)} are a distributed checkpoint."
         raise InvalidModelError(what, "Save the model with save_pretrained() in one process.")
     has_disguised_pickle = any(
-        not shard.endswith(".safetensors") for shard in shard_files(folder / SAFETENSORS_FILES[1])
+        not shard.endswith(".safetensors") for shard in _shard_files(folder / SAFETENSORS_FILES[1])
     )
     has_safetensors = any((folder / file).is_file() for file in SAFETENSORS_FILES)
     has_pickle = any((folder / file).is_file() for file in PICKLE_FILES)
@@ -162,7 +162,7 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     return has_disguised_pickle
 
 
-def shard_files(index: Path) -> set[str]:
+def _shard_files(index: Path) -> set[str]:
     """Return the names of the files in an index of weights."""
     weight_map = limits.read_json_object(index).get("weight_map")
     return {str(shard) for shard in weight_map.values()} if isinstance(weight_map, dict) else set()
@@ -186,9 +186,9 @@ class ModelHashes:
 def hash_model_files(folder: Path) -> ModelHashes:
     """Return the hashes of the files of a model. Each file is read once per process, unless it changes."""
     return ModelHashes(
-        hash_files([*weight_files(folder), *match_files(folder, ADAPTER)]),
-        hash_files(match_files(folder, CONFIG_PATTERNS)),
-        hash_files(match_files(folder, TOKENIZER_PATTERNS)),
+        _hash_files([*weight_files(folder), *match_files(folder, ADAPTER)]),
+        _hash_files(match_files(folder, CONFIG_PATTERNS)),
+        _hash_files(match_files(folder, TOKENIZER_PATTERNS)),
     )
 
 
@@ -198,7 +198,7 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / single).is_file():
             return [folder / single]
         if (folder / index).is_file():
-            parts = (folder / shard for shard in sorted(shard_files(folder / index)))
+            parts = (folder / shard for shard in sorted(_shard_files(folder / index)))
             return [folder / index, *(part for part in parts if part.is_file())]
     return []
 
@@ -208,7 +208,7 @@ def match_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
-def hash_files(files: Iterable[Path]) -> str:
+def _hash_files(files: Iterable[Path]) -> str:
     """Return a hash of the names and contents of files."""
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
@@ -373,9 +373,9 @@ def _is_path_inside(value: Any, folder: Path) -> bool:
     Many tokenizers contain a path on the machine of their author, which does not exist here.
     """
     paths = value if isinstance(value, (list, dict)) else [value]
-    roots = allowed_roots(folder)
+    roots = _allowed_roots(folder)
     resolved = [folder / path for path in paths if isinstance(path, str) and path and "\0" not in path]
-    return all(is_within(path, roots) or not path.exists() for path in resolved)
+    return all(_is_within(path, roots) or not path.exists() for path in resolved)
 
 
 NO_TOKENIZER = SettingRule(_is_tokenizer_class, "names a class that is not a tokenizer")
@@ -442,7 +442,7 @@ UNUSED_FILE_SETTING = "special_tokens_map_file"
 SPECIAL_TOKENS_PATTERN = re.compile(r".*_tokens?")
 
 
-def trust_remedy(reference: ModelReference) -> str:
+def _trust_remedy(reference: ModelReference) -> str:
     """Return the remedy that trusts a model by name, as a clause."""
     trusted_name = reference.name if reference.on_hub else reference.location
     return f"trust it by name: OpenMedConfig(remote_code_allowed=({trusted_name!r},))."
@@ -471,7 +471,7 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
         needed = str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
     if (requested or needed) and not allowed:
         what = f"The model {describe_value(reference.name)} requires executing remote code."
-        raise UntrustedModelError(what, f"If you trust it, {trust_remedy(reference)}")
+        raise UntrustedModelError(what, f"If you trust it, {_trust_remedy(reference)}")
     return requested or needed
 
 
@@ -483,13 +483,13 @@ def check_settings(folder: Path, config: dict[str, Any], reference: ModelReferen
         elif allowed:
             continue
         else:
-            remedy = f"Remove it or, if you trust the model, {trust_remedy(reference)}"
+            remedy = f"Remove it or, if you trust the model, {_trust_remedy(reference)}"
         setting = describe_names([key])
         raise UntrustedModelError(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
     if (folder / "adapter_config.json").is_file() and not allowed:
         what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, with which the package peft changes the model."
         raise UntrustedModelError(
-            what, f"Merge the adapter into the weights or, if you trust it, {trust_remedy(reference)}"
+            what, f"Merge the adapter into the weights or, if you trust it, {_trust_remedy(reference)}"
         )
 
 
@@ -526,26 +526,26 @@ def check_links(folder: Path, name: str) -> None:
     except OSError as error:
         what = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
         raise InvalidModelError(what, "Check its permissions, or use another folder.") from error
-    roots = allowed_roots(folder)
+    roots = _allowed_roots(folder)
     for path in paths:
         limits.check_file(path, name)
-        if path.is_symlink() and (path.is_file() or path == templates) and not is_within(path, roots):
+        if path.is_symlink() and (path.is_file() or path == templates) and not _is_within(path, roots):
             what = f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
             raise UntrustedModelError(what, "Replace the link by the file.")
     for index in (SAFETENSORS_FILES[1], PICKLE_FILES[1]):
-        parts = [Path(part) for part in shard_files(folder / index)]
+        parts = [Path(part) for part in _shard_files(folder / index)]
         if len(parts) > MAX_SHARDS:
             what = f"The index of the weights of {describe_value(name)} has {len(parts):,} files; the maximum is {MAX_SHARDS:,}."
             raise InvalidModelError(what, "Save the model again in fewer files.")
         for part in parts:
-            if part.is_absolute() or ".." in part.parts or not is_within(folder / part, roots):
+            if part.is_absolute() or ".." in part.parts or not _is_within(folder / part, roots):
                 what = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
                 remedy = "Move all files into one folder, and use their names in the index."
                 raise UntrustedModelError(what, remedy)
             limits.check_file(folder / part, name)
 
 
-def allowed_roots(folder: Path) -> tuple[Path, ...]:
+def _allowed_roots(folder: Path) -> tuple[Path, ...]:
     """Return the directories that may contain the files of a model: its own, and the blobs of the Hub cache."""
     root = Path(os.path.realpath(folder))
     if root.parent.name != "snapshots":
@@ -553,7 +553,7 @@ def allowed_roots(folder: Path) -> tuple[Path, ...]:
     return root, Path(os.path.realpath(root.parent.parent / "blobs"))
 
 
-def is_within(path: Path, roots: Iterable[Path]) -> bool:
+def _is_within(path: Path, roots: Iterable[Path]) -> bool:
     """Return whether a path is in one of several directories after following all links."""
     try:
         real = Path(os.path.realpath(path))

@@ -185,7 +185,7 @@ def import_transformers() -> None:
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
+def _quiet_transformers() -> Iterator[None]:
     """Disable the progress bar and warnings of transformers during a load. Missing weights raise an error here."""
     from transformers.utils import logging
 
@@ -203,7 +203,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_kernels(trusted: bool) -> Iterator[None]:
+def _without_kernels(trusted: bool) -> Iterator[None]:
     """Prevent transformers from downloading native code while it loads an untrusted model.
 
     If the package ``kernels`` is installed, some model types request native code without a setting: falcon and gpt_neo
@@ -228,7 +228,7 @@ def without_kernels(trusted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def not_on_meta() -> Iterator[None]:
+def _not_on_meta() -> Iterator[None]:
     """Use the CPU if the default device of torch is ``meta``, whose tensors have no data."""
     import torch
 
@@ -238,7 +238,7 @@ def not_on_meta() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def translate_load_errors(component: str, name: str, folder: Path) -> Iterator[None]:
+def _translate_load_errors(component: str, name: str, folder: Path) -> Iterator[None]:
     """Replace any error during the load of a component by an InvalidModelError that names the component and the model.
 
     Damaged files make transformers raise errors of any class, including plain Exceptions of the tokenizers library. A
@@ -267,18 +267,18 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     import_transformers()
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-    stored = stored_tensors(files.weight_files(folder))
-    check_module_counts(settings, stored, name)
-    check_probabilities(settings, name)
+    stored = _stored_tensors(files.weight_files(folder))
+    _check_module_counts(settings, stored, name)
+    _check_probabilities(settings, name)
     source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers changes the default dtype of torch while it builds a model, which would affect other threads.
-    with TENSOR_LOCK, gc_disabled(), quiet_transformers(), without_kernels(trusted), not_on_meta():
-        with translate_load_errors("config.json", name, folder):
+    with TENSOR_LOCK, gc_disabled(), _quiet_transformers(), _without_kernels(trusted), _not_on_meta():
+        with _translate_load_errors("config.json", name, folder):
             # Without a dtype transformers 5 uses the stored one, and 16-bit weights are three times slower on a CPU.
             config = AutoConfig.from_pretrained(folder, dtype=STORAGE_DTYPES.get(spec.dtype, spec.dtype), **source)
-        tokenizer = load_tokenizer(folder, name, config=config, **source)
+        tokenizer = _load_tokenizer(folder, name, config=config, **source)
         files.check_labels(settings, config, name)
-        with translate_load_errors("weights file", name, folder):
+        with _translate_load_errors("weights file", name, folder):
             if not remote:
                 check_size(settings, config, stored, name)
             model, info = AutoModelForTokenClassification.from_pretrained(
@@ -291,7 +291,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
                 **source,
             )
     model.eval()
-    check_loaded(model, info, stored, name)
+    _check_loaded(model, info, stored, name)
     files.check_tokenizer(tokenizer, model, name)
     if spec.dtype == INT8:
         model = quantize(model)
@@ -311,12 +311,12 @@ def model_folder(spec: LoadSpec) -> Path:
     return folder
 
 
-def load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokenizerBase:
     """Load a tokenizer, which must return offset mappings."""
     from transformers import AutoTokenizer
 
     limits.check_tokenizer_files(folder, name)
-    with translate_load_errors("tokenizer", name, folder):
+    with _translate_load_errors("tokenizer", name, folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     vocab_files = tokenizer.vocab_files_names.values()
     if vocab_files and not any((folder / file).is_file() for file in vocab_files):
@@ -368,7 +368,7 @@ class StoredTensor(NamedTuple):
     is_integer: bool
 
 
-def stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+def _stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     """Return the tensors in files of weights by name, without those of damaged files, which the load reports."""
     import torch
     from safetensors import safe_open
@@ -390,7 +390,7 @@ def stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     return stored
 
 
-def check_module_counts(settings: dict[str, Any], stored: Mapping[str, StoredTensor], name: str) -> None:
+def _check_module_counts(settings: dict[str, Any], stored: Mapping[str, StoredTensor], name: str) -> None:
     """Raise an error for far more modules or labels than the weights have; such a model could take forever to build."""
     largest_size = _largest_size(stored)
     for key, value, _ in limits.walk_settings(settings):
@@ -411,7 +411,7 @@ def check_module_counts(settings: dict[str, Any], stored: Mapping[str, StoredTen
             raise InvalidModelError(what, "Correct its config.json.")
 
 
-def check_probabilities(settings: dict[str, Any], name: str) -> None:
+def _check_probabilities(settings: dict[str, Any], name: str) -> None:
     """Raise an error for settings that are NaN and for dropout settings outside [0, 1]."""
     for key, value, _ in limits.walk_settings(settings):
         is_probability = DROPOUT_PATTERN.fullmatch(key) is not None
@@ -464,7 +464,7 @@ def _iter_integers(value: Any) -> Iterator[int]:
             yield item
 
 
-def check_loaded(
+def _check_loaded(
     model: PreTrainedModel, info: Mapping[str, Any], stored: Mapping[str, StoredTensor], name: str
 ) -> None:
     """Check that the weights and the model have the same tensors; warn if the weights have an unused head.

@@ -171,11 +171,11 @@ def download_model(repo_id: str, config: OpenMedConfig, code: bool = False) -> P
         )
     except Exception as error:
         # A broken connection raises an error of the HTTP library, which differs between releases of huggingface_hub.
-        raise hub_error(error, repo_id, config.revision, offline) from error
+        raise _hub_error(error, repo_id, config.revision, offline) from error
     return Path(folder)
 
 
-def hub_error(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
+def _hub_error(error: Exception, repo_id: str, revision: str | None, offline: str) -> ModelError:
     """Return the error to raise for an error of huggingface_hub; ``offline`` is the reason for not using the network."""
     from huggingface_hub import errors
 

@@ -13,7 +13,7 @@ MAX_TOKENS_PER_CHARACTER = 64
 MAX_SPECIAL_TOKENS = 512
 
 
-def make_texts(characters: str) -> list[str]:
+def _make_texts(characters: str) -> list[str]:
     """Return texts that trigger backtracking: long runs of one character, alone and before another character."""
     printable = "".join(map(chr, range(32, 127)))
     texts = [
@@ -28,12 +28,12 @@ def make_texts(characters: str) -> list[str]:
     return texts
 
 
-def try_tokenizer(file: str, characters: str) -> str:
+def _try_tokenizer(file: str, characters: str) -> str:
     """Encode the texts with a tokenizer and return the outcome, ``ok`` or ``amplifies``."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(file)
-    for text in make_texts(characters):
+    for text in _make_texts(characters):
         if len(tokenizer.encode(text).ids) > MAX_TOKENS_PER_CHARACTER * len(text) + MAX_SPECIAL_TOKENS:
             return "amplifies"
     return "ok"
@@ -42,7 +42,7 @@ def try_tokenizer(file: str, characters: str) -> str:
 if __name__ == "__main__":
     sys.path.append(sys.argv[2])  # The directory of tokenizers, because an isolated Python ignores some paths.
     try:
-        outcome = try_tokenizer(sys.argv[1], "".join(chr(int(code)) for code in sys.argv[3].split(",")))
+        outcome = _try_tokenizer(sys.argv[1], "".join(chr(int(code)) for code in sys.argv[3].split(",")))
     except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
         outcome = "fails"
     sys.stdout.write(f"{outcome}\n")

@@ -37,7 +37,7 @@ def load(shell: InteractiveShell) -> None:
     _unregister(shell, keep=magics)
     SESSION.start()
     shell.register_magics(magics)
-    shell.Completer.custom_matchers.append(openmed_matcher)
+    shell.Completer.custom_matchers.append(_openmed_matcher)
     shell.input_transformers_cleanup.append(ensure_cell_body)
 
 
@@ -68,7 +68,7 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
     ]
     with contextlib.suppress(ValueError):  # Neither is registered before the first load.
         shell.input_transformers_cleanup.remove(ensure_cell_body)
-        shell.Completer.custom_matchers.remove(openmed_matcher)
+        shell.Completer.custom_matchers.remove(_openmed_matcher)
 
 
 def ensure_cell_body(lines: list[str]) -> list[str]:
@@ -110,11 +110,11 @@ def _suggest_values(argument: str) -> list[str]:
     return values
 
 
-def complete_line(line: str) -> list[str] | None:
+def _complete_line(line: str) -> list[str] | None:
     """Return the completions at the end of a line, or ``None`` if the line has no magic of this package.
 
     Example:
-        >>> complete_line("choice = %openmed_device m"), complete_line("%macro m")
+        >>> _complete_line("choice = %openmed_device m"), _complete_line("%macro m")
         (['mps'], None)
     """
     match = MAGIC_LINE_PATTERN.match(line)
@@ -136,8 +136,8 @@ def complete_line(line: str) -> list[str] | None:
 
 
 @context_matcher(identifier="openmed_nb.magics")
-def openmed_matcher(context: CompletionContext) -> dict[str, Any]:
+def _openmed_matcher(context: CompletionContext) -> dict[str, Any]:
     """Return the completions of a magic of this package to IPython, and suppress those of other matchers."""
-    words = complete_line(context.line_with_cursor[: context.cursor_position])
+    words = _complete_line(context.line_with_cursor[: context.cursor_position])
     completions = [SimpleCompletion(text=word, type="param") for word in words or ()]
     return {"completions": completions, "suppress": words is not None, "do_not_suppress": set()}

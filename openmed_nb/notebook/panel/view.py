@@ -71,7 +71,7 @@ class NamedButtons(HBox):
         self.named = {name: previous.pop(name, None) or self.make(name) for name in names}
         self.children = tuple(self.named.values())
         for button in previous.values():
-            close_tree(button)
+            _close_tree(button)
         return True
 
 
@@ -135,7 +135,7 @@ class PanelView(StaticReprMixin, VBox):
     def close(self) -> None:
         """Close the panel with all widgets, layouts and styles, and disconnect it from the session."""
         self.model.close()
-        close_tree(self)
+        _close_tree(self)
         for shared in (self.layout, *self.styles.values()):
             shared.close()
 
@@ -248,7 +248,7 @@ def iter_widgets(widget: Widget) -> Iterator[Widget]:
     yield widget
 
 
-def close_tree(widget: Widget) -> None:
+def _close_tree(widget: Widget) -> None:
     """Close a widget and its descendants, which ipywidgets does not close."""
     for descendant in tuple(iter_widgets(widget)):
         Widget.close(descendant)
