@@ -113,7 +113,7 @@ def test_errors_an_error_of_another_kind(computers, watch):
     assert raised.value.remedy == "Run the equivalent command to get a traceback."
     assert here.state == before
     said = "".join(traceback.format_exception(raised.value))
-    assert "in choose" in said
+    assert "in use_device" in said
     assert "inspect_imported_torch" not in said
     assert "leprosy" not in said
     assert panel.state.error.__traceback__ is panel.state.error.__context__ is None
