@@ -20,7 +20,7 @@ def test_main_job_prints_device_reason_and_entities(capsys):
     printed = capsys.readouterr()
     assert status == 0
     assert printed.out.startswith("Device: cpu")
-    assert "'cpu' was asked for by OPENMED_TORCH_DEVICE." in printed.out
+    assert "OPENMED_TORCH_DEVICE" in printed.out
     assert "[type 2 diabetes mellitus](DISEASE)" in printed.out
     assert printed.err == ""
 
@@ -97,7 +97,7 @@ def test_note_is_read_as_annotate_reads_it(content, text, tmp_path, capsys):
     [
         pytest.param("asthma".encode("utf-16-le"), "zero", id="utf-16 without a mark"),
         pytest.param(b"Anna\0", "zero", id="nul"),
-        pytest.param(b"Anna \xe9", "not UTF-8", id="latin-1"),
+        pytest.param(b"Anna \xe9", "UTF-8", id="latin-1"),
         pytest.param(b"PAR1\0", "read_parquet", id="parquet"),
     ],
 )

@@ -134,7 +134,7 @@ REGIONS = {
         - status:
           - paragraph:
             - strong: mps (SIMULATED)
-            - text: /, asked for by %openmed_device. the chip is .* .SIMULATED../
+            - text: /%openmed_device.* the chip is .* .SIMULATED/
         - button "auto"
         - button "mps ✓"
         - button "cuda" [disabled]

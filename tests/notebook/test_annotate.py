@@ -50,7 +50,7 @@ def test_model_pipeline(keyword_model):
 @pytest.mark.parametrize("model", [5, ["bundled"], object(), nb.load_model], ids=lambda one: type(one).__name__)
 def test_model_no_model(model):
     """The error names the type, also if the call has other arguments."""
-    with pytest.raises(ConfigurationError, match=f"model cannot be of type {type(model).__name__}"):
+    with pytest.raises(ConfigurationError, match=type(model).__name__):
         annotate(model=model)
 
 
@@ -118,14 +118,13 @@ def test_notebook_interrupt(notebook, tmp_path, resume):
         "except Exception:\n    print('swallowed')"
     )
     reply = run_and_interrupt(notebook, cell, marker)
-    assert (reply.status, reply.error[0], reply.streams) == ("error", "Interrupted", {})
+    assert (reply.status, reply.error[0], reply.streams) == ("error", "RunInterrupted", {})
     assert len(reply.error[2]) == 1
-    said = re.fullmatch(
-        r"Interrupted: Interrupted after (\d+) texts?\. "
-        r"To go on, (import sys)?(?: and )?repeat the call with (resume=.*)\.",
+    match = re.fullmatch(
+        r"RunInterrupted: Interrupted after (\d+) texts?\. [^.]*?(import sys)?(?: and )?repeat the call with (resume=.*)\.",
         reply.error[2][0],
     )
-    assert 0 < int(said[1]) < 40
-    again = notebook.run(f"{said[2] or ''}\nfound = nb.annotate(long, **options, {said[3]})")
+    assert 0 < int(match[1]) < 40
+    again = notebook.run(f"{match[2] or ''}\nfound = nb.annotate(long, **options, {match[3]})")
     assert again.status == "ok", again.error
     assert notebook.value("[[entity['word'] for entity in entities] for entities in found]") == [["asthma"]] * 40

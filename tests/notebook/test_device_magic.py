@@ -58,7 +58,12 @@ def test_explain_shows_the_chain_and_the_environment(kernel):
 
 @pytest.mark.parametrize(
     ("line", "key"),
-    [("--json", "device"), ("cpu --json", "device"), ("--list --json", "devices"), ("--explain --json", "chain")],
+    [
+        ("--json", "device"),
+        ("cpu --json", "device"),
+        ("--list --json", "devices"),
+        ("--explain --json", "resolution_order"),
+    ],
 )
 def test_json_is_valid_and_without_quotes_around_it(kernel, line, key):
     """--json shows JSON as it is, for every answer."""

@@ -72,7 +72,7 @@ def check(kernel, code, left=()):
     kernel.run("before = there()")
     error, line = interrupted(kernel, code)
 
-    assert error["ename"] in {"KeyboardInterrupt", "Interrupted"}
+    assert error["ename"] in {"KeyboardInterrupt", "RunInterrupted"}
     assert len(error["traceback"]) == 1
     assert "stopped after " in line
     assert kernel.value(WORKS) == "asthma"

@@ -9,10 +9,12 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.choice import DeviceChoice
 from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE
+from openmed_nb.devices.registry import parse_device_argument
 from openmed_nb.notebook.panel.state import PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
 CPU = DeviceChoice("cpu", "auto", "default", "", confirmed=True)
+CAPACITY = parse_device_argument("mps").capacity
 PLANNED = DeviceChoice("mps", "auto", "default", "", confirmed=False)
 
 
@@ -65,10 +67,10 @@ class TestSimulatedMps:
     @pytest.mark.parametrize(
         ("fraction", "expected", "description"),
         [
-            (None, 1, "what Metal recommends"),
-            (1.0, 1, "what Metal recommends"),
-            (0.5, 0.5, "limit: 0.5 of what Metal recommends"),
-            (1.7, 1.7, "limit: 1.7 of what Metal recommends"),
+            (None, 1, CAPACITY),
+            (1.0, 1, CAPACITY),
+            (0.5, 0.5, f"limit: 0.5 of {CAPACITY}"),
+            (1.7, 1.7, f"limit: 1.7 of {CAPACITY}"),
         ],
     )
     def test_the_limit(self, simulated, fraction, expected, description):
@@ -84,7 +86,7 @@ class TestSimulatedMps:
         bar = PanelState(**read_state(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended // 4
-        assert bar.limit_name == "limit: 0.25 of what Metal recommends"
+        assert bar.limit_name == f"limit: 0.25 of {CAPACITY}"
 
     @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
     def test_a_watermark_that_comes_too_late(self, simulated, monkeypatch, high):
@@ -94,7 +96,7 @@ class TestSimulatedMps:
         bar = PanelState(**read_state(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended
-        assert bar.limit_name == "what Metal recommends"
+        assert bar.limit_name == CAPACITY
 
     def test_cpu_of_simulated_mac_has_only_process_bar(self, simulated):
         """On the CPU of a simulated Mac there is no bar of the device."""

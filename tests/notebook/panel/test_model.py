@@ -165,7 +165,7 @@ def test_errors_an_observer_that_fails(here, panel):
         raise ValueError(NOTE)
 
     panel.watch(fail)
-    with pytest.warns(nb.OpenMedWarning, match="failed: ValueError") as warned:
+    with pytest.warns(nb.OpenMedWarning, match="ValueError") as warned:
         assert here.session.use("cpu").device == "cpu"
     assert NOTE not in str(warned[0].message)
 
