@@ -130,7 +130,7 @@ def test_numbers_of_devices():
     assert nb.device(-1).device == "cpu"
     with pytest.raises(UnknownDeviceError, match="'cuda:-2'"):
         nb.device(-2)
-    with pytest.raises(ConfigurationError, match="bool has no device"):
+    with pytest.raises(ConfigurationError, match="bool"):
         nb.device(True)
     with pytest.raises(DeviceUnavailableError, match="'cuda:9999'"):
         nb.device(9999)
@@ -185,7 +185,7 @@ def test_reload():
     assert first["model"] is not anew["model"] is loader.load_model("bundled_small")["model"]
     assert SESSION.inventory().names == ("bundled_small",)
     assert len(SESSION.inventory()) == 1
-    with pytest.raises(ConfigurationError, match="force_reload cannot be 'no'"):
+    with pytest.raises(ConfigurationError, match="force_reload"):
         loader.load_model("bundled_small", force_reload="no")
 
 
@@ -202,7 +202,7 @@ def test_arguments_of_openmed():
 
     assert other is pipe
     assert [event.filename for event in told] == [__file__]
-    with pytest.raises(ConfigurationError, match="has no option require_integrity"):
+    with pytest.raises(ConfigurationError, match="require_integrity"):
         loader.load_model("bundled_small", require_integrity=True)
 
 

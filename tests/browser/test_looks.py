@@ -150,7 +150,7 @@ REGIONS = {
                 - columnheader "state"
                 - columnheader "why"
             - rowgroup:
-              - row /^mps (in force|active)/:
+              - row /^mps active/:
                 - rowheader "mps"
               - row /^cuda cannot be used this computer runs macOS, which has no CUDA/:
                 - rowheader "cuda"
@@ -197,7 +197,7 @@ REGIONS = {
     "Environment": """
         - heading "Environment" [level=2]
         - group:
-          - text: /MPS variables. 3 (in force|active)/
+          - text: /MPS variables. 3 active/
           - table "Environment"
         """,
 }

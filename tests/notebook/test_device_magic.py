@@ -43,7 +43,7 @@ def test_list_names_every_device_with_its_state(kernel):
     reply = kernel.run("%openmed_device --list")
 
     assert all(re.search(f'<th scope="row"[^>]*>{device}', reply.html) for device in DEVICES)
-    assert [line.split()[0] for line in reply.text.splitlines() if re.search("in force|active", line)] == ["cpu"]
+    assert [line.split()[0] for line in reply.text.splitlines() if "active" in line] == ["cpu"]
 
 
 def test_explain_shows_the_chain_and_the_environment(kernel):
