@@ -222,5 +222,5 @@ class TestLabels:
         """A pipeline whose model names fewer labels than it gives says so, instead of failing where one occurs."""
         pipe = nb.load_pipeline(str(folder), device="cpu", aggregation_strategy=strategy)
         pipe.model.config.id2label = {0: "O", 1: "B-DISEASE"}
-        with pytest.raises(InvalidModelError, match="gives 3 labels, and its id2label names 2"):
+        with pytest.raises(InvalidModelError, match="3 labels"):
             pipe("no asthma .")
