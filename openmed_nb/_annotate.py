@@ -166,7 +166,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         model = name or "bundled"
         session.notify(ProgressEvent("Annotating", model_label(model)))
         annotator = pipe.default_annotator()
-        (answers,) = annotator.answers([text])
+        (answers,) = annotator.annotate([text])
         (answer,) = answers.outcomes()
         entities = tuple(unwrap_result(answer))
         dropped = answers.dropped.get(0, ())
@@ -196,13 +196,13 @@ def local_source(
     else:
         pipe, name = validate_pipeline(model, arguments), type(model.model).__name__
     annotator = pipe.default_annotator(batch_tokens)
-    shapes = annotator.network.shapes if annotator.budget.few_shapes else None
+    shapes = annotator.network.shapes if annotator.budget.limit_shapes else None
     at_hand = isinstance(found, Sequence)
 
     def answers(
         texts: Iterator[Any], first: int, tell: Callable[[int, float], None] | None = None
     ) -> Iterator[ResultStore]:
-        found: Iterator[ResultStore] = annotator.answers(texts, first, at_hand, tell)
+        found: Iterator[ResultStore] = annotator.annotate(texts, first, at_hand, tell)
         return found
 
     labels = annotator.decoder.entity_labels

@@ -143,10 +143,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
                           "offset_mapping", "is_split_into_words", "delimiter"),
     "training.adamw": ("lr", "betas", "eps", "weight_decay", "fused", "foreach"),
     "training.adamw.explain": ("lr", "betas", "eps", "weight_decay", "fused", "foreach"),
-    "training.loader.ladder": ("collate_fn", "sampler", "shuffle", "prefetch_factor", "persistent_workers"),
-    "epochs": ("every", "before", "after", "guards", "live", "gate"),
-    "training.callback": ("every", "before", "after", "live", "gate"),
-    "Guards": ("labels", "tokens", "positions", "num_labels", "vocab_size"),
+    "training.loader.benchmark_workers": ("collate_fn", "sampler", "shuffle", "prefetch_factor", "persistent_workers"),
+    "epochs": ("every_n_steps", "before", "after", "guards", "live", "growth_threshold"),
+    "training.callback": ("every_n_steps", "before", "after", "live", "growth_threshold"),
+    "Guards": ("num_labels", "vocab_size", "type_vocab_size", "max_position_embeddings", "position_offset"),
     "runbook.gates": ("speedup", "utilization", "entity_agreement", "hours"),
     "runbook.parity": ("revision", "dtype", "aggregation_strategy", "cache_dir"),
     "runbook.profile": ("revision", "length"),
@@ -181,7 +181,7 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "annotate": {"texts": TEXTS.copy},
     # What stands for certificates is refused after all else was checked, before a process starts.
     "cluster": {"hosts": lambda: ["127.0.0.1"], "port": lambda: 1, "security": object},
-    "compare": {"data": lambda: TEXTS * 4, "pairs": lambda: 1, "seconds": lambda: 0.01, "watch": lambda: 0.01},
+    "compare": {"data": lambda: TEXTS * 4, "rounds": lambda: 1, "seconds": lambda: 0.01, "utilization_seconds": lambda: 0.01},
     "compat.MpsTuning": {"env": dict},
     "compat.refine_spans": {"text": lambda: TEXTS[0], "entities": list},
     "epochs": {"epochs": lambda: 1},
@@ -189,10 +189,10 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
                 "steps": lambda: 1, "batch_size": lambda: 1},
     "report": {"folder": lambda: "report", "quick": lambda: None},
     "runbook.forecast": {"model": lambda: torch.nn.Linear(2, 2), "example_inputs": lambda: torch.zeros(1, 2)},
-    "runbook.ladder": {"seconds": lambda: 0.01, "folder": lambda: f"ladder_{next(NUMBERS)}"},
+    "runbook.bring_up": {"seconds": lambda: 0.01, "folder": lambda: f"bring_up_{next(NUMBERS)}"},
     "runbook.loss_parity": {"steps": lambda: 1},
     "runbook.profile": {"data": lambda: TEXTS * 4, "steps": lambda: 1, "warm_up": lambda: 0},
-    "sweep": {"data": lambda: TEXTS * 4, "seconds": lambda: 0.01, "largest": lambda: 1},
+    "sweep": {"data": lambda: TEXTS * 4, "seconds": lambda: 0.01, "max_batch_size": lambda: 1},
     "training.GradientAccumulation": {"optimizer": lambda: torch.optim.SGD(some_parameters(), 0.1), "steps": lambda: 1},
     "training.MemoryCurve": {"device": lambda: "cpu"},
     "training.MemorySample": {"epoch": lambda: 1, "step": lambda: 1, "seconds": lambda: 1.0},
@@ -205,20 +205,20 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "training.limit_memory": {"fraction": lambda: 0.5},
     "training.loader.check": {"loader": lambda: [torch.zeros(1)], "step": lambda: a_batch, "batches": lambda: 1},
-    "training.loader.ladder": {"dataset": lambda: [1, 2], "batch_size": lambda: 1, "workers": lambda: (0,),
+    "training.loader.benchmark_workers": {"dataset": lambda: [1, 2], "batch_size": lambda: 1, "workers": lambda: (0,),
                                "batches": lambda: 1},
     "training.loader.settings": {"dataset": lambda: [1, 2]},
     "training.to_device": {"thing": lambda: torch.zeros(1)},
     "use": {"device": lambda: "cpu"},
     "pipeline.__call__": {"inputs": lambda: TEXTS[0]},
     "annotations.show": {"number": lambda: 0},
-    "masked.original": {"position": lambda: 0},
+    "masked.original_offset": {"position": lambda: 0},
 }  # fmt: skip
 """Valid values by callable and parameter; those of the empty name are for every callable with such a parameter."""
 
 MEASURING = {
     "compare", "handoff", "sweep", "runbook.loss_parity", "runbook.parity", "runbook.profile",
-    "runbook.validate_precision", "runbook.forecast", "doctor", "runbook.fallbacks", "logbook", "runbook.ladder",
+    "runbook.validate_precision", "runbook.forecast", "doctor", "runbook.fallbacks", "logbook", "runbook.bring_up",
 }  # fmt: skip
 """Functions that take a second or more when they accept a value."""
 
@@ -550,7 +550,7 @@ UNREADABLE = ["list of dicts", "text with a lone surrogate", "failing generator"
 
 def few_kinds(target: Target, number: int) -> list[str]:
     """Return the kinds of the first suite: the sentence, and one more in turn."""
-    if target.name in {"cluster", "report", "runbook.ladder"}:
+    if target.name in {"cluster", "report", "runbook.bring_up"}:
         return []
     if target.name in MEASURING:
         return ["sentence"] if target.parameters[number].name != "progress" else []
@@ -563,7 +563,7 @@ REFUSED_AT_ONCE = ["file", "file name", "file below a file", "text with a null",
 
 def all_kinds(target: Target, number: int) -> list[str]:
     """Return all kinds that a target answers in a reasonable time."""
-    if (target.name, target.parameters[number].name) in {("report", "folder"), ("runbook.ladder", "texts")}:
+    if (target.name, target.parameters[number].name) in {("report", "folder"), ("runbook.bring_up", "texts")}:
         return REFUSED_AT_ONCE
     return list(VALUES)
 
@@ -590,9 +590,9 @@ COMMANDS = [
     ["doctor", SENTENCE], ["doctor", "FOLDER"], ["doctor", "--ops", SENTENCE], ["doctor", "--ops", "FOLDER"],
     ["doctor", f"--{SENTENCE}"], ["doctor", "x", SENTENCE], ["doctor", "x", "--ops", SENTENCE],
     ["report", "FILE"], ["report", f"--{LONG_WORD}"], ["report", "x", SENTENCE], ["report", f"FILE/{SENTENCE}"],
-    ["ladder", SENTENCE], ["ladder", "FOLDER"], ["ladder", "--device", SENTENCE], ["ladder", "--folder", "FILE"],
-    ["ladder", "--seconds", SENTENCE], ["ladder", f"--{SENTENCE}"], ["ladder", "x", SENTENCE],
-    ["ladder", f"--seconds={LONG_WORD}"],
+    ["bring-up", SENTENCE], ["bring-up", "FOLDER"], ["bring-up", "--device", SENTENCE], ["bring-up", "--folder", "FILE"],
+    ["bring-up", "--seconds", SENTENCE], ["bring-up", f"--{SENTENCE}"], ["bring-up", "x", SENTENCE],
+    ["bring-up", f"--seconds={LONG_WORD}"],
 ]  # fmt: skip
 """Command lines that fail, with a note as each of their arguments."""
 

@@ -87,7 +87,7 @@ class MaskedText(Displayable):
         show_text: Whether the text is part of what is shown.
         missing: Whether there was a missing value in its place.
         known_labels: The labels of the model that are replaced where it finds them; ``None`` where that is not known.
-        filters: What :meth:`Annotations.only` kept, as sentences; all else stays in the text.
+        filters: What :meth:`Annotations.filter` kept, as sentences; all else stays in the text.
     """
 
     text: str
@@ -114,7 +114,7 @@ class MaskedText(Displayable):
 
         Example:
             >>> masked = mask_text("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]")
-            >>> masked.text, masked.original(6), masked.original(3)
+            >>> masked.text, masked.original_offset(6), masked.original_offset(3)
             ('[NAME] coughs.', 7, 0)
         """
         if type(position) is not int or not 0 <= position <= len(self.text):
@@ -169,7 +169,7 @@ class MaskedTexts(Displayable, list[MaskedText]):
     """The masked texts of a run: a list that shows how much was replaced, and the first texts."""
 
     known_labels: tuple[str, ...] | None = None  # As in :class:`MaskedText`.
-    filters: tuple[str, ...] = ()  # What :meth:`Annotations.only` kept, as sentences; all else stays in the texts.
+    filters: tuple[str, ...] = ()  # What :meth:`Annotations.filter` kept, as sentences; all else stays in the texts.
 
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [one.to_dict() for one in self]}

@@ -438,7 +438,7 @@ class AnnotatedText(_CopiedWhole, Displayable, Sequence[Mapping[str, Any]]):
         missing: Whether there was a missing value in its place.
         dropped: What the model labeled too, but no entity has; see :attr:`Annotations.dropped`.
         known_labels: The labels of the entities that the model can find; ``None`` where that is not known.
-        filters: What :meth:`Annotations.only` kept, as sentences.
+        filters: What :meth:`Annotations.filter` kept, as sentences.
     """
 
     text: str
@@ -565,7 +565,7 @@ class Summary(Displayable):
         labels: Each label, and how many entities have it.
         words: Each word or phrase in lower case, and how often it was found, the most frequent first.
         shapes: As in :class:`Annotations`.
-        only: What entities were left out, as sentences; see :meth:`Annotations.only`.
+        only: What entities were left out, as sentences; see :meth:`Annotations.filter`.
         missing: How many of the texts are missing values.
     """
 
@@ -623,7 +623,7 @@ def _are_files(texts: Any) -> bool:
 class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with a list for each text, in the order of the texts.
 
-    ``found[17]`` are the entities of a text, :meth:`show` is that text with them marked, and :meth:`only` keeps the
+    ``found[17]`` are the entities of a text, :meth:`show` is that text with them marked, and :meth:`filter` keeps the
     entities of some labels or scores.
 
     Attributes:
@@ -659,12 +659,12 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
         """Return what is pickled: an error goes to logs and to other processes, and must not bring texts there."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}  # Without what is cached, such as sources.
         if self.unfinished:
-            return {**state, "answers": ResultStore(), "first_texts": (), "texts": None, "row_index": None}
+            return {**state, "results": ResultStore(), "preview_texts": (), "texts": None, "row_index": None}
         if self.show_text:
             return state
         settings = {**self.settings, "words": "left out"}  # No run goes on from them.
         answers = self.results.without_words()
-        return {**state, "answers": answers, "first_texts": (), "texts": None, "settings": settings}
+        return {**state, "results": answers, "preview_texts": (), "texts": None, "settings": settings}
 
     def __len__(self) -> int:
         return len(self.results)
@@ -807,7 +807,7 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
 
         Returns:
             A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both
-            texts, and ``original(position)``. A span takes whole words. A text without an answer has an ``error``, and
+            texts, and ``original_offset(position)``. A span takes whole words. A text without an answer has an ``error``, and
             nothing of it is returned; ``missing`` tells of a missing value.
 
         Raises:
@@ -883,7 +883,7 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
         Example:
             >>> from openmed_nb import annotate
             >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
-            >>> [[one["word"] for one in entities] for entities in found.only("disease", score=0.9)]
+            >>> [[one["word"] for one in entities] for entities in found.filter("disease", min_score=0.9)]
             [['asthma'], []]
         """
         least = in_range("score", min_score, 1.0, example="0.9")

@@ -440,7 +440,7 @@ def unwrap_result(answer: TextResult) -> list[Entity]:
 class AnnotationSource:
     """What answers a run over many texts: a pipeline of this process, or the workers of a cluster."""
 
-    # From texts, the number of the first, and what hears how far a chunk is; see Annotator.answers().
+    # From texts, the number of the first, and what hears how far a chunk is; see Annotator.annotate().
     annotate: Callable[..., Iterator[ResultStore]]
     settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
     device: str

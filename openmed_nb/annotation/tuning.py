@@ -68,7 +68,7 @@ class Calibration(Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return device, choice and speeds as plain mappings and numbers."""
-        return {"device": self.device, "batch_tokens": self.batch_tokens, "measure_throughput": dict(self.throughput)}
+        return {"device": self.device, "batch_tokens": self.batch_tokens, "tokens_per_second": dict(self.throughput)}
 
     def to_report(self) -> Report:
         """Return the choice, and a table of the speeds."""

@@ -70,7 +70,7 @@ def byte_pairs(add_prefix_space: bool, names: dict[str, str] = ROBERTA, **settin
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
-    pieces = learned(tokenizer, trainers.BpeTrainer, names, initial_alphabet=pre_tokenizers.ByteLevel.character_table())
+    pieces = learned(tokenizer, trainers.BpeTrainer, names, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     if names is ROBERTA:
         ends = [(names[name], pieces.index(names[name])) for name in ("sep", "cls")]
         tokenizer.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=add_prefix_space)

@@ -33,7 +33,7 @@ NAMES = ("Anna", "Smith", "Carl", "Jones")
 
 def byte_level(trim=True, prefix=False):
     """Return a byte-level BPE tokenizer in which each name is one token, with and without a space."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.character_table())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens, merges = ["<unk>", "<pad>", *alphabet], []
     for name in NAMES:
         for word in (name, f"Ġ{name}"):

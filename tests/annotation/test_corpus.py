@@ -83,7 +83,7 @@ class TestSeries:
         """Whatever the texts are in, each has its answer, in their order."""
         found = annotated(pipe, series())
         assert words(found) == WORDS
-        assert found.first_texts == tuple(TEXTS)
+        assert found.preview_texts == tuple(TEXTS)
 
     def test_one_text(self, annotated, pipe):
         """One string gives the entities of that text, as a list with it alone has them."""
@@ -156,7 +156,7 @@ class TestSeries:
         split = new_pipe("first", is_split_into_words=True, delimiter=" ")
         found = annotated(split, [text.split() for text in TEXTS])
         assert list(found) == split([text.split() for text in TEXTS], is_split_into_words=True, delimiter=" ")
-        assert found.first_texts == tuple(TEXTS)
+        assert found.preview_texts == tuple(TEXTS)
 
 
 class TestReading:
@@ -196,7 +196,7 @@ class TestReading:
 
         assert max(alive) <= 4 * (chunk_characters(few_at_once.default_annotator().budget) // len(LONG) + 1) < 100
         assert {number for number, one in enumerate(notes) if one() is not None} <= set(range(MAX_DISPLAYED_TEXTS))
-        assert (len(found), len(found.first_texts)) == (150, MAX_DISPLAYED_TEXTS)
+        assert (len(found), len(found.preview_texts)) == (150, MAX_DISPLAYED_TEXTS)
 
 
 BAD = {
@@ -224,7 +224,7 @@ class TestTextThatCannotBeRead:
         assert caught.value.remedy == remedy or "surrogate" in what
         assert "secret" not in str(caught.value)
         assert words(caught.value.annotations) == [["asthma"]]
-        assert caught.value.annotations.first_texts == ("asthma",)
+        assert caught.value.annotations.preview_texts == ("asthma",)
 
     def test_record(self, annotated, pipe, text, what):
         """With ``record`` the others are answered, and its reason stands under its number."""
@@ -405,7 +405,7 @@ class TestResumeFromMemory:
     def test_entities_that_were_left_out(self, annotated, pipe):
         """From annotations of which some entities were left out no run goes on."""
         with pytest.raises(ConfigurationError, match=r"of a run with other settings \(only\)"):
-            annotated(pipe, TEXTS, resume=annotated(pipe, TEXTS).only("disease"))
+            annotated(pipe, TEXTS, resume=annotated(pipe, TEXTS).filter("disease"))
 
 
 class TestOptions:

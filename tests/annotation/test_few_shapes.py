@@ -31,7 +31,7 @@ class TestAnswers:
         expected = pipe(texts)
         pipe.device = "mps"
         assert pipe(texts) == rounded(expected)
-        assert mps.called["linear"] > 0
+        assert mps.call_counts["linear"] > 0
 
     @pytest.mark.parametrize("options", [{"stride": 8}, {"truncation": True}, {"batch_size": 3}, {"batch_tokens": 70}])
     @pytest.mark.usefixtures("mps")
@@ -91,10 +91,10 @@ class TestCare:
         """Linear layers are those of the device; the CPU's library has nothing to do with them."""
         pipe = new_pipe()
         pipe.device = "mps"
-        mps.called.clear()
+        mps.call_counts.clear()
         pipe(sentences(50))
-        assert mps.called["linear"] > 0
-        assert not [name for name in mps.called if "linear" in name and name != "linear"]
+        assert mps.call_counts["linear"] > 0
+        assert not [name for name in mps.call_counts if "linear" in name and name != "linear"]
 
     @pytest.mark.usefixtures("mps")
     def test_float64_never_reaches_it(self, new_pipe, sentences, rounded):
@@ -140,7 +140,7 @@ class TestShapes:
         pipe.device = "mps"
         on_forward(pipe.model, lambda ids: shapes.add(tuple(ids.shape)))
         found = annotate(texts, pipe, progress=False)
-        assert found.shapes == found.summary().to_dict()["shapes"] == len(shapes) > 1
+        assert found.shapes == found.summary().to_dict()["batch_shapes"] == len(shapes) > 1
         assert f"Batches had {len(shapes)} shapes; the device compiles once for each." in str(found.summary())
         assert quiet.shapes is None
         assert "shape" not in str(quiet)

@@ -236,7 +236,7 @@ class TestSources:
         assert found.sources == tuple(map(str, notes))
         assert [source["source"] for source in found.to_dict()["texts"]] == list(found.sources)
         assert found.to_frame()["source"].tolist() == [str(notes[0]), str(notes[2])]
-        assert found.only("disease").sources == found.sources
+        assert found.filter("disease").sources == found.sources
 
     def test_sources_are_none_for_texts(self, found_in):
         """Other texts have no source, and tables of them no such column."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.annotation.references import FileReference, expand_globs, resolve_paths, text_fingerprint
-from openmed_nb.annotation.stream import weight
+from openmed_nb.annotation.references import effective_length
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
@@ -37,7 +37,7 @@ class TestFiles:
         """The files that a pattern stands for are read in the order of their names, each when it is needed."""
         found = found_in(folder / "*.txt")
         assert words(found) == WORDS
-        assert found.first_texts == ()
+        assert found.preview_texts == ()
         said = [line for line in str(found).splitlines()[1:] if "compiles once" not in line]  # On MPS.
         assert said == ["  By label: DISEASE 3.", "  Texts without any: 2."]
 
@@ -82,7 +82,7 @@ class TestFiles:
 
     def test_names_of_files(self, folder, found_in):
         """Names as glob.glob gives them are texts like any other, with a warning that has no word of them."""
-        with pytest.warn_if(
+        with pytest.warns(
             OpenMedWarning, match=r"^Text 0 is the name of a file, .* Pass pathlib\.Path\(name\)"
         ) as warned:
             found = found_in([str(path) for path in sorted(folder.glob("*.txt"))])
@@ -121,7 +121,7 @@ class TestFiles:
         """What goes to a worker is where a text is, and not the text; what tells it from others is all of that."""
         (file,) = expand_globs([str(folder / "note 3.txt")])
         assert b"diabetes" not in pickle.dumps(file)
-        assert weight(file) == len(TEXTS[3]) + 1
+        assert effective_length(file) == len(TEXTS[3]) + 1
         assert text_fingerprint(file) == text_fingerprint(FileReference(file.path, file.characters, file.modified_ns))
         assert text_fingerprint(file) != text_fingerprint(
             FileReference(file.path, file.characters, file.modified_ns + 1)

@@ -22,11 +22,11 @@ LONGEST = (128, 512, 8192)
 
 budgets = st.builds(
     TokenBudget,
-    tokens=st.integers(1, 40_000),
-    waste=st.integers(0, 2_000),
-    rows=st.none() | st.integers(1, 64),
-    few_shapes=st.booleans(),
-    padding=st.booleans(),
+    max_tokens=st.integers(1, 40_000),
+    max_padding=st.integers(0, 2_000),
+    max_rows=st.none() | st.integers(1, 64),
+    limit_shapes=st.booleans(),
+    allow_padding=st.booleans(),
 )
 
 
@@ -40,7 +40,7 @@ def corpora(draw):
 
 def shapes(batches):
     """Return the distinct shapes of batches."""
-    return {(batch.height, batch.length) for batch in batches}
+    return {(batch.num_rows, batch.length) for batch in batches}
 
 
 class TestEveryBatch:
@@ -62,21 +62,21 @@ class TestEveryBatch:
         """A batch has at most the tokens and the rows of the budget, filling included, unless it is one row."""
         longest, lengths = corpus
         for batch in plan_batches(lengths, budget, longest):
-            assert batch.num_rows == 1 or batch.num_rows * batch.length <= budget.tokens
-            assert batch.num_rows <= (budget.rows or batch.num_rows)
+            assert batch.num_rows == 1 or batch.num_rows * batch.length <= budget.max_tokens
+            assert batch.num_rows <= (budget.max_rows or batch.num_rows)
 
     @given(corpora(), budgets)
     def test_filling(self, corpus, budget):
         """Where every shape is welcome, a batch has no more filling than the budget has for it."""
         longest, lengths = corpus
-        for batch in plan_batches(lengths, replace(budget, few_shapes=False), longest):
+        for batch in plan_batches(lengths, replace(budget, limit_shapes=False), longest):
             assert (batch.length - lengths[batch.window_ids]).sum() <= budget.max_padding
 
     @given(corpora(), budgets)
     def test_without_padding_lengths_never_mix(self, corpus, budget):
         """Where rows may not be filled up, a batch has windows of its own length only, and no row without a window."""
         longest, lengths = corpus
-        for batch in plan_batches(lengths, replace(budget, padding=False), longest):
+        for batch in plan_batches(lengths, replace(budget, allow_padding=False), longest):
             assert (lengths[batch.window_ids] == batch.length).all()
             assert batch.num_rows == len(batch.window_ids)
 
@@ -84,7 +84,7 @@ class TestEveryBatch:
 KINDS = {
     "short": lambda _chance, count: np.full(count, 9),
     "sentences": lambda chance, count: chance.integers(8, 100, count),
-    "notes": lambda chance, count: np.max_norm(chance.lognormal(4.6, 0.8, count), 8, 512).astype(int),
+    "notes": lambda chance, count: np.clip(chance.lognormal(4.6, 0.8, count), 8, 512).astype(int),
     "just too long": lambda _chance, count: np.full(count, 33),
     "full": lambda _chance, count: np.full(count, 512),
 }

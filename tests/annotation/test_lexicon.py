@@ -151,7 +151,7 @@ def test_words_that_are_forgotten_meanwhile():
     class Forgotten(WordTokens):
         def lookup(self, keys):
             lexicon._known = EMPTY_WORD_TOKENS
-            return super().find(keys)
+            return super().lookup(keys)
 
     lexicon.tokens(["as a", ENOUGH])
     lexicon._known = Forgotten(**vars(lexicon._known))

@@ -68,9 +68,9 @@ def test_mask_warns_of_a_label_that_no_entity_has(label):
     """The warning is that of ``only``, and quotes no label with a space."""
     found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)
 
-    with pytest.warn_if(OpenMedWarning, match="No entity has the label") as caught:
+    with pytest.warns(OpenMedWarning, match="No entity has the label") as caught:
         found.mask({label: "***"})
-    with pytest.warn_if(OpenMedWarning, match="No entity has the label"):
+    with pytest.warns(OpenMedWarning, match="No entity has the label"):
         found.filter(label)
 
     assert "Smith" not in str(caught[0].message)
@@ -371,7 +371,7 @@ def test_no_warning_of_a_label_that_the_model_knows(label):
 def test_unknown_label_is_a_warning_for_one_text_as_for_many():
     found = nb.annotate(["She has asthma."], "bundled_small", device="cpu")
     for call in (lambda: found.mask({"DISEASES": "X"}), lambda: found.show(0).mask({"DISEASES": "X"})):
-        with pytest.warn_if(OpenMedWarning, match="DISEASES"):
+        with pytest.warns(OpenMedWarning, match="DISEASES"):
             call()
-    with pytest.warn_if(OpenMedWarning, match="DISEASES"):
+    with pytest.warns(OpenMedWarning, match="DISEASES"):
         found.filter("DISEASES")

@@ -120,7 +120,7 @@ class TestShownMissing:
     def test_summary_counts_them_in_one_line(self, found):
         """They are counted once, apart from texts without entities and from errors."""
         summary = found.summary()
-        assert (summary.texts, summary.missing, summary.empty, len(summary.errors)) == (13, 11, 0, 1)
+        assert (summary.texts, summary.missing, summary.texts_without_entities, len(summary.errors)) == (13, 11, 0, 1)
         assert summary.to_dict()["missing"] == 11
         assert str(found).count("missing.") == str(summary).count("missing.") == 1
         assert "11 texts are missing." in str(found)
@@ -142,7 +142,7 @@ class TestShownMissing:
 
     def test_filtered_results_keep_them(self, found):
         """They stay missing where entities are filtered."""
-        assert found.only("disease").missing == found.missing == tuple(range(1, 12))
+        assert found.filter("disease").missing == found.missing == tuple(range(1, 12))
 
     def test_survive_pickle(self, found):
         """They stay missing in a pickled result."""
@@ -176,7 +176,7 @@ class TestResumeAfterRepair:
         found = run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA], resume=earlier)
         assert list(found) == list(run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA]))
         assert (found.errors, found.missing) == ({}, ())
-        assert list(found.answers.fingerprints) == list(run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA]).answers.fingerprints)
+        assert list(found.results.fingerprints) == list(run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA]).results.fingerprints)
 
     def test_text_that_fails_again_raises(self, run, file):
         """An error is no result: the next run raises it, or records it again and leaves the file as it is."""

@@ -139,7 +139,7 @@ class TestOneWindow:
         """The texts around one that does not fit have their answers, and the error is in its place."""
         texts = ["asthma", "asthma " * 26, "diabetes mellitus", "has " * 150, "hypertension"]
         pipe, _memory = limited(20)
-        answers = [answer for chunk in pipe.default_annotator().answers(texts) for answer in chunk.outcomes()]
+        answers = [answer for chunk in pipe.default_annotator().annotate(texts) for answer in chunk.outcomes()]
         assert [isinstance(answer, DeviceUnavailableError) for answer in answers] == [False, True, False, True, False]
         assert [answers[place] for place in (0, 2, 4)] == answers_to([texts[place] for place in (0, 2, 4)])
 

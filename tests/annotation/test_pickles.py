@@ -106,7 +106,7 @@ class TestHiddenResults:
         notes = pd.Series(NOTES, index=[7, 9, 8]) if kind == "table" else NOTES
         found = annotated(pipe, notes, show_text=False)
         there = pickled(found)
-        assert leaks(found) == leaks(found.only("disease")) == []
+        assert leaks(found) == leaks(found.filter("disease")) == []
         assert [[one["word"] for one in entities] for entities in there] == [[""], [], [""]]
         columns = ["note", "entity_group", "score", "start", "end"]
         pd.testing.assert_frame_equal(there.to_frame()[columns], found.to_frame()[columns])
@@ -142,5 +142,5 @@ def test_shown_results_are_whole(annotated, pipe):
     """A result that may show its texts has them in a pickle as well, and a run goes on from it."""
     found = annotated(pipe, NOTES)
     there = pickled(found)
-    assert (list(there), str(there), there.first_texts) == (list(found), str(found), tuple(NOTES))
+    assert (list(there), str(there), there.preview_texts) == (list(found), str(found), tuple(NOTES))
     assert list(annotated(pipe, [*NOTES, "asthma"], resume=there))[:3] == list(found)

@@ -317,20 +317,20 @@ def test_another_model_is_not_the_compiled_one(new_pipe):
 def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
     """A tokenizer that is put in the place of another is asked anew what it puts around a text."""
     pipe = new_pipe()
-    assert len(pipe.frame.after) == 1
+    assert len(pipe.special_tokens.suffix_ids) == 1
     pipe.tokenizer = tiny.tokenizer(model_max_length=64)
     pipe.tokenizer.backend_tokenizer.post_processor = None
 
-    assert len(pipe.frame.after) == 0
+    assert len(pipe.special_tokens.suffix_ids) == 0
 
 
 def test_measured_budget_stays_on_its_kind_of_device(new_pipe, home):
     """What was measured on one kind of device is not used on another."""
     pipe = new_pipe()
-    pipe.learned = {"cuda": 4096}
+    pipe.tuned_batch_tokens = {"cuda": 4096}
 
     assert pipe.batch_tokens == parse_device_argument(home).batch_tokens
-    pipe.learned = {home: 4096}
+    pipe.tuned_batch_tokens = {home: 4096}
     assert pipe.batch_tokens == 4096
 
 

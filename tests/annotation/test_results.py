@@ -97,7 +97,7 @@ class TestOneText:
     def test_labels(self):
         """The labels are sorted, each once, with and without joined tokens."""
         found = one_text(placed(0, 2, "B"), placed(3, 6, "A"), placed(7, 13, "B"), placed(18, 22, "I-A", key="entity"))
-        assert {piece.label for piece in found.report().pieces if piece.label} == {"A", "B", "I-A"}
+        assert {piece.label for piece in found.to_report().segments if piece.label} == {"A", "B", "I-A"}
 
     @pytest.mark.parametrize("name", ["", " "])
     def test_label_without_a_name(self, name):
@@ -320,7 +320,7 @@ class TestManyTextsShown:
 
     def test_files_name_what_shows_one(self):
         """Of files no text is kept; the HTML says what to type to see one, and a hidden text is not promised."""
-        files = replace(found(), first_texts=(), texts=[Path("a.txt")] * 4)
+        files = replace(found(), preview_texts=(), texts=[Path("a.txt")] * 4)
         assert "found.show(0)" in files._repr_html_()
         assert "The first 0" not in files._repr_html_()
         assert "found.show" not in replace(files, show_text=False)._repr_html_() + found()._repr_html_()
@@ -453,7 +453,7 @@ class TestSomeOfTheEntities:
     )
     def test_labels_and_scores(self, labels, score, words):
         """Kept are the entities with one of the labels, in any case, from a score on; texts and errors stay."""
-        some_of_them = annotations(MIXED, ("asthma drug", "", "asthma drug")).only(*labels, score=score)
+        some_of_them = annotations(MIXED, ("asthma drug", "", "asthma drug")).filter(*labels, min_score=score)
         assert [[one["word"] for one in entities] for entities in some_of_them] == words
         assert some_of_them.errors == {1: FAILURE}
         assert some_of_them.to_frame()["word"].tolist() == [word for one in words for word in one]
@@ -461,11 +461,11 @@ class TestSomeOfTheEntities:
 
     def test_tokens_keep_their_index(self):
         """Tokens that are not joined keep what they have."""
-        assert list(annotations([TOKENS], ["x" * 20]).only("b-d")) == [TOKENS[:1]]
+        assert list(annotations([TOKENS], ["x" * 20]).filter("b-d")) == [TOKENS[:1]]
 
     def test_it_says_what_was_left_out(self):
         """Each step is a sentence of what is shown, in the text, in the summary and in the HTML."""
-        some_of_them = annotations(MIXED, ("asthma drug",)).only("drug", "disease").only(score=0.5)
+        some_of_them = annotations(MIXED, ("asthma drug",)).filter("drug", "disease").filter(min_score=0.5)
         for shown in (some_of_them, some_of_them.summary()):
             assert "  Only drug or disease.\n  Only entities with a score from 0.5.\n  By label" in str(shown)
             assert "Only drug or disease." in shown._repr_html_()
@@ -473,20 +473,20 @@ class TestSomeOfTheEntities:
     def test_the_first_stays_as_it_was(self):
         """A filter makes another value."""
         many = annotations(MIXED, ())
-        many.only("drug")
+        many.filter("drug")
         assert [len(entities) for entities in many] == [2, 0, 1]
 
     def test_a_label_that_no_entity_has(self):
         """A label that nothing has is a warning that names the nearest, and leaves nothing; where there is no entity it is none."""
-        with pytest.warn_if(OpenMedWarning, match=r"No entity has the label 'diseas'\. Did you mean 'disease'\?"):
-            assert list(annotations(MIXED, ()).only("diseas")) == [[], [], []]
-        assert list(annotations([[]], ["x"]).only("disease")) == [[]]
+        with pytest.warns(OpenMedWarning, match=r"No entity has the label 'diseas'\. Did you mean 'disease'\?"):
+            assert list(annotations(MIXED, ()).filter("diseas")) == [[], [], []]
+        assert list(annotations([[]], ["x"]).filter("disease")) == [[]]
 
     @pytest.mark.parametrize(("labels", "score"), [((5,), 0.0), ((None,), 0.0), ((), 2), ((), -0.1), ((), "high")])
     def test_what_is_neither(self, labels, score):
         """Anything else than texts, and a number from 0 to 1, is refused."""
         with pytest.raises(ConfigurationError, match="cannot be"):
-            annotations(MIXED, ()).only(*labels, score=score)
+            annotations(MIXED, ()).filter(*labels, min_score=score)
 
 
 class TestManyHiddenTexts:
@@ -659,7 +659,7 @@ def test_counts(answers, show_text):
     summary = summary_of(answers, show_text)
     pairs = [pair for answer in answers if not isinstance(answer, str) for pair in answer]
 
-    assert (summary.texts, summary.empty) == (len(answers), answers.count([]))
+    assert (summary.texts, summary.texts_without_entities) == (len(answers), answers.count([]))
     assert [number for number, _why in summary.errors] == [n for n, one in enumerate(answers) if one == "an error"]
     assert dict(summary.labels) == Counter(label for label, _word in pairs)
     assert dict(summary.words) == (Counter(word.lower() for _label, word in pairs) if show_text else {})
@@ -707,7 +707,7 @@ def test_plain_values_of_a_summary_survive_json():
     assert plain["labels"] == {"A": 1}
     assert plain["words"] == {"asthma": 1}
     assert plain["errors"] == {"1": "why"}
-    assert (plain["texts"], plain["empty"]) == (2, 0)
+    assert (plain["texts"], plain["texts_without_entities"]) == (2, 0)
 
 
 def test_html_has_the_counts():

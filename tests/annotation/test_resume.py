@@ -52,7 +52,7 @@ def finished(annotated, pipe, tmp_path_factory):
     """The bytes of a finished file, and the answers in it."""
     file = tmp_path_factory.mktemp("finished") / "run.jsonl"
     found = annotated(pipe, TEXTS, resume=file, on_error="record")
-    return file.read_bytes(), list(found.answers.items())
+    return file.read_bytes(), list(found.results.items())
 
 
 class TestCutOff:
@@ -64,7 +64,7 @@ class TestCutOff:
         whole, answers = finished
         file = tmp_path_factory.mktemp("cut") / "run.jsonl"
         file.write_bytes(whole[: data.draw(some.integers(0, len(whole)))])
-        assert list(run(file).answers.items()) == answers
+        assert list(run(file).results.items()) == answers
         assert file.read_bytes() == whole
 
     def test_at_every_byte(self, tmp_path):
@@ -92,7 +92,7 @@ class TestCutOff:
         first = run(file, pipe=own)
         before = file.read_bytes()
         on_forward(own.model, batches.append)
-        assert list(run(file, pipe=own).answers.items()) == list(first.answers.items())
+        assert list(run(file, pipe=own).results.items()) == list(first.results.items())
         assert batches == []
         assert file.read_bytes() == before
 
@@ -201,7 +201,7 @@ class TestOtherRun:
         """The same model with the same settings goes on, whatever the size of its batches."""
         file = tmp_path / "run.jsonl"
         file.write_bytes(finished[0])
-        assert list(run(file, pipe=pipe_of(keyword_model, batch_tokens=64)).answers.items()) == finished[1]
+        assert list(run(file, pipe=pipe_of(keyword_model, batch_tokens=64)).results.items()) == finished[1]
 
     @pytest.mark.parametrize(
         ("texts", "number"),
@@ -563,7 +563,7 @@ def test_any_damage_is_noticed(run, finished, tmp_path_factory, data):
     except ConfigurationError as error:
         assert "is damaged in line" in str(error)  # noqa: PT017 - either is right
     else:
-        assert list(found.answers.items()) == answers
+        assert list(found.results.items()) == answers
 
 
 WRONG = [
@@ -592,5 +592,5 @@ def test_file_without_checksums(run, finished, tmp_path):
     file = tmp_path / "run.jsonl"
     file.write_bytes(b"".join(map(to_json_line, [{**header, "format": FORMAT_WITHOUT_CHECKSUMS}, *old])))
 
-    assert list(run(file).answers.items()) == answers
+    assert list(run(file).results.items()) == answers
     assert [b"checksum" in line for line in file.read_bytes().splitlines()] == [False] * 3 + [True] * 5

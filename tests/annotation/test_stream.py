@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.stream import chunk_characters, iter_chunks, text_error, weight
+from openmed_nb.annotation.references import effective_length
+from openmed_nb.annotation.stream import chunk_characters, iter_chunks, text_error
 from openmed_nb.errors import InvalidTextError
 
 
@@ -26,7 +27,7 @@ def test_nothing_is_lost_or_reordered(texts, characters, first):
 def test_chunks_are_no_longer_than_needed(texts, characters):
     """Without its last text a chunk is shorter than the characters asked for."""
     for chunk in iter_chunks(texts, characters):
-        assert sum(map(weight, chunk.texts[:-1])) < characters
+        assert sum(map(effective_length, chunk.texts[:-1])) < characters
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,9 @@ def test_chunks(texts, characters, expected):
 @pytest.mark.parametrize(
     ("text", "expected"), [("", 1), ("abc", 4), (["ab", "c"], 6), ([], 1), (None, 1), (5, 1), ({"a": 1}, 1)]
 )
-def test_weight(text, expected):
+def test_effective_length(text, expected):
     """Every text counts for at least one character, whatever it is."""
-    assert weight(text) == expected
+    assert effective_length(text) == expected
 
 
 def test_short_texts_count_more():
@@ -148,10 +149,10 @@ def test_slow_stream_does_not_hold_up_answers(new_pipe):
     """The first answers to a stream come when the two chunks after them have not both been read; a list's answers are the same."""
     texts, read = ["patient has hypertension ." * 40] * 200, []
     annotator = new_pipe().default_annotator()
-    stream = annotator.answers(read.append(number) or text for number, text in enumerate(texts))
+    stream = annotator.annotate(read.append(number) or text for number, text in enumerate(texts))
     first = list(next(stream))
     sizes = [len(chunk.texts) for chunk in iter_chunks(texts, chunk_characters(annotator.budget))]
     assert len(first) == sizes[0]
     assert len(read) == sum(sizes[:2]) < len(texts)
     rest = [answer for answers in stream for answer in answers]
-    assert first + rest == [answer for answers in annotator.answers(texts, at_hand=True) for answer in answers]
+    assert first + rest == [answer for answers in annotator.annotate(texts, in_memory=True) for answer in answers]

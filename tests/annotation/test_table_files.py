@@ -182,7 +182,7 @@ class TestStringsThatNameFiles:
         """The warning quotes no name, and the run goes on."""
         texts = FORMS[form](folder) if callable(FORMS[form]) else FORMS[form]
 
-        with pytest.warn_if(OpenMedWarning, match=r"^Text [01] (is|looks like) the name of a ") as caught:
+        with pytest.warns(OpenMedWarning, match=r"^Text [01] (is|looks like) the name of a ") as caught:
             found_in(texts)
 
         assert len(caught) == 1
@@ -200,7 +200,7 @@ class TestStringsThatNameFiles:
     @pytest.mark.usefixtures("folder")
     def test_warning_for_a_table_reads_its_column(self, found_in):
         """Regression: the advice to pass a path made one note of the table."""
-        with pytest.warn_if(OpenMedWarning, match=r"pandas\.read_csv\(path\)\['note'\]"):
+        with pytest.warns(OpenMedWarning, match=r"pandas\.read_csv\(path\)\['note'\]"):
             found_in("notes.csv")
 
     @pytest.mark.parametrize("paths", [lambda folder: folder.glob("*.txt"), lambda folder: list(os.scandir(folder))])

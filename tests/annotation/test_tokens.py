@@ -198,7 +198,7 @@ def test_types_of_numbers(architectures):
         for texts in (["no asthma", "", "患者"], [""], []):
             for tokens in (tokenize(tokenizer, texts), tokenize_words(tokenizer, [[text] for text in texts], " ")):
                 types = {name: array.dtype.name for name, array in vars(tokens).items()}
-                assert types == {**dict.fromkeys(types, "int64"), "subwords": "bool"}, (kind, texts)
+                assert types == {**dict.fromkeys(types, "int64"), "is_subword": "bool"}, (kind, texts)
 
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -226,7 +226,7 @@ def sequences(draw):
 
 def rows(windows):
     """Return windows as rows of first, last, first owned and last owned."""
-    table = np.stack([windows.firsts, windows.ends, windows.owned_starts, windows.owned_ends], axis=1)
+    table = np.stack([windows.starts, windows.ends, windows.owned_starts, windows.owned_ends], axis=1)
     return [tuple(row) for row in table.tolist()]
 
 

@@ -47,7 +47,7 @@ def test_pipeline_uses_what_was_measured(pipe, words_of):
 
     assert pipe.batch_tokens == measured.batch_tokens
     assert measured.batch_tokens in CALIBRATION_TOKENS
-    assert all(speed > 0 for _tokens, speed in measured.speeds)
+    assert all(speed > 0 for _tokens, speed in measured.throughput)
     assert words_of(pipe) == before
 
 
@@ -59,7 +59,7 @@ def test_report_names_device_and_choice():
         "512 tokens at once on cpu\nMeasured\n  tokens at once  tokens per second\n"
         "  256             900\n  512             1,000"
     )
-    assert measured.to_dict() == {"device": "cpu", "batch_tokens": 512, "measure_throughput": {256: 900.0, 512: 1000.4}}
+    assert measured.to_dict() == {"device": "cpu", "batch_tokens": 512, "tokens_per_second": {256: 900.0, 512: 1000.4}}
 
 
 def test_sizes_that_do_not_fit_are_left_out(pipe):
@@ -71,7 +71,7 @@ def test_sizes_that_do_not_fit_are_left_out(pipe):
 
     pipe.model.register_forward_pre_hook(too_large, with_kwargs=True)
 
-    assert {tokens for tokens, _speed in pipe.calibrate().speeds} <= {256, 512}
+    assert {tokens for tokens, _speed in pipe.calibrate().throughput} <= {256, 512}
 
 
 def test_other_errors_are_not_hidden(pipe):
@@ -113,7 +113,7 @@ class TestLearned:
         assert [tokens for _, tokens in choice.tuned_batch_tokens] == [96]
         assert "Batches as they were measured here" in str(choice)
         assert "96" not in str(choice)
-        again.forget()
+        again.reset_calibration()
         assert (again.batch_tokens, nb.device(home).tuned_batch_tokens) == (usual, ())
         assert self.fresh(keyword_model, home).batch_tokens == usual
         assert list(data.iterdir()) == []
@@ -129,7 +129,7 @@ class TestLearned:
         assert (taken, pipe.batch_tokens) == ((96, 96, 96), 32)
 
     @pytest.mark.parametrize(
-        "name", ["weights", "settings", "tokenizer", "torch", "transformers", "device_name", "dtype"]
+        "name", ["weights", "config", "tokenizer", "torch", "transformers", "device_name", "dtype"]
     )
     def test_it_expires_as_a_certificate_does(self, data, keyword_model, home, name):
         """With another file, version or computer, nothing was learned; a damaged file says nothing either."""
@@ -148,7 +148,7 @@ class TestLearned:
         """The knee of a sweep over texts is kept, unless throughput still rises there, or there is none."""
         points = (Point(4, 10.0), Point(8, 11.0))
         report = SweepReport("mine", "annotation", device=home, points=points, knee=knee, length=64)
-        monkeypatch.setattr("openmed_nb.runbook.bench.sweep.swept", lambda *_: report)
+        monkeypatch.setattr("openmed_nb.runbook.bench.sweep.run_sweep", lambda *_: report)
         usual = self.fresh(keyword_model, home).batch_tokens
         nb.sweep(keyword_model, device=home)
 
@@ -160,7 +160,7 @@ class TestLearned:
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         pipe = self.fresh(keyword_model, home)
 
-        with pytest.warn_if(OpenMedWarning, match="cannot be kept"):
+        with pytest.warns(OpenMedWarning, match="cannot be kept"):
             measured = pipe.calibrate()
         assert pipe.batch_tokens == measured.batch_tokens
 
@@ -215,7 +215,7 @@ def test_faster_way_with_the_same_entities(compared):
     """The gain is how many times faster the second way is, in the fastest pass of each."""
     result = compared(([[ENTITY]], 8, 4, 6), ([[ENTITY]], 3, 2), "mps:0")
 
-    assert (result.kept, result.gain) == (True, 2)
+    assert (result.kept, result.speedup) == (True, 2)
     device = format_device("mps:0")
     assert (result.device, str(result).splitlines()[0]) == (device, f"torch.compile is used on {device}")
 
