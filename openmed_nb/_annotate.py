@@ -1,6 +1,6 @@
-"""Annotate one text, or many: progress, a file to resume from, errors, interrupts.
+"""Annotation of one or many texts, with progress, resuming, error handling and interrupts.
 
-It stands above ``distributed``, because a run over many texts goes to the workers of a cluster, or here.
+This module is in the layer above ``distributed``, because a run uses the workers of a cluster or a local pipeline.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def annotate(texts: str, model: Any = None, **options: Any) -> AnnotatedText: ...
 @overload
 def annotate(texts: Any, model: Any = None, **options: Any) -> Annotations: ...
-def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
+def annotate(  # noqa: PLR0913 - independent options of a public function
     texts: Any,
     model: Any = None,
     *,
@@ -58,48 +58,51 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
     show_text: bool = True,
     **arguments: Any,
 ) -> Annotations | AnnotatedText:
-    """Return the entities that a model finds in one text, or in many, near the speed of the bare model.
+    """Annotate one or many texts near the speed of the bare model.
 
     Args:
-        texts: One text as a string, or many: a list, a generator, a pandas Series, a column of a ``datasets.Dataset``:
-            anything that gives strings one by one. They are read as they are needed; kept are the first texts, what all of
-            them came in (no copy), 16 bytes for each text and 24 for each entity, and each word once. Or the
-            ``pathlib.Path`` of files that are a text each, with ``*``, ``?``, ``[a-z]`` and ``**`` as in ``Path.glob``, or a
-            list of such paths. A part of a path that exists under its own name is no pattern. Files come in the order of
-            ``sorted(paths)``, each once, without hidden ones; ``sources`` has the file of each text. Or a column of
-            ``dask.dataframe``, of which a partition is read at a time, after all were read once to count their rows; not as
-            it is after ``persist()`` on a cluster. Dask may have changed what is not a text in it: it makes ``"5"`` of a 5
-            (its setting ``dataframe.convert-string``). A missing value (``None``, NaN, ``pd.NA`` and the like) has no
-            entities, and its number is in ``missing``.
-        model: An alias, a hub id, a bare name, a folder, ``None`` for the bundled model, or a pipeline of
-            :func:`load_pipeline`.
-        client: A ``dask.distributed.Client``: the workers of its cluster do it, each with the model on the best device of
-            its computer; see :func:`openmed_nb.cluster`. They then read files, and columns of ``dask.dataframe``, themselves.
-            A model is named, and a folder must be there on every computer.
-        batch_tokens: How many tokens run at once; ``None`` takes what :func:`openmed_nb.sweep` or ``pipe.calibrate()`` found
-            for this model on this computer, else what suits the device.
-        progress: Whether to show a line with a bar and texts per second, for what takes more than half a second.
-        resume: A file that answers are written to as they come, some hundred texts at a time, one line of JSON for each.
-            If it is there already, the run goes on after its last text, also when the process was killed; what was
-            under way then is read again, and so is a text that had an error, or was missing and is there now. Or the
-            ``annotations`` that an interrupted run has left.
-        on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory; ``"record"`` goes on and notes
-            it in ``errors``.
-        show_text: Whether texts, and the words in them, are part of what is shown.
-        arguments: Those of :func:`load_pipeline`, such as ``device`` or ``aggregation_strategy``.
+        texts: One text as a string, or many texts. Texts are read on demand. The run stores the first texts, a reference to
+            ``texts`` (no copy), 16 bytes per text, 24 bytes per entity, and each distinct word once. Many texts can be:
+
+            - An iterable of strings, such as a list, a generator, a pandas Series or a column of a ``datasets.Dataset``.
+            - A ``pathlib.Path`` or a list of paths of files that contain one text each. Paths support ``*``, ``?``, ``[a-z]`` and
+              ``**`` as in ``Path.glob``, but a path component that exists is not treated as a pattern. Files have the order of
+              ``sorted(paths)``, without repetitions and without hidden files. ``sources`` contains the file of each text.
+            - A column of ``dask.dataframe``. It is read once to count its rows, and then one partition at a time. A column
+              after ``persist()`` on a cluster is not supported. Dask may have converted values that are not strings: with its
+              setting ``dataframe.convert-string``, it converts 5 to ``"5"``.
+
+            A missing value (``None``, NaN, ``pd.NA`` and similar) has no entities, and its index is in ``missing``.
+        model: Alias, Hugging Face model id, model name or local directory, or a pipeline of :func:`load_pipeline`. If ``None``,
+            use the bundled model.
+        client: A ``dask.distributed.Client``. If specified, the workers of its cluster annotate the texts, each with the model
+            on the best device of its host; see :func:`openmed_nb.cluster`. The workers read files and columns of
+            ``dask.dataframe`` themselves. The model must be specified by name, and a local directory must exist on every host.
+        batch_tokens: Maximum number of tokens per batch. If ``None``, use the value that :func:`openmed_nb.sweep` or
+            ``pipe.calibrate()`` measured for this model on this computer, or the device default.
+        progress: Whether to display a progress bar with texts per second for operations longer than half a second.
+        resume: File to which results are written, a few hundred texts at a time, one line of JSON per text. If it exists, the
+            run resumes after the last text, even if the process was killed. Texts that were in progress are processed again, as
+            are texts that had an error, or that were missing and are available now. Alternatively, the ``annotations`` of an
+            interrupted run.
+        on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory. ``"record"`` stores the error in
+            ``errors`` and continues.
+        show_text: Whether to display texts and their words.
+        arguments: Options of :func:`load_pipeline`, such as ``device`` or ``aggregation_strategy``.
 
     Returns:
-        For many texts :class:`Annotations`, a sequence with one list of entities for each text, in their order. For a single
-        string :class:`AnnotatedText`, the sequence of its entities.
+        For many texts :class:`Annotations`, a sequence with one list of entities per text, in order. For a single string
+        :class:`AnnotatedText`, the sequence of its entities.
 
     Raises:
-        InvalidTextError: For a text that cannot be read, with ``on_error="raise"``.
-        DeviceUnavailableError: For a text that does not fit in memory alone, and if the device fails.
-        ConfigurationError: For what is not a series of texts, an option that does not exist, or a file of another run.
-        ClusterError: If workers would give other answers than others, if none is left, and for a text that ends
-            every worker that reads it, with ``on_error="raise"``.
-        Interrupted: If the run was stopped, a ``KeyboardInterrupt``. Every error has an attribute ``annotations``
-            with what was done until then.
+        InvalidTextError: If a text cannot be read, with ``on_error="raise"``.
+        DeviceUnavailableError: If a text does not fit in memory alone, or if the device fails.
+        ConfigurationError: If ``texts`` is not an iterable of texts, if an option is not valid, or if the file belongs to a
+            different run.
+        ClusterError: If workers would return different results, if no worker is left, or if a text crashes every worker that
+            processes it, with ``on_error="raise"``.
+        RunInterrupted: If the run was interrupted; a ``KeyboardInterrupt``. Every error has an attribute ``annotations`` with the
+            completed results.
 
     Example:
         >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
@@ -108,18 +111,18 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
         >>> [entity["word"] for entity in annotate("She has asthma.", "bundled_small", device="cpu")]
         ['asthma']
     """
-    # All is checked before a model is loaded.
+    # All arguments are checked before a model is loaded.
     is_single = isinstance(texts, str)
     check_choice("on_error", on_error, ("raise", "record"))
     check_bool("show_text", show_text)
     batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
-        what = f"resume cannot be {short_type_name(resume)}."
-        raise ConfigurationError(what, "Pass the name of a file, or the annotations of an interrupted run.")
+        message = f"Invalid type for resume: {short_type_name(resume)}."
+        raise ConfigurationError(message, "Pass the name of a file, or the annotations of an interrupted run.")
     path = resume if isinstance(resume, (str, os.PathLike)) else None
     earlier = resume if isinstance(resume, Annotations) else Annotations(ResultStore(), (), "no model", "no device")
-    done = earlier
-    collector: _Collector | None = None
+    completed = earlier
+    run: _AnnotationRun | None = None
     with SESSION.operation(progress):
         try:
             texts = [texts] if is_single else texts
@@ -130,26 +133,26 @@ def annotate(  # noqa: PLR0913 - each is one thing that a person may want to say
 
                 SESSION.notify(ProgressEvent("Asking", "the workers"))
                 name, texts, source = cluster_source(client, texts, model, arguments, batch_tokens)
-            collector = _Collector(_Inputs(texts, source.settings["delimiter"]), source, name)
+            run = _AnnotationRun(_Inputs(texts, source.settings["delimiter"]), source, name)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
-                collector.replay(file or earlier)
-                collector.run(on_error, file)
-            annotations = collector.annotations(show_text)
+                run.restore(file or earlier)
+                run.run(on_error, file)
+            annotations = run.to_annotations(show_text)
             return annotations.show(0) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
-            if collector and len(collector.answers) >= len(earlier):  # It may end while earlier answers are taken over.
-                done = collector.annotations(show_text)
+            if run and len(run.results) >= len(earlier):  # The error may occur while earlier results are restored.
+                completed = run.to_annotations(show_text)
             if isinstance(error, KeyboardInterrupt):
-                count = len(done) if path is None else max(len(done), count_results(path))
-                left = replace(done, unfinished=True)
-                raise RunInterrupted(count, left, "" if path is None else str(path)) from None
-            # A person's own class may refuse new attributes (a frozen dataclass) or have something else of that name, so
-            # the value goes past what the class says; ``vars(error)["annotations"]`` always has it.
-            vars(error)["annotations"] = replace(done, unfinished=True)
+                count = len(completed) if path is None else max(len(completed), count_results(path))
+                unfinished = replace(completed, unfinished=True)
+                raise RunInterrupted(count, unfinished, "" if path is None else str(path)) from None
+            # A user's exception class may reject new attributes (a frozen dataclass) or define this name, so the value is
+            # written to the instance dictionary. ``vars(error)["annotations"]`` is always available.
+            vars(error)["annotations"] = replace(completed, unfinished=True)
             raise
 
 
-def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
+def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
     session: Session,
     text: str,
     name: str | None = None,
@@ -157,7 +160,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
     strategy: str | None = None,
     show_text: bool = True,
 ) -> AnnotatedText:
-    """Return the entities that a model finds in one text; ``show_text`` tells whether the result may show it."""
+    """Annotate one text. ``show_text`` specifies whether the result displays the text."""
     with session.operation():
         from .annotation.stream import check_text, unwrap_result
 
@@ -166,10 +169,10 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
         model = name or "bundled"
         session.notify(ProgressEvent("Annotating", model_label(model)))
         annotator = pipe.default_annotator()
-        (answers,) = annotator.annotate([text])
-        (answer,) = answers.outcomes()
-        entities = tuple(unwrap_result(answer))
-        dropped = answers.dropped.get(0, ())
+        (store,) = annotator.annotate([text])
+        (result,) = store.outcomes()
+        entities = tuple(unwrap_result(result))
+        dropped = store.dropped.get(0, ())
         return AnnotatedText(
             text,
             entities,
@@ -184,62 +187,70 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - what the faces ask for
 def local_source(
     texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
 ) -> tuple[str, Any, AnnotationSource]:
-    """Return the name of a model, the texts to read, and what answers them here."""
+    """Return the model name, the texts, and the local source of their results."""
     from .annotation.stream import AnnotationSource
     from .distributed.columns import to_references
 
-    found = to_references(texts)
-    check_iterable(found)
+    references = to_references(texts)
+    check_iterable(references)
     if is_model_name(model):
         name = "bundled" if model is None else str(model)
         pipe = create_pipeline(SESSION, name, OpenMedConfig(), **arguments)
     else:
-        pipe, name = validate_pipeline(model, arguments), type(model.model).__name__
+        pipe = validate_pipeline(model, arguments)
+        name = type(model.model).__name__
     annotator = pipe.default_annotator(batch_tokens)
     shapes = annotator.network.shapes if annotator.budget.limit_shapes else None
-    at_hand = isinstance(found, Sequence)
+    in_memory = isinstance(references, Sequence)
 
-    def answers(
-        texts: Iterator[Any], first: int, tell: Callable[[int, float], None] | None = None
+    def annotate_stream(
+        texts: Iterator[Any], first: int, on_progress: Callable[[int, float], None] | None = None
     ) -> Iterator[ResultStore]:
-        found: Iterator[ResultStore] = annotator.annotate(texts, first, at_hand, tell)
-        return found
+        stores: Iterator[ResultStore] = annotator.annotate(texts, first, in_memory, on_progress)
+        return stores
 
-    labels = annotator.decoder.entity_labels
-    return (
-        name,
-        found,
-        AnnotationSource(answers, run_settings(pipe, annotator), format_device(str(pipe.device)), shapes, labels),
+    source = AnnotationSource(
+        annotate_stream,
+        run_settings(pipe, annotator),
+        format_device(str(pipe.device)),
+        shapes,
+        annotator.decoder.entity_labels,
     )
+    return name, references, source
 
 
 def validate_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
-    """Return a pipeline that was passed in the place of a model's name."""
+    """Validate and return a pipeline that was passed instead of a model name."""
     from .annotation.pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
         remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
         raise invalid_type("model", pipe, remedy)
     if arguments:
-        what = f"A pipeline that is built cannot take {', '.join(sorted(arguments))}."
-        raise ConfigurationError(what, "Pass it to load_pipeline() instead.")
+        message = f"An existing pipeline does not accept {', '.join(sorted(arguments))}."
+        raise ConfigurationError(message, "Pass it to load_pipeline() instead.")
     return pipe
 
 
-class _Pending(NamedTuple):
-    """What is remembered of a text without an answer."""
+class _PendingText(NamedTuple):
+    """A text without a result.
+
+    Attributes:
+        fingerprint: Fingerprint of the text.
+        size: Approximate number of characters.
+    """
 
     fingerprint: int
-    size: int  # about how many characters it has
+    size: int
 
 
 class _Inputs(Iterator[Any]):
-    """The texts of a run, read one by one; what has no answer yet is remembered by its fingerprint."""
+    """The texts of a run, read one by one. Fingerprints of texts without a result are stored."""
 
     def __init__(self, texts: Any, delimiter: str | None) -> None:
         self.texts = texts
-        self.first_texts: list[str] = []  # to be shown
-        self.pending: deque[_Pending] = deque()
+        self.preview_texts: list[str] = []
+        self.pending: deque[_PendingText] = deque()
         self.count = length_or_none(texts)
         self._stream = iter_texts(texts)
         self._delimiter = delimiter
@@ -250,126 +261,129 @@ class _Inputs(Iterator[Any]):
         text = next(self._stream)
         self._read += 1
         fingerprint = text_fingerprint(text)
-        if fingerprint == MISSING:  # A model reads nothing in its place; it is known by its fingerprint.
+        if fingerprint == MISSING:  # The model processes an empty text; the fingerprint identifies the missing value.
             text = "" if self._delimiter is None else []
-        self.pending.append(_Pending(fingerprint, effective_length(text)))
-        if len(self.first_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
+        self.pending.append(_PendingText(fingerprint, effective_length(text)))
+        if len(self.preview_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
             if isinstance(text, str) and not self._has_warned:
-                self._has_warned = warn_if_file_name(text, len(self.first_texts))
+                self._has_warned = warn_if_file_name(text, len(self.preview_texts))
             words = text if isinstance(text, list) else [text]
-            self.first_texts.append((self._delimiter or "").join(word for word in words if isinstance(word, str)))
+            self.preview_texts.append((self._delimiter or "").join(word for word in words if isinstance(word, str)))
         return text
 
     def __length_hint__(self) -> int:
         return NotImplemented if self.count is None else max(0, self.count - self._read)
 
-    def take(self, count: int) -> list[_Pending]:
-        """Return what is remembered of the next texts without an answer, and forget it."""
+    def pop_pending(self, count: int) -> list[_PendingText]:
+        """Remove and return the next texts without a result."""
         return [self.pending.popleft() for _ in range(count)]
 
 
-class _Collector:
-    """The answers to the texts of a run: those of an earlier run, then those that come, then those that are read again."""
+class _AnnotationRun:
+    """A run over many texts: restores earlier results, annotates the remaining texts, and then retries failed texts."""
 
     def __init__(self, inputs: _Inputs, source: AnnotationSource, model: str) -> None:
         self.inputs = inputs
         self.source = source
         self.model = model
-        self.answers = ResultStore("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
-        # The fingerprints and texts, by number, of which an earlier run has no result.
-        self._again: dict[int, tuple[int, Any]] = {}
-        self._size = known_size(inputs.texts)
-        self._size_done = 0
+        self.results = ResultStore("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
+        # Fingerprints and texts without a result in the earlier run, by text index.
+        self._retries: dict[int, tuple[int, Any]] = {}
+        self._total_size = total_characters(inputs.texts)
+        self._completed_size = 0
 
-    def replay(self, earlier: ResultsFile | Annotations) -> None:
-        """Take over the answers of an earlier run over the same texts."""
-        remedy = "Pass the same texts in the same order, or resume from something else."
-        if isinstance(earlier, Annotations):
-            # Those that were filtered lack entities, and those that were pickled without texts lack words.
-            other = changed_settings({**self.source.settings, "only": None, "words": None}, earlier.settings)
-            if other and earlier:  # Without a text, it is of no run.
-                what = f"The annotations are of a run with other settings ({other})."
-                raise ConfigurationError(what, "Repeat the call as it was, or leave resume out.")
-        answered = earlier.results.items() if isinstance(earlier, Annotations) else earlier.completed_results()
-        for before, answer, dropped in answered:
-            number = len(self.answers)
+    def restore(self, previous: ResultsFile | Annotations) -> None:
+        """Restore the results of an earlier run over the same texts."""
+        remedy = "Pass the same texts in the same order, or resume from a different file."
+        if isinstance(previous, Annotations):
+            # Filtered annotations lack entities, and annotations pickled without texts lack words.
+            changed = changed_settings({**self.source.settings, "only": None, "words": None}, previous.settings)
+            if changed and previous:  # Annotations without texts do not belong to a run.
+                message = f"These annotations come from a run with different settings ({changed})."
+                raise ConfigurationError(message, "Use the original arguments, or remove resume.")
+        results = previous.results.items() if isinstance(previous, Annotations) else previous.completed_results()
+        for fingerprint, answer, dropped in results:
+            index = len(self.results)
             text = next(self.inputs, None)
             if not self.inputs.pending:
-                what = f"The earlier run has answers for more than these {number} texts."
-                raise ConfigurationError(what, remedy)
-            (read,) = self.inputs.take(1)
+                message = f"The previous run contains more texts than the {index} texts of this run."
+                raise ConfigurationError(message, remedy)
+            (current,) = self.inputs.pop_pending(1)
             has_failed = isinstance(answer, str)
-            was_blank = before in BLANK
-            if read.fingerprint != before and not (has_failed or was_blank):
-                what = f"Text {number} is not the one that the earlier run has an answer for."
-                raise ConfigurationError(what, remedy)
-            # It is read again only after all results were found to be of the same texts: otherwise, another series of texts
-            # would leave a result in the file.
-            if has_failed or (was_blank and read.fingerprint not in BLANK):
-                self._again[number] = read.fingerprint, text
-                self.answers.add(before, answer)
+            was_blank = fingerprint in BLANK
+            if current.fingerprint != fingerprint and not (has_failed or was_blank):
+                message = f"Text {index} differs from the text at this position in the previous run."
+                raise ConfigurationError(message, remedy)
+            # Failed texts are retried only after all texts were verified. Otherwise, results of different texts could be written
+            # to the file.
+            if has_failed or (was_blank and current.fingerprint not in BLANK):
+                self._retries[index] = current.fingerprint, text
+                self.results.add(fingerprint, answer)
             else:
-                self._size_done += read.size
-                self.answers.add(read.fingerprint, answer, dropped)
+                self._completed_size += current.size
+                self.results.add(current.fingerprint, answer, dropped)
 
     def run(self, on_error: str, file: ResultsFile | None) -> None:
-        """Collect the answers to the texts that are left; with ``raise``, up to the first that has none."""
+        """Annotate the remaining texts. With ``on_error="raise"``, raise the first error after storing the results before it."""
 
-        def tell_within(count: int, share: float) -> None:
-            """Report how far a chunk of so many texts is."""
+        def on_progress(count: int, fraction: float) -> None:
+            """Report the completed fraction of a chunk with the given number of texts."""
             size = sum(pending.size for pending in islice(self.inputs.pending, count))
-            self._tell(size_within=int(share * size))
+            self._notify(partial_size=int(fraction * size))
 
-        self._tell()
-        for chunk in self.source.annotate(self.inputs, len(self.answers), tell_within):
-            count = _answered_count(chunk, on_error)
-            pending = self.inputs.take(count)
+        self._notify()
+        for chunk in self.source.annotate(self.inputs, len(self.results), on_progress):
+            count = _count_before_error(chunk, on_error)
+            pending = self.inputs.pop_pending(count)
             fingerprints = [text.fingerprint for text in pending]
             if file:
                 file.append(chunk.items(fingerprints))
-            self.answers.extend(fingerprints, chunk)
-            self._size_done += sum(text.size for text in pending)
-            self._tell()
+            self.results.extend(fingerprints, chunk)
+            self._completed_size += sum(text.size for text in pending)
+            self._notify()
             if count < len(chunk):
                 raise chunk.errors[count]
-        self._run_again(on_error, file)
+        self._retry_failed(on_error, file)
 
-    def _run_again(self, on_error: str, file: ResultsFile | None) -> None:
-        """Annotate the texts of which an earlier run has no result, after all others: they may fail, or end workers, again."""
+    def _retry_failed(self, on_error: str, file: ResultsFile | None) -> None:
+        """Annotate texts without a result in the earlier run, after all others, because they may fail or crash workers again."""
         results: dict[int, FingerprintedResult] = {}
         try:
-            for numbers in _consecutive(self._again):
-                left = deque(numbers)
-                for chunk in self.source.annotate([self._again[number][1] for number in numbers], numbers[0]):
-                    count = _answered_count(chunk, on_error)
-                    done = [left.popleft() for _ in range(count)]
-                    answered = dict(zip(done, chunk.items([self._again[number][0] for number in done]), strict=True))
-                    results.update(answered)
-                    new = {number: result for number, result in answered.items() if not isinstance(result.answer, str)}
-                    if file and new:
-                        file.append(new.values(), new)
-                    self._size_done += sum(effective_length(self._again[number][1]) for number in done)
-                    self._tell(again=len(results))
+            for indices in _group_consecutive(self._retries):
+                remaining = deque(indices)
+                for chunk in self.source.annotate([self._retries[index][1] for index in indices], indices[0]):
+                    count = _count_before_error(chunk, on_error)
+                    completed = [remaining.popleft() for _ in range(count)]
+                    fingerprints = [self._retries[index][0] for index in completed]
+                    chunk_results = dict(zip(completed, chunk.items(fingerprints), strict=True))
+                    results.update(chunk_results)
+                    succeeded = {
+                        index: result for index, result in chunk_results.items() if not isinstance(result.answer, str)
+                    }
+                    if file and succeeded:
+                        file.append(succeeded.values(), succeeded)
+                    self._completed_size += sum(effective_length(self._retries[index][1]) for index in completed)
+                    self._notify(num_retried=len(results))
                     if count < len(chunk):
                         raise chunk.errors[count]
         finally:
-            self.answers = self.answers.replaced(results)
-            self._again.clear()
+            self.results = self.results.replace_results(results)
+            self._retries.clear()
 
-    def _tell(self, again: int = 0, size_within: int = 0) -> None:
-        """Report how many texts have an answer, and about how many characters these have."""
-        count = len(self.answers) - len(self._again) + again
+    def _notify(self, num_retried: int = 0, partial_size: int = 0) -> None:
+        """Report the number of completed texts and their approximate number of characters."""
+        count = len(self.results) - len(self._retries) + num_retried
         name = f"{model_label(self.model)} on {self.source.device}"
-        size = self._size_done + size_within
-        SESSION.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "text", size, self._size))
+        size = self._completed_size + partial_size
+        SESSION.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "text", size, self._total_size))
 
-    def annotations(self, show_text: bool) -> Annotations:
-        """Return what was collected so far."""
+    def to_annotations(self, show_text: bool) -> Annotations:
+        """Return the results so far."""
         texts = self.inputs.texts
         shapes = self.source.shapes
         return Annotations(
-            self.answers,
-            tuple(self.inputs.first_texts[: len(self.answers)]),
+            self.results,
+            tuple(self.inputs.preview_texts[: len(self.results)]),
             self.model,
             self.source.device,
             show_text,
@@ -381,32 +395,32 @@ class _Collector:
         )
 
 
-def _answered_count(chunk: ResultStore, on_error: str) -> int:
-    """Return how many answers of a chunk count: all, or those before the first error that is to be raised."""
+def _count_before_error(chunk: ResultStore, on_error: str) -> int:
+    """Return the number of results to store: all of a chunk, or those before the first error if errors are raised."""
     return min(chunk.errors, default=len(chunk)) if on_error == "raise" else len(chunk)
 
 
-def _consecutive(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers in runs of consecutive ones, because errors count texts from the first."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+def _group_consecutive(indices: Iterable[int]) -> list[list[int]]:
+    """Group text indices into runs of consecutive indices, because error messages count from the first index of a call."""
+    groups: list[list[int]] = []
+    for index in indices:
+        if groups and index == groups[-1][-1] + 1:
+            groups[-1].append(index)
         else:
-            runs.append([number])
-    return runs
+            groups.append([index])
+    return groups
 
 
-def known_size(texts: Any) -> int | None:
-    """Return how many characters texts have, ``None`` where to ask would read them twice."""
+def total_characters(texts: Any) -> int | None:
+    """Return the approximate number of characters of texts, or ``None`` if they would have to be read twice."""
     if type(texts) not in {list, tuple} and not type(texts).__module__.startswith("pandas."):
         return None
     return sum(map(effective_length, texts))
 
 
 def length_or_none(texts: Any) -> int | None:
-    """Return how many texts there are, ``None`` if that is not known before they are read."""
+    """Return the number of texts, or ``None`` if it is unknown before they are read."""
     try:
         return len(texts) if isinstance(texts, Sized) else None
-    except Exception:  # noqa: BLE001 - a person's own __len__ may raise anything, or return what is not a length
+    except Exception:  # noqa: BLE001 - a user-defined __len__ may raise anything or return an invalid length
         return None

@@ -1,1 +1,1 @@
-"""Running a token-classification model over texts. Named unlike ``openmed_nb.annotate``, which is a function."""
+"""Run token-classification models over texts. The public function is ``openmed_nb.annotate``."""

@@ -1,4 +1,4 @@
-"""Where words begin and end: for tokens, whose labels become those of words, and for masking, which never cuts a word."""
+"""Word boundaries: used to aggregate token labels into word labels, and to mask whole words only."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ import functools
 import re
 import unicodedata
 
-JOINER = "\u200d"  # of emoji
+# Zero-width joiner, which combines emoji.
+JOINER = "\u200d"
 
-# The scripts in which words have no spaces between them: Thai, Lao, Myanmar, Khmer; and from the radicals of Han to the
-# ideographs with Hiragana, Katakana and Bopomofo, their compatibility forms and the planes of Han.
+# Scripts without spaces between words: Thai, Lao, Myanmar and Khmer, and the range from the Han radicals to the ideographs
+# (including Hiragana, Katakana and Bopomofo), their compatibility forms, and the supplementary Han planes.
 UNSPACED_SCRIPTS = re.compile(
     r"[\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF\u2E80-\u9FFF\uF900-\uFAFF\U00020000-\U0003FFFF]"
 )
 
-# Characters that join two letters or two digits to one word, by UAX #29 (classes MidLetter, MidNum, MidNumLet and
-# Single_Quote). Two are different: the colon separates, because in notes it stands between a name and its value
-# ("Patient:Smith"), and the quotation mark joins letters of every script, not only Hebrew ones.
+# Characters that join two letters or two digits into one word, according to UAX #29 (classes MidLetter, MidNum, MidNumLet
+# and Single_Quote). Two characters differ from UAX #29: the colon separates words, because notes use it between a name and
+# its value ("Patient:Smith"), and the quotation mark joins letters of every script, not only Hebrew.
 # https://www.unicode.org/reports/tr29/#Word_Boundaries
-BETWEEN_BOTH = frozenset(".'\u2018\u2019\u2024\ufe52\uff07\uff0e")
-BETWEEN_LETTERS = BETWEEN_BOTH | frozenset('\u00b7\u0387\u055f\u05f4\u2027"')
-BETWEEN_DIGITS = BETWEEN_BOTH | frozenset(
+MID_NUM_LETTERS = frozenset(".'\u2018\u2019\u2024\ufe52\uff07\uff0e")
+MID_LETTERS = MID_NUM_LETTERS | frozenset('\u00b7\u0387\u055f\u05f4\u2027"')
+MID_DIGITS = MID_NUM_LETTERS | frozenset(
     ",;\u037e\u0589\u060c\u060d\u066c\u07f8\u2044\ufe10\ufe14\ufe50\ufe54\uff0c\uff1b"
 )
 
-# Where a tokenizer drops such a character, its word continues, so a rest of a name could stand behind it.
+# If a tokenizer drops this character, the word continues after it, so the rest of a name could follow.
 REPLACEMENT_CHARACTER = "\ufffd"
 
 
 def is_combining_mark(character: str) -> bool:
-    """Return whether a character is an accent or another mark of the letter before it."""
+    """Return whether a character is an accent or another combining mark of the preceding letter."""
     return unicodedata.category(character).startswith("M")
 
 
 def is_ignorable(character: str) -> bool:
-    """Return whether word boundaries ignore a character: marks, soft hyphens, zero-width and control characters."""
+    """Return whether word segmentation ignores a character (mark, soft hyphen, zero-width or control character)."""
     category = unicodedata.category(character)
     if category == "Cc":
         return not character.isspace()
@@ -43,7 +44,7 @@ def is_ignorable(character: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def is_separator(code: int) -> bool:
-    """Return whether a code point is never inside a word of several tokens: white space, punctuation, an ideograph."""
+    """Return whether a code point is never inside a word of several tokens (white space, punctuation or an ideograph)."""
     character = chr(code)
     if UNSPACED_SCRIPTS.match(character):
         return True
@@ -51,10 +52,10 @@ def is_separator(code: int) -> bool:
 
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span without white space at its ends, extended to whole words.
+    """Return a span without surrounding white space, extended to whole words.
 
-    Words are those of UAX #29, with the exceptions above. In scripts without spaces between words, nothing is extended: a
-    whole sentence would be one.
+    Words follow UAX #29, with the exceptions documented in this module. A span is not extended in scripts without spaces
+    between words, because a whole sentence would count as one word.
 
     Example:
         >>> whole_words("by O'Brien-Lee", 5, 10), whole_words("by Schmi\u00addt", 2, 8)
@@ -69,30 +70,30 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
     if start == end:
         return start, end
     while start > 0 and _is_inside_word(text, start):
-        start = max(0, _base_before(text, start))
+        start = max(0, _previous_base(text, start))
     while end < len(text) and _is_inside_word(text, end):
-        end = _base_from(text, end + 1)
+        end = _next_base(text, end + 1)
     return start, end
 
 
-def _base_before(text: str, position: int) -> int:
-    """Return the position of the last character before a position that is not ignorable, -1 if there is none."""
+def _previous_base(text: str, position: int) -> int:
+    """Return the index of the last character before a position that is not ignorable, or -1."""
     position -= 1
     while position >= 0 and is_ignorable(text[position]):
         position -= 1
     return position
 
 
-def _base_from(text: str, position: int) -> int:
-    """Return the first position, from a position on, of a character that is not ignorable; the length if there is none."""
+def _next_base(text: str, position: int) -> int:
+    """Return the index of the first character at or after a position that is not ignorable, or the text length."""
     while position < len(text) and is_ignorable(text[position]):
         position += 1
     return position
 
 
 def _is_inside_word(text: str, position: int) -> bool:
-    """Return whether a position is inside a word, or between a character and its marks."""
-    before = _base_before(text, position)
+    """Return whether a position is inside a word, or between a character and its combining marks."""
+    before = _previous_base(text, position)
     if before < 0:
         return False
     left = text[before]
@@ -101,10 +102,10 @@ def _is_inside_word(text: str, position: int) -> bool:
         return not left.isspace()
     if _is_word_character(left) and _is_word_character(right):
         return True
-    after = _base_from(text, position + 1)
+    after = _next_base(text, position + 1)
     if after < len(text) and _joins(left, right, text[after]):
         return True
-    earlier = _base_before(text, before)
+    earlier = _previous_base(text, before)
     return earlier >= 0 and _joins(text[earlier], left, right)
 
 
@@ -113,9 +114,9 @@ def _is_word_character(character: str) -> bool:
 
 
 def _joins(left: str, middle: str, right: str) -> bool:
-    """Return whether a character between two others makes one word of them."""
+    """Return whether the middle character joins its neighbors into one word."""
     if UNSPACED_SCRIPTS.match(left) or UNSPACED_SCRIPTS.match(right):
         return False
     if left.isalpha() and right.isalpha():
-        return middle in BETWEEN_LETTERS
-    return left.isnumeric() and right.isnumeric() and middle in BETWEEN_DIGITS
+        return middle in MID_LETTERS
+    return left.isnumeric() and right.isnumeric() and middle in MID_DIGITS

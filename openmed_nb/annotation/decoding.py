@@ -1,6 +1,6 @@
-"""From labels and scores of tokens to entities, as arithmetic over all tokens of many texts at once.
+"""Aggregation of token labels and scores into entities, vectorized over all tokens of many texts.
 
-The answers are those of ``TokenClassificationPipeline.aggregate`` and ``group_entities`` in transformers.
+The results equal those of ``TokenClassificationPipeline.aggregate`` and ``group_entities`` in transformers.
 """
 
 from __future__ import annotations
@@ -21,72 +21,111 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# After about so many spellings, all are forgotten.
+# Approximate number of decoded spans after which the cache is cleared.
 SPELLING_CACHE_SIZE = 1 << 16
 
 
 @dataclass(frozen=True)
 class LabelTables:
-    """What each label number means; ``C`` labels."""
+    """Lookup tables of a model's labels, indexed by label id.
 
-    names: tuple[str, ...]  # such as B-DISEASE
-    entity_names: tuple[str, ...]  # the names of the entities that they make, such as DISEASE
-    is_begin: np.ndarray  # (C,) bool, whether a label begins an entity even after one of its own kind
-    entity_type_ids: np.ndarray  # (C,) int64, equal for labels that one entity may have
-    keep_label: np.ndarray  # (C,) bool, whether a token of the label is an answer if tokens are not joined
-    keep_entity: np.ndarray  # (C,) bool, whether an entity of the label is an answer
+    Attributes:
+        names: Names of the ``C`` token labels, such as ``B-DISEASE``.
+        entity_names: Names of the entities of these labels, such as ``DISEASE``.
+        is_begin: Whether a label starts a new entity even after a token of the same type, bool array of shape ``(C,)``.
+        entity_type_ids: Entity type of each label, int64 array of shape ``(C,)``. One entity contains one type only.
+        keep_label: Whether to return a token with the label if tokens are not aggregated, bool array of shape ``(C,)``.
+        keep_entity: Whether to return an entity with the label, bool array of shape ``(C,)``.
+    """
+
+    names: tuple[str, ...]
+    entity_names: tuple[str, ...]
+    is_begin: np.ndarray
+    entity_type_ids: np.ndarray
+    keep_label: np.ndarray
+    keep_entity: np.ndarray
 
     @classmethod
     def from_id2label(cls, id2label: Mapping[int, str], ignored: Collection[str]) -> LabelTables:
-        """Return the tables of a model's labels; ``ignored`` are labels and names of entities that are left out."""
-        return build_label_tables(tuple(id2label[number] for number in range(len(id2label))), tuple(ignored))
+        """Return the tables of a model's labels.
+
+        Args:
+            id2label: Mapping of label ids to names, from the model's configuration.
+            ignored: Token labels and entity names that are excluded from the results.
+        """
+        return build_label_tables(tuple(id2label[label] for label in range(len(id2label))), tuple(ignored))
 
 
 @functools.lru_cache(maxsize=32)
 def build_label_tables(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
-    """Return the tables of labels, made once: a short text takes little longer than they do."""
-    kinds = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
-    # Transformers cuts the name of an entity at the first hyphen, whatever stands before it.
-    groups = tuple(name.split("-", 1)[-1] for name in names)
+    """Return the lookup tables of labels.
+
+    They are cached, because building them takes about as long as annotating a short text.
+    """
+    entity_types = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
+    # transformers removes everything up to the first hyphen from an entity name, even if it is not a B or I prefix.
+    entity_names = tuple(name.split("-", 1)[-1] for name in names)
     return LabelTables(
         names,
-        groups,
+        entity_names,
         is_begin=np.array([name.startswith("B-") for name in names]),
-        entity_type_ids=np.unique(kinds, return_inverse=True)[1],
+        entity_type_ids=np.unique(entity_types, return_inverse=True)[1],
         keep_label=np.array([name not in ignored for name in names]),
-        keep_entity=np.array([group not in ignored for group in groups]),
+        keep_entity=np.array([name not in ignored for name in entity_names]),
     )
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model predicts for each token; ``T`` tokens, ``C`` labels."""
+    """Predictions of a model for ``T`` tokens and ``C`` labels.
 
-    labels: np.ndarray  # (T,) int64, the number of the most probable label
-    scores: np.ndarray  # (T,) float32, its probability
-    probabilities: np.ndarray | None = None  # (T, C) float32, if a word's label is that of its mean
+    Attributes:
+        labels: Id of the most probable label, int64 array of shape ``(T,)``.
+        scores: Probability of that label, float32 array of shape ``(T,)``.
+        probabilities: Probabilities of all labels, float32 array of shape ``(T, C)``. Only set for the ``average`` strategy.
+    """
+
+    labels: np.ndarray
+    scores: np.ndarray
+    probabilities: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class TaggedUnits:
-    """What is joined to entities: tokens or words, with label numbers and scores; each array is ``(U,)``."""
+    """Tokens or words, with label ids and scores, that are aggregated into entities; each array has shape ``(U,)``.
 
-    starts: np.ndarray  # the first token
-    ends: np.ndarray  # one past the last
+    Attributes:
+        starts: Index of the first token of each unit.
+        ends: Index after the last token of each unit.
+        labels: Label id of each unit.
+        scores: Score of each unit.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
     labels: np.ndarray
     scores: np.ndarray
 
 
 @dataclass(frozen=True)
 class Decoder:
+    """Conversion of token predictions to entities.
+
+    Attributes:
+        detokenizer: Converts tokens to the text of entities.
+        tables: Lookup tables of the model's labels.
+        strategy: Aggregation strategy: ``none``, ``simple``, ``first``, ``average`` or ``max``.
+        num_prefix_tokens: Number of special tokens before the tokens of a text.
+    """
+
     detokenizer: Detokenizer
     tables: LabelTables
-    strategy: str  # none, simple, first, average or max
-    num_prefix_tokens: int  # special tokens before a text's own
+    strategy: str
+    num_prefix_tokens: int
 
     @property
     def entity_labels(self) -> tuple[str, ...]:
-        """The labels of the entities that can be an answer, without the prefixes of tokens, each once."""
+        """The distinct labels of the entities that can be returned, without the prefixes of token labels."""
         tables = self.tables
         if self.strategy == "none":
             labels = [
@@ -104,179 +143,196 @@ class Decoder:
         return find(texts, tokens, predictions)
 
     def decode_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
-        """Return every token whose label is an answer."""
-        places = np.flatnonzero(self.tables.keep_label[predictions.labels])
-        numbers = {
-            "score": predictions.scores[places].astype(np.float64),
-            "start": tokens.starts[places],
-            "end": tokens.ends[places],
-            "index": places - tokens.sequence_offsets[tokens.sequence_ids(places)] + self.num_prefix_tokens,
+        """Return every token whose label is not ignored."""
+        positions = np.flatnonzero(self.tables.keep_label[predictions.labels])
+        columns = {
+            "score": predictions.scores[positions].astype(np.float64),
+            "start": tokens.starts[positions],
+            "end": tokens.ends[positions],
+            "index": positions - tokens.sequence_offsets[tokens.sequence_ids(positions)] + self.num_prefix_tokens,
         }
         return ResultStore.of_columns(
             "entity",
             self.tables.names,
-            bounds=np.searchsorted(places, tokens.sequence_offsets),
-            labels=predictions.labels[places],
-            words=self.detokenizer.token_texts(texts, tokens, places),
-            numbers=numbers,
+            text_offsets=np.searchsorted(positions, tokens.sequence_offsets),
+            labels=predictions.labels[positions],
+            words=self.detokenizer.token_texts(texts, tokens, positions),
+            columns=columns,
             dropped={},
         )
 
     def decode_entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
-        """Return every entity that is an answer."""
+        """Return every entity whose label is not ignored."""
         units = build_units(tokens, predictions, self.strategy)
-        edges = group_boundaries(tokens, units, self.tables)
-        scores = np.add.reduceat(units.scores, edges[:-1], dtype=np.float64) / (edges[1:] - edges[:-1])
-        kept = np.flatnonzero(self.tables.keep_entity[units.labels[edges[:-1]]])
-        firsts = units.starts[edges[kept]]
-        lasts = units.ends[edges[kept + 1] - 1]
-        labels = units.labels[edges[kept]]
-        words = None if self.strategy == "simple" else units.starts
+        boundaries = group_boundaries(tokens, units, self.tables)
+        scores = np.add.reduceat(units.scores, boundaries[:-1], dtype=np.float64) / (boundaries[1:] - boundaries[:-1])
+        kept = np.flatnonzero(self.tables.keep_entity[units.labels[boundaries[:-1]]])
+        starts = units.starts[boundaries[kept]]
+        ends = units.ends[boundaries[kept + 1] - 1]
+        labels = units.labels[boundaries[kept]]
+        word_starts = None if self.strategy == "simple" else units.starts
         return ResultStore.of_columns(
             "entity_group",
             self.tables.entity_names,
-            bounds=np.searchsorted(firsts, tokens.sequence_offsets),
+            text_offsets=np.searchsorted(starts, tokens.sequence_offsets),
             labels=labels,
-            words=self.detokenizer.decode_spans(texts, tokens, firsts, lasts, words),
-            numbers={"score": scores[kept], "start": tokens.starts[firsts], "end": tokens.ends[lasts - 1]},
-            dropped=self.dropped(tokens, predictions, firsts, lasts, self.tables.entity_type_ids[labels]),
+            words=self.detokenizer.decode_spans(texts, tokens, starts, ends, word_starts),
+            columns={"score": scores[kept], "start": tokens.starts[starts], "end": tokens.ends[ends - 1]},
+            dropped=self.find_dropped_spans(tokens, predictions, starts, ends, self.tables.entity_type_ids[labels]),
         )
 
-    def dropped(
+    def find_dropped_spans(
         self,
         tokens: Tokens,
         predictions: Predictions,
-        firsts: np.ndarray,
-        lasts: np.ndarray,
-        entity_kinds: np.ndarray,
+        entity_starts: np.ndarray,
+        entity_ends: np.ndarray,
+        entity_types: np.ndarray,
     ) -> dict[int, tuple[DroppedSpan, ...]]:
-        """Return for each sequence the labeled tokens that are in no entity of their kind, neighbors of one kind as one span."""
-        places = np.flatnonzero(self.tables.keep_entity[predictions.labels])
-        kinds = self.tables.entity_type_ids[predictions.labels[places]]
-        if len(firsts):
-            # The entity that a token can be in is the last one that starts at it or before it.
-            entities = np.maximum(np.searchsorted(firsts, places, side="right") - 1, 0)
-            covered = (firsts[entities] <= places) & (places < lasts[entities])
-            # A token of another label is masked by its own. Offsets may go back (byte-level BPE behind an added token), so a
-            # token can reach out of its own entity.
-            covered &= kinds == entity_kinds[entities]
-            covered &= tokens.starts[places] >= tokens.starts[firsts[entities]]
-            covered &= tokens.ends[places] <= tokens.ends[lasts[entities] - 1]
-            places = places[~covered]
-            kinds = kinds[~covered]
-        if not len(places):
+        """Return the labeled tokens of each sequence that are not in an entity of their type.
+
+        Adjacent tokens of one type are merged into one span.
+        """
+        positions = np.flatnonzero(self.tables.keep_entity[predictions.labels])
+        types = self.tables.entity_type_ids[predictions.labels[positions]]
+        if len(entity_starts):
+            # Only the last entity that starts at or before a token can contain the token.
+            entities = np.maximum(np.searchsorted(entity_starts, positions, side="right") - 1, 0)
+            covered = (entity_starts[entities] <= positions) & (positions < entity_ends[entities])
+            # A token of another type is masked with its own label. Offsets may decrease (byte-level BPE after an added
+            # token), so a token can extend beyond the characters of its entity.
+            covered &= types == entity_types[entities]
+            covered &= tokens.starts[positions] >= tokens.starts[entity_starts[entities]]
+            covered &= tokens.ends[positions] <= tokens.ends[entity_ends[entities] - 1]
+            positions = positions[~covered]
+            types = types[~covered]
+        if not len(positions):
             return {}
-        sequences = tokens.sequence_ids(places)
-        apart = np.ones(len(places), bool)
-        apart[1:] = (np.diff(places) > 1) | (np.diff(sequences) > 0) | (np.diff(kinds) != 0)
-        first = np.flatnonzero(apart)
-        labels = predictions.labels[places[first]].tolist()
-        scores = np.maximum.reduceat(predictions.scores[places], first).tolist()
-        starts = np.minimum.reduceat(tokens.starts[places], first).tolist()
-        ends = np.maximum.reduceat(tokens.ends[places], first).tolist()
+        sequences = tokens.sequence_ids(positions)
+        starts_span = np.ones(len(positions), bool)
+        starts_span[1:] = (np.diff(positions) > 1) | (np.diff(sequences) > 0) | (np.diff(types) != 0)
+        first = np.flatnonzero(starts_span)
+        labels = predictions.labels[positions[first]].tolist()
+        scores = np.maximum.reduceat(predictions.scores[positions], first).tolist()
+        starts = np.minimum.reduceat(tokens.starts[positions], first).tolist()
+        ends = np.maximum.reduceat(tokens.ends[positions], first).tolist()
         spans: dict[int, list[DroppedSpan]] = {}
-        for number, sequence in enumerate(sequences[first].tolist()):
-            label = self.tables.entity_names[labels[number]]
-            span = DroppedSpan(label, scores[number], starts[number], ends[number])
+        for index, sequence in enumerate(sequences[first].tolist()):
+            label = self.tables.entity_names[labels[index]]
+            span = DroppedSpan(label, scores[index], starts[index], ends[index])
             spans.setdefault(sequence, []).append(span)
-        return {sequence: tuple(found) for sequence, found in spans.items()}
+        return {sequence: tuple(sequence_spans) for sequence, sequence_spans in spans.items()}
 
 
 def build_units(tokens: Tokens, predictions: Predictions, strategy: str) -> TaggedUnits:
-    """Return the words, each with the label that a strategy gives it, or for ``simple`` the tokens."""
+    """Return the words with their labels according to a strategy, or the tokens for ``simple``."""
     if strategy == "simple":
-        firsts = np.arange(len(tokens))
-        return TaggedUnits(firsts, firsts + 1, predictions.labels, predictions.scores)
-    firsts = tokens.word_starts
-    lasts = np.append(firsts[1:], len(tokens))
+        starts = np.arange(len(tokens))
+        return TaggedUnits(starts, starts + 1, predictions.labels, predictions.scores)
+    starts = tokens.word_starts
+    ends = np.append(starts[1:], len(tokens))
     if strategy == "average":
-        assert predictions.probabilities is not None  # noqa: S101 - tells mypy what the caller sees to
-        means = np.add.reduceat(predictions.probabilities, firsts) / (lasts - firsts)[:, None]
-        return TaggedUnits(firsts, lasts, means.argmax(1), means.max(1))
-    deciding = firsts
-    if strategy == "max":  # The token with the highest score of a word decides, the first of them if several are equal.
-        highest = np.repeat(np.maximum.reduceat(predictions.scores, firsts), lasts - firsts)
+        assert predictions.probabilities is not None  # noqa: S101 - the caller ensures this; mypy cannot infer it
+        means = np.add.reduceat(predictions.probabilities, starts) / (ends - starts)[:, None]
+        return TaggedUnits(starts, ends, means.argmax(1), means.max(1))
+    deciding = starts
+    if strategy == "max":
+        # The token with the highest score determines the label of the word; ties go to the first token.
+        highest = np.repeat(np.maximum.reduceat(predictions.scores, starts), ends - starts)
         candidates = np.flatnonzero(predictions.scores == highest)
-        deciding = candidates[np.searchsorted(candidates, firsts)]
-    return TaggedUnits(firsts, lasts, predictions.labels[deciding], predictions.scores[deciding])
+        deciding = candidates[np.searchsorted(candidates, starts)]
+    return TaggedUnits(starts, ends, predictions.labels[deciding], predictions.scores[deciding])
 
 
 def group_boundaries(tokens: Tokens, units: TaggedUnits, tables: LabelTables) -> np.ndarray:
-    """Return where each group begins among the units, and one past the last: a new kind, a B- label, a new sequence."""
-    kinds, begins = tables.entity_type_ids[units.labels], tables.is_begin[units.labels]
-    begins[1:] |= kinds[1:] != kinds[:-1]
-    begins[np.searchsorted(units.starts, tokens.sequence_starts)] = True
-    return np.append(np.flatnonzero(begins), len(begins))
+    """Return the index of the first unit of each group, followed by the number of units.
+
+    A group starts at a new entity type, at a ``B-`` label and at a new sequence.
+    """
+    types = tables.entity_type_ids[units.labels]
+    starts_group = tables.is_begin[units.labels]
+    starts_group[1:] |= types[1:] != types[:-1]
+    starts_group[np.searchsorted(units.starts, tokens.sequence_starts)] = True
+    return np.append(np.flatnonzero(starts_group), len(starts_group))
 
 
 class Detokenizer:
-    """Writes tokens as text, as transformers does; the same entities come again and again, so their text is remembered."""
+    """Conversion of tokens to text, as in transformers. Decoded spans are cached, because entities repeat often."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[bytes | int, str] = {}
-        self._further: dict[str, str] = {}  # pieces, and how each is written after others
+        self._span_cache: dict[bytes | int, str] = {}
+        # Text of each token when it is not the first of its word.
+        self._continuation_cache: dict[str, str] = {}
 
-    def token_texts(self, texts: Sequence[str], tokens: Tokens, places: np.ndarray) -> list[str]:
-        """Return tokens as they stand in the vocabulary, or in the text if the vocabulary does not have them."""
-        ids = tokens.ids[places]
+    def token_texts(self, texts: Sequence[str], tokens: Tokens, positions: np.ndarray) -> list[str]:
+        """Return the vocabulary entry of each token, or its text if the token is unknown."""
+        ids = tokens.ids[positions]
         names: list[str] = get_token_names(self.tokenizer, ids).names[ids].tolist()
-        for number in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
-            names[number] = tokens.token_text(texts, int(places[number]))
+        for index in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
+            names[index] = tokens.token_text(texts, int(positions[index]))
         return names
 
     def decode_spans(
         self,
         texts: Sequence[str],
         tokens: Tokens,
-        firsts: np.ndarray,
-        lasts: np.ndarray,
-        words: np.ndarray | None = None,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        word_starts: np.ndarray | None = None,
     ) -> list[str]:
-        """Return the text of stretches of tokens: the tokens of each word are joined, then the words; without words, the tokens."""
-        begins = np.zeros(len(tokens), np.int64)
-        if words is not None:
-            begins[words] = 1
-        # The text depends on the ids and on where words begin; on what the person wrote only if a token is unknown.
-        spelling, width = (tokens.ids * 2 + begins).tobytes(), begins.itemsize
-        edges = zip((firsts * width).tolist(), (lasts * width).tolist(), strict=True)
-        keys: list[bytes | int] = [spelling[first:last] for first, last in edges]
-        unknown = np.append(0, np.cumsum(tokens.ids == self.tokenizer.unk_token_id))
-        for number in np.flatnonzero(unknown[lasts] > unknown[firsts]).tolist():
-            keys[number] = number
-        if len(self._known) > SPELLING_CACHE_SIZE:
-            self._known, self._further = {}, {}
-        known = self._known  # The same to the end: other threads of a worker spell too.
-        new = {key: number for number, key in enumerate(keys) if key not in known}
+        """Return the text of spans of tokens.
+
+        The tokens of each word are joined first, and then the words. Without ``word_starts``, the tokens are joined.
+        """
+        starts_word = np.zeros(len(tokens), np.int64)
+        if word_starts is not None:
+            starts_word[word_starts] = 1
+        # The ids and the word boundaries determine the text, unless a token is unknown: then the input text matters too.
+        encoded = (tokens.ids * 2 + starts_word).tobytes()
+        width = starts_word.itemsize
+        byte_spans = zip((starts * width).tolist(), (ends * width).tolist(), strict=True)
+        keys: list[bytes | int] = [encoded[start:end] for start, end in byte_spans]
+        num_unknown = np.append(0, np.cumsum(tokens.ids == self.tokenizer.unk_token_id))
+        for index in np.flatnonzero(num_unknown[ends] > num_unknown[starts]).tolist():
+            keys[index] = index
+        if len(self._span_cache) > SPELLING_CACHE_SIZE:
+            self._span_cache = {}
+            self._continuation_cache = {}
+        cache = self._span_cache  # Keep this reference, because other threads of a worker may replace the cache.
+        new = {key: index for index, key in enumerate(keys) if key not in cache}
         chosen = np.array([*new.values()], np.int64)
-        firsts, lasts = firsts[chosen], lasts[chosen]
-        if words is None:
-            pieces = self.token_texts(texts, tokens, expand_ranges(firsts, lasts))
+        starts = starts[chosen]
+        ends = ends[chosen]
+        if word_starts is None:
+            pieces = self.token_texts(texts, tokens, expand_ranges(starts, ends))
         else:
-            ends = np.append(words[1:], len(tokens))
-            firsts, lasts = np.searchsorted(words, firsts), np.searchsorted(words, lasts)
-            inside = expand_ranges(firsts, lasts)
-            pieces = self.decode_spans(texts, tokens, words[inside], ends[inside])
-        left = iter(pieces)
-        lists = [list(islice(left, count)) for count in (lasts - firsts).tolist()]
-        spelled = dict(zip(new, self.decode_pieces(lists), strict=True))
-        known.update((key, text) for key, text in spelled.items() if isinstance(key, bytes))
-        return [spelled[key] if key in spelled else known[key] for key in keys]
+            word_ends = np.append(word_starts[1:], len(tokens))
+            starts = np.searchsorted(word_starts, starts)
+            ends = np.searchsorted(word_starts, ends)
+            inside = expand_ranges(starts, ends)
+            pieces = self.decode_spans(texts, tokens, word_starts[inside], word_ends[inside])
+        remaining = iter(pieces)
+        lists = [list(islice(remaining, count)) for count in (ends - starts).tolist()]
+        decoded = dict(zip(new, self.decode_pieces(lists), strict=True))
+        cache.update((key, text) for key, text in decoded.items() if isinstance(key, bytes))
+        return [decoded[key] if key in decoded else cache[key] for key in keys]
 
     def decode_pieces(self, lists: list[list[str]]) -> list[str]:
-        """Return lists of pieces, each as the tokenizer's decoder puts its pieces together."""
+        """Return the text of each list of pieces, joined by the tokenizer's decoder."""
         join = self.tokenizer.convert_tokens_to_string
-        further = self._further  # The same to the end: other threads of a worker spell too.
-        new = list({piece for pieces in lists for piece in pieces[1:]} - further.keys())
+        # Keep this reference, because other threads of a worker may replace the cache.
+        continuations = self._continuation_cache
+        new = list({piece for pieces in lists for piece in pieces[1:]} - continuations.keys())
         if type(self.tokenizer.backend_tokenizer.decoder).__name__ != "WordPiece" or any(
             "\0" in piece for piece in new
         ):
             return [join(pieces) for pieces in lists]
-        # This decoder writes each piece by itself, but the first of a list in another way than those after it: as it stands.
-        further.update(
+        # This decoder converts each piece independently; only the first piece of a list is converted differently (unchanged).
+        continuations.update(
             zip(new, join(["", *chain.from_iterable((piece, "\0") for piece in new)]).split(" \0"), strict=False)
         )
         return [
-            (join([first]) if " " in first else first) + "".join(map(further.__getitem__, rest))
+            (join([first]) if " " in first else first) + "".join(map(continuations.__getitem__, rest))
             for first, *rest in lists
         ]

@@ -1,7 +1,8 @@
-"""Windows of tokens through the network: planned as batches, started, collected.
+"""Forward passes over windows of tokens: plan batches, start them on the device and collect the outputs.
 
-Batches are sorted by length and each stays within a budget of tokens. On a device that compiles for every new shape, lengths
-and numbers of rows come from a small fixed set. A batch that does not fit in memory runs again in smaller ones of any shape.
+Windows are sorted by length, and each batch stays within a token budget. On a device that compiles for every new shape,
+sequence lengths and row counts come from a small fixed set. A batch that does not fit in memory is retried as smaller batches
+of any shape.
 """
 
 from __future__ import annotations
@@ -33,189 +34,236 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# If shapes are few, a batch has one of LENGTHS lengths from SHORTEST up, or as many as make each at most twice the one before,
-# and as many rows as fit, one in STEP of them, one in STEP of these, or one: of the choices with at most 24 shapes for 8,192
-# tokens at once and rows of up to 512 that leave no budget unused, the one with the fewest tokens and passes for a few texts.
-MIN_LENGTH, NUM_LENGTH_BUCKETS, ROW_DIVISOR = 16, 7, 8
+# Shapes of batches if the number of shapes is limited. A batch has one of NUM_LENGTH_BUCKETS lengths from MIN_LENGTH, or more
+# if a length would otherwise be more than twice the previous length. It has the maximum number of rows, or that number divided
+# by a power of ROW_DIVISOR. Of the settings with at most 24 shapes for 8,192 tokens per batch and rows of up to 512 tokens that
+# use the whole budget, these values need the fewest tokens and passes for a small number of texts.
+MIN_LENGTH = 16
+NUM_LENGTH_BUCKETS = 7
+ROW_DIVISOR = 8
 
-# So few probabilities reach the host sooner than what a GPU would make of them.
+# Up to this number of probabilities, copying all of them to the host is faster than reducing them on a GPU.
 MAX_PROBABILITIES_TO_COPY = 1024
 
+# Arrays that the model takes, by argument name.
 Inputs = dict[str, np.ndarray]
-DeviceInputs = dict[str, Any]  # The same as tensors on the device.
-Outputs = Sequence[tuple["Batch", Sequence[np.ndarray]]]  # Of each batch labels and scores, or all probabilities.
+
+# The same inputs as tensors on the device.
+DeviceInputs = dict[str, Any]
+
+# Labels and scores of each batch, or all probabilities.
+Outputs = Sequence[tuple["Batch", Sequence[np.ndarray]]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows that run together: their numbers, and the length and number of rows that they are filled up to."""
+    """Windows that run together.
+
+    Attributes:
+        window_ids: Ids of the windows, one per row.
+        length: Number of tokens per row, including padding.
+        num_rows: Number of rows, including empty rows.
+    """
 
     window_ids: np.ndarray
     length: int
     num_rows: int
 
     def split(self, lengths: np.ndarray) -> list[Batch]:
-        """Return smaller batches for a device on which this one does not fit: halves, or one without filling, or none.
+        """Return smaller batches for a device on which this batch does not fit.
 
-        Each is as long as the longest of its windows, so that none fails for the length of another.
+        These are two halves, or one batch without padding, or an empty list if the batch cannot be split. Each has the length
+        of its longest window, so that a window does not fail because of the length of another window.
         """
         if self.num_rows == 1 and self.length == lengths[self.window_ids[0]]:
             return []
-        middle, height = (len(self.window_ids) + 1) // 2, (self.num_rows + 1) // 2
+        middle = (len(self.window_ids) + 1) // 2
+        num_rows = (self.num_rows + 1) // 2
         halves = self.window_ids[:middle], self.window_ids[middle:]
-        return [Batch(rows, int(lengths[rows].max()), height) for rows in halves if len(rows)]
+        return [Batch(rows, int(lengths[rows].max()), num_rows) for rows in halves if len(rows)]
 
 
 @dataclass(frozen=True)
 class TokenBudget:
-    max_tokens: int  # in a batch, filling included
-    max_padding: int = (
-        256  # how many of them may be filling: as many as run in the time that starting another batch takes
-    )
-    max_rows: int | None = None  # in a batch; None for no limit but the tokens
+    """Limits of one batch.
+
+    Attributes:
+        max_tokens: Maximum number of tokens, including padding.
+        max_padding: Maximum number of padding tokens. The default takes about as long as launching another batch.
+        max_rows: Maximum number of rows. If ``None``, only the number of tokens is limited.
+        limit_shapes: Whether to use few different shapes.
+        allow_padding: Whether rows may be padded. It is ``False`` for a model that does not mask padding.
+    """
+
+    max_tokens: int
+    max_padding: int = 256
+    max_rows: int | None = None
     limit_shapes: bool = False
-    allow_padding: bool = True  # whether rows may be filled up; not for a model that would read the filling
+    allow_padding: bool = True
 
     def capped_at(self, tokens: int) -> TokenBudget:
-        """Return the budget with at most this many tokens, for a device that runs out of memory with more."""
+        """Return the budget limited to a number of tokens that fits in the memory of the device."""
         return replace(self, max_tokens=max(1, min(self.max_tokens, tokens)))
 
     def rows_for_length(self, length: int) -> int:
-        """Return how many rows of a length fit; at least one."""
-        fitting = max(1, self.max_tokens // length)
-        return fitting if self.max_rows is None else min(fitting, self.max_rows)
+        """Return the maximum number of rows of a length, at least 1."""
+        num_rows = max(1, self.max_tokens // length)
+        return num_rows if self.max_rows is None else min(num_rows, self.max_rows)
 
 
 def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> list[Batch]:
-    """Return batches that have every window once, from the longest to the shortest: what does not fit in memory comes first."""
+    """Return batches that contain every window once, longest first, so that a lack of memory shows at the start."""
     order = np.argsort(-lengths, kind="stable")
     if budget.allow_padding and budget.limit_shapes:
         return list(plan_few_shapes(order, lengths, budget, max_length))
     if budget.allow_padding or len(lengths) == 1:
         return list(plan_by_length(order, lengths, budget))
-    same = np.flatnonzero(np.diff(lengths[order])) + 1
-    return [batch for rows in np.split(order, same) for batch in plan_by_length(rows, lengths, budget)]
+    length_changes = np.flatnonzero(np.diff(lengths[order])) + 1
+    return [batch for rows in np.split(order, length_changes) for batch in plan_by_length(rows, lengths, budget)]
 
 
 def plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget) -> Iterator[Batch]:
-    """Yield batches that end where another row would make more filling than starting a new one costs, or more than text."""
-    place = 0
-    while place < len(order):
-        length = int(lengths[order[place]])
-        rows = order[place : place + budget.rows_for_length(length)]
-        text = np.cumsum(lengths[rows])
-        filling = length * np.arange(1, len(rows) + 1) - text
-        rows = rows[: np.argmax(np.append(filling > np.minimum(text, budget.max_padding), True))]
+    """Yield batches, longest windows first.
+
+    A batch ends before its padding exceeds the cost of launching another batch, or its number of text tokens.
+    """
+    position = 0
+    while position < len(order):
+        length = int(lengths[order[position]])
+        rows = order[position : position + budget.rows_for_length(length)]
+        text_tokens = np.cumsum(lengths[rows])
+        padding = length * np.arange(1, len(rows) + 1) - text_tokens
+        rows = rows[: np.argmax(np.append(padding > np.minimum(text_tokens, budget.max_padding), True))]
         yield Batch(rows, length, len(rows))
-        place += len(rows)
+        position += len(rows)
 
 
-def plan_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget, longest: int) -> Iterator[Batch]:
-    """Yield batches of few shapes, each with the most text for its cost, and of several rows with no more filling than text."""
-    allowed, text = np.array(length_buckets(longest)), np.append(0, np.cumsum(lengths[order]))
-    place = 0
-    while place < len(order):
-        length = int(allowed[np.searchsorted(allowed, lengths[order[place]])])
-        # Seven divisions leave one row of any budget.
-        heights = np.unique(np.maximum(1, budget.rows_for_length(length) // ROW_DIVISOR ** np.arange(8)))
-        read = text[np.minimum(place + heights, len(order))] - text[place]
-        worth = np.where(
-            (heights == 1) | (heights * length <= 2 * read), read / (heights * length + budget.max_padding), 0
+def plan_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget, max_length: int) -> Iterator[Batch]:
+    """Yield batches of few shapes, each with the most text tokens for its cost.
+
+    A batch of several rows contains at most as much padding as text.
+    """
+    buckets = np.array(length_buckets(max_length))
+    text_tokens = np.append(0, np.cumsum(lengths[order]))
+    position = 0
+    while position < len(order):
+        length = int(buckets[np.searchsorted(buckets, lengths[order[position]])])
+        # Seven divisions reduce any budget to one row.
+        row_counts = np.unique(np.maximum(1, budget.rows_for_length(length) // ROW_DIVISOR ** np.arange(8)))
+        tokens = text_tokens[np.minimum(position + row_counts, len(order))] - text_tokens[position]
+        efficiency = np.where(
+            (row_counts == 1) | (row_counts * length <= 2 * tokens),
+            tokens / (row_counts * length + budget.max_padding),
+            0,
         )
-        height = int(heights[worth.argmax()])
-        yield Batch(order[place : place + height], length, height)
-        place += height
+        num_rows = int(row_counts[efficiency.argmax()])
+        yield Batch(order[position : position + num_rows], length, num_rows)
+        position += num_rows
 
 
-def length_buckets(longest: int) -> list[int]:
-    """Return the lengths that rows are filled up to, in steps of one factor up to the most tokens that a model takes."""
-    shortest = min(MIN_LENGTH, longest)
-    steps = np.geomspace(shortest, longest, max(NUM_LENGTH_BUCKETS, 1 + math.ceil(math.log2(longest / shortest))))
-    return [int(length) for length in np.unique(np.minimum(np.ceil(steps.round(6) / 8).astype(int) * 8, longest))]
+def length_buckets(max_length: int) -> list[int]:
+    """Return the lengths that rows are padded to, geometrically spaced up to the maximum length of the model."""
+    min_length = min(MIN_LENGTH, max_length)
+    num_buckets = max(NUM_LENGTH_BUCKETS, 1 + math.ceil(math.log2(max_length / min_length)))
+    steps = np.geomspace(min_length, max_length, num_buckets)
+    return [int(length) for length in np.unique(np.minimum(np.ceil(steps.round(6) / 8).astype(int) * 8, max_length))]
 
 
 @dataclass(frozen=True)
 class TokenClassifier:
-    model: PreTrainedModel  # or what torch.compile made of it
+    """A token-classification model and the layout of its inputs.
+
+    Attributes:
+        model: The model, or the result of ``torch.compile``.
+        special_tokens: The special tokens around each window.
+        input_names: Names of the arrays that the model takes.
+        return_all_probabilities: Whether to return the probabilities of all labels instead of the best label of each token.
+        compiled: Whether the model is compiled. ``torch.compile`` selects its own matrix-multiplication kernels.
+        shapes: Shapes ``(rows, length)`` of the batches that ran.
+    """
+
+    model: PreTrainedModel
     special_tokens: SpecialTokens
-    input_names: frozenset[str]  # the names of the arrays that it takes
-    return_all_probabilities: bool = (
-        False  # whether the probabilities of all labels are wanted, not only the best of each token
-    )
-    compiled: bool = False  # torch.compile chooses its own matrix products
-    shapes: set[tuple[int, int]] = field(default_factory=set, compare=False)  # rows and length of the batches that ran
+    input_names: frozenset[str]
+    return_all_probabilities: bool = False
+    compiled: bool = False
+    shapes: set[tuple[int, int]] = field(default_factory=set, compare=False)
 
     @property
     def device(self) -> torch.device:
-        """The device of the model, also after another thread has moved it."""
+        """The current device of the model, even if another thread has moved it."""
         return self.first_parameter.device
 
     @property
     def first_parameter(self) -> torch.Tensor:
-        parameters, name = self._place_of_first
+        """The first parameter of the model, which determines its device and dtype."""
+        parameters, name = self._first_parameter_location
         return parameters[name]
 
     @functools.cached_property
-    def _place_of_first(self) -> tuple[dict[str, Any], str]:  # To look for it takes long beside a short text.
-        every = ((module._parameters, name) for module in self.model.modules() for name in module._parameters)  # noqa: SLF001
-        return next((parameters, name) for parameters, name in every if parameters[name] is not None)
+    def _first_parameter_location(self) -> tuple[dict[str, Any], str]:
+        # Cached, because the search takes long compared with annotating a short text.
+        locations = ((module._parameters, name) for module in self.model.modules() for name in module._parameters)  # noqa: SLF001
+        return next((parameters, name) for parameters, name in locations if parameters[name] is not None)
 
     def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Start a forward pass; return labels and scores, or all probabilities, as tensors of ``(rows, length, …)``."""
+        """Start a forward pass and return labels and scores, or all probabilities, as tensors ``(rows, length, …)``."""
         with evaluation_mode(self.model):
             return self.forward_on_device(*self.copy_to_device([inputs]))
 
-    def forward_on_device(self, moved: DeviceInputs) -> tuple[torch.Tensor, ...]:
-        """Start a forward pass over a batch that is on the device, of a model that is in evaluation mode."""
+    def forward_on_device(self, inputs: DeviceInputs) -> tuple[torch.Tensor, ...]:
+        """Start a forward pass over inputs on the device. The model must be in evaluation mode."""
         import torch
 
         with torch.no_grad():
-            return self.postprocess_logits(self.logits_of(moved))
+            return self.postprocess_logits(self._forward_logits(inputs))
 
     def build_inputs(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None = None) -> Inputs:
-        """Return the arrays that the model takes of those that describe rows, each int64 of ``(rows, length)``."""
+        """Return the arrays that the model takes, each an int64 array of shape ``(rows, length)``."""
         types = np.zeros_like(ids) if types is None else types
         arrays = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask.astype(np.int64)}
         return {name: array for name, array in arrays.items() if name in self.input_names}
 
     def dummy_inputs(self, rows: int, length: int) -> Inputs:
-        """Return a batch without filling, to measure with; which token stands there makes no difference."""
+        """Return a batch without padding for measurements. The token ids do not affect the runtime."""
         ids = np.full((rows, length), self.special_tokens.pad_token_id, np.int64)
         return self.build_inputs(ids, np.ones_like(ids))
 
     def logits(self, inputs: Inputs) -> torch.Tensor:
-        """Start a forward pass; return the logits of all labels, ``(rows, length, labels)``, on the model's device."""
+        """Start a forward pass and return the logits ``(rows, length, labels)`` on the model's device."""
         with evaluation_mode(self.model):
-            return self.logits_of(*self.copy_to_device([inputs]))
+            return self._forward_logits(*self.copy_to_device([inputs]))
 
     def copy_to_device(self, batches: Sequence[Inputs]) -> list[DeviceInputs]:
-        """Start to copy batches to the model's device, all at once."""
+        """Start copying all batches to the model's device in one transfer."""
         arrays = [array for inputs in batches for array in inputs.values()]
         tensors = iter(arrays_to_device(arrays, self.device))
-        moved = [dict(zip(inputs, tensors, strict=False)) for inputs in batches]
+        device_batches = [dict(zip(inputs, tensors, strict=False)) for inputs in batches]
         if "attention_mask" in self.input_names and not self.compiled:
-            for inputs, on_device in zip(batches, moved, strict=True):
-                on_device["attention_mask"] = wrap_mask(
-                    on_device["attention_mask"], full=bool(inputs["attention_mask"].all())
+            for inputs, device_inputs in zip(batches, device_batches, strict=True):
+                device_inputs["attention_mask"] = wrap_mask(
+                    device_inputs["attention_mask"], full=bool(inputs["attention_mask"].all())
                 )
-        return moved
+        return device_batches
 
-    def logits_of(self, moved: DeviceInputs) -> torch.Tensor:
-        device, dtype, size = self.device, self.first_parameter.dtype, moved["input_ids"].numel()
-        products = contextlib.nullcontext() if self.compiled else fast_linear(device, size)
-        with products, cudnn_attention_disabled(device, dtype):
-            output = self.model(**moved)
+    def _forward_logits(self, inputs: DeviceInputs) -> torch.Tensor:
+        device = self.device
+        num_tokens = inputs["input_ids"].numel()
+        linear_mode = contextlib.nullcontext() if self.compiled else fast_linear(device, num_tokens)
+        with linear_mode, cudnn_attention_disabled(device, self.first_parameter.dtype):
+            output = self.model(**inputs)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits
 
     def postprocess_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return labels and scores, or all probabilities if these are wanted or few."""
+        """Return labels and scores, or all probabilities if they are requested or few."""
         import torch
 
-        given, named = logits.shape[-1], self.model.config.num_labels
-        if given > named:
-            what = f"The model gives {given} labels, and its id2label names {named}."
-            raise InvalidModelError(what, "Correct model.config.id2label.")
+        num_outputs = logits.shape[-1]
+        num_labels = self.model.config.num_labels
+        if num_outputs > num_labels:
+            message = f"The model outputs {num_outputs} labels, but id2label defines {num_labels}."
+            raise InvalidModelError(message, "Correct model.config.id2label.")
         probabilities = logits.float().softmax(-1)
         if self.return_all_probabilities or probabilities.numel() <= MAX_PROBABILITIES_TO_COPY:
             return (probabilities,)
@@ -225,28 +273,38 @@ class TokenClassifier:
 
 @dataclass
 class ForwardRun:
-    """Batches that were started on the device, until they are collected."""
+    """Forward passes over the windows of one chunk, until their outputs are collected.
+
+    Attributes:
+        tokens: Tokens of the chunk.
+        windows: Windows over these tokens.
+        synchronizers: Function that waits for the work on each device. Another thread may move the model during a run.
+        pending: Batches that have not been started. The inputs are ``None`` if the batches did not fit on the device together.
+        outputs: Outputs of the started batches. They may not have reached the host yet.
+        window_errors: Errors of windows that do not fit in memory even alone, by window id.
+        error: Error that ended the run early.
+        max_fitting_tokens: Largest number of tokens per batch that may fit in memory.
+        on_progress: Called with the completed fraction of the run. Only used on the CPU.
+    """
 
     tokens: Tokens
     windows: Windows
-    # Of each device what waits for its work; another thread may move the model in between.
     synchronizers: dict[torch.device, Callable[[], None]] = field(default_factory=dict)
-    # Batches that are on the device but not started, or that did not fit there together.
     pending: deque[tuple[Batch, DeviceInputs | None]] = field(default_factory=deque)
-    outputs: list[tuple[Batch, list[torch.Tensor]]] = field(default_factory=list)  # may not be on the host yet
-    window_errors: dict[int, OpenMedError] = field(default_factory=dict)  # windows that do not fit in memory alone
-    error: Exception | None = None  # what ended the run early
-    max_fitting_tokens: int = sys.maxsize  # how many tokens at once fit in memory, as far as is known
-    tell: Callable[[float], None] | None = None  # gets the share of the run that is computed, on the CPU
+    outputs: list[tuple[Batch, list[torch.Tensor]]] = field(default_factory=list)
+    window_errors: dict[int, OpenMedError] = field(default_factory=dict)
+    error: Exception | None = None
+    max_fitting_tokens: int = sys.maxsize
+    on_progress: Callable[[float], None] | None = None
 
 
 def copy_batches(network: TokenClassifier, run: ForwardRun, batches: Sequence[Batch]) -> None:
-    """Copy the batches of a run to the model's device, all at once if they fit there."""
+    """Copy the batches of a run to the model's device in one transfer, if they fit."""
     with TENSOR_LOCK:
         try:
-            moved = network.copy_to_device([pad_batch(run.tokens, run.windows, batch, network) for batch in batches])
-            run.pending.extend(zip(batches, moved, strict=True))
-        except Exception as error:  # noqa: BLE001 - of a device, and raised in collect
+            inputs = network.copy_to_device([pad_batch(run.tokens, run.windows, batch, network) for batch in batches])
+            run.pending.extend(zip(batches, inputs, strict=True))
+        except Exception as error:  # noqa: BLE001 - collect raises the errors of the device
             if is_out_of_memory(error):
                 empty_cache(str(network.device))
                 run.pending.extend((batch, None) for batch in batches)
@@ -255,175 +313,192 @@ def copy_batches(network: TokenClassifier, run: ForwardRun, batches: Sequence[Ba
 
 
 def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
-    """Start all batches that wait on the model's device, if any do; an error is kept for when its turn comes."""
+    """Start all pending batches on the model's device. An error is stored, and :func:`collect` raises it."""
     if not run.pending:
         return
     device = parse_device_argument(network.device)
-    with evaluation_mode(network.model):  # Once for all batches, because it looks at every module.
+    with evaluation_mode(network.model):  # Once for all batches, because it visits every module.
         try:
             sizes = [batch.num_rows * batch.length for batch, _ in run.pending]
-            done, whole = 0, sum(sizes)
+            done = 0
+            total = sum(sizes)
             for size in sizes:
                 start_batch(network, run, *run.pending.popleft())
                 done += size
-                if run.tell and done < whole and not device.is_accelerator:  # Elsewhere it is only started.
-                    run.tell(done / whole)
+                # An accelerator has only started the work at this point.
+                if run.on_progress and done < total and not device.is_accelerator:
+                    run.on_progress(done / total)
             run.synchronizers[network.device] = device.work_done()
-        except Exception as error:  # noqa: BLE001 - of the model's own code too, and raised in collect
+        except Exception as error:  # noqa: BLE001 - the model's code may raise anything; collect raises it
             run.error = error
             run.pending.clear()
 
 
-def start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, moved: DeviceInputs | None = None) -> None:
-    """Start one batch; if memory is short, its halves; a single window that does not fit becomes a failure."""
+def start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, inputs: DeviceInputs | None = None) -> None:
+    """Start one batch, or its halves if memory is insufficient.
+
+    If a single window does not fit, the error is stored in ``run.window_errors``.
+    """
     try:
-        if moved is None or moved["input_ids"].device != network.device:  # The model was moved meanwhile.
-            (moved,) = network.copy_to_device([pad_batch(run.tokens, run.windows, batch, network)])
-        run.outputs.append((batch, [copy_to_host_async(tensor) for tensor in network.forward_on_device(moved)]))
+        # Another thread may have moved the model after the inputs were copied.
+        if inputs is None or inputs["input_ids"].device != network.device:
+            (inputs,) = network.copy_to_device([pad_batch(run.tokens, run.windows, batch, network)])
+        run.outputs.append((batch, [copy_to_host_async(tensor) for tensor in network.forward_on_device(inputs)]))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         device = str(network.device)
-        what = f"A window of {batch.length} tokens"
-        # The error's own frames hold tensors.
-        failure = out_of_memory_error(what, device, error, parse_device_argument(device).unload_remedy)
+        description = f"A window of {batch.length} tokens"
+        # Continue outside of the handler, because the frames of the error keep references to tensors.
+        window_error = out_of_memory_error(description, device, error, parse_device_argument(device).unload_remedy)
     else:
         network.shapes.add((batch.num_rows, batch.length))
         return
     empty_cache(device)
     size = batch.num_rows * batch.length
-    if batch.num_rows > 1 and size <= run.max_fitting_tokens:  # A larger one was planned before that was known.
+    # Larger batches may have been planned before this limit was known.
+    if batch.num_rows > 1 and size <= run.max_fitting_tokens:
         run.max_fitting_tokens = size // 2
     halves = batch.split(run.windows.lengths + network.special_tokens.num_special_tokens)
     for half in halves:
         start_batch(network, run, half)
     if not halves:
-        run.window_errors[int(batch.window_ids[0])] = failure
+        run.window_errors[int(batch.window_ids[0])] = window_error
 
 
 def pad_batch(tokens: Tokens, windows: Windows, batch: Batch, network: TokenClassifier) -> Inputs:
-    """Return the arrays that a model takes for a batch, each int64 of ``(height, length)``.
+    """Return the padded model inputs of a batch, each an int64 array of shape ``(num_rows, length)``.
 
-    Rows are filled up on the right, also for a tokenizer that does so on the left: a model that counts positions from
-    the left edge would count the filling, and its answers would depend on the batch.
+    Rows are padded on the right, even if the tokenizer pads on the left. A model that counts positions from the left edge would
+    otherwise count the padding, and its results would depend on the batch.
     """
-    frame, rows, size = network.special_tokens, batch.window_ids, batch.num_rows * batch.length
+    special = network.special_tokens
+    rows = batch.window_ids
+    size = batch.num_rows * batch.length
     counts = np.zeros(batch.num_rows, np.int64)
     counts[: len(rows)] = windows.lengths[rows]
-    begins = np.arange(0, size, batch.length) + len(frame.prefix_ids)  # where the text of each row begins
-    texts = expand_ranges(begins, begins + counts)
-    ids, types = np.full(size, frame.pad_token_id), np.full(size, frame.pad_token_type_id)
-    ids[texts] = tokens.ids[expand_ranges(windows.starts[rows], windows.ends[rows])]
-    types[texts] = frame.token_type_id
-    for place in range(len(frame.prefix_ids)):
-        added = begins - len(frame.prefix_ids) + place
-        ids[added], types[added] = frame.prefix_ids[place], frame.prefix_type_ids[place]
-    for place in range(len(frame.suffix_ids)):
-        added = begins + counts + place
-        ids[added], types[added] = frame.suffix_ids[place], frame.suffix_type_ids[place]
-    mask = np.arange(batch.length) < (counts + frame.num_special_tokens)[:, None]
+    text_starts = np.arange(0, size, batch.length) + len(special.prefix_ids)
+    text_positions = expand_ranges(text_starts, text_starts + counts)
+    ids = np.full(size, special.pad_token_id)
+    types = np.full(size, special.pad_token_type_id)
+    ids[text_positions] = tokens.ids[expand_ranges(windows.starts[rows], windows.ends[rows])]
+    types[text_positions] = special.token_type_id
+    for index in range(len(special.prefix_ids)):
+        positions = text_starts - len(special.prefix_ids) + index
+        ids[positions] = special.prefix_ids[index]
+        types[positions] = special.prefix_type_ids[index]
+    for index in range(len(special.suffix_ids)):
+        positions = text_starts + counts + index
+        ids[positions] = special.suffix_ids[index]
+        types[positions] = special.suffix_type_ids[index]
+    mask = np.arange(batch.length) < (counts + special.num_special_tokens)[:, None]
     return network.build_inputs(ids.reshape(mask.shape), mask, types.reshape(mask.shape))
 
 
 def collect(run: ForwardRun, network: TokenClassifier) -> Outputs:
-    """Wait for a run and return the outputs of its batches, for :func:`settled`."""
+    """Wait for a run and return the outputs of its batches, for :func:`assemble_predictions`."""
     outputs: Outputs = []
     try:
         with TENSOR_LOCK:
             for wait in run.synchronizers.values():
                 wait()
             outputs = [(batch, [to_numpy(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
-    except Exception as error:  # noqa: BLE001 - some errors of a device come only now
+    except Exception as error:  # noqa: BLE001 - some device errors are raised only when the host waits
         run.error = run.error or error
     run.outputs.clear()
     if isinstance(run.error, InvalidModelError):
         raise run.error
     if run.error is not None:
-        what = f"The model could not run on {network.device}: {describe_error(run.error)}."
+        message = f"The model could not run on {network.device}: {describe_error(run.error)}."
         remedy = f"Restart the kernel, or use {parse_device_argument(network.device).alternative}."
-        raise DeviceUnavailableError(what, remedy) from run.error
+        raise DeviceUnavailableError(message, remedy) from run.error
     return outputs
 
 
 def assemble_predictions(
     run: ForwardRun, network: TokenClassifier, outputs: Outputs
 ) -> tuple[Predictions, dict[int, OpenMedError]]:
-    """Return the outputs of all batches in the order of the tokens, and why some sequences have no answer.
+    """Return the predictions in token order, and the errors of failed sequences by sequence id.
 
-    Each token has its prediction from the window that owns it.
+    The prediction of each token comes from the window that owns it.
     """
     count = len(run.tokens)
-    labels, scores = np.zeros(count, np.int64), np.zeros(count, np.float32)
+    labels = np.zeros(count, np.int64)
+    scores = np.zeros(count, np.float32)
     probabilities = (
         np.zeros((count, network.model.config.num_labels), np.float32) if network.return_all_probabilities else None
     )
     targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
     for batch, arrays in outputs:
         owned, inside = owned_token_positions(run.windows, batch, network.special_tokens)
-        given = arrays if len(arrays) == len(targets) else (arrays[0].argmax(-1), arrays[0].max(-1))
-        for target, array in zip(targets, given, strict=True):
+        values = arrays if len(arrays) == len(targets) else (arrays[0].argmax(-1), arrays[0].max(-1))
+        for target, array in zip(targets, values, strict=True):
             target[owned] = array.reshape(batch.num_rows * batch.length, *array.shape[2:])[inside]
     if probabilities is not None and count:
-        labels, scores = probabilities.argmax(1), probabilities.max(1)
-    failures = {
-        int(run.tokens.sequence_ids(run.windows.starts[row])): error for row, error in run.window_errors.items()
+        labels = probabilities.argmax(1)
+        scores = probabilities.max(1)
+    errors = {
+        int(run.tokens.sequence_ids(run.windows.starts[window])): error for window, error in run.window_errors.items()
     }
-    unknown = np.flatnonzero(np.isnan(scores))
-    if not len(unknown):
-        return Predictions(labels, scores, probabilities), failures
-    device = next(iter(run.synchronizers), network.device)  # The model may have been moved meanwhile.
-    for sequence in {*run.tokens.sequence_ids(unknown).tolist()}:
-        what = f"The model computes no numbers (NaN) on {device} in {network.model.dtype}."
+    nan_positions = np.flatnonzero(np.isnan(scores))
+    if not len(nan_positions):
+        return Predictions(labels, scores, probabilities), errors
+    device = next(iter(run.synchronizers), network.device)  # The model may have been moved after the run.
+    for sequence in {*run.tokens.sequence_ids(nan_positions).tolist()}:
+        message = f"The model produces NaN on {device} in {network.model.dtype}."
         check = "Load it in float32" if network.model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
         remedy = f"{check}, or use {parse_device_argument(device).alternative}."
-        failures.setdefault(sequence, InvalidModelError(what, remedy))
-    scores[unknown] = 0  # NaN is unlike itself, and decoding compares
-    return Predictions(labels, scores, probabilities), failures
+        errors.setdefault(sequence, InvalidModelError(message, remedy))
+    scores[nan_positions] = 0  # Decoding compares scores, and NaN does not equal itself.
+    return Predictions(labels, scores, probabilities), errors
 
 
-def owned_token_positions(windows: Windows, batch: Batch, frame: SpecialTokens) -> tuple[np.ndarray, np.ndarray]:
-    """Return which tokens the windows of a batch own, and the place of each among all places of the batch."""
-    firsts, lasts = windows.owned_starts[batch.window_ids], windows.owned_ends[batch.window_ids]
-    begins = (
+def owned_token_positions(
+    windows: Windows, batch: Batch, special_tokens: SpecialTokens
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of the tokens that the windows of a batch own, and their positions in the flattened batch."""
+    starts = windows.owned_starts[batch.window_ids]
+    ends = windows.owned_ends[batch.window_ids]
+    batch_starts = (
         np.arange(len(batch.window_ids)) * batch.length
-        + len(frame.prefix_ids)
-        + firsts
+        + len(special_tokens.prefix_ids)
+        + starts
         - windows.starts[batch.window_ids]
     )
-    return expand_ranges(firsts, lasts), expand_ranges(begins, begins + lasts - firsts)
+    return expand_ranges(starts, ends), expand_ranges(batch_starts, batch_starts + ends - starts)
 
 
 @contextlib.contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Hold the lock of tensor work with every part of a model in evaluation mode, and give each its own mode back.
+    """Hold the tensor lock with all modules of a model in evaluation mode, and restore the mode of each module.
 
-    A model is left in training mode by a trainer, and dropout would make its answers random. The attribute is set instead of
-    calling ``eval()``: some layers merge or move weights in it.
+    A trainer leaves a model in training mode, where dropout makes the results random. The attribute is set directly, because
+    some layers merge or move weights in ``eval()``.
     """
     with TENSOR_LOCK:
-        parts = [model]
-        for part in parts:  # ``modules()`` takes five times as long, beside a short text too long.
-            if part is not None and part._modules:  # noqa: SLF001 - as above
-                parts.extend(part._modules.values())  # noqa: SLF001
-        training = [part for part in parts if part is not None and part.training]
+        modules = [model]
+        for module in modules:  # ``modules()`` takes five times as long, which is too slow for a short text.
+            if module is not None and module._modules:  # noqa: SLF001 - for speed, see above
+                modules.extend(module._modules.values())  # noqa: SLF001
+        training = [module for module in modules if module is not None and module.training]
         try:
-            for part in training:
-                part.training = False
+            for module in training:
+                module.training = False
             yield
         finally:
-            for part in training:
-                part.training = True
+            for module in training:
+                module.training = True
 
 
-def input_names(model: PreTrainedModel, wanted: Sequence[str]) -> frozenset[str]:
-    """Return which arrays a model takes: those its tokenizer names, and a mask wherever it can read one."""
-    names = frozenset({*wanted, "attention_mask"})
-    known = accepted_arguments(type(model).forward)
-    return names if known is None else names & known
+def input_names(model: PreTrainedModel, tokenizer_names: Sequence[str]) -> frozenset[str]:
+    """Return the input names of a model: those of its tokenizer, and an attention mask if the model accepts one."""
+    names = frozenset({*tokenizer_names, "attention_mask"})
+    accepted = accepted_arguments(type(model).forward)
+    return names if accepted is None else names & accepted
 
 
 @functools.cache
 def accepted_arguments(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the names of a function's arguments, ``None`` if it does not name its ids and so passes all on."""
+    """Return the parameter names of a function, or ``None`` if it forwards all arguments (it has no ``input_ids``)."""
     names = frozenset(inspect.signature(function).parameters)
     return names if "input_ids" in names else None

@@ -1,9 +1,9 @@
-"""Tokens of many texts from those of their words: a BERT tokenizer is asked once for each different word.
+"""Word-level token cache: a BERT tokenizer is called once for each distinct word.
 
-Such a tokenizer cuts a text at white space and punctuation, and then each word by itself. So all texts of a chunk are cut by
-arithmetic over their characters, and each word is looked up by a key. What a character is to the tokenizer, the tokenizer
-says itself. The tokenizers library reads the texts that have an added token, a very long word, or a character that is not of
-Western Europe's code page or that the tokenizer leaves out or changes to several.
+A BERT tokenizer splits a text at white space and punctuation, and then tokenizes each word independently. This module therefore
+splits all texts of a chunk with vectorized operations on their characters, and looks up each word by a hash. The class of each
+character is queried from the tokenizer. The tokenizers library processes texts that contain an added token, a very long word,
+or a character that is not in code page 1252, or that the tokenizer removes or replaces by several characters.
 """
 
 from __future__ import annotations
@@ -24,20 +24,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-MIN_CHARACTERS = 4096  # For less text the library is quicker.
-MAX_WORD_LENGTH = 100
-SEED = np.frombuffer(os.urandom(8), np.uint64)[0]  # of the keys
-MAX_CACHED_WORDS = 1 << 16  # After about so many words, all are forgotten.
-MAX_ADDED_TOKENS = 32  # Texts are searched for each added token; with more of them the library is quicker.
+# For fewer characters, the tokenizers library is faster.
+MIN_CHARACTERS = 4096
 
-# What a character can be to a tokenizer; a mark is a word of its own.
+MAX_WORD_LENGTH = 100
+
+# Random seed of the word hashes.
+HASH_SEED = np.frombuffer(os.urandom(8), np.uint64)[0]
+
+# Approximate number of words after which the cache is cleared.
+MAX_CACHED_WORDS = 1 << 16
+
+# Texts are searched for each added token. With more added tokens, the tokenizers library is faster.
+MAX_ADDED_TOKENS = 32
+
+# Character classes of a tokenizer. Each punctuation character is a separate word.
 SPACE, LETTER, PUNCTUATION, OTHER = range(4)
 
 
 def supports_tokenizer(tokenizer: PreTrainedTokenizerBase, transformers_boundaries: bool = False) -> bool:
-    """Tell whether a tokenizer cuts texts into words as BERT's does.
+    """Return whether a tokenizer splits texts into words like the tokenizer of BERT.
 
-    By the boundaries of transformers, an unknown word starts a word only if the tokenizer's ``unk_token`` is the one of its model.
+    With the word boundaries of transformers, an unknown token starts a word only if the ``unk_token`` of the tokenizer equals
+    that of its model.
     """
     if transformers_boundaries and tokenizer.unk_token != getattr(tokenizer.backend_tokenizer.model, "unk_token", None):
         return False
@@ -54,42 +63,61 @@ def supports_tokenizer(tokenizer: PreTrainedTokenizerBase, transformers_boundari
 
 @dataclass(frozen=True)
 class WordTokens:
-    """The tokens of words; ``W`` words, of which the first stands for all that are not known, and ``P`` tokens."""
+    """Tokens of cached words.
 
-    keys: np.ndarray  # (W,) uint64
-    slots: np.ndarray  # (S,) int32, the numbers of the words where :func:`hash_table` puts them
-    firsts: np.ndarray  # (W,) int64, the first token of each word
-    counts: np.ndarray  # (W,) int64
-    ids: np.ndarray  # (P,) int64
-    starts: np.ndarray  # (P,) int64, in characters of the word
-    ends: np.ndarray  # (P,) int64
+    There are ``W`` words with ``P`` tokens in total. Word 0 represents all words that are not cached.
+
+    Attributes:
+        keys: Hash of each word, uint64 array of shape ``(W,)``.
+        slots: Hash table of word ids as built by :func:`build_hash_table`, int32 array of shape ``(S,)``.
+        token_starts: Index of the first token of each word, int64 array of shape ``(W,)``.
+        counts: Number of tokens of each word, int64 array of shape ``(W,)``.
+        ids: Token ids, int64 array of shape ``(P,)``.
+        starts: Start of each token in characters of the word, int64 array of shape ``(P,)``.
+        ends: End of each token in characters of the word, int64 array of shape ``(P,)``.
+    """
+
+    keys: np.ndarray
+    slots: np.ndarray
+    token_starts: np.ndarray
+    counts: np.ndarray
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
 
     def lookup(self, keys: np.ndarray) -> np.ndarray:
-        """Return the number of the word of each key, 0 where there is none."""
-        slots, numbers = home_slots(keys, len(self.slots)), np.zeros(len(keys), np.int32)
-        left = np.arange(len(keys))
-        while len(left):
-            numbers[left] = there = self.slots[slots[left]]
-            left = left[(there > 0) & (self.keys[there] != keys[left])]  # Another word has the slot.
-            slots[left] = (slots[left] + 1) % len(self.slots)
-        return numbers
+        """Return the word id of each key, or 0 if the word is not cached."""
+        slots = home_slots(keys, len(self.slots))
+        word_ids = np.zeros(len(keys), np.int32)
+        remaining = np.arange(len(keys))
+        while len(remaining):
+            candidates = self.slots[slots[remaining]]
+            word_ids[remaining] = candidates
+            # Continue with the keys whose slot contains a different word.
+            remaining = remaining[(candidates > 0) & (self.keys[candidates] != keys[remaining])]
+            slots[remaining] = (slots[remaining] + 1) % len(self.slots)
+        return word_ids
 
     def add_words(self, tokenizer: PreTrainedTokenizerBase, keys: np.ndarray, words: Sequence[str]) -> WordTokens:
-        """Return the tokens of more words too; these have the letters that the tokenizer makes of theirs."""
-        cut, prefix = tokenizer.backend_tokenizer.model.tokenize, continuation_prefix(tokenizer) or ""
-        each = [[piece.id for piece in cut(word)] for word in words]
-        counts, ids = np.array([*map(len, each)]), np.fromiter(chain.from_iterable(each), np.int64)
-        firsts, single = np.cumsum(counts) - counts, counts == 1
+        """Return a copy with additional words, which must be normalized by the tokenizer."""
+        tokenize_word = tokenizer.backend_tokenizer.model.tokenize
+        prefix = continuation_prefix(tokenizer) or ""
+        word_ids = [[token.id for token in tokenize_word(word)] for word in words]
+        counts = np.array([*map(len, word_ids)])
+        ids = np.fromiter(chain.from_iterable(word_ids), np.int64)
+        token_starts = np.cumsum(counts) - counts
+        is_single = counts == 1
         lengths = get_token_names(tokenizer, ids).lengths[ids] - len(prefix)
-        lengths[firsts] += len(prefix)  # Only the pieces that go on with a word have it.
-        lengths[firsts[single]] = np.array([*map(len, words)])[single]  # Its name may be that of the unknown token.
+        lengths[token_starts] += len(prefix)  # Only tokens that continue a word have the prefix.
+        # The name of the only token of a word can be that of the unknown token.
+        lengths[token_starts[is_single]] = np.array([*map(len, words)])[is_single]
         ends = np.cumsum(lengths)
-        ends -= np.repeat(ends[firsts] - lengths[firsts], counts)
+        ends -= np.repeat(ends[token_starts] - lengths[token_starts], counts)
         keys = np.append(self.keys, keys)
         return WordTokens(
             keys,
-            hash_table(keys),
-            np.append(self.firsts, firsts + len(self.ids)),
+            build_hash_table(keys),
+            np.append(self.token_starts, token_starts + len(self.ids)),
             np.append(self.counts, counts),
             np.append(self.ids, ids),
             np.append(self.starts, ends - lengths),
@@ -97,162 +125,181 @@ class WordTokens:
         )
 
 
-def hash_table(keys: np.ndarray) -> np.ndarray:
-    """Return the number of a key in each slot, int32, 0 where there is none: each key has the first free one from its own on."""
+def build_hash_table(keys: np.ndarray) -> np.ndarray:
+    """Return a hash table with linear probing, an int32 array of word ids where 0 marks a free slot."""
     table = np.zeros(4 << len(keys).bit_length(), np.int32)
-    numbers = np.arange(1, len(keys), dtype=np.int32)
+    word_ids = np.arange(1, len(keys), dtype=np.int32)
     slots = home_slots(keys[1:], len(table))
-    while len(numbers):
+    while len(word_ids):
         free = table[slots] == 0
-        table[slots[free]] = numbers[free]  # Of those that want one slot, one gets it.
-        left = table[slots] != numbers
-        numbers, slots = numbers[left], (slots[left] + 1) % len(table)
+        table[slots[free]] = word_ids[free]  # If several words map to one slot, one of them is stored.
+        collided = table[slots] != word_ids
+        word_ids = word_ids[collided]
+        slots = (slots[collided] + 1) % len(table)
     return table
 
 
 def home_slots(keys: np.ndarray, size: int) -> np.ndarray:
-    """Return the own slot of each key in a table of a size that is a power of two."""
+    """Return the first slot to probe for each key. The table size must be a power of two."""
     return (keys & np.uint64(size - 1)).astype(np.int64)
 
 
 EMPTY_WORD_TOKENS = WordTokens(
-    np.zeros(1, np.uint64), np.zeros(1, np.int32), *[np.zeros(1, np.int64)] * 2, *[np.zeros(0, np.int64)] * 3
+    keys=np.zeros(1, np.uint64),
+    slots=np.zeros(1, np.int32),
+    token_starts=np.zeros(1, np.int64),
+    counts=np.zeros(1, np.int64),
+    ids=np.zeros(0, np.int64),
+    starts=np.zeros(0, np.int64),
+    ends=np.zeros(0, np.int64),
 )
 
 
 class WordTokenCache:
-    """What a tokenizer makes of the words of one call; another call does not know the words of its texts."""
+    """Token cache of the words of one call. It is not shared between calls, because it contains words of the texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, transformers_boundaries: bool = False) -> None:
         self.tokenizer = tokenizer
         self._transformers_boundaries = transformers_boundaries
-        self._known = EMPTY_WORD_TOKENS  # Replaced as a whole, because other threads of a worker read it too.
+        self._words = EMPTY_WORD_TOKENS  # Replaced as a whole, because other threads of a worker read it.
 
     @functools.cached_property
     def character_table(self) -> tuple[bytes, bytes]:
-        """What each character of the code page is, and what the tokenizer changes it to, 0 for none; a byte for each."""
+        """Class and normalized form of each character of the code page, one byte each; 0 means no normalized form."""
         backend = self.tokenizer.backend_tokenizer
-        kinds, folded = bytearray([OTHER] * 256), bytearray(256)
+        classes = bytearray([OTHER] * 256)
+        normalized = bytearray(256)
         for code in range(1, 256):
             character = backend.normalizer.normalize_str(bytes([code]).decode("cp1252", "ignore"))
             if len(as_bytes := encode_single_byte(character).strip(b"\0")) == 1:
                 words = backend.pre_tokenizer.pre_tokenize_str(f"a{character}a")
-                kinds[code] = {1: LETTER, 2: SPACE, 3: PUNCTUATION}[len(words)]
-                folded[code] = 0 if kinds[code] == SPACE else as_bytes[0]
-        return bytes(kinds), bytes(folded)
+                classes[code] = {1: LETTER, 2: SPACE, 3: PUNCTUATION}[len(words)]
+                normalized[code] = 0 if classes[code] == SPACE else as_bytes[0]
+        return bytes(classes), bytes(normalized)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens of texts, one sequence for each."""
+        """Return the tokens of texts, one sequence per text."""
         sizes = np.array([*map(len, texts)])
         if sizes.sum() < MIN_CHARACTERS or sizes.max() > MAX_PART_CHARACTERS:
-            return self._by_library(texts)
+            return self._tokenize_with_library(texts)
         joined = " ".join(texts)
         characters = joined.encode() if joined.isascii() else b" ".join(map(encode_single_byte, texts))
-        begins = np.append(0, np.cumsum(sizes + 1))
-        kinds = np.frombuffer(characters.translate(self.character_table[0]), np.uint8)
-        firsts, lasts = find_word_spans(kinds)
-        odd = [
-            np.flatnonzero(kinds == OTHER),
-            firsts[lasts - firsts > MAX_WORD_LENGTH],
+        text_starts = np.append(0, np.cumsum(sizes + 1))
+        classes = np.frombuffer(characters.translate(self.character_table[0]), np.uint8)
+        starts, ends = find_word_spans(classes)
+        unsupported = [
+            np.flatnonzero(classes == OTHER),
+            starts[ends - starts > MAX_WORD_LENGTH],
             self._find_added_tokens(characters),
         ]
-        by_library = np.zeros(len(texts), bool)
-        by_library[np.searchsorted(begins, np.concatenate(odd), side="right") - 1] = True
-        owners = np.repeat(np.arange(len(texts)), np.diff(np.searchsorted(firsts, begins)))
-        kept = ~by_library[owners]
+        needs_library = np.zeros(len(texts), bool)
+        needs_library[np.searchsorted(text_starts, np.concatenate(unsupported), side="right") - 1] = True
+        text_ids = np.repeat(np.arange(len(texts)), np.diff(np.searchsorted(starts, text_starts)))
+        kept = ~needs_library[text_ids]
         if not kept.any():
-            return self._by_library(texts)
-        firsts, lasts, owners = firsts[kept], lasts[kept], owners[kept]
-        known, numbers = self._lookup_words(characters.translate(self.character_table[1]), firsts, lasts)
-        counts, bounds = known.counts[numbers], np.searchsorted(firsts, begins)
-        places = expand_ranges(known.firsts[numbers], known.firsts[numbers] + counts)
-        starts, words = known.starts[places], np.repeat(firsts - begins[owners], counts)
+            return self._tokenize_with_library(texts)
+        starts = starts[kept]
+        ends = ends[kept]
+        text_ids = text_ids[kept]
+        cached, word_ids = self._lookup_words(characters.translate(self.character_table[1]), starts, ends)
+        counts = cached.counts[word_ids]
+        word_offsets = np.searchsorted(starts, text_starts)
+        positions = expand_ranges(cached.token_starts[word_ids], cached.token_starts[word_ids] + counts)
+        starts_in_word = cached.starts[positions]
+        word_starts = np.repeat(starts - text_starts[text_ids], counts)
         tokens = Tokens(
-            known.ids[places],
-            starts + words,
-            known.ends[places] + words,
-            starts > 0,
-            np.append(0, np.cumsum(counts))[bounds],
+            cached.ids[positions],
+            starts_in_word + word_starts,
+            cached.ends[positions] + word_starts,
+            starts_in_word > 0,
+            np.append(0, np.cumsum(counts))[word_offsets],
             np.arange(len(texts)),
         )
-        if not by_library.any():
+        if not needs_library.any():
             return tokens
         return merge_tokens(
             tokens,
-            self._by_library([texts[number] for number in np.flatnonzero(by_library).tolist()]),
-            by_library,
+            self._tokenize_with_library([texts[index] for index in np.flatnonzero(needs_library).tolist()]),
+            needs_library,
         )
 
-    def _by_library(self, texts: Sequence[str]) -> Tokens:
+    def _tokenize_with_library(self, texts: Sequence[str]) -> Tokens:
         return tokenize(self.tokenizer, texts, transformers_boundaries=self._transformers_boundaries)
 
-    def _lookup_words(self, folded: bytes, firsts: np.ndarray, lasts: np.ndarray) -> tuple[WordTokens, np.ndarray]:
-        """Return the tokens of words, among them these, and the number of each."""
-        keys, known = hash_words(folded, firsts, lasts), self._known
-        numbers = known.lookup(keys)
-        if numbers.all():
-            return known, numbers
-        with TOKENIZER_LOCK:  # Another thread may have learnt words meanwhile, or forgotten them.
-            known = self._known if len(self._known.keys) <= MAX_CACHED_WORDS else EMPTY_WORD_TOKENS
-            missing = np.flatnonzero(known.lookup(keys) == 0)
-            new, places = np.unique(keys[missing], return_index=True)
-            if len(new):
-                text = folded.decode("cp1252")
-                spans = zip(firsts[missing[places]].tolist(), lasts[missing[places]].tolist(), strict=True)
-                known = self._known = known.add_words(self.tokenizer, new, [text[first:last] for first, last in spans])
-        return known, known.lookup(keys)
+    def _lookup_words(self, normalized: bytes, starts: np.ndarray, ends: np.ndarray) -> tuple[WordTokens, np.ndarray]:
+        """Return cached words that include the given words, and the id of each word."""
+        keys = hash_words(normalized, starts, ends)
+        cached = self._words
+        word_ids = cached.lookup(keys)
+        if word_ids.all():
+            return cached, word_ids
+        with TOKENIZER_LOCK:  # Another thread may have added words or cleared the cache in the meantime.
+            cached = self._words if len(self._words.keys) <= MAX_CACHED_WORDS else EMPTY_WORD_TOKENS
+            missing = np.flatnonzero(cached.lookup(keys) == 0)
+            new_keys, indices = np.unique(keys[missing], return_index=True)
+            if len(new_keys):
+                text = normalized.decode("cp1252")
+                spans = zip(starts[missing[indices]].tolist(), ends[missing[indices]].tolist(), strict=True)
+                cached = cached.add_words(self.tokenizer, new_keys, [text[start:end] for start, end in spans])
+                self._words = cached
+        return cached, cached.lookup(keys)
 
     def _find_added_tokens(self, characters: bytes) -> np.ndarray:
-        """Return where added tokens stand."""
+        """Return the positions of added tokens."""
         added = [encode_single_byte(token.content) for token in self.tokenizer.added_tokens_decoder.values()]
-        found = [place for token in added if token.strip(b"\0") for place in find_occurrences(token, characters)]
-        return np.array(found, np.int64)
+        positions = [
+            position for token in added if token.strip(b"\0") for position in find_occurrences(token, characters)
+        ]
+        return np.array(positions, np.int64)
 
 
 def encode_single_byte(text: str) -> bytes:
-    """Return a byte for each character of a text, all 0 if one of them is not of Western Europe's code page."""
+    """Encode a text as one byte per character. All bytes are 0 if a character is not in code page 1252."""
     try:
         return text.encode("ascii" if text.isascii() else "cp1252")
     except UnicodeEncodeError:
         return bytes(len(text))
 
 
-def find_occurrences(part: bytes, whole: bytes) -> Iterator[int]:
-    """Yield where a part stands."""
-    place = whole.find(part)
-    while place >= 0:
-        yield place
-        place = whole.find(part, place + 1)
+def find_occurrences(needle: bytes, haystack: bytes) -> Iterator[int]:
+    """Yield the positions of all occurrences of a byte string, including overlapping occurrences."""
+    position = haystack.find(needle)
+    while position >= 0:
+        yield position
+        position = haystack.find(needle, position + 1)
 
 
-def find_word_spans(kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where words begin and end among characters of some kinds."""
-    letters = kinds == LETTER
-    begins = letters | (kinds == PUNCTUATION)
-    ends, joined = begins.copy(), letters[1:] & letters[:-1]
-    begins[1:] &= ~joined
-    ends[:-1] &= ~joined
-    return np.flatnonzero(begins), np.flatnonzero(ends) + 1
+def find_word_spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the start and end positions of words in a sequence of character classes."""
+    is_letter = classes == LETTER
+    is_start = is_letter | (classes == PUNCTUATION)
+    is_end = is_start.copy()
+    is_inside = is_letter[1:] & is_letter[:-1]
+    is_start[1:] &= ~is_inside
+    is_end[:-1] &= ~is_inside
+    return np.flatnonzero(is_start), np.flatnonzero(is_end) + 1
 
 
-def hash_words(characters: bytes, firsts: np.ndarray, lasts: np.ndarray) -> np.ndarray:
-    """Return a key for each word, uint64, from eight characters at a time; no character is 0.
+def hash_words(characters: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return a uint64 hash of each word, computed from eight characters at a time. No character may be 0.
 
-    Words of up to eight have different keys, others equal ones once in about 2**64 pairs.
+    Words of up to eight characters have distinct hashes. Longer words collide once in about 2**64 pairs.
     """
-    eights = np.ndarray(len(characters), "<u8", characters + bytes(8), strides=(1,))  # from each character on
-    keys: np.ndarray = np.full(len(firsts), SEED)
-    words = np.arange(len(firsts))
+    eights = np.ndarray(len(characters), "<u8", characters + bytes(8), strides=(1,))  # eight bytes from each position
+    keys: np.ndarray = np.full(len(starts), HASH_SEED)
+    words = np.arange(len(starts))
     while len(words):
-        beyond = np.maximum(8 - (lasts - firsts), 0)
-        keys[words] = mix_bits(keys[words] ^ (eights[firsts] << (8 * beyond).astype(np.uint64)))
-        longer = lasts - firsts > 8  # noqa: PLR2004 - the bytes of a key
-        words, firsts, lasts = words[longer], firsts[longer] + 8, lasts[longer]
+        num_excess = np.maximum(8 - (ends - starts), 0)
+        keys[words] = mix_bits(keys[words] ^ (eights[starts] << (8 * num_excess).astype(np.uint64)))
+        is_longer = ends - starts > 8  # noqa: PLR2004 - the bytes of a key
+        words = words[is_longer]
+        starts = starts[is_longer] + 8
+        ends = ends[is_longer]
     return keys
 
 
 def mix_bits(numbers: np.ndarray) -> np.ndarray:
-    """Return other numbers, as different as these, in which each bit depends on all: the last step of SplitMix64.
+    """Apply the final mixing step of SplitMix64, a bijection in which each output bit depends on all input bits.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
@@ -261,16 +308,21 @@ def mix_bits(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def merge_tokens(tokens: Tokens, others: Tokens, elsewhere: np.ndarray) -> Tokens:
-    """Return the tokens of all texts: those of ``others`` for the texts that are ``elsewhere``, which have none in ``tokens``."""
-    firsts, counts = tokens.sequence_offsets[:-1].copy(), np.diff(tokens.sequence_offsets)
-    firsts[elsewhere], counts[elsewhere] = others.sequence_offsets[:-1] + len(tokens), np.diff(others.sequence_offsets)
-    places = expand_ranges(firsts, firsts + counts)
+def merge_tokens(tokens: Tokens, others: Tokens, in_others: np.ndarray) -> Tokens:
+    """Return the tokens of all texts, from ``others`` for the texts that are marked in ``in_others``.
+
+    The marked texts must have no tokens in ``tokens``.
+    """
+    starts = tokens.sequence_offsets[:-1].copy()
+    counts = np.diff(tokens.sequence_offsets)
+    starts[in_others] = others.sequence_offsets[:-1] + len(tokens)
+    counts[in_others] = np.diff(others.sequence_offsets)
+    positions = expand_ranges(starts, starts + counts)
     return Tokens(
-        np.append(tokens.ids, others.ids)[places],
-        np.append(tokens.starts, others.starts)[places],
-        np.append(tokens.ends, others.ends)[places],
-        np.append(tokens.is_subword, others.is_subword)[places],
+        np.append(tokens.ids, others.ids)[positions],
+        np.append(tokens.starts, others.starts)[positions],
+        np.append(tokens.ends, others.ends)[positions],
+        np.append(tokens.is_subword, others.is_subword)[positions],
         np.append(0, np.cumsum(counts)),
         tokens.text_ids,
     )

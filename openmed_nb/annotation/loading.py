@@ -1,4 +1,4 @@
-"""Models and pipelines by name, on the device of a session or of their own."""
+"""Loading of models and pipelines by name, on the session device or on a fixed device."""
 
 from __future__ import annotations
 
@@ -18,39 +18,45 @@ def create_pipeline(
     aggregation_strategy: str | None = None,
     **arguments: Any,
 ) -> Any:
-    """Return a token-classification pipeline on the device that the configuration or the session says."""
+    """Return a token-classification pipeline on the device of the configuration or the session."""
     with session.transaction():
         check_task(task)
         strategy = check_strategy(aggregation_strategy)
         check_bool("compile", arguments.get("compile", False))
         plan = session.load_plan(name, config, arguments)
         loaded = session.models.get(plan.spec, plan.device, plan.follows)
-        from .pipeline import get_pipeline  # After the load, which tells why transformers cannot be imported.
+        from .pipeline import get_pipeline  # After the load, which reports why transformers cannot be imported.
 
         pipe = get_pipeline(loaded, strategy, plan.options)
-        pipe.precision, pipe.tuned_batch_tokens = plan.precision, loaded.tuned_batch_tokens
+        pipe.precision = plan.precision
+        pipe.tuned_batch_tokens = loaded.tuned_batch_tokens
         return pipe
 
 
 def load_pipeline(
     model: str | None = None, device: str | None = None, *, progress: bool = True, **arguments: Any
 ) -> Any:
-    """Return a token-classification pipeline on the best device of this computer.
+    """Load a token-classification pipeline on the best available device.
 
     Args:
-        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled, offline disease model.
-        device: A device to stay on; ``None`` follows the session's.
-        progress: Whether to show what is under way, where it takes longer than half a second.
-        arguments: ``aggregation_strategy``, how tokens become entities: ``"first"`` (also the default, because ``"simple"``
-            breaks words), ``"simple"``, ``"average"``, ``"max"`` or ``"none"``; ``batch_tokens``, how many tokens run at once;
-            ``truncation``, whether to drop what is longer than the model takes; ``transformers_boundaries``, whether words
-            start where transformers has them start; ``compile``, whether to try ``torch.compile`` and keep it if it pays;
-            those of :func:`openmed_nb.load_model`; and those of transformers' pipeline, such as ``ignore_labels`` or ``stride``.
+        model: Alias, Hugging Face model id, model name or local directory. If ``None``, use the bundled offline disease model.
+        device: Fixed device of the model. If ``None``, the model follows the session device.
+        progress: Whether to display progress for operations longer than half a second.
+        arguments: Further options:
+
+            - ``aggregation_strategy``: ``"first"`` (the default, because ``"simple"`` splits words), ``"simple"``, ``"average"``,
+              ``"max"`` or ``"none"``.
+            - ``batch_tokens``: Maximum number of tokens per batch.
+            - ``truncation``: Whether to truncate texts that are longer than the model supports.
+            - ``transformers_boundaries``: Whether to use the word boundaries of transformers.
+            - ``compile``: Whether to try ``torch.compile`` and keep the result if it is faster.
+            - The options of :func:`openmed_nb.load_model`.
+            - The options of transformers' pipeline, such as ``ignore_labels`` or ``stride``.
 
     Raises:
         ModelError: If the model cannot be found or loaded.
-        DeviceError: If the device cannot be used; nothing is loaded then.
-        ConfigurationError: For a strategy or an option that does not exist.
+        DeviceError: If the device is not available. Nothing is loaded in this case.
+        ConfigurationError: If the strategy or an option is not valid.
 
     Example:
         >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
@@ -63,17 +69,17 @@ def load_pipeline(
 def load_model(
     model: str | None = None, device: str | None = None, *, progress: bool = True, **arguments: Any
 ) -> dict[str, Any]:
-    """Return ``{"model", "tokenizer", "config"}`` of a model on the best device of this computer.
+    """Load a model on the best available device and return ``{"model", "tokenizer", "config"}``.
 
     Args:
-        model: An alias, a hub id, a bare name, a folder, or ``None`` for the bundled model.
-        device: A device to stay on; ``None`` follows the session's.
-        progress: Whether to show what is under way, where it takes longer than half a second.
+        model: Alias, Hugging Face model id, model name or local directory. If ``None``, use the bundled model.
+        device: Fixed device of the model. If ``None``, the model follows the session device.
+        progress: Whether to display progress for operations longer than half a second.
         arguments: ``dtype``, ``revision``, ``cache_dir``, ``local_only``, ``allow_pickle`` or ``trust_remote_code``.
 
     Raises:
-        ModelError: If the model cannot be found or loaded; its remedy says what to do.
-        DeviceError: If the device cannot be used.
+        ModelError: If the model cannot be found or loaded. The error suggests an action.
+        DeviceError: If the device is not available.
     """
     with SESSION.operation(progress):
         return SESSION.load_model(model, OpenMedConfig(), device=device, **arguments).to_dict()

@@ -1,4 +1,4 @@
-"""Texts in which entities are replaced, such as the personal data that a model finds: the spans, and the text without them."""
+"""Masking: replace entities in texts, such as personal data that a model detects."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from ..errors import ConfigurationError
 from .boundaries import JOINER, is_combining_mark, whole_words
 
 REPLACEMENT = "[{label}]"
-MAX_DISPLAYED_TEXTS = 5  # Of many texts; only these are kept.
+HIDDEN_TEXT_NOTICE = "(text hidden)"
+MAX_DISPLAYED_TEXTS = 5  # Only these texts are stored for display.
 IS_MISSING = "The text is missing."
 MASKING_DISCLAIMER = (
-    "This is no guarantee: what the model did not find stays in the text. Read it before you pass it on."
+    "Masking is not guaranteed to be complete: entities that the model misses remain in the text. "
+    "Review it before sharing."
 )
 
-# What identifies somebody, in kinds, each with the labels of models that stand for it: in capitals, and letters alone.
-KINDS = {
+# Categories of identifying data, each with the model labels that belong to it, as upper-case letters only.
+IDENTIFIER_LABELS = {
     "names": (
         *("NAME", "PERSON", "PER", "PATIENT", "DOCTOR", "PHYSICIAN", "PROVIDER", "CLINICIAN", "STAFF", "HCW"),
         *("FIRSTNAME", "GIVENNAME", "MIDDLENAME", "LASTNAME", "SURNAME", "FAMILYNAME", "FULLNAME", "HUMANNAME"),
@@ -49,24 +51,29 @@ KINDS = {
         *("SSN", "SOCIALSECURITYNUMBER", "PASSPORT", "PASSPORTNUMBER", "ACCOUNT", "ACCOUNTNUMBER", "IDCARDNUM"),
     ),
 }
-OF_FILTERS = ("PRIVATE", "PERSONAL", "PII", "PHI")  # What some models write before each of their labels.
-SHOWN_LABELS = 12
-MAX_SHOWN_TEXT_CHARACTERS = 100_000  # A browser renders no more in reasonable time.
 
-# What a replacement may be: a text for every label, or one for each, with None for a label that stays.
+# Prefixes that some models add to each of their labels.
+LABEL_PREFIXES = ("PRIVATE", "PERSONAL", "PII", "PHI")
+
+MAX_DISPLAYED_LABELS = 12
+
+# A browser does not render longer texts in reasonable time.
+MAX_SHOWN_TEXT_CHARACTERS = 100_000
+
+# A replacement for all labels, or a mapping of labels to replacements, where None keeps the text.
 Policy = str | Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class MaskedSpan:
-    """A part of a text that was replaced; nothing of it is kept.
+    """A masked span. It does not contain the replaced text.
 
     Attributes:
-        label: The label of the entity.
-        start: Where it began in the text that was annotated, in characters.
-        end: Where it ended there.
-        masked_start: Where its replacement begins.
-        masked_end: Where that ends.
+        label: Label of the entity.
+        start: Start of the span in the original text, in characters.
+        end: End of the span in the original text.
+        masked_start: Start of the replacement in the masked text.
+        masked_end: End of the replacement in the masked text.
     """
 
     label: str
@@ -78,16 +85,16 @@ class MaskedSpan:
 
 @dataclass(frozen=True, repr=False)
 class MaskedText(Displayable):
-    """A text whose entities are replaced; of what was replaced nothing is kept but its label and its place.
+    """A text whose entities are replaced. Only the labels and offsets of the replaced entities are stored.
 
     Attributes:
-        text: The text with replacements; empty where there is an error.
-        spans: What was replaced, in order.
-        error: Why the text has no answer, so that nothing of it is shown; empty where it has one.
-        show_text: Whether the text is part of what is shown.
-        missing: Whether there was a missing value in its place.
-        known_labels: The labels of the model that are replaced where it finds them; ``None`` where that is not known.
-        filters: What :meth:`Annotations.filter` kept, as sentences; all else stays in the text.
+        text: The text with replacements, or an empty string if there is an error.
+        spans: The replaced spans, in order.
+        error: The error if the text could not be processed, else an empty string. The text is not returned then.
+        show_text: Whether to display the text.
+        missing: Whether the input was a missing value.
+        known_labels: Labels of the model that are replaced, or ``None`` if unknown.
+        filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the text.
     """
 
     text: str
@@ -101,16 +108,16 @@ class MaskedText(Displayable):
     JSON_EXCLUDE = ("known_labels", "filters")
 
     def original_offset(self, position: int) -> int:
-        """Return where a character of the masked text stands in the text that was annotated.
+        """Return the offset in the original text of a position in the masked text.
 
         Args:
-            position: A place in :attr:`text`, from 0 to its length.
+            position: Position in :attr:`text`, from 0 to its length.
 
         Returns:
-            Its place there; for one inside a replacement, where what it replaces begins.
+            The offset in the original text. For a position inside a replacement, this is the start of the replaced span.
 
         Raises:
-            ConfigurationError: For a place that the text does not have.
+            ConfigurationError: If the position is out of range.
 
         Example:
             >>> masked = mask_text("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]")
@@ -118,32 +125,31 @@ class MaskedText(Displayable):
             ('[NAME] coughs.', 7, 0)
         """
         if type(position) is not int or not 0 <= position <= len(self.text):
-            raise invalid_value("position", position, f"Pass a whole number from 0 to {len(self.text)}.")
-        moved = 0
-        for one in self.spans:
-            if position < one.masked_start:
+            raise invalid_value("position", position, f"Pass an integer from 0 to {len(self.text)}.")
+        shift = 0
+        for span in self.spans:
+            if position < span.masked_start:
                 break
-            if position < one.masked_end:
-                return one.start
-            moved = one.end - one.masked_end
-        return position + moved
+            if position < span.masked_end:
+                return span.start
+            shift = span.end - span.masked_end
+        return position + shift
 
     def to_report(self) -> Report:
-        """Return the text with its replacements marked, and what masking does not promise."""
+        """Return the text with highlighted replacements, and the limits of masking."""
         if self.error:
             return Report("Nothing masked", (self.error,), status=WARNING)
         if self.missing:
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
-        hidden = () if self.show_text else ("(the text is hidden)",)
-        stay, known = what_stays(self.known_labels)
-        title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{stay}"
-        pieces = tuple(self._pieces()) if self.show_text else ()
-        cut = long_text_sentence(self.text) if self.show_text else ()
-        return Report(
-            title, (*self.filters, *known, MASKING_DISCLAIMER, *hidden, *cut), segments=pieces, status=WARNING
-        )
+        title_suffix, labels_sentence = describe_unmasked(self.known_labels)
+        title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
+        sentences = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
+        if not self.show_text:
+            return Report(title, (*sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
+        sentences = (*sentences, *long_text_sentence(self.text))
+        return Report(title, sentences, segments=tuple(self._segments()), status=WARNING)
 
-    def _pieces(self) -> Iterator[TextSegment]:
+    def _segments(self) -> Iterator[TextSegment]:
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
         position = 0
         for span in self.spans:
@@ -159,133 +165,159 @@ class MaskedText(Displayable):
 
 
 def long_text_sentence(text: str) -> tuple[str, ...]:
-    """Return the sentence on a text that is too long to be shown whole, none for another."""
+    """Return the notice about a text that is too long to display in full, or an empty tuple."""
     if len(text) <= MAX_SHOWN_TEXT_CHARACTERS:
         return ()
-    return (f"Shown: the first {MAX_SHOWN_TEXT_CHARACTERS:,} of {len(text):,} characters; .text has all.",)
+    return (f"Displayed: the first {MAX_SHOWN_TEXT_CHARACTERS:,} of {len(text):,} characters; .text contains all.",)
 
 
 class MaskedTexts(Displayable, list[MaskedText]):
-    """The masked texts of a run: a list that shows how much was replaced, and the first texts."""
+    """The masked texts of a run: a list that displays the number of replacements and the first texts.
 
-    known_labels: tuple[str, ...] | None = None  # As in :class:`MaskedText`.
-    filters: tuple[str, ...] = ()  # What :meth:`Annotations.filter` kept, as sentences; all else stays in the texts.
+    Attributes:
+        known_labels: Labels of the model that are replaced, or ``None`` if unknown.
+        filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the texts.
+    """
+
+    known_labels: tuple[str, ...] | None = None
+    filters: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {"texts": [one.to_dict() for one in self]}
+        return {"texts": [masked.to_dict() for masked in self]}
 
     def to_report(self) -> Report:
-        """Return how much was replaced, the first texts with their replacements marked, and what masking does not promise."""
-        count = pluralize(sum(len(one.spans) for one in self), "entity", "entities")
-        more = len(self) > MAX_DISPLAYED_TEXTS
-        first = f"Shown: the first {MAX_DISPLAYED_TEXTS} texts." if more else ""
-        another = f"The first {MAX_DISPLAYED_TEXTS} of {len(self):,} texts. masked[{MAX_DISPLAYED_TEXTS}] is another, where masked is this result."
-        pieces: list[TextSegment] = []
-        for number, one in enumerate(self[:MAX_DISPLAYED_TEXTS]):
-            text = one.to_report()
-            said = text.segments or (TextSegment(text.sentences[-1]),)
-            pieces += [TextSegment(f"{number}: ", starts_text=True), *said, TextSegment("\n")]
-        stay, known = what_stays(self.known_labels)
-        sentences = tuple(filter(None, (*self.filters, *known, MASKING_DISCLAIMER, first)))
-        title = f"{count} masked in {pluralize(len(self), 'text')}{stay}"
-        spoken = (title, *self.filters, *known, MASKING_DISCLAIMER, another) if more else ()
-        return Report(title, sentences, segments=tuple(pieces), html_sentences=spoken, status=WARNING)
+        """Return the number of replacements, the first texts with highlighted replacements, and the limits of masking."""
+        count = pluralize(sum(len(masked.spans) for masked in self), "entity", "entities")
+        segments: list[TextSegment] = []
+        for index, masked in enumerate(self[:MAX_DISPLAYED_TEXTS]):
+            report = masked.to_report()
+            text_segments = report.segments or (TextSegment(report.sentences[-1]),)
+            segments += [TextSegment(f"{index}: ", starts_text=True), *text_segments, TextSegment("\n")]
+        title_suffix, labels_sentence = describe_unmasked(self.known_labels)
+        title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
+        sentences: tuple[str, ...] = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
+        html_sentences: tuple[str, ...] = ()
+        if len(self) > MAX_DISPLAYED_TEXTS:
+            hint = f"masked[{MAX_DISPLAYED_TEXTS}] displays another text, where masked is this result."
+            html_sentences = (title, *sentences, f"The first {MAX_DISPLAYED_TEXTS} of {len(self):,} texts. {hint}")
+            sentences = (*sentences, f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts.")
+        return Report(title, sentences, segments=tuple(segments), html_sentences=html_sentences, status=WARNING)
 
 
 def validate_policy(replacement: Any) -> Policy:
-    """Return what entities are replaced with, or raise what is wrong with it.
+    """Validate and return a replacement policy.
 
     Raises:
-        ConfigurationError: For what is neither a text nor a mapping of labels to texts, and for a field other than ``{label}``.
+        ConfigurationError: If the policy is not a string or a mapping of labels to strings, or if it contains a placeholder other
+            than ``{label}``.
 
     Example:
         >>> validate_policy("<{name}>")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: A replacement has no field 'name'. Use {label}, as in '[{label}]'.
+        openmed_nb.errors.ConfigurationError: Unknown placeholder in the replacement: 'name'. Use {label}, as in '[{label}]'.
     """
     if not isinstance(replacement, (str, Mapping)):
         raise invalid_value(
-            "A replacement", replacement, f"Pass a text such as {REPLACEMENT!r}, or a mapping of labels to such texts."
+            "A replacement",
+            replacement,
+            f"Pass a string such as {REPLACEMENT!r}, or a mapping of labels to such strings.",
         )
-    given = replacement if isinstance(replacement, Mapping) else {"": replacement}
-    folded = [label.casefold() for label in given if isinstance(label, str)]
-    if len(set(folded)) < len(folded):
-        what = "A replacement names one label twice: capitals make no difference."
-        raise ConfigurationError(what, "Name each label once.")
-    for label, text in given.items():
-        if not isinstance(label, str) or not (text is None or isinstance(text, str)):
-            raise invalid_value("A replacement", text, "Pass a text for each label, or None for a label that stays.")
+    templates = replacement if isinstance(replacement, Mapping) else {"": replacement}
+    folded_labels = [label.casefold() for label in templates if isinstance(label, str)]
+    if len(set(folded_labels)) < len(folded_labels):
+        message = "The replacement contains a label twice; labels are not case-sensitive."
+        raise ConfigurationError(message, "Specify each label once.")
+    for label, template in templates.items():
+        if not isinstance(label, str) or not (template is None or isinstance(template, str)):
+            remedy = "Pass a string for each label, or None to keep the entities of a label."
+            raise invalid_value("A replacement", template, remedy)
         try:
-            fields = [one[1:] for one in string.Formatter().parse(text or "") if one[1] is not None]
+            fields = [field for _text, *field in string.Formatter().parse(template or "") if field[0] is not None]
         except ValueError as error:
             remedy = "Write {{ and }} for braces, and {label} for the label."
-            raise ConfigurationError(f"{describe_value(text)} is no replacement: {error}.", remedy) from None
-        if wrong := next((one for one in fields if one != ("label", "", None)), None):
-            what = f"A replacement has no field {describe_value(':'.join(filter(None, wrong)))}."
-            raise ConfigurationError(what, f"Use {{label}}, as in {REPLACEMENT!r}.")
+            message = f"{describe_value(template)} is not a valid replacement: {error}."
+            raise ConfigurationError(message, remedy) from None
+        if invalid_field := next((field for field in fields if field != ["label", "", None]), None):
+            placeholder = describe_value(":".join(filter(None, invalid_field)))
+            message = f"Unknown placeholder in the replacement: {placeholder}."
+            raise ConfigurationError(message, f"Use {{label}}, as in {REPLACEMENT!r}.")
     return replacement
 
 
 class LabeledSpan(NamedTuple):
-    """Characters with a label, the start and the end in characters of the text."""
+    """A labeled span of a text.
+
+    Attributes:
+        start: Start in characters.
+        end: End in characters.
+        label: Label of the span.
+        continues: Whether the span is merged with an adjacent preceding span of the same label.
+    """
 
     start: int
     end: int
     label: str
-    continues: bool = False  # whether it continues a span of its label that it touches
+    continues: bool = False
 
 
-def replaced(labels: Iterable[str] | None, policy: Policy) -> tuple[str, ...] | None:
-    """Return the labels that a policy replaces; ``None`` where the labels are not known."""
+def select_masked_labels(labels: Iterable[str] | None, policy: Policy) -> tuple[str, ...] | None:
+    """Return the labels that a policy replaces, or ``None`` if the labels of the model are unknown."""
     if labels is None:
         return None
     items = policy.items() if isinstance(policy, Mapping) else ()
-    stays = {label.casefold() for label, text in items if text is None}
-    return tuple(label for label in labels if label.casefold() not in stays)
+    kept_labels = {label.casefold() for label, template in items if template is None}
+    return tuple(label for label in labels if label.casefold() not in kept_labels)
 
 
-def unknown_kinds(labels: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of what identifies somebody that none of a model's labels stands for.
+def find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the categories of identifying data that the labels of a model do not cover.
 
     Example:
-        >>> unknown_kinds(["DISEASE"]), unknown_kinds(["private_person", "First Name", "DATE", "MRN"])
+        >>> find_uncovered_categories(["DISEASE"]), find_uncovered_categories(["private_person", "First Name", "DATE", "MRN"])
         (('names', 'dates', 'places', 'numbers'), ('places',))
     """
-    plain = {re.sub(r"[^A-Z]", "", label.upper()) for label in labels}
-    for word in OF_FILTERS:
-        plain |= {label.removeprefix(word) for label in plain}
-    return tuple(kind for kind, known in KINDS.items() if plain.isdisjoint(known))
+    normalized = {re.sub(r"[^A-Z]", "", label.upper()) for label in labels}
+    for prefix in LABEL_PREFIXES:
+        normalized |= {label.removeprefix(prefix) for label in normalized}
+    return tuple(category for category, identifiers in IDENTIFIER_LABELS.items() if normalized.isdisjoint(identifiers))
 
 
-def what_stays(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
-    """Return the end of a headline, and a sentence: which labels a model knows, and which kinds stay in the text.
+def describe_unmasked(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
+    """Return a headline suffix with the categories that remain in the text, and a sentence with the labels of the model.
 
     Example:
-        >>> what_stays(("DISEASE",))
-        ('; names, dates, places and numbers stay', ('Only what the model labels DISEASE is replaced.',))
+        >>> describe_unmasked(("DISEASE",))
+        ('; names, dates, places and numbers are not masked', ('Only entities with the label DISEASE are replaced.',))
     """
     if labels is None:
         return "", ()
-    kinds = unknown_kinds(labels)
-    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
-    known = ", ".join(map(shorten, labels[:SHOWN_LABELS])) + more if labels else "nothing"
-    end = f"; {' and '.join(filter(None, (', '.join(kinds[:-1]), kinds[-1])))} stay" if kinds else ""
-    return end, (f"Only what the model labels {known} is replaced.",)
+    if not labels:
+        sentence = "No entities are replaced."
+    else:
+        names = ", ".join(map(shorten, labels[:MAX_DISPLAYED_LABELS]))
+        if len(labels) > MAX_DISPLAYED_LABELS:
+            names += f" and {len(labels) - MAX_DISPLAYED_LABELS} more"
+        sentence = f"Only entities with the label{'' if len(labels) == 1 else 's'} {names} are replaced."
+    categories = find_uncovered_categories(labels)
+    if not categories:
+        return "", (sentence,)
+    names = " and ".join(filter(None, (", ".join(categories[:-1]), categories[-1])))
+    return f"; {names} are not masked", (sentence,)
 
 
 def strip_bio_prefix(label: str) -> str:
-    """Return a token's label without its prefix: ``B-NAME`` is NAME."""
+    """Return a token label without its prefix, such as ``NAME`` for ``B-NAME``."""
     prefix, dash, rest = label.partition("-")
     return rest if dash and prefix in set("BIESLU") and rest else label
 
 
 def continues_entity(label: str) -> bool:
-    """Return whether a token's label continues the entity before it; ``B-NAME``, ``S-NAME`` and ``U-NAME`` start another."""
+    """Return whether a token label continues the previous entity. ``B-``, ``S-`` and ``U-`` labels start a new entity."""
     return not (strip_bio_prefix(label) != label and label[0] in "BSU")
 
 
-def mask_text(  # noqa: PLR0913 - the last three are kept with the result
+def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     text: str,
     spans: Iterable[tuple[Any, ...]],
     policy: Policy,
@@ -294,11 +326,18 @@ def mask_text(  # noqa: PLR0913 - the last three are kept with the result
     labels: tuple[str, ...] | None = None,
     filters: tuple[str, ...] = (),
 ) -> MaskedText:
-    """Return a text in which spans, each a :class:`LabeledSpan` or its values, are replaced.
+    """Replace labeled spans in a text.
 
-    White space at the ends of a span stays. A span that starts or ends inside a word takes the whole word, because the rest of a
-    name still identifies it. Spans that overlap are replaced once, with the label of the longest. ``labels`` are those that the
-    model knows.
+    White space at the ends of a span is kept. A span that starts or ends inside a word is extended to the whole word, because the
+    rest of a name is still identifying. Overlapping spans are replaced once, with the label of the longest span.
+
+    Args:
+        text: The original text.
+        spans: The spans, as :class:`LabeledSpan` or as tuples of its values.
+        policy: The replacement of each label.
+        show_text: Whether to display the masked text.
+        labels: Labels of the model, or ``None`` if unknown.
+        filters: Filters that were applied to the entities, as sentences.
 
     Example:
         >>> mask_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
@@ -306,66 +345,70 @@ def mask_text(  # noqa: PLR0913 - the last three are kept with the result
         >>> mask_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
         'on 3 May, X'
     """
-    given: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
-    templates = {label.casefold(): template for label, template in given.items()}  # As ``only`` takes labels.
-    usual = policy if isinstance(policy, str) else REPLACEMENT
-    masked: list[LabeledSpan] = []
+    mapping: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
+    # Labels are not case-sensitive, as in Annotations.filter.
+    templates = {label.casefold(): template for label, template in mapping.items()}
+    default_template = policy if isinstance(policy, str) else REPLACEMENT
+    expanded_spans: list[LabeledSpan] = []
     last = LabeledSpan(-1, -1, "")
     for span in sorted(LabeledSpan(*values) for values in spans):
-        if span.end <= span.start or templates.get(span.label.casefold(), usual) is None:
+        if span.end <= span.start or templates.get(span.label.casefold(), default_template) is None:
             continue
-        if last.start <= span.start and span.end <= last.end:  # Its words were looked for already.
-            masked.append(span)
+        if last.start <= span.start and span.end <= last.end:  # The last span already includes these words.
+            expanded_spans.append(span)
             continue
         start, end = whole_words(text, span.start, span.end)
         if start < end:
             last = span._replace(start=start, end=end)
-            masked.append(last)
+            expanded_spans.append(last)
     parts: list[str] = []
-    found: list[MaskedSpan] = []
-    position = length = 0
-    for start, end, label, _continues in merge_overlapping(masked):
-        template = templates.get(label.casefold(), usual) or ""
-        before, replacement = text[position:start], template.format(label=label)
-        begin = length + len(before)
-        length = begin + len(replacement)
+    masked_spans: list[MaskedSpan] = []
+    position = 0
+    length = 0
+    for start, end, label, _continues in merge_overlapping(expanded_spans):
+        template = templates.get(label.casefold(), default_template) or ""
+        before = text[position:start]
+        replacement = template.format(label=label)
+        masked_start = length + len(before)
+        length = masked_start + len(replacement)
         parts += before, replacement
-        found.append(MaskedSpan(label, start, end, begin, length))
+        masked_spans.append(MaskedSpan(label, start, end, masked_start, length))
         position = end
     return MaskedText(
         "".join((*parts, text[position:])),
-        tuple(found),
+        tuple(masked_spans),
         show_text=show_text,
-        known_labels=replaced(labels, policy),
+        known_labels=select_masked_labels(labels, policy),
         filters=filters,
     )
 
 
 def merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
-    """Return spans that do not overlap, in order: those that did are one, with the label of the longest."""
-    found: list[LabeledSpan] = []
-    longest = 0
-    for span in sorted(spans, key=lambda one: (one.start, -one.end)):
+    """Return sorted spans without overlaps. Overlapping spans are merged and get the label of the longest span."""
+    merged: list[LabeledSpan] = []
+    max_length = 0
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         length = span.end - span.start
-        last = found[-1] if found else LabeledSpan(-1, -1, "")
+        last = merged[-1] if merged else LabeledSpan(-1, -1, "")
         if span.start < last.end or (span.start == last.end and span.label == last.label and span.continues):
-            label = span.label if length > longest else last.label
-            found[-1] = last._replace(end=max(span.end, last.end), label=label)
-            longest = max(longest, length)
+            label = span.label if length > max_length else last.label
+            merged[-1] = last._replace(end=max(span.end, last.end), label=label)
+            max_length = max(max_length, length)
         else:
-            found.append(span)
-            longest = length
-    return found
+            merged.append(span)
+            max_length = length
+    return merged
 
 
 def continues_character(text: str, position: int) -> bool:
-    """Return whether a character belongs to the one before it, as an accent does, or as a joiner joins them."""
+    """Return whether a character continues the previous character, as a combining mark or through a joiner."""
     return is_combining_mark(text[position]) or JOINER in text[position - 1 : position + 1]
 
 
 def expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span that starts and ends at no position between a letter and its marks."""
-    start, end = max(0, start), min(len(text), end)
+    """Return a span extended so that it does not separate a letter from its combining marks."""
+    start = max(0, start)
+    end = min(len(text), end)
     while 0 < start < len(text) and continues_character(text, start):
         start -= 1
     while 0 < end < len(text) and continues_character(text, end):
@@ -373,68 +416,70 @@ def expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-# By what the label of a privacy filter holds: how such a thing looks, so that a span with more around it shrinks to that.
+# Patterns of entities by a word in their label. A span that is too long is reduced to the match.
 LABEL_PATTERNS = {
     "email": re.compile(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}\b"),
     "url": re.compile(r"\b(?:https?://|www\.)[^\s,;)\]]+"),
     "phone": re.compile(r"(?:\+?1[\s.-]?)?\(?\d{3}\)?[\s.-]?\d{3}[\s.-]?\d{4}"),
 }
-ENTITIES_REMEDY = "Pass the entities that a pipeline found in this text."
+ENTITIES_REMEDY = "Pass the entities that a pipeline returned for this text."
 CONJUNCTION = re.compile(r" (?:and|or)$", re.IGNORECASE)
 
 
 def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entities of a privacy filter with tighter spans, as OpenMed gives them.
+    """Return the entities of a privacy filter with tighter spans, as in OpenMed.
 
-    White space at the ends goes, and so does a last "and" or "or"; what is labeled as an address of mail, a web address or a
-    telephone number shrinks to the part that looks like one. Masking does not need it: it replaces whole words.
+    Surrounding white space and a trailing "and" or "or" are removed. Entities labeled as email address, URL or phone number are
+    reduced to the part that matches such a pattern. Masking does not need this function, because it replaces whole words.
 
     Args:
-        text: The text that the entities were found in.
+        text: Text that contains the entities.
         entities: Mappings with ``entity_group`` or ``entity``, ``score``, ``start`` and ``end``, in characters.
 
     Returns:
-        For each, ``entity_group``, ``score``, ``word``, ``start`` and ``end``.
+        A list of dictionaries with ``entity_group``, ``score``, ``word``, ``start`` and ``end``.
 
     Raises:
-        ConfigurationError: For what is no text, and for an entity without a score or a place in the text.
+        ConfigurationError: If ``text`` is not a string, or if an entity has no score or is not within the text.
 
     Example:
         >>> refine_spans("Mail ann@x.org and call.", [{"entity_group": "private_email", "score": 0.9, "start": 4, "end": 18}])
         [{'entity_group': 'private_email', 'score': 0.9, 'word': 'ann@x.org', 'start': 5, 'end': 14}]
     """
     if not isinstance(text, str):
-        raise invalid_type("The text", text, "Pass the text that the entities were found in.")
+        raise invalid_type("The text", text, "Pass the text that contains the entities.")
     if not isinstance(entities, Iterable):
         raise invalid_type("entities", entities, ENTITIES_REMEDY)
-    found = []
-    for one in entities:
+    refined = []
+    for entity in entities:
         score = None
         try:
-            label = str(one.get("entity_group") or one.get("entity") or "")
-            first, last, score = int(one["start"]), int(one["end"]), float(one["score"])
+            label = str(entity.get("entity_group") or entity.get("entity") or "")
+            entity_start = int(entity["start"])
+            entity_end = int(entity["end"])
+            score = float(entity["score"])
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
             pass
-        if (
-            score is None
-        ):  # Outside of the handler: Python's error quotes the value, and would be the context of this one.
-            raise ConfigurationError("An entity has no start, end or score that is a number.", ENTITIES_REMEDY)
-        if not 0 <= first <= last <= len(text):
-            what = f"An entity from {first} to {last} is not in a text of {len(text)} characters."
-            raise ConfigurationError(what, ENTITIES_REMEDY)
-        start, end = strip_span(text, *expand_to_words(text, first, last))
+        # Raised outside of the handler, so that Python's error, which quotes the value, is not the context.
+        if score is None:
+            raise ConfigurationError("An entity has no numeric start, end or score.", ENTITIES_REMEDY)
+        if not 0 <= entity_start <= entity_end <= len(text):
+            message = f"An entity from {entity_start} to {entity_end} is not within a text of {len(text)} characters."
+            raise ConfigurationError(message, ENTITIES_REMEDY)
+        start, end = strip_span(text, *expand_to_words(text, entity_start, entity_end))
         span = text[start:end]
-        looks = (pattern.search(span) for name, pattern in LABEL_PATTERNS.items() if name in label.lower())
-        if match := next(filter(None, looks), None):
-            start, end = start + match.start(), start + match.end()
+        matches = (pattern.search(span) for name, pattern in LABEL_PATTERNS.items() if name in label.lower())
+        if match := next(filter(None, matches), None):
+            end = start + match.end()
+            start += match.start()
         elif label:
             start, end = strip_span(text, start, start + len(CONJUNCTION.sub("", span)))
-        found.append({"entity_group": label, "score": score, "word": text[start:end], "start": start, "end": end})
-    return found
+        refined.append({"entity_group": label, "score": score, "word": text[start:end], "start": start, "end": end})
+    return refined
 
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span without white space at its ends."""
+    """Return a span without surrounding white space."""
     span = text[start:end]
     start += len(span) - len(span.lstrip())
     return start, max(start, end - len(span) + len(span.rstrip()))

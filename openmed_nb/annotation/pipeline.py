@@ -1,6 +1,6 @@
-"""The drop-in token-classification pipeline: transformers' own class, with batches of its own.
+"""Drop-in token-classification pipeline: a subclass of the transformers class with its own batching.
 
-This file imports transformers, because a subclass needs its base; it is itself imported only where a pipeline is built.
+This module imports transformers, so it is imported only when a pipeline is built.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .stream import AnnotationSettings, Annotator, unwrap_result
 from .tokens import SpecialTokens
 from .tuning import Calibration, Compilation, compare_compiled, is_padding_masked, measure_batches
 
-# The methods of transformers' class that a subclass may override to change answers; ours has another way to the same.
+# Methods of the transformers class that a subclass may override to change results. AnnotationPipeline does not call them.
 OVERRIDABLE_METHODS = {
     name: getattr(TokenClassificationPipeline, name)
     for name in (
@@ -39,42 +39,47 @@ OVERRIDABLE_METHODS = {
     )
 }
 
-# Options of preprocessing that transformers' own steps do not know.
-OWN_OPTIONS = {"truncation", "transformers_boundaries"}
+# Preprocessing options that the methods of transformers do not accept.
+CUSTOM_OPTIONS = {"truncation", "transformers_boundaries"}
+
+OPTIONS_REMEDY = "Use the options of TokenClassificationPipeline."
 
 CachedT = TypeVar("CachedT")
 
 
 class AnnotationPipeline(TokenClassificationPipeline):
-    r"""transformers' ``TokenClassificationPipeline`` near the speed of the bare model, with the same answers.
+    r"""``TokenClassificationPipeline`` of transformers near the speed of the bare model, with the same results.
 
-    It takes and returns what that class does, with every argument of it. What differs:
+    It accepts all arguments of the transformers class and returns the same types. The differences are:
 
-    - A text longer than the model takes is read whole, in overlapping windows, and a word is never cut by an edge.
-      transformers silently drops the rest (``truncation=True`` does that here too) or, with ``stride``, keeps the
-      longer of two overlapping entities (``stride`` gives exactly its answers here).
-    - Texts run sorted by length in batches of at most ``batch_tokens`` tokens; ``batch_size`` limits the rows as well,
-      but for 1 in a call, which is also transformers' default.
-    - ``pipe.device`` is always the device of ``pipe.model``, and setting it moves the model.
-    - Scores are Python floats, so that answers can be written as JSON.
-    - ``first``, ``average`` and ``max`` label a word as a whole, and a word starts where the tokenizer's pre-tokenizer starts a
-      piece: for WordPiece at a token without ``##``, for byte-level BPE and Unigram also after white space and punctuation.
-      transformers compares lengths, or sees spaces alone: it takes ``"cc:\tAnna"`` for one word with the label of ``cc``,
-      and drops the name. ``transformers_boundaries=True`` or ``stride`` gives its boundaries.
-    - Several threads may call it at once; all work on the device runs under one lock.
-    - A subclass that overrides a step of transformers' class, such as ``postprocess``, runs transformers' steps.
+    - A text that is longer than the model supports is processed in full, in overlapping windows that do not split words.
+      transformers silently truncates the text; ``truncation=True`` does the same here. With ``stride``, transformers keeps the
+      longer of two overlapping entities; ``stride`` returns exactly its results here.
+    - Texts are sorted by length and run in batches of at most ``batch_tokens`` tokens. ``batch_size`` limits the number of rows
+      as well, except for a ``batch_size`` of 1 in a call, which is the default of transformers.
+    - ``pipe.device`` is always the device of ``pipe.model``. Setting it moves the model.
+    - Scores are Python floats, so that results are JSON-serializable.
+    - ``first``, ``average`` and ``max`` label whole words. A word starts where the pre-tokenizer of the tokenizer starts a piece:
+      for WordPiece at a token without ``##``, for byte-level BPE and Unigram also after white space and punctuation.
+      transformers compares lengths, or only considers spaces: it treats ``"cc:\tAnna"`` as one word with the label of ``cc``,
+      and loses the name. ``transformers_boundaries=True`` or ``stride`` selects its boundaries.
+    - Several threads can call the pipeline at the same time. All work on the device runs under one lock.
+    - A subclass that overrides a method of the transformers class, such as ``postprocess``, uses the methods of transformers.
 
     Args:
-        kwargs: Those of transformers' class, and ``batch_tokens``: how many tokens run at once, by default what suits
-            the device; ``truncation``: whether what is longer than the model takes is dropped;
-            ``transformers_boundaries``: whether words start where transformers has them start. ``load_pipeline`` also
-            takes ``compile``: whether to try ``torch.compile`` (see :meth:`compile`).
+        kwargs: The arguments of the transformers class, and these:
+
+            - ``batch_tokens``: Maximum number of tokens per batch. The default depends on the device.
+            - ``truncation``: Whether to truncate texts that are longer than the model supports.
+            - ``transformers_boundaries``: Whether to use the word boundaries of transformers.
+
+            ``load_pipeline`` also accepts ``compile``: whether to try ``torch.compile`` (see :meth:`compile`).
 
     Attributes:
-        compilation: What came of ``compile``; ``None`` if it was not asked for.
-        precision: Why its model has the type that it has (:class:`openmed_nb.models.records.DtypeChoice`); ``None`` if
-            nothing but float32 was asked for.
-        learned: How many tokens run best at once, by kind of device, where that was measured on this computer.
+        compilation: Result of ``compile``, or ``None`` if compilation was not requested.
+        precision: Reason for the dtype of the model (:class:`openmed_nb.models.records.DtypeChoice`), or ``None`` if only
+            float32 was requested.
+        tuned_batch_tokens: Best number of tokens per batch by device type, as measured on this computer.
 
     Example:
         >>> from openmed_nb import load_pipeline
@@ -91,57 +96,57 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     @property
     def device(self) -> torch.device:
-        """The device of the model, where all work is done."""
+        """The device of the model."""
         return self.model.device
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
         try:
-            wanted = torch.device(device)
+            target = torch.device(device)
         except (RuntimeError, TypeError):
-            wanted = None
-        if wanted is None:  # Outside of the handler: torch's error quotes the value.
+            target = None
+        if target is None:  # Raised outside of the handler, because the error of torch quotes the value.
             raise UnknownDeviceError(
-                f"{describe_value(device)} names no device of torch.", "Pass one such as 'cpu' or 'cuda:0'."
+                f"{describe_value(device)} is not a valid torch device.", "Pass a device such as 'cpu' or 'cuda:0'."
             )
-        if getattr(self.model, "hf_device_map", None) is None and wanted != self.model.device:
-            move_model(self.model, str(wanted), type(self.model).__name__)
+        if getattr(self.model, "hf_device_map", None) is None and target != self.model.device:
+            move_model(self.model, str(target), type(self.model).__name__)
 
     @property
     def batch_tokens(self) -> int:
-        """How many tokens run at once."""
-        return self._tokens_at_once(self._forward_params, self.device)
+        """The maximum number of tokens per batch."""
+        return self._resolve_batch_tokens(self._forward_params, self.device)
 
     @batch_tokens.setter
     def batch_tokens(self, tokens: int) -> None:
         self._forward_params["batch_tokens"] = check_integer("batch_tokens", tokens)
 
-    def _tokens_at_once(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
+    def _resolve_batch_tokens(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
         measured = self.tuned_batch_tokens.get(device.type) or budget_for_device(device, self.model).max_tokens
         return int(forward_params.get("batch_tokens", measured))
 
     @property
     def special_tokens(self) -> SpecialTokens | None:
-        """What the tokenizer puts around the tokens of a text; ``None`` if it makes no tokens with offsets."""
+        """The special tokens of the tokenizer, or ``None`` if the tokenizer does not return offsets."""
         tokenizer = self.tokenizer
         return self._cached(
-            "frame", tokenizer, lambda: SpecialTokens.from_tokenizer(tokenizer) if tokenizer.is_fast else None
+            "special_tokens", tokenizer, lambda: SpecialTokens.from_tokenizer(tokenizer) if tokenizer.is_fast else None
         )
 
-    def _cached(self, name: str, about: Any, learn: Callable[[], CachedT]) -> CachedT:
-        """Return what was learnt about a model or a tokenizer; for another one, learn it again."""
-        kept: dict[str, Any] = self.__dict__.setdefault("_kept", {})
-        if name not in kept or kept[name][0] is not about:
-            kept[name] = about, learn()
-        learnt: CachedT = kept[name][1]
-        return learnt
+    def _cached(self, name: str, subject: Any, compute: Callable[[], CachedT]) -> CachedT:
+        """Return a cached property of a model or a tokenizer. It is computed again if the object has been replaced."""
+        cache: dict[str, Any] = self.__dict__.setdefault("_property_cache", {})
+        if name not in cache or cache[name][0] is not subject:
+            cache[name] = subject, compute()
+        value: CachedT = cache[name][1]
+        return value
 
     def calibrate(self) -> Calibration:
-        """Measure how many tokens should run at once, use that on this kind of device, and return the figures.
+        """Measure the best number of tokens per batch, use it on this device type, and return the measurements.
 
-        The smallest number is taken that no larger one beats by more than three percent. It takes some seconds, and
-        replaces what was set as ``batch_tokens``. Later sessions on this computer take it too, until the model's files,
-        torch or transformers change, or :meth:`forget` is called.
+        The smallest batch size is selected for which no larger batch size is more than 3% faster. The measurement takes a few
+        seconds and replaces the value of ``batch_tokens``. Later sessions on this computer use the result, until the model's
+        files, torch or transformers change, or until :meth:`reset_calibration` is called.
         """
         annotator = self.default_annotator()
         network = annotator.network
@@ -153,26 +158,29 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return calibration
 
     def reset_calibration(self) -> None:
-        """Forget how many tokens run best at once on this kind of device, here and for later sessions."""
+        """Discard the measured batch size for this device type, in this session and for later sessions."""
         self._store_batch_tokens(None)
 
-    def _store_batch_tokens(self, batch_tokens: int | None, by: str = "") -> None:
+    def _store_batch_tokens(self, batch_tokens: int | None, source: str = "") -> None:
         if spec := SESSION.models.spec_of(self.model):
-            SESSION.save_batch_size(spec, str(self.device), batch_tokens, by)
-        if self.tuned_batch_tokens.get(self.device.type) != batch_tokens:  # It shares what was learned with no model.
+            SESSION.save_batch_size(spec, str(self.device), batch_tokens, source)
+        # A pipeline over a custom model does not share the mapping with a loaded model, so it is updated here.
+        if self.tuned_batch_tokens.get(self.device.type) != batch_tokens:
             self.tuned_batch_tokens = {**self.tuned_batch_tokens, self.device.type: batch_tokens}
 
     def compile(self) -> Compilation:
-        """Try ``torch.compile`` with its default backend, keep it only if it pays, and return what came of it.
+        """Try ``torch.compile`` with its default backend, and return the result.
 
-        A few built-in sentences are read both ways; compiling is kept if the entities are the same and come at least
-        five percent sooner. It takes up to minutes, and again for every device that the model is moved to.
+        The original and the compiled model annotate a few built-in sentences. The compiled model is kept if the entities are
+        the same and it is at least 5% faster. Compilation takes up to several minutes, and is repeated for every device that the
+        model is moved to.
         """
         self._compiled = None
         compiled = torch.compile(self.model, dynamic=True)
-        plain, other = self.default_annotator(), self.default_annotator()
-        other = replace(other, network=replace(other.network, model=compiled, compiled=True))
-        self.compilation = compare_compiled(plain.entities, other.entities, str(self.device))
+        plain_annotator = self.default_annotator()
+        annotator = self.default_annotator()
+        annotator = replace(annotator, network=replace(annotator.network, model=compiled, compiled=True))
+        self.compilation = compare_compiled(plain_annotator.entities, annotator.entities, str(self.device))
         self._compiled = compiled if self.compilation.kept else None
         return self.compilation
 
@@ -185,13 +193,15 @@ class AnnotationPipeline(TokenClassificationPipeline):
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if kwargs.get("aggregation_strategy") is not None:
             kwargs["aggregation_strategy"] = check_strategy(kwargs["aggregation_strategy"])
-        refused = ""
+        message = ""
         try:
             preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         except (TypeError, ValueError) as error:
-            refused = f"The pipeline does not take these options: {describe_error(error)}."
-        if refused:  # Outside of the handler: the other error quotes the options, and would be the context of this one.
-            raise ConfigurationError(refused, "Use those of TokenClassificationPipeline.")
+            message = f"The pipeline does not take these options: {describe_error(error)}."
+        if (
+            message
+        ):  # Raised outside of the handler, so that the original error, which quotes the options, is not the context.
+            raise ConfigurationError(message, OPTIONS_REMEDY)
         if "ignore_labels" in postprocess:
             postprocess["ignore_labels"] = normalize_ignore_labels(postprocess["ignore_labels"])
         if batch_tokens is not None:
@@ -204,17 +214,17 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return preprocess, forward, postprocess
 
     def forward(self, model_inputs: Any, **_forward_params: Any) -> Any:
-        """Run transformers' own forward pass, in evaluation mode and under the lock of all device work."""
+        """Run the forward pass of transformers in evaluation mode, under the lock of all device work."""
         with evaluation_mode(self.model):
             return super().forward(model_inputs)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        """Return the entities of a text, a list or an iterator of them for several; see the class."""
-        # transformers reads a whole generator of lists of words to look at their types, and then has nothing left.
-        split = kwargs.get("is_split_into_words", False)
-        return super().__call__(list(inputs) if split and isinstance(inputs, Iterator) else inputs, **kwargs)
+        """Return the entities of a text, or a list or an iterator of the entities of several texts; see the class."""
+        # transformers would exhaust a generator of lists of words when it checks their types.
+        is_split = kwargs.get("is_split_into_words", False)
+        return super().__call__(list(inputs) if is_split and isinstance(inputs, Iterator) else inputs, **kwargs)
 
-    def get_iterator(  # noqa: PLR0913, PLR0917 - transformers' signature
+    def get_iterator(  # noqa: PLR0913, PLR0917 - signature of transformers
         self,
         inputs: Iterable[Any],
         num_workers: int,
@@ -223,35 +233,40 @@ class AnnotationPipeline(TokenClassificationPipeline):
         forward_params: Mapping[str, Any],
         postprocess_params: Mapping[str, Any],
     ) -> Iterator[list[Entity]]:
-        """Return an iterator over the answers to texts; transformers calls this for every kind of input.
+        """Return an iterator over the results of texts. transformers calls this method for every kind of input.
 
-        Texts whose offsets the caller brings along are left to transformers, and so are tokenizers without offsets, and all
-        texts if a step of transformers is overridden.
+        transformers processes texts with an ``offset_mapping``, tokenizers without offsets, and all texts if one of its methods
+        is overridden.
         """
         if "offset_mapping" in preprocess_params or self.special_tokens is None or self.overridden_methods:
-            reading = {name: value for name, value in preprocess_params.items() if name not in OWN_OPTIONS}
-            theirs: Iterator[list[Entity]] = super().get_iterator(
-                inputs, num_workers, batch_size, reading, {}, postprocess_params
+            parent_params = {name: value for name, value in preprocess_params.items() if name not in CUSTOM_OPTIONS}
+            results: Iterator[list[Entity]] = super().get_iterator(
+                inputs, num_workers, batch_size, parent_params, {}, postprocess_params
             )
-            return theirs
+            return results
         check_integer("batch_size", batch_size)
-        rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is also transformers' default.
+        rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is the default of transformers.
         return ResultIterator(inputs, self.build_annotator(preprocess_params, forward_params, postprocess_params, rows))
 
     @property
     def overridden_methods(self) -> tuple[str, ...]:
-        """The names of transformers' steps that a subclass, or this pipeline alone, has replaced."""
+        """The names of the transformers methods that a subclass or this instance overrides."""
         return tuple(
             name
-            for name, step in OVERRIDABLE_METHODS.items()
-            if getattr(type(self), name) is not step or name in vars(self)
+            for name, method in OVERRIDABLE_METHODS.items()
+            if getattr(type(self), name) is not method or name in vars(self)
         )
 
     def default_annotator(self, batch_tokens: int | None = None) -> Annotator:
-        """Return what annotates a stream of texts, with the pipeline's own parameters but for the budget of tokens."""
+        """Return an annotator with the parameters of the pipeline.
+
+        Args:
+            batch_tokens: Maximum number of tokens per batch. If ``None``, use the value of the pipeline.
+        """
         if self.overridden_methods:
-            what = f"{short_type_name(self)} overrides {', '.join(self.overridden_methods)}, which would not run here."
-            raise ConfigurationError(what, "Call the pipeline itself on the texts.")
+            methods = ", ".join(self.overridden_methods)
+            message = f"{short_type_name(self)} overrides {methods}, which would not be called here."
+            raise ConfigurationError(message, "Call the pipeline itself on the texts.")
         forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
         return self.build_annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
 
@@ -262,90 +277,97 @@ class AnnotationPipeline(TokenClassificationPipeline):
         postprocess_params: Mapping[str, Any],
         rows: int | None = None,
     ) -> Annotator:
-        """Return what annotates a stream of texts, from transformers' three mappings of parameters."""
-        model, frame = self.model, self.special_tokens
-        if frame is None:
-            what = f"The tokenizer of {short_type_name(model)} makes no tokens with offsets."
-            raise ConfigurationError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
+        """Return an annotator with the three parameter mappings of transformers and a maximum number of rows."""
+        model = self.model
+        special_tokens = self.special_tokens
+        if special_tokens is None:
+            message = f"The tokenizer of {short_type_name(model)} does not return offset mappings."
+            raise ConfigurationError(message, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
-        longest = usable_length(self.tokenizer, self._cached("positions", model, lambda: max_positions(model)))
-        limit = longest - frame.num_special_tokens
+        max_length = usable_length(self.tokenizer, self._cached("positions", model, lambda: max_positions(model)))
+        max_tokens = max_length - special_tokens.num_special_tokens
         settings = AnnotationSettings(
             aggregation_strategy="none" if strategy is None else strategy.value,
             ignore_labels=("O",) if ignored is None else tuple(ignored),
-            max_tokens=limit,
+            max_tokens=max_tokens,
             delimiter=preprocess_params.get("delimiter") if preprocess_params["is_split_into_words"] else None,
             stride=check_optional_integer(
-                "stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, limit - 1
+                "stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, max_tokens - 1
             ),
             truncation=preprocess_params.get("truncation", False),
             transformers_boundaries=preprocess_params.get("transformers_boundaries", False),
         )
         names = input_names(model, self.tokenizer.model_input_names)
-        network = plain = TokenClassifier(model, frame, names, settings.aggregation_strategy == "average")
-        tokens = self._tokens_at_once(forward_params, network.device)
-        budget = replace(budget_for_device(network.device, model), max_tokens=tokens, max_rows=rows)
+        plain_network = TokenClassifier(model, special_tokens, names, settings.aggregation_strategy == "average")
+        network = plain_network
+        batch_tokens = self._resolve_batch_tokens(forward_params, network.device)
+        budget = replace(budget_for_device(network.device, model), max_tokens=batch_tokens, max_rows=rows)
         if getattr(self._compiled, "_orig_mod", None) is model:
             network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.from_id2label(model.config.id2label, settings.ignore_labels)
-        speller = Detokenizer(self.tokenizer)  # Of this call alone: what it remembers are words of the texts.
-        decoder = Decoder(speller, tables, settings.aggregation_strategy, len(frame.prefix_ids))
+        detokenizer = Detokenizer(
+            self.tokenizer
+        )  # Not shared between calls, because its cache contains words of the texts.
+        decoder = Decoder(detokenizer, tables, settings.aggregation_strategy, len(special_tokens.prefix_ids))
 
         def may_pad() -> bool:
-            """Return whether rows may be padded; measured when the first several texts come."""
+            """Return whether rows may be padded. This is measured at the first call with several texts."""
             if self._cached("quantized", model, lambda: is_quantized(model)):
-                # One in int8 rounds by what is in a batch anyway.
+                # The rounding of an int8 model depends on the other rows of a batch anyway.
                 return "attention_mask" in names
-            return self._cached("padding", model, lambda: is_padding_masked(plain, longest))
+            return self._cached("padding", model, lambda: is_padding_masked(plain_network, max_length))
 
-        join = self.aggregate_overlapping_entities
-        return Annotator(network, self.tokenizer, decoder, settings, budget, join, may_pad)
+        return Annotator(
+            network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities, may_pad
+        )
 
 
 def budget_for_device(device: torch.device, model: Any) -> TokenBudget:
-    """Return how much of a model runs at once on a device."""
-    known = parse_device_argument(device)
-    waste = known.batch_waste_of(getattr(model.config, "hidden_size", None))
-    return TokenBudget(known.batch_tokens, waste, limit_shapes=known.few_shapes)
+    """Return the default token budget of a model on a device."""
+    known_device = parse_device_argument(device)
+    max_padding = known_device.batch_waste_of(getattr(model.config, "hidden_size", None))
+    return TokenBudget(known_device.batch_tokens, max_padding, limit_shapes=known_device.few_shapes)
 
 
 class ResultIterator(Iterator[list[Entity]]):
-    """The answers to texts, one at a time; as long as the texts, if these have a length."""
+    """Iterator over the results of texts. It has a length if the texts have a length."""
 
     def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
-        self._inputs, self._annotator = inputs, annotator
-        self._answers = self._begin()
+        self._inputs = inputs
+        self._annotator = annotator
+        self._results = self._start()
 
-    def _begin(self) -> Iterator[TextResult]:  # Nothing is read before the first answer is asked for.
+    def _start(self) -> Iterator[TextResult]:
+        # This is lazy: no text is read before the first result is requested.
         chunks = self._annotator.annotate(self._inputs, in_memory=isinstance(self._inputs, Sequence))
         return chain.from_iterable(chunk.outcomes() for chunk in chunks)
 
     def __iter__(self) -> ResultIterator:
-        if not isinstance(self._inputs, Iterator):  # Texts can be read again, a stream cannot.
-            self._answers = self._begin()
+        if not isinstance(self._inputs, Iterator):  # A collection can be read again, but an iterator cannot.
+            self._results = self._start()
         return self
 
     def __len__(self) -> int:
         if isinstance(self._inputs, Sized):
             return len(self._inputs)
-        raise TypeError("Answers to a generator have no length.")
+        raise TypeError("Results of a generator have no length.")
 
     def __next__(self) -> list[Entity]:
-        return unwrap_result(next(self._answers))
+        return unwrap_result(next(self._results))
 
 
 def normalize_ignore_labels(labels: Any) -> tuple[str, ...]:
-    """Return labels to leave out, each once and sorted, so that equal sets of them are equal settings."""
+    """Return the distinct ignored labels in sorted order, so that equal sets are equal settings."""
     if isinstance(labels, Collection) and not isinstance(labels, str):
         names = tuple(labels)
         if all(isinstance(name, str) for name in names):
             return tuple(sorted({*names}))
-    raise ConfigurationError(f"ignore_labels cannot be {describe_value(labels)}.", "Use a list of labels.")
+    raise ConfigurationError(f"Invalid value for ignore_labels: {describe_value(labels)}.", "Use a list of labels.")
 
 
 def get_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
-    """Return a token-classification pipeline over a model, the same one when asked again."""
+    """Return a cached token-classification pipeline over a loaded model."""
     key = strategy, repr(sorted(options.items()))
     arguments = {name: value for name, value in options.items() if name != "compile"}
     with TENSOR_LOCK:
@@ -359,7 +381,7 @@ def get_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any])
 
 @gc_disabled()
 def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
-    """Build a pipeline; with options it proves itself on one word."""
+    """Build a pipeline. If there are options, the pipeline is checked on one word."""
     try:
         pipe = AnnotationPipeline(
             model=loaded.model,
@@ -368,11 +390,11 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any
             aggregation_strategy=strategy,
             **options,
         )
-        if options:  # transformers reads most of them only when there is a text.
+        if options:  # transformers checks most options only when it processes a text.
             pipe("word")
     except ConfigurationError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        what = f"The pipeline does not take these options: {describe_error(error)}."
-        raise ConfigurationError(what, "Use those of TokenClassificationPipeline.") from None
+        message = f"The pipeline does not take these options: {describe_error(error)}."
+        raise ConfigurationError(message, OPTIONS_REMEDY) from None
     return pipe

@@ -1,4 +1,4 @@
-"""What texts a person may pass: a series of them, or references to texts that are read where they are annotated."""
+"""Inputs of an annotation run: iterables of texts, and references to texts that are read when they are annotated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import fnmatch
 import glob
 import hashlib
+import operator
 import os
 import re
 import socket
@@ -27,56 +28,69 @@ from .tables import reader_by_content, reader_by_name
 
 ResultT = TypeVar("ResultT")
 
-_SAVE_AS_UTF8 = "Save it as UTF-8, or read it yourself and pass its text."
+_SAVE_AS_UTF8 = "Save it as UTF-8, or read it in your code and pass its text."
 
-# A class of one letter or digit is no use in a pattern, and usual in a name: ``note[1].txt`` is never ``note1.txt``.
-_ONE_IN_BRACKETS = re.compile(r"\[(\w)\]")
+# A character class with one letter or digit is useless in a pattern, but common in a name: ``note[1].txt`` never matches
+# ``note1.txt``.
+_ONE_IN_BRACKETS_PATTERN = re.compile(r"\[(\w)\]")
 
-_LONGEST_NAME = 1000  # of a path that is looked at as one
+# Maximum length of a text that is checked for being a file name.
+_MAX_NAME_LENGTH = 1000
 
-# Endings of file names, and of patterns of them, by which a text in one line looks like the name of a file.
-_FILE_NAME = re.compile(
+# A one-line text that ends like a file name or a glob pattern.
+_FILE_NAME_PATTERN = re.compile(
     r"[^\n]*(\.(txt|text|md|rst|rtf|pdf|docx?|html?|xml|json|ann|csv|tsv|jsonl|ndjson|parquet|xlsx?|gz|zip)|[/\\]\*+)",
     re.IGNORECASE,
 )
 
 
 class TextReference(abc.ABC):
-    """A text that is read when it is needed."""
+    """A text that is read on demand.
 
-    kind: ClassVar[str]  # such as "file"
-    characters: int  # about how many it has
+    Attributes:
+        kind: Kind of the reference for messages, such as ``"file"``.
+        characters: Approximate number of characters.
+    """
+
+    kind: ClassVar[str]
+    characters: int
 
     @property
     @abc.abstractmethod
     def identity(self) -> str:
-        """What tells it from other texts."""
+        """A string that identifies the text."""
 
     @abc.abstractmethod
     def read(self) -> str:
-        """Read the text; raise whatever its reader fails with."""
+        """Read the text. Errors of the reader are not translated."""
 
     def fingerprint(self) -> int:
-        """Return a number that tells the text from others without reading it."""
+        """Return a fingerprint of the identity, without reading the text."""
         return _digest(f"\0{self.identity}")
 
     def refresh(self) -> TextReference:
-        """Return the reference as it would be made now."""
+        """Return an up-to-date reference to the same text."""
         return self
 
 
-@dataclass(frozen=True, repr=False)  # Names of files can be names of people.
+@dataclass(frozen=True, repr=False)  # No repr, because file names can contain names of people.
 class FileReference(TextReference):
-    """A file that is one text, in UTF-8."""
+    """A UTF-8 file that contains one text.
+
+    Attributes:
+        path: Path of the file.
+        characters: Size in bytes.
+        modified_ns: Modification time in nanoseconds.
+    """
 
     kind = "file"
     path: str
-    characters: int  # its size in bytes
-    modified_ns: int  # in nanoseconds
+    characters: int
+    modified_ns: int
 
     @classmethod
     def from_path(cls, path: str) -> FileReference:
-        """Return the file of a path; reading it reports whether it can be read."""
+        """Return a reference to a file. Errors are reported when the file is read."""
         try:
             status = os.stat(path)
         except OSError:
@@ -85,39 +99,39 @@ class FileReference(TextReference):
 
     @property
     def identity(self) -> str:
-        """Its path, size and time of change."""
+        """The path, size and modification time."""
         return f"{self.path}\0{self.characters}\0{self.modified_ns}"
 
     def read(self) -> str:
-        """Return what is in the file; ends of lines stay as they are, so that offsets count characters as they stand."""
+        """Return the contents of the file. Line endings are not converted, so that offsets match the file."""
         mode = os.stat(self.path).st_mode
-        if not stat.S_ISREG(mode):  # A pipe would be waited for without end.
+        if not stat.S_ISREG(mode):  # Reading from a pipe could block forever.
             code = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENOTSUP
             raise OSError(code, os.strerror(code))
         with open(self.path, "rb") as file:
             data = file.read()
         if reader := reader_by_content(data):
-            raise _NotANote("is a table", f"Pass its column of texts: {reader}.")
+            raise _InvalidContentError("is a table", f"Pass its column of texts: {reader}.")
         text = data.decode()
-        if (place := data.find(b"\0")) >= 0:  # UTF-16 without a byte order mark is valid UTF-8 with zeros.
-            raise _NotANote(f"is not text: byte {place} is zero, as in UTF-16", _SAVE_AS_UTF8)
+        if (position := data.find(b"\0")) >= 0:  # UTF-16 without a byte order mark is valid UTF-8 that contains zeros.
+            raise _InvalidContentError(f"is not text: byte {position} is zero, as in UTF-16", _SAVE_AS_UTF8)
         return text
 
     def refresh(self) -> FileReference:
-        """Return the file with its size and time of change of now."""
+        """Return a reference with the current size and modification time."""
         return self.from_path(self.path)
 
 
-class _NotANote(Exception):
-    """The contents of a file that is not one text: the problem and the remedy, without a word of it."""
+class _InvalidContentError(Exception):
+    """The contents of a file are not one text. The arguments are the problem and the remedy, without any contents."""
 
 
-# The types of which the only value is a missing one.
-SINGLE_MISSING = {("pandas", "NAType"), ("pandas", "NaTType"), ("numpy", "MaskedConstant")}
+# Types whose only value is a missing value.
+MISSING_VALUE_TYPES = {("pandas", "NAType"), ("pandas", "NaTType"), ("numpy", "MaskedConstant")}
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a value stands for a text that is missing, whatever library made it; an empty text is not missing.
+    """Return whether a value of any library represents a missing text. An empty text is not missing.
 
     Example:
         >>> is_missing(None), is_missing(float("nan")), is_missing(""), is_missing(5)
@@ -127,20 +141,21 @@ def is_missing(value: Any) -> bool:
         return False
     if isinstance(value, Decimal):  # A signaling NaN cannot be compared.
         return value.is_nan()
-    library, kind = type(value).__module__.partition(".")[0], type(value).__name__
-    if isinstance(value, Number) or (library == "numpy" and kind in {"datetime64", "timedelta64"}):
-        return bool(value != value)  # noqa: PLR0124 - only what is no value is unlike itself
-    if library == "pyarrow" and kind.endswith("Scalar"):
+    library = type(value).__module__.partition(".")[0]
+    type_name = type(value).__name__
+    if isinstance(value, Number) or (library == "numpy" and type_name in {"datetime64", "timedelta64"}):
+        return bool(value != value)  # noqa: PLR0124 - only NaN and NaT differ from themselves
+    if library == "pyarrow" and type_name.endswith("Scalar"):
         return not value.is_valid
-    return value is None or (library, kind) in SINGLE_MISSING
+    return value is None or (library, type_name) in MISSING_VALUE_TYPES
 
 
 def text_fingerprint(text: Any) -> int:
-    """Return a number that tells one text from another; of anything else, only its kind counts.
+    """Return a fingerprint of a text, or of the type of any other value.
 
-    All missing values have the same one.
+    All missing values have the same fingerprint.
     """
-    if isinstance(text, str):  # First, because nearly all are.
+    if isinstance(text, str):  # Checked first, because nearly all texts are strings.
         return _digest(text)
     if isinstance(text, TextReference):
         return text.fingerprint()
@@ -153,7 +168,7 @@ def _digest(text: str) -> int:
 
 
 def canonical_text(text: Any) -> str:
-    """Return a text, the words of one that is split, the identity of one that is elsewhere, or the kind of anything else."""
+    """Return a string for the fingerprint: the text, its words, the identity of a reference, or the type of another value."""
     if isinstance(text, str):
         return text
     if isinstance(text, TextReference):
@@ -164,238 +179,252 @@ def canonical_text(text: Any) -> str:
 
 MISSING = _digest(canonical_text(None))
 
-# Nothing was read there, so that no result is lost where a text has come.
+# Fingerprints of missing and empty texts. A result of such a text can be replaced if there is a text on resuming.
 BLANK = frozenset({MISSING, _digest(canonical_text("")), _digest(canonical_text([]))})
 
 
 def read_text(text: Any, number: int) -> Any:
-    """Return the text of a reference, or why it cannot be read; anything else as it is."""
+    """Return the text of a reference, or the error if it cannot be read. Other values are returned unchanged."""
     if not isinstance(text, TextReference):
         return text
     try:
         return text.read()
     except UnicodeDecodeError as error:
-        what = f"Text {number}: its {text.kind} on {socket.gethostname()} is not UTF-8 at byte {error.start}."
-        return InvalidTextError(what, _SAVE_AS_UTF8)
-    except _NotANote as error:
+        message = f"Text {number}: the {text.kind} on {socket.gethostname()} is not valid UTF-8 at byte {error.start}."
+        return InvalidTextError(message, _SAVE_AS_UTF8)
+    except _InvalidContentError as error:
         problem, remedy = error.args
-        return InvalidTextError(f"Text {number}: its {text.kind} on {socket.gethostname()} {problem}.", remedy)
-    except Exception as error:  # noqa: BLE001 - whatever its reader fails with
-        what = f"Text {number}: its {text.kind} cannot be read on {socket.gethostname()}: {describe_read_error(error)}."
-        return InvalidTextError(what, f"Make the {text.kind} readable there.")
+        return InvalidTextError(f"Text {number}: the {text.kind} on {socket.gethostname()} {problem}.", remedy)
+    except Exception as error:  # noqa: BLE001 - the reader may raise anything
+        reason = describe_read_error(error)
+        message = f"Text {number}: the {text.kind} cannot be read on {socket.gethostname()}: {reason}."
+        return InvalidTextError(message, f"Make the {text.kind} readable there.")
 
 
 def describe_read_error(error: Exception) -> str:
-    """Return why something cannot be read, without the error's message: it can repeat a text, or the name of a file."""
+    """Return a description without the message of the error, which can contain a text or a file name."""
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
 
 
-def raise_if_error(answer: ResultT | OpenMedError) -> ResultT:
-    """Return the answer of a worker, or raise the error in its place.
+def raise_if_error(result: ResultT | OpenMedError) -> ResultT:
+    """Return the result of a worker, or raise it if it is an error.
 
-    Such errors come back as values, because Dask writes what a task raises to the log of its worker.
+    Workers return errors as values, because Dask writes exceptions of tasks to the log of the worker.
     """
-    if isinstance(answer, OpenMedError):
-        raise answer
-    return answer
+    if isinstance(result, OpenMedError):
+        raise result
+    return result
 
 
 def resolve_paths(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
-    """Return the files that a path, or a list of them, stands for; anything else as it is.
+    """Return the files of a path or a list of paths. Other values are returned unchanged.
 
-    ``find`` calls :func:`expand_globs` on the computer that has the files.
+    ``find`` calls :func:`expand_globs` on the host that has the files.
     """
     paths = [texts] if isinstance(texts, PurePath) else texts
-    listed = isinstance(paths, (list, tuple)) and len(paths) > 0
-    if listed and all(isinstance(path, PurePath) for path in paths):
+    is_list = isinstance(paths, (list, tuple)) and len(paths) > 0
+    if is_list and all(isinstance(path, PurePath) for path in paths):
         return raise_if_error(find([absolute_path(str(path)) for path in paths]))
     return texts
 
 
 def warn_if_file_name(text: str, number: int) -> bool:
-    """Warn of a text that is the name of a file, or looks like one; return whether it does."""
-    looks_like_one = len(text) <= _LONGEST_NAME and _FILE_NAME.fullmatch(text) is not None
-    if not looks_like_one and not any(map(str.isalnum, text)):  # "." and "/" are folders.
+    """Warn if a text is or looks like a file name, and return whether a warning was issued."""
+    looks_like_name = len(text) <= _MAX_NAME_LENGTH and _FILE_NAME_PATTERN.fullmatch(text) is not None
+    if not looks_like_name and not any(map(str.isalnum, text)):  # "." and "/" are directories.
         return False
     path = os.path.expanduser(text)
     if os.path.isfile(path):
-        what = "is the name of a file"
-        remedy = "Pass pathlib.Path(name) for what is in the file."
+        problem = "is the name of a file"
+        remedy = "Pass pathlib.Path(name) to annotate the contents of the file."
     elif os.path.isdir(path):
-        what = "is the name of a folder"
-        remedy = "Pass pathlib.Path(name) / '*.txt' for what is in its files."
-    elif looks_like_one:
-        what = "looks like the name of a file"
-        remedy = "Pass paths for what is in files, such as Path('notes') / '*.txt'."
+        problem = "is the name of a folder"
+        remedy = "Pass pathlib.Path(name) / '*.txt' to annotate the contents of its files."
+    elif looks_like_name:
+        problem = "looks like a file name"
+        remedy = "Pass paths to annotate the contents of files, such as Path('notes') / '*.txt'."
     else:
         return False
     if reader := reader_by_name(path):
-        what = "is the name of a table"
+        problem = "is the name of a table"
         remedy = f"Pass its column of texts: {reader}."
-    warn(f"Text {number} {what}, and is read as a text. {remedy}")
+    warn(f"Text {number} {problem} but is processed as text. {remedy}")
     return True
 
 
 def absolute_path(path: str) -> str:
-    """Return a path from the root; one of somebody's home stays, because every computer has another."""
+    """Return an absolute path. A path that starts with ``~`` is unchanged, because home directories differ between hosts."""
     return path if path.startswith("~") else os.path.abspath(path)
 
 
 def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | ConfigurationError:
-    """Return the files of this computer that paths and patterns stand for.
+    """Return the files on this host that match paths and patterns.
 
-    A path that exists is that file. The files of a pattern come in the order of ``sorted(paths)``, which compares folder by
-    folder, and without those that an earlier entry stands for.
+    A path that exists is not treated as a pattern. The files of a pattern have the order of ``sorted(paths)``, which compares
+    directory by directory. Files that match an earlier entry are not repeated.
     """
     host = socket.gethostname()
-    found: list[FileReference] = []
-    known: set[str] = set()  # real paths
+    files: list[FileReference] = []
+    seen_real_paths: set[str] = set()
     for pattern in patterns:
         path = os.path.abspath(os.path.expanduser(pattern))
         name = os.path.basename(path)
         shown = repr(name) if re.fullmatch(r"\S{1,40}", name) else "of that name"
         is_folder = os.path.isdir(path)
-        is_named = os.path.lexists(path)
+        exists = os.path.lexists(path)
         try:
-            matches = {os.path.realpath(path): path} if is_named else _paths_matching(path)
-            # A shell makes a file named ``*.txt`` by mistake; without the others, their notes would be missing.
+            matches = {os.path.realpath(path): path} if exists else _find_matches(path)
+            # A shell can create a file named ``*.txt`` by mistake, and the notes in the other files would be missing.
             folder = os.path.dirname(path)
-            if len(patterns) == 1 and is_named and not is_folder and len(_matching({folder: folder}, name)) > 1:
-                what = f"{shown} is the name of a file on {host}, and a pattern that other files match."
-                return ConfigurationError(what, "Rename that file.")
+            if len(patterns) == 1 and exists and not is_folder and len(_match_entries({folder: folder}, name)) > 1:
+                message = f"{shown} is the name of a file on {host}, and also a pattern that matches other files."
+                return ConfigurationError(message, "Rename that file.")
         except OSError as error:
-            what = f"A folder in the search for {shown} cannot be listed on {host}: {describe_read_error(error)}."
-            return ConfigurationError(what, "Make it readable, or name the files.")
+            message = f"A folder in the search for {shown} cannot be listed on {host}: {describe_read_error(error)}."
+            return ConfigurationError(message, "Make it readable, or pass the paths of the files.")
         for match in matches.values():
             if reader := reader_by_name(match):
-                which = f"{shown} is" if match == path else f"Among the files that match {shown} is"
-                return ConfigurationError(f"{which} a table on {host}.", f"Pass its column of texts: {reader}.")
+                message = f"{shown} is a table on {host}."
+                if match != path:
+                    message = f"One of the files that match {shown} is a table on {host}."
+                return ConfigurationError(message, f"Pass its column of texts: {reader}.")
         if is_folder or not matches:
-            what = f"{shown} is a folder" if is_folder else f"There is no file {shown}"
-            remedy = "Name files that are there, such as Path('notes') / '*.txt'."
-            return ConfigurationError(f"{what} on {host}.", remedy)
+            message = f"{shown} is a folder on {host}." if is_folder else f"File {shown} not found on {host}."
+            return ConfigurationError(message, "Pass paths of existing files, such as Path('notes') / '*.txt'.")
         paths = [path]
-        if not is_named:
-            paths = sorted((match for real, match in matches.items() if real not in known), key=PurePath)
-        found += map(FileReference.from_path, paths)
-        known |= matches.keys()
-    return tuple(found)
+        if not exists:
+            paths = sorted((match for real, match in matches.items() if real not in seen_real_paths), key=PurePath)
+        files += map(FileReference.from_path, paths)
+        seen_real_paths |= matches.keys()
+    return tuple(files)
 
 
 @dataclass(frozen=True)
 class _Entry:
+    """An entry of a directory.
+
+    Attributes:
+        path: Path as found.
+        real_path: Name in the real path of the directory. A link is not resolved.
+        is_folder: Whether the entry is a directory or a link to a directory.
+        is_link: Whether the entry is a symbolic link.
+    """
+
     path: str
-    real: str  # its own name in the real path of its folder, also of a link
+    real_path: str
     is_folder: bool
     is_link: bool
 
 
-def _paths_matching(pattern: str) -> dict[str, str]:
-    """Return the files that match a pattern, by their real paths.
+def _find_matches(pattern: str) -> dict[str, str]:
+    """Return the paths of files that match a pattern, by their real paths.
 
-    Each folder is entered once, whatever links lead to it. A linked file is left out where the file itself matches; of two links
-    to one other file both stay, because a store by content holds equal notes of two patients once.
+    Each directory is visited once, even if links lead to it. A link is ignored if its target matches too. Two links to a target
+    that does not match are both returned, because a content-addressed store holds equal notes of two patients only once.
     """
-    anchor, names = PurePath(pattern).anchor, PurePath(pattern).parts[1:]
-    folders = {os.path.realpath(anchor): anchor}  # real path and path as it was named
+    anchor = PurePath(pattern).anchor
+    names = PurePath(pattern).parts[1:]
+    folders = {os.path.realpath(anchor): anchor}  # paths as specified, by real path
     is_literal = True  # no wildcard so far
     for name in names[:-1]:
-        exact = _exact(folders, name) if is_literal else []
-        folders = _all_below(folders) if name == "**" and not exact else _folders_of(exact or _matching(folders, name))
+        exact = _find_exact(folders, name) if is_literal else []
+        if name == "**" and not exact:
+            folders = _find_subfolders(folders)
+        else:
+            folders = _select_folders(exact or _match_entries(folders, name))
         is_literal = bool(exact)
     last = names[-1]
     if last == "**":
-        folders = _all_below(folders)
-    entries = _matching(folders, last)
-    files = {entry.real: entry.path for entry in entries if not entry.is_folder}
-    links = {entry.real: os.path.realpath(entry.path) for entry in entries if entry.is_link}
+        folders = _find_subfolders(folders)
+    entries = _match_entries(folders, last)
+    files = {entry.real_path: entry.path for entry in entries if not entry.is_folder}
+    links = {entry.real_path: os.path.realpath(entry.path) for entry in entries if entry.is_link}
     return {real: path for real, path in files.items() if links.get(real, real) == real or links[real] not in files}
 
 
-def _exact(folders: Mapping[str, str], name: str) -> list[_Entry]:
-    """Return the entries of folders that have exactly this name."""
-    found = []
+def _find_exact(folders: Mapping[str, str], name: str) -> list[_Entry]:
+    """Return the entries of directories with a given name."""
+    matches = []
     for real, folder in folders.items():
         path = os.path.join(folder, name)
         if os.path.lexists(path):
-            found.append(_Entry(path, os.path.join(real, name), os.path.isdir(path), os.path.islink(path)))
-    return found
+            matches.append(_Entry(path, os.path.join(real, name), os.path.isdir(path), os.path.islink(path)))
+    return matches
 
 
-def _matching(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
-    """Return the entries of folders that one part of a pattern stands for.
+def _match_entries(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
+    """Return the entries of directories that match one component of a pattern.
 
-    Where ``[A]`` is part of a name, only that name counts. ``*`` also matches itself, so it stands for all.
+    If an entry has the exact name, such as ``note[A].txt``, only this entry is returned, unless the pattern matches itself
+    like ``*``.
     """
-    exact = _exact(folders, pattern)
+    exact = _find_exact(folders, pattern)
     if not glob.has_magic(pattern) or (exact and not fnmatch.fnmatchcase(pattern, pattern)):
         return exact
-    return _listed(folders, _ONE_IN_BRACKETS.sub(r"[[]\1]", pattern))
+    return _list_entries(folders, _ONE_IN_BRACKETS_PATTERN.sub(r"[[]\1]", pattern))
 
 
-def _listed(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
-    """Return the entries of folders that match a pattern, in a fixed order; hidden ones only if it starts with a dot.
+def _list_entries(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
+    """Return the entries of directories that match a pattern, in sorted order.
 
-    A link to a folder that contains it is left out: it would lead from one patient's folder to all others.
+    Hidden entries are returned only if the pattern starts with a dot. A link to a directory that contains the link is ignored,
+    because it would lead from the directory of one patient to all others.
     """
-    matches = re.compile(fnmatch.translate(os.path.normcase(pattern))).match
-    found: list[_Entry] = []
+    is_match = re.compile(fnmatch.translate(os.path.normcase(pattern))).match
+    matches: list[_Entry] = []
     for real, folder in folders.items():
         with os.scandir(folder) as entries:
             for entry in entries:
                 is_hidden = entry.name.startswith(".") and not pattern.startswith(".")
-                if is_hidden or not matches(os.path.normcase(entry.name)):
+                if is_hidden or not is_match(os.path.normcase(entry.name)):
                     continue
-                own = os.path.join(real, entry.name)
+                real_path = os.path.join(real, entry.name)
                 if not entry.is_symlink():
-                    found.append(_Entry(entry.path, own, entry.is_dir(), is_link=False))
-                elif not own.startswith(os.path.join(os.path.realpath(entry.path), "")):
-                    found.append(_Entry(entry.path, own, os.path.isdir(entry.path), is_link=True))
-    return sorted(found, key=_path)
+                    matches.append(_Entry(entry.path, real_path, entry.is_dir(), is_link=False))
+                elif not real_path.startswith(os.path.join(os.path.realpath(entry.path), "")):
+                    matches.append(_Entry(entry.path, real_path, os.path.isdir(entry.path), is_link=True))
+    return sorted(matches, key=operator.attrgetter("path"))
 
 
-def _path(entry: _Entry) -> str:
-    return entry.path
-
-
-def _folders_of(entries: Sequence[_Entry]) -> dict[str, str]:
-    """Return the folders among entries by their real paths, under a name that is not a link where there is one."""
+def _select_folders(entries: Sequence[_Entry]) -> dict[str, str]:
+    """Return the directories among entries by real path. Paths that are not links take precedence."""
     folders: dict[str, str] = {}
     for entry in entries:
         if entry.is_folder and not entry.is_link:
-            folders[entry.real] = entry.path
+            folders[entry.real_path] = entry.path
     for entry in entries:
         if entry.is_folder and entry.is_link:
             folders.setdefault(os.path.realpath(entry.path), entry.path)
     return folders
 
 
-def _all_below(folders: Mapping[str, str]) -> dict[str, str]:
-    """Return folders and all folders below them; links are followed last, so that folders keep their own names."""
-    found = dict(folders)
-    waiting = deque(folders.items())
+def _find_subfolders(folders: Mapping[str, str]) -> dict[str, str]:
+    """Return directories and all their subdirectories. Links are followed last, so that paths that are not links are preferred."""
+    subfolders = dict(folders)
+    pending = deque(folders.items())
     links: deque[_Entry] = deque()
-    while waiting or links:
-        if not waiting:
+    while pending or links:
+        if not pending:
             link = links.popleft()
             real = os.path.realpath(link.path)
-            if real in found:
+            if real in subfolders:
                 continue
-            found[real] = link.path
-            waiting.append((real, link.path))
-        folder, path = waiting.popleft()
-        for entry in _listed({folder: path}, "*"):
+            subfolders[real] = link.path
+            pending.append((real, link.path))
+        folder, path = pending.popleft()
+        for entry in _list_entries({folder: path}, "*"):
             if not entry.is_folder:
                 continue
             if entry.is_link:
                 links.append(entry)
-            elif entry.real not in found:
-                found[entry.real] = entry.path
-                waiting.append((entry.real, entry.path))
-    return found
+            elif entry.real_path not in subfolders:
+                subfolders[entry.real_path] = entry.path
+                pending.append((entry.real_path, entry.path))
+    return subfolders
 
 
 def iter_texts(texts: Any) -> Iterator[Any]:
+    """Return an iterator over texts, or raise an error if they are not iterable."""
     check_iterable(texts)
     try:
         return iter(texts)
@@ -404,15 +433,15 @@ def iter_texts(texts: Any) -> Iterator[Any]:
 
 
 def index_of(texts: Any) -> Any:
-    """Return the index of a pandas Series or of the rows of a column, ``None`` for texts that have none."""
-    pandas = sys.modules.get("pandas")  # Without it, no series can be there.
+    """Return the index of a pandas Series or of the rows of a column, or ``None``."""
+    pandas = sys.modules.get("pandas")  # If pandas is not imported, the texts cannot be a Series.
     if pandas is not None and isinstance(texts, pandas.Series):
         return texts.index
     return getattr(texts, "row_index", None)
 
 
 def effective_length(text: Any) -> int:
-    """Return about how many characters a text has; every text counts, also an empty one."""
+    """Return the approximate number of characters of a text plus 1, so that an empty text has a positive length."""
     if isinstance(text, str):
         return len(text) + 1
     if isinstance(text, TextReference):
@@ -421,21 +450,22 @@ def effective_length(text: Any) -> int:
 
 
 def check_iterable(texts: Any) -> None:
-    """Refuse a table, a single text, a mapping, and what cannot be gone through, without reading it."""
-    dimensions = getattr(texts, "ndim", 2)  # What is only computed later can have anything, but no number of them.
-    named = hasattr(texts, "columns") or hasattr(texts, "column_names")
-    if named and isinstance(dimensions, int) and dimensions > 1:
-        what = f"{short_type_name(texts)} is a table."
-        raise ConfigurationError(what, "Pass its column of texts, such as table['text'].")
-    if type(texts).__module__.partition(".")[0] == "pyarrow":  # It gives scalars of its own, not strings.
-        what = f"{short_type_name(texts)} is a column of Arrow."
-        raise ConfigurationError(what, "Pass its strings, as in column.to_pylist().")
-    # Some series have no __iter__, transformers' KeyDataset among them.
-    series = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
-    if not series or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":
+    """Raise an error for a table, a single text, a mapping or a value that is not iterable, without reading it."""
+    dimensions = getattr(texts, "ndim", 2)  # A lazily computed object may have an ``ndim`` that is not a number.
+    has_columns = hasattr(texts, "columns") or hasattr(texts, "column_names")
+    if has_columns and isinstance(dimensions, int) and dimensions > 1:
+        message = f"{short_type_name(texts)} is a table, not a sequence of texts."
+        raise ConfigurationError(message, "Pass its column of texts, such as table['text'].")
+    if type(texts).__module__.partition(".")[0] == "pyarrow":  # Iteration yields Arrow scalars, not strings.
+        message = f"{short_type_name(texts)} is an Arrow column."
+        raise ConfigurationError(message, "Pass its strings, as in column.to_pylist().")
+    # Some sequences have no __iter__, such as KeyDataset of transformers.
+    is_iterable = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
+    if not is_iterable or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":
         raise not_iterable_error(texts)
 
 
 def not_iterable_error(texts: Any) -> ConfigurationError:
-    what = f"{short_type_name(texts)} is not a series of texts."
-    return ConfigurationError(what, "Pass a list, a generator or a column, such as [text].")
+    """Return the error for a value that is not an iterable of texts."""
+    message = f"{short_type_name(texts)} is not an iterable of strings."
+    return ConfigurationError(message, "Pass a list, a generator or a column, such as [text].")

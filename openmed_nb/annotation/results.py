@@ -1,10 +1,11 @@
-"""What an annotation returns: the entities of one text or of many, held small, shown and summed up."""
+"""Results of annotation: the entities of one or many texts, with compact storage, display and summaries."""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
+import operator
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._render.display import Displayable, Json, Report, Table, TextSegment, pluralize, to_text
 from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
-from .._utils.validation import check_integer, invalid_value, suggest
-from .._utils.validation import check_number as in_range
+from .._utils.validation import check_integer, check_number, invalid_value, suggest
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from .masking import (
+    HIDDEN_TEXT_NOTICE,
     IS_MISSING,
     MAX_SHOWN_TEXT_CHARACTERS,
     REPLACEMENT,
@@ -31,7 +32,7 @@ from .masking import (
     continues_entity,
     long_text_sentence,
     mask_text,
-    replaced,
+    select_masked_labels,
     strip_bio_prefix,
     validate_policy,
 )
@@ -42,30 +43,28 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-HIDDEN_TEXT_NOTICE = "(the text is hidden)"
-
-# Stands for a label without a name, which would mark nothing.
+# Displayed for a label with an empty name.
 UNNAMED_LABEL = "no label"
 
-# How many rows a table shows, and how many characters of a text.
+# Maximum number of displayed table rows and characters of a text.
 MAX_TABLE_ROWS = 10
 MAX_TEXT_CHARACTERS = 2000
 
-# What the columns of answers hold of an entity, tokens that are not joined an index too.
+# Columns of a ResultStore. Only tokens that are not aggregated have an index.
 _COLUMNS = ("label", "score", "index", "word", "start", "end")
 
-# As transformers gives it: a mapping with label, score, word, start and end.
+# An entity as in transformers: a mapping with label, score, word, start and end.
 Entity = dict[str, Any]
 
 
 class DroppedSpan(NamedTuple):
-    """Characters that a model labeled, but that are in no entity: an aggregation strategy labels whole words.
+    """A span that the model labeled but that is not in an entity, because an aggregation strategy labels whole words.
 
     Attributes:
-        label: The label, without a prefix such as ``B-``.
-        score: The highest score of its tokens, from 0 to 1.
-        start: The first character.
-        end: The end, one past the last character.
+        label: Label without a prefix such as ``B-``.
+        score: Highest score of the tokens, in [0, 1].
+        start: Start in characters.
+        end: End in characters.
     """
 
     label: str
@@ -75,15 +74,21 @@ class DroppedSpan(NamedTuple):
 
 
 class FingerprintedResult(NamedTuple):
-    """What is stored of a text."""
+    """Stored result of a text.
+
+    Attributes:
+        fingerprint: Fingerprint of the text.
+        answer: Entities of the text, or an error message.
+        dropped: Labeled spans that are not in an entity.
+    """
 
     fingerprint: int
-    answer: list[Entity] | str  # its entities, or why it has none
+    answer: list[Entity] | str
     dropped: tuple[DroppedSpan, ...] = ()
 
 
 def entity_span(entity: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Return where an entity begins and ends, in characters, and its label; also of a token that was not joined to one.
+    """Return start, end and label of an entity, or of a token that was not aggregated.
 
     Example:
         >>> entity_span({"entity_group": "DRUG", "start": 3, "end": 9}), entity_span({"entity": "B-DRUG", "start": 0, "end": 2})
@@ -94,7 +99,7 @@ def entity_span(entity: Mapping[str, Any]) -> tuple[int, int, str]:
 
 
 def masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
-    """Return what masking replaces for an entity, or for a token that was not merged into one."""
+    """Return the span that masking replaces for an entity, or for a token that was not aggregated."""
     start, end, label = entity_span(entity)
     if "entity_group" in entity:
         return LabeledSpan(start, end, label)
@@ -102,117 +107,121 @@ def masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
 
 
 def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[DroppedSpan]) -> list[LabeledSpan]:
-    """Return what masking replaces in a text: its entities, and what else its model labeled."""
+    """Return the spans that masking replaces: the entities and the dropped spans."""
     spans = [masked_span(entity) for entity in entities]
     return spans + [LabeledSpan(span.start, span.end, span.label, continues=True) for span in dropped]
 
 
 def dropped_span(entity: Mapping[str, Any]) -> DroppedSpan:
-    """Return the span of an entity."""
+    """Return an entity as a dropped span."""
     span = masked_span(entity)
     return DroppedSpan(span.label, float(entity["score"]), span.start, span.end)
 
 
-def uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
-    """Return the spans that are not wholly inside one of the entities, in order, each once."""
-    inside = [masked_span(entity)[:3] for entity in entities]
-    left = {
+def find_uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
+    """Return the distinct spans that are not inside an entity with the same label, in order."""
+    entity_spans = [masked_span(entity)[:3] for entity in entities]
+    uncovered = {
         span
         for span in spans
-        if not any(start <= span.start and span.end <= end and span.label == label for start, end, label in inside)
+        if not any(
+            start <= span.start and span.end <= end and span.label == label for start, end, label in entity_spans
+        )
     }
-    return tuple(sorted(left, key=lambda span: (span.start, span.end)))
+    return tuple(sorted(uncovered, key=lambda span: (span.start, span.end)))
 
 
 def is_entity(value: Any) -> bool:
-    """Tell whether something that was read from a file is an entity: a label and a word, a score, and whole places."""
+    """Return whether a value from a file is an entity with valid label, word, score and offsets."""
     if not isinstance(value, dict):
         return False
-    texts = value.get("word"), value.get("entity", value.get("entity_group"))
-    places = value.get("start"), value.get("end"), value.get("index", 0)
+    strings = value.get("word"), value.get("entity", value.get("entity_group"))
+    integers = value.get("start"), value.get("end"), value.get("index", 0)
     score = value.get("score")
     return (
-        all(isinstance(one, str) for one in texts)
-        and all(type(one) is int for one in places)
+        all(isinstance(string, str) for string in strings)
+        and all(type(integer) is int for integer in integers)
         and isinstance(score, float)
         and math.isfinite(score)
     )
 
 
-# The entities of a text, or why it has no answer.
+# The entities of a text, or an error.
 TextResult = list[Entity] | OpenMedError
 
 
 class ResultStore(Sequence[list[Entity]]):
-    """The entities of texts in the order of the texts, in columns; each list is made when it is asked for.
+    """Column-based store of the entities of texts, in the order of the texts. Lists of entities are created on access.
 
-    Of a text itself only a fingerprint is kept, to tell on resuming whether it is the same one.
+    Of each text, only a fingerprint is stored, which identifies the text when a run is resumed.
 
     Attributes:
-        errors: Why texts have no answer, by their number: an error in a chunk of answers, its message in the results of a run.
-            Such a text has no entities.
-        dropped: The spans that were labeled and are in no entity, by the number of the text.
-        fingerprints: Those of the texts; a chunk has none.
+        errors: Errors by text index: exceptions in the results of a chunk, messages in the results of a run. A text with an error
+            has no entities.
+        dropped: Labeled spans that are not in an entity, by text index.
+        fingerprints: Fingerprints of the texts. The results of a chunk have none.
+        key: Key of the label in an entity: ``entity_group``, or ``entity`` for tokens that are not aggregated.
     """
 
     def __init__(self, key: str = "entity_group") -> None:
         self.errors: dict[int, Any] = {}
         self.dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         self.fingerprints = array("Q")
-        self.key = key  # Of the label in an entity: "entity" for tokens that are not joined.
-        self._bounds = array("q", [0])  # Where the entities of each text begin; the last is their number.
-        self._texts: list[str] = []  # Each label and word is held once.
-        self._numbers: dict[str, int] = {}  # of those texts
+        self.key = key
+        self._text_offsets = array("q", [0])  # Index of the first entity of each text, and total.
+        self._strings: list[str] = []  # Distinct labels and words.
+        self._string_ids: dict[str, int] = {}
         self._columns = {name: array("d" if name == "score" else "H") for name in _COLUMNS}
 
     @classmethod
-    def of(cls, answers: Sequence[TextResult], key: str = "entity_group") -> ResultStore:
-        """Return a chunk of answers."""
+    def of(cls, results: Sequence[TextResult], key: str = "entity_group") -> ResultStore:
+        """Return the results of a chunk."""
         chunk = cls(key)
-        for number, answer in enumerate(answers):
-            if isinstance(answer, OpenMedError):
-                chunk.errors[number] = answer
-            chunk._add_rows([] if isinstance(answer, OpenMedError) else answer)
+        for index, result in enumerate(results):
+            if isinstance(result, OpenMedError):
+                chunk.errors[index] = result
+            chunk._add_rows([] if isinstance(result, OpenMedError) else result)
         return chunk
 
     @classmethod
-    def of_columns(  # noqa: PLR0913, PLR0917 - a column each
+    def of_columns(  # noqa: PLR0913, PLR0917 - one parameter per column
         cls,
         key: str,
         names: Sequence[str],
-        bounds: np.ndarray,
+        text_offsets: np.ndarray,
         labels: np.ndarray,
         words: Sequence[str],
-        numbers: Mapping[str, np.ndarray],
+        columns: Mapping[str, np.ndarray],
         dropped: Mapping[int, tuple[DroppedSpan, ...]],
     ) -> ResultStore:
-        """Return a chunk of answers from columns with a value for each of ``E`` entities of ``S`` texts.
+        """Return the results of a chunk from columns with one value for each of ``E`` entities of ``S`` texts.
 
         Args:
-            key: ``entity_group``, or ``entity`` for tokens that are not joined.
-            names: Those of the labels, ``C`` of them.
-            bounds: int64 of ``(S + 1,)``, where the entities of each text begin.
-            labels: int64 of ``(E,)``, places in the names.
-            words: The words, ``E`` of them.
-            numbers: ``score``, float64 of ``(E,)``; ``start`` and ``end``, in characters, and for tokens ``index``, int64.
-            dropped: As in the class.
+            key: ``entity_group``, or ``entity`` for tokens that are not aggregated.
+            names: Names of the ``C`` labels.
+            text_offsets: Index of the first entity of each text, followed by ``E``, int64 array of shape ``(S + 1,)``.
+            labels: Label id of each entity, int64 array of shape ``(E,)``.
+            words: Word of each entity.
+            columns: ``score`` (float64), ``start`` and ``end`` in characters (int64), and ``index`` (int64) for tokens.
+            dropped: Dropped spans, see the class.
         """
         import numpy as np
 
         chunk = cls(key)
-        chunk._bounds = array("q", bounds.tobytes())
+        chunk._text_offsets = array("q", text_offsets.tobytes())
         chunk.dropped = dict(dropped)
-        chunk._texts = [*dict.fromkeys((*names, *words))]
-        chunk._numbers = places = {text: place for place, text in enumerate(chunk._texts)}
-        columns = chunk._columns
-        columns["label"] = array("q", np.array([places[name] for name in names], np.int64)[labels].tobytes())
-        columns["word"] = array("q", [places[word] for word in words])
-        for name, column in numbers.items():
-            columns[name] = array("d" if name == "score" else "q", column.tobytes())
+        chunk._strings = [*dict.fromkeys((*names, *words))]
+        string_ids = {string: index for index, string in enumerate(chunk._strings)}
+        chunk._string_ids = string_ids
+        label_ids = np.array([string_ids[name] for name in names], np.int64)
+        chunk._columns["label"] = array("q", label_ids[labels].tobytes())
+        chunk._columns["word"] = array("q", [string_ids[word] for word in words])
+        for name, column in columns.items():
+            chunk._columns[name] = array("d" if name == "score" else "q", column.tobytes())
         return chunk
 
     def add(self, fingerprint: int, answer: Sequence[Entity] | str, dropped: tuple[DroppedSpan, ...] = ()) -> None:
-        """Add the answer to the next text: its entities, or why it has none."""
+        """Add the result of the next text: its entities, or an error message."""
         if dropped:
             self.dropped[len(self)] = dropped
         if isinstance(answer, str):
@@ -224,124 +233,129 @@ class ResultStore(Sequence[list[Entity]]):
         self.fingerprints.append(fingerprint)
 
     def _add_rows(self, entities: Sequence[Entity]) -> None:
-        self._extend_column("label", [self._number(entity[self.key]) for entity in entities])
-        self._extend_column("word", [self._number(entity["word"]) for entity in entities])
+        self._extend_column("label", [self._string_id(entity[self.key]) for entity in entities])
+        self._extend_column("word", [self._string_id(entity["word"]) for entity in entities])
         for name in ("score", "start", "end"):
             self._extend_column(name, [entity[name] for entity in entities])
         self._extend_column("index", [entity["index"] for entity in entities if "index" in entity])
-        # Only from here on the answer counts: adding an entity may fail.
-        self._bounds.append(self._bounds[-1] + len(entities))
+        # The result is complete only now, because adding an entity may fail.
+        self._text_offsets.append(self._text_offsets[-1] + len(entities))
 
     def extend(self, fingerprints: Sequence[int], chunk: ResultStore) -> None:
-        """Add the first answers of a chunk, one for each fingerprint."""
+        """Add the first results of a chunk, one per fingerprint."""
         count = len(fingerprints)
         first = len(self)
-        rows = chunk._bounds[count]
+        rows = chunk._text_offsets[count]
         self.key = chunk.key
-        numbers = [self._number(text) for text in chunk._texts]
+        string_ids = [self._string_id(string) for string in chunk._strings]
         for name, column in chunk._columns.items():
             values = column[:rows]
-            self._extend_column(name, [numbers[value] for value in values] if name in {"label", "word"} else values)
-        # Only from here on the answers count: adding them may be interrupted.
+            self._extend_column(name, [string_ids[value] for value in values] if name in {"label", "word"} else values)
+        # The results are complete only now, because adding them may be interrupted.
         self.fingerprints.extend(fingerprints)
-        self.errors.update({first + place: str(error) for place, error in chunk.errors.items() if place < count})
-        self.dropped.update({first + place: spans for place, spans in chunk.dropped.items() if place < count})
-        before = self._bounds[-1]
-        self._bounds.extend([before + bound for bound in chunk._bounds[1 : count + 1]])
+        self.errors.update({first + index: str(error) for index, error in chunk.errors.items() if index < count})
+        self.dropped.update({first + index: spans for index, spans in chunk.dropped.items() if index < count})
+        total = self._text_offsets[-1]
+        self._text_offsets.extend([total + offset for offset in chunk._text_offsets[1 : count + 1]])
 
-    def _number(self, text: str) -> int:
-        """Return the number of a label or a word."""
-        number = self._numbers.setdefault(text, len(self._texts))
-        if number == len(self._texts):
-            self._texts.append(text)
-        return number
+    def _string_id(self, string: str) -> int:
+        """Return the id of a label or a word, and add it if it is new."""
+        string_id = self._string_ids.setdefault(string, len(self._strings))
+        if string_id == len(self._strings):
+            self._strings.append(string)
+        return string_id
 
     def _extend_column(self, name: str, values: Sequence[Any]) -> None:
-        """Add values to a column; numbers take two bytes each, or four or eight from the first that fewer do not hold."""
+        """Append values to a column. Integers take two bytes each; the column is widened to four or eight bytes if needed."""
         column = self._columns[name]
         try:
             column.extend(array(column.typecode, values))
         except OverflowError:
-            wider = {"H": "I", "I": "q"}.get(column.typecode)
-            if wider is None:
+            wider_type = {"H": "I", "I": "q"}.get(column.typecode)
+            if wider_type is None:
                 raise
-            self._columns[name] = array(wider, column)
+            self._columns[name] = array(wider_type, column)
             self._extend_column(name, values)
 
     def outcomes(self) -> Iterator[TextResult]:
-        """Yield the entities of each text of a chunk, or the error in their place."""
-        entities = self._entities(0, self._bounds[-1])
-        for place, (first, last) in enumerate(pairwise(self._bounds)):
-            yield self.errors.get(place) or entities[first:last]
+        """Yield the entities or the error of each text of a chunk."""
+        entities = self._entities(0, self._text_offsets[-1])
+        for index, (start, stop) in enumerate(pairwise(self._text_offsets)):
+            yield self.errors.get(index) or entities[start:stop]
 
     def items(self, fingerprints: Sequence[int] | None = None) -> Iterator[FingerprintedResult]:
-        """Yield what is stored of each text, in the form that :meth:`add` takes; of a chunk, as many as there are fingerprints."""
-        for number, fingerprint in enumerate(self.fingerprints if fingerprints is None else fingerprints):
-            if number >= len(self):
+        """Yield the stored result of each text. For a chunk, the fingerprints determine the number of results."""
+        for index, fingerprint in enumerate(self.fingerprints if fingerprints is None else fingerprints):
+            if index >= len(self):
                 return
-            error = self.errors.get(number)
-            answer = self[number] if error is None else str(error)
-            yield FingerprintedResult(fingerprint, answer, self.dropped.get(number, ()))
+            error = self.errors.get(index)
+            answer = self[index] if error is None else str(error)
+            yield FingerprintedResult(fingerprint, answer, self.dropped.get(index, ()))
 
-    def of_texts(self, bounds: Sequence[int], owners: np.ndarray) -> ResultStore:
-        """Return a chunk whose texts have several sequences each; ``owners`` are the texts of the sequences, in order."""
+    def group_by_text(self, sequence_offsets: Sequence[int], text_ids: np.ndarray) -> ResultStore:
+        """Return the results of texts from the results of their sequences.
+
+        Args:
+            sequence_offsets: Index of the first sequence of each text, followed by the number of sequences.
+            text_ids: Index of the text of each sequence, in ascending order.
+        """
         dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         for sequence, spans in self.dropped.items():
-            text = int(owners[sequence])
-            dropped[text] = dropped.get(text, ()) + spans
-        return self._with(dropped=dropped, _bounds=array("q", [self._bounds[bound] for bound in bounds]))
+            text_id = int(text_ids[sequence])
+            dropped[text_id] = dropped.get(text_id, ()) + spans
+        text_offsets = array("q", [self._text_offsets[offset] for offset in sequence_offsets])
+        return self._replace_attributes(dropped=dropped, _text_offsets=text_offsets)
 
-    def _with(self, **values: Any) -> ResultStore:
-        """Return the same answers with other values of some attributes."""
-        answers = copy.copy(self)
-        vars(answers).update(values)
-        return answers
+    def _replace_attributes(self, **values: Any) -> ResultStore:
+        store = copy.copy(self)
+        vars(store).update(values)
+        return store
 
-    def replaced(self, others: Mapping[int, FingerprintedResult]) -> ResultStore:
-        """Return the same answers with others in the place of some, by their numbers."""
-        if not others:
+    def replace_results(self, new_results: Mapping[int, FingerprintedResult]) -> ResultStore:
+        """Return a copy in which the results of some texts are replaced, by text index."""
+        if not new_results:
             return self
-        found = ResultStore(self.key)
-        for number, answered in enumerate(self.items()):
-            found.add(*others.get(number, answered))
-        return found
+        store = ResultStore(self.key)
+        for index, result in enumerate(self.items()):
+            store.add(*new_results.get(index, result))
+        return store
 
     def without_words(self) -> ResultStore:
-        """Return the same answers with an empty word for each entity."""
-        found = ResultStore(self.key)
+        """Return a copy with an empty word for each entity."""
+        store = ResultStore(self.key)
         for fingerprint, answer, dropped in self.items():
             hidden = answer if isinstance(answer, str) else [{**entity, "word": ""} for entity in answer]
-            found.add(fingerprint, hidden, dropped)
-        return found
+            store.add(fingerprint, hidden, dropped)
+        return store
 
-    def is_missing(self, number: int) -> bool:
-        """Tell whether a missing value was in the place of a text."""
-        return self.fingerprints[number] == MISSING and number not in self.errors
+    def is_missing(self, index: int) -> bool:
+        """Return whether a text is a missing value."""
+        return self.fingerprints[index] == MISSING and index not in self.errors
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The numbers of the texts that are missing."""
+        """The indices of missing texts."""
         import numpy as np
 
-        found = np.flatnonzero(np.array(self.fingerprints[: len(self)]) == np.uint64(MISSING)).tolist()
-        return tuple(number for number in found if number not in self.errors)
+        indices = np.flatnonzero(np.array(self.fingerprints[: len(self)]) == np.uint64(MISSING)).tolist()
+        return tuple(index for index in indices if index not in self.errors)
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return len(self._text_offsets) - 1
 
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[place] for place in range(len(self))[number]]
-        place = range(len(self))[number]
-        return self._entities(self._bounds[place], self._bounds[place + 1])
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[text_id] for text_id in range(len(self))[index]]
+        text_id = range(len(self))[index]
+        return self._entities(self._text_offsets[text_id], self._text_offsets[text_id + 1])
 
-    def _entities(self, first: int, last: int) -> list[Entity]:
-        """Return entities as mappings, with their keys in the order of transformers."""
-        columns: dict[str, Sequence[Any]] = {name: column[first:last] for name, column in self._columns.items()}
-        texts = self._texts
+    def _entities(self, start: int, stop: int) -> list[Entity]:
+        """Return entities as mappings with their keys in the order of transformers."""
+        columns: dict[str, Sequence[Any]] = {name: column[start:stop] for name, column in self._columns.items()}
+        strings = self._strings
         key = self.key
-        labels = [texts[number] for number in columns["label"]]
-        words = [texts[number] for number in columns["word"]]
+        labels = [strings[string_id] for string_id in columns["label"]]
+        words = [strings[string_id] for string_id in columns["word"]]
         values = zip(labels, columns["score"], words, columns["start"], columns["end"], strict=True)
         if not columns["index"]:
             return [
@@ -353,39 +367,45 @@ class ResultStore(Sequence[list[Entity]]):
             for (label, score, word, start, end), index in zip(values, columns["index"], strict=True)
         ]
 
-    def only(self, labels: Collection[str], score: float) -> ResultStore:
-        """Return the same answers with those entities alone that have one of the labels, in any case, and at least a score."""
+    def filter(self, labels: Collection[str], min_score: float) -> ResultStore:
+        """Return a copy with the entities that have one of the labels and at least a score.
+
+        The labels must be casefolded. If there are no labels, only the score is used.
+        """
         import numpy as np
 
-        count = self._bounds[-1]
-        kept = np.array(self._columns["score"][:count]) >= score
+        count = self._text_offsets[-1]
+        kept = np.array(self._columns["score"][:count]) >= min_score
         if labels:
-            numbers = [number for number, text in enumerate(self._texts) if text.casefold() in labels]
-            kept &= np.isin(self._columns["label"][:count], numbers)
+            label_ids = [index for index, string in enumerate(self._strings) if string.casefold() in labels]
+            kept &= np.isin(self._columns["label"][:count], label_ids)
         dropped: dict[int, tuple[DroppedSpan, ...]] = {}
-        for text, spans in self.dropped.items():
-            chosen = [span for span in spans if span.score >= score and (not labels or span.label.casefold() in labels)]
-            if chosen:
-                dropped[text] = tuple(chosen)
+        for text_id, spans in self.dropped.items():
+            selected = tuple(
+                span for span in spans if span.score >= min_score and (not labels or span.label.casefold() in labels)
+            )
+            if selected:
+                dropped[text_id] = selected
         rows = np.flatnonzero(kept).tolist()
         columns = {
             name: array(column.typecode, [column[row] for row in rows] if column else ())
             for name, column in self._columns.items()
         }
-        bounds = array("q", np.append(0, np.cumsum(kept))[np.array(self._bounds)].tobytes())
-        return self._with(dropped=dropped, _columns=columns, _bounds=bounds)
+        text_offsets = array("q", np.append(0, np.cumsum(kept))[np.array(self._text_offsets)].tobytes())
+        return self._replace_attributes(dropped=dropped, _columns=columns, _text_offsets=text_offsets)
 
     def counts(self) -> Iterator[int]:
-        return (last - first for first, last in pairwise(self._bounds))
+        """Yield the number of entities of each text."""
+        return (stop - start for start, stop in pairwise(self._text_offsets))
 
     @property
     def labels(self) -> Sequence[str]:
-        """The label of every entity, text after text."""
-        return [self._texts[number] for number in self._columns["label"][: self._bounds[-1]]]
+        """The labels of all entities, in the order of the texts."""
+        return [self._strings[string_id] for string_id in self._columns["label"][: self._text_offsets[-1]]]
 
     @property
     def masked_labels(self) -> set[str]:
-        """The labels of all that masking replaces, without the prefixes of tokens."""
+        """The labels of all spans that masking replaces, without the prefixes of token labels."""
         labels = {*self.labels}
         if self.key == "entity":
             labels = {*map(strip_bio_prefix, labels)}
@@ -393,16 +413,16 @@ class ResultStore(Sequence[list[Entity]]):
 
     @property
     def words(self) -> Sequence[str]:
-        """The word of every entity, text after text."""
-        return [self._texts[number] for number in self._columns["word"][: self._bounds[-1]]]
+        """The words of all entities, in the order of the texts."""
+        return [self._strings[string_id] for string_id in self._columns["word"][: self._text_offsets[-1]]]
 
     def columns(self) -> dict[str, Any]:
-        """Return a table of all entities: the number of the note, then what an entity has, as a column each."""
+        """Return all entities as columns: the index of the note, and the values of each entity."""
         import numpy as np
 
-        numbers = np.repeat(np.arange(len(self)), np.diff(np.array(self._bounds)))
+        text_ids = np.repeat(np.arange(len(self)), np.diff(np.array(self._text_offsets)))
         columns: dict[str, Any] = {
-            "note": numbers,
+            "note": text_ids,
             self.key: np.array(self.labels, dtype=object),
             "score": np.array(self._columns["score"]),
             "index": np.array(self._columns["index"], np.int64),
@@ -412,11 +432,11 @@ class ResultStore(Sequence[list[Entity]]):
         }
         if not self._columns["index"]:
             del columns["index"]
-        return {name: column[: len(numbers)] for name, column in columns.items()}
+        return {name: column[: len(text_ids)] for name, column in columns.items()}
 
 
-class _CopiedWhole:
-    """A dataclass whose pickle leaves something out; its copies, which stay in this process, have everything."""
+class _CompleteCopyMixin:
+    """Mixin for a dataclass whose pickle omits some values. Copies within a process are complete."""
 
     def __copy__(self) -> Any:
         return replace(self)  # type: ignore[type-var]
@@ -426,19 +446,19 @@ class _CopiedWhole:
 
 
 @dataclass(frozen=True, repr=False)
-class AnnotatedText(_CopiedWhole, Displayable, Sequence[Mapping[str, Any]]):
-    """The entities of one text: a sequence of dictionaries as transformers' pipeline gives them.
+class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]):
+    """The entities of one text: a sequence of dictionaries as in the pipeline of transformers.
 
     Attributes:
-        text: The text that was read.
-        entities: A mapping for each: ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``.
-        model: The name of the model.
-        device: The device that it ran on.
-        show_text: Whether the text, and the words in it, are part of what is shown; if not, they are not pickled either.
-        missing: Whether there was a missing value in its place.
-        dropped: What the model labeled too, but no entity has; see :attr:`Annotations.dropped`.
-        known_labels: The labels of the entities that the model can find; ``None`` where that is not known.
-        filters: What :meth:`Annotations.filter` kept, as sentences.
+        text: The annotated text.
+        entities: Mappings with ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``.
+        model: Name of the model.
+        device: Device of the model.
+        show_text: Whether to display the text and its words. If ``False``, they are not pickled either.
+        missing: Whether the input was a missing value.
+        dropped: Labeled spans that are not in an entity; see :attr:`Annotations.dropped`.
+        known_labels: Labels of the entities that the model can predict, or ``None`` if unknown.
+        filters: Filters applied with :meth:`Annotations.filter`, as sentences.
     """
 
     text: str
@@ -463,7 +483,7 @@ class AnnotatedText(_CopiedWhole, Displayable, Sequence[Mapping[str, Any]]):
         return self.entities[index]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return text, entities, model and device as plain mappings, lists, strings and numbers."""
+        """Return text, entities, model and device as JSON-compatible data."""
         entities = [{**entity, "score": float(entity["score"])} for entity in self.entities]
         dropped = {"dropped": [span._asdict() for span in self.dropped]} if self.dropped else {}
         missing = {"missing": True} if self.missing else {}
@@ -477,23 +497,24 @@ class AnnotatedText(_CopiedWhole, Displayable, Sequence[Mapping[str, Any]]):
         }
 
     def to_report(self) -> Report:
-        """Return what there is to show: the text with its entities marked, or a table of them where the text is hidden."""
+        """Return the text with highlighted entities, or a table of the entities if the text is hidden."""
         title = f"{pluralize(len(self), 'entity', 'entities')} found by {self.model} on {self.device}"
         if self.missing:
             return Report(title, (IS_MISSING,))
         if not self.show_text:
             return Report(title, (HIDDEN_TEXT_NOTICE,), tables=(self._table(),))
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
-        pieces = list(highlight_entities(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
+        segments = list(highlight_entities(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
         if len(text) < len(self.text):
-            pieces.append(TextSegment("…"))
-        return Report(title, long_text_sentence(self.text), segments=tuple(pieces))
+            segments.append(TextSegment("…"))
+        return Report(title, long_text_sentence(self.text), segments=tuple(segments))
 
     def __str__(self) -> str:
-        return to_text(replace(self.final_report(), tables=(self._table(),)))  # Its marks have no scores.
+        # The table contains the scores, which highlighted text does not show.
+        return to_text(replace(self.final_report(), tables=(self._table(),)))
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedText:
-        """Return the text with its entities replaced; see :meth:`Annotations.mask`.
+        """Replace the entities of the text; see :meth:`Annotations.mask`.
 
         Example:
             >>> from openmed_nb import annotate
@@ -505,7 +526,7 @@ class AnnotatedText(_CopiedWhole, Displayable, Sequence[Mapping[str, Any]]):
         policy = validate_policy(replacement)
         if isinstance(policy, Mapping):
             labels = {entity_span(entity)[2] for entity in self.entities} | {span.label for span in self.dropped}
-            _warn_of_absent(policy, labels, self.known_labels)
+            _warn_unknown_labels(policy, labels, self.known_labels)
         spans = masked_spans(self.entities, self.dropped)
         return mask_text(self.text, spans, policy, self.show_text, labels=self.known_labels, filters=self.filters)
 
@@ -519,9 +540,9 @@ class AnnotatedText(_CopiedWhole, Displayable, Sequence[Mapping[str, Any]]):
 
 
 def highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[TextSegment]:
-    """Yield a text in pieces, the entities marked; one that overlaps an earlier one is left out."""
+    """Yield the segments of a text with highlighted entities. An entity that overlaps an earlier entity is ignored."""
     position = 0
-    for entity in sorted(entities, key=lambda one: (one["start"], one["end"])):
+    for entity in sorted(entities, key=operator.itemgetter("start", "end")):
         start, end, label = entity_span(entity)
         if start >= position < end:
             yield TextSegment(text[position:start])
@@ -532,41 +553,43 @@ def highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iter
     yield TextSegment(text[position:])
 
 
-def _warn_of_absent(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
-    """Warn of labels that no entity has and that the model does not know; without an entity, nothing is known of them."""
-    there = {_kind_of(label) for label in present}
-    if not there:
+def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
+    """Warn about labels that no entity has and the model does not predict. Without entities, there is no warning."""
+    available = {_normalize_label(label) for label in present}
+    if not available:
         return
-    there |= {_kind_of(label) for label in known or ()}
+    available |= {_normalize_label(label) for label in known or ()}
     for label in labels:
-        if _kind_of(label) not in there:
-            warn(f"No entity has the label {describe_value(label)}. {suggest(label.casefold(), sorted(there))}")
+        if _normalize_label(label) not in available:
+            suggestion = suggest(label.casefold(), sorted(available))
+            warn(f"No entity has the label {describe_value(label)}. {suggestion}")
 
 
-def _kind_of(label: str) -> str:
-    """Return what is compared of a label: ``b-Name`` is the label of a token of ``NAME``."""
+def _normalize_label(label: str) -> str:
+    """Return a label without its token prefix and casefolded, such as ``name`` for ``b-Name``."""
     return strip_bio_prefix(label.upper()).casefold()
 
 
 def display_label(name: str) -> str:
+    """Return a label for display, or a placeholder if it is empty."""
     return name if name.strip() else UNNAMED_LABEL
 
 
 @dataclass(frozen=True, repr=False)
 class Summary(Displayable):
-    """Counts of what a model found in many texts.
+    """Counts of the entities in many texts.
 
     Attributes:
-        model: The name of the model.
-        device: The device that it ran on.
-        texts: How many texts were read.
-        empty: How many of them have no entity; not counted are those that are missing or have an error.
-        errors: The number of each text that has no answer, and why.
-        labels: Each label, and how many entities have it.
-        words: Each word or phrase in lower case, and how often it was found, the most frequent first.
-        shapes: As in :class:`Annotations`.
-        only: What entities were left out, as sentences; see :meth:`Annotations.filter`.
-        missing: How many of the texts are missing values.
+        model: Name of the model.
+        device: Device of the model.
+        texts: Number of texts.
+        texts_without_entities: Number of texts without entities, excluding missing texts and texts with errors.
+        errors: Pairs of text index and error message.
+        labels: Pairs of label and number of entities.
+        words: Pairs of lower-case word or phrase and number of occurrences, most frequent first.
+        batch_shapes: Number of batch shapes; see :class:`Annotations`.
+        filters: Filters applied with :meth:`Annotations.filter`, as sentences.
+        missing: Number of missing values.
     """
 
     model: str
@@ -581,37 +604,37 @@ class Summary(Displayable):
     missing: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts as plain mappings, lists, strings and numbers."""
+        """Return the counts as JSON-compatible data."""
         pairs = {"errors": dict(self.errors), "labels": dict(self.labels), "words": dict(self.words)}
         return {**super().to_dict(), **pairs}
 
     def to_report(self) -> Report:
-        """Return the counts as sentences and tables."""
+        """Return the counts as sentences, tables and a chart."""
         entities = pluralize(sum(count for _label, count in self.labels), "entity", "entities")
         labels = ", ".join(f"{display_label(label)} {count:,}" for label, count in self.labels)
         by_label = f"By label: {labels}." if labels else ""
         rest = (
-            f"Texts without any: {self.texts_without_entities:,}." if self.texts_without_entities else "",
+            f"Texts without entities: {self.texts_without_entities:,}." if self.texts_without_entities else "",
             f"{pluralize(self.missing, 'text is', 'texts are')} missing." if self.missing else "",
-            f"Texts that could not be read or run: {len(self.errors):,}." if self.errors else "",
-            f"Batches had {pluralize(self.batch_shapes, 'shape')}; the device compiles once for each."
+            f"Texts with errors: {len(self.errors):,}." if self.errors else "",
+            f"Batches had {pluralize(self.batch_shapes, 'shape')}; the device compiles one graph per shape."
             if self.batch_shapes
             else "",
         )
         errors = tuple((str(number), error) for number, error in self.errors[:MAX_TABLE_ROWS])
         words = tuple((word, str(count)) for word, count in self.words[:MAX_TABLE_ROWS])
         title = f"{entities} found in {pluralize(self.texts, 'text')} by {self.model} on {self.device}"
-        named = sorted(((display_label(label), count) for label, count in self.labels), key=lambda one: -one[1])
-        picture = bar_chart("Entities by label", named, "{:,}".format)
+        bars = [(display_label(label), count) for label, count in sorted(self.labels, key=lambda pair: -pair[1])]
+        chart = bar_chart("Entities by label", bars, "{:,}".format)
         return Report(
             title,
             tuple(filter(None, (*self.filters, by_label, *rest))),
             tables=(
-                Table("Texts without an answer", ("text", "why"), errors),
-                Table("Found most often", ("words", "times"), words),
+                Table("Failed texts", ("text", "error"), errors),
+                Table("Most frequent entities", ("text", "count"), words),
             ),
             html_sentences=(title, *self.filters, *filter(None, rest)),
-            charts=(picture,),
+            charts=(chart,),
         )
 
 
@@ -620,27 +643,25 @@ def _are_files(texts: Any) -> bool:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
-    """The entities of many texts: a sequence with a list for each text, in the order of the texts.
+class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
+    """The entities of many texts: a sequence with one list per text, in the order of the texts.
 
-    ``found[17]`` are the entities of a text, :meth:`show` is that text with them marked, and :meth:`filter` keeps the
-    entities of some labels or scores.
+    ``found[17]`` contains the entities of one text, :meth:`show` displays this text with highlighted entities, and :meth:`filter`
+    selects entities by label or score.
 
     Attributes:
-        answers: The entities of all texts.
-        first_texts: The first texts, to be shown.
-        model: The name of the model.
-        device: The device that it ran on.
-        show_text: Whether texts, and the words in them, are part of what is shown.
-        settings: What tells its run from another: the model and everything that changes its answers.
-        shapes: How many shapes its batches had, on MPS, which compiles for each; ``None`` elsewhere, and on a cluster.
-        texts: What the texts can be read from again, as it was passed, no copy; ``None`` for a stream of them.
-        row_index: The index of the Series or column that the texts came in, no copy; ``None`` where they had none. It tells rows
-            apart, so it is pickled with ``show_text=False`` too.
-        unfinished: Whether they are part of an error. Then nothing of them is pickled; nor are texts and words with
-            ``show_text=False``.
-        known_labels: The labels of the entities that the model can find, and that were not left out; ``None`` where that is not
-            known.
+        results: Entities of all texts.
+        preview_texts: The first texts, for display.
+        model: Name of the model.
+        device: Device of the model.
+        show_text: Whether to display texts and their words. If ``False``, they are not pickled either.
+        settings: Model and settings that affect the results; they identify the run.
+        shapes: Number of batch shapes on MPS, which compiles one graph per shape. ``None`` on other devices and on a cluster.
+        texts: The texts as passed, not copied, or ``None`` if they came from an iterator.
+        row_index: Index of the Series or column of the texts, not copied, or ``None``. It identifies rows, so it is pickled even
+            with ``show_text=False``.
+        unfinished: Whether the results are attached to an error. Results and texts are not pickled then.
+        known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
     """
 
     results: ResultStore
@@ -656,33 +677,37 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
     known_labels: tuple[str, ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: an error goes to logs and to other processes, and must not bring texts there."""
-        state = {one.name: getattr(self, one.name) for one in fields(self)}  # Without what is cached, such as sources.
+        """Return the state for pickling.
+
+        Errors are sent to logs and to other processes, so the results that are attached to them must not contain texts.
+        """
+        # Cached properties such as ``sources`` are excluded.
+        state = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.unfinished:
             return {**state, "results": ResultStore(), "preview_texts": (), "texts": None, "row_index": None}
         if self.show_text:
             return state
-        settings = {**self.settings, "words": "left out"}  # No run goes on from them.
-        answers = self.results.without_words()
-        return {**state, "results": answers, "preview_texts": (), "texts": None, "settings": settings}
+        settings = {**self.settings, "words": "omitted"}  # No run can resume from these results.
+        results = self.results.without_words()
+        return {**state, "results": results, "preview_texts": (), "texts": None, "settings": settings}
 
     def __len__(self) -> int:
         return len(self.results)
 
-    def __getitem__(self, number: Any) -> Any:
-        return self.results[number]
+    def __getitem__(self, index: Any) -> Any:
+        return self.results[index]
 
     @property
     def errors(self) -> Mapping[int, str]:
-        """Why texts have no answer, by their number."""
+        """Error messages of failed texts, by text index."""
         return dict(self.results.errors)
 
     @property
     def dropped(self) -> Mapping[int, tuple[DroppedSpan, ...]]:
-        """What the model labeled but no entity has, by the number of the text; :meth:`mask` replaces it too.
+        """Labeled spans that are not in an entity, by text index. :meth:`mask` replaces them too.
 
-        ``first``, ``average`` and ``max`` give each word one label, so the label of another token of that word is in no
-        entity. Labels in ``ignore_labels`` are not counted.
+        ``first``, ``average`` and ``max`` assign one label to each word, so other labels of its tokens are not in an entity.
+        Labels in ``ignore_labels`` are excluded.
 
         Example:
             >>> from openmed_nb import annotate
@@ -693,31 +718,31 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The numbers of the texts in whose place was a missing value, such as ``None`` or NaN; they have no entities."""
+        """The indices of missing values such as ``None`` or NaN. They have no entities."""
         return self.results.missing
 
     @cached_property
     def sources(self) -> tuple[str | None, ...]:
-        """The path of the file of each text, by its number, ``None`` for a text that is not a file.
+        """The file path of each text, or ``None`` for a text that is not a file.
 
-        Paths are in results alone: no error, report or log has one, because a name of a file can be that of a patient.
+        Only results contain paths. Errors, reports and logs do not, because a file name can contain the name of a patient.
         """
         texts = self.texts if _are_files(self.texts) else ()
         paths = [text.path for text in islice(texts, len(self))]
         return (*paths, *[None] * (len(self) - len(paths)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return model, device, and for each text its entities, its error, or that it is missing, as plain mappings and lists.
+        """Return model, device and texts as JSON-compatible data.
 
-        A text that is a file also has its ``source``; see :attr:`sources`.
+        Each text has ``entities``, an ``error`` or ``missing``. A text from a file also has a ``source``; see :attr:`sources`.
         """
         texts: list[dict[str, Any]] = [{"entities": entities} for entities in self]
-        for number, spans in self.results.dropped.items():
-            texts[number]["dropped"] = [span._asdict() for span in spans]
-        for number in self.missing:
-            texts[number] = {"missing": True}
-        for number, error in self.results.errors.items():
-            texts[number] = {"error": error}
+        for index, spans in self.results.dropped.items():
+            texts[index]["dropped"] = [span._asdict() for span in spans]
+        for index in self.missing:
+            texts[index] = {"missing": True}
+        for index, error in self.results.errors.items():
+            texts[index] = {"error": error}
         if _are_files(self.texts):
             texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
         return {"model": self.model, "device": self.device, "texts": texts}
@@ -727,14 +752,15 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
         return Json(json.dumps(self.to_dict(), ensure_ascii=False))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with a row for each entity: ``note`` (its number), label, ``score``, ``word``, ``start``, ``end``.
+        """Return a DataFrame with one row per entity.
+
+        The columns are ``note`` (index of the text), the label, ``score``, ``word``, ``start`` and ``end``. If the texts are files,
+        the column ``source`` contains their paths; see :attr:`sources`.
 
         Returns:
-            The table. Its index is that of the notes, if they came in a Series: ``found.to_frame().join(table["patient"])``
-            gives each entity the patient of its note. A name of the index that a column has too gets ``_index`` at its end.
-            Otherwise, rows are numbered.
-
-        Where the texts are files, the column ``source`` has the path of each; see :attr:`sources`.
+            The DataFrame. If the texts came from a Series, it has the index of the Series, so that
+            ``found.to_frame().join(table["patient"])`` adds the patient of each note. The suffix ``_index`` is added to an index
+            name that is also a column name. Otherwise, the rows are numbered.
 
         Raises:
             ConfigurationError: If pandas is not installed.
@@ -745,7 +771,7 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         columns = self.results.columns()
         if _are_files(self.texts):
-            columns["source"] = [self.sources[number] for number in columns["note"]]
+            columns["source"] = [self.sources[index] for index in columns["note"]]
         frame = pd.DataFrame(columns)
         if self.row_index is None:
             return frame
@@ -754,18 +780,18 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
         return frame.set_axis(index.set_names(names))
 
     def show(self, number: int) -> AnnotatedText:
-        """Return one of the texts with its entities marked.
+        """Return one of the texts with highlighted entities.
 
         Args:
-            number: Its number, from 0.
+            number: Index of the text, from 0.
 
         Returns:
-            The text as ``annotate`` returns it for a single one; files, and texts that were not kept, are read again.
+            The annotated text, as ``annotate`` returns it for a single text. Files and texts that are not stored are read again.
 
         Raises:
-            ConfigurationError: For a number that no text has, and for a text that has changed since, or that came from
-                a generator, of which only the first are kept.
-            InvalidTextError: For a text without an answer, and for one that cannot be read again.
+            ConfigurationError: If the index is out of range, if the text has changed since it was annotated, or if it came from a
+                generator and is not one of the stored first texts.
+            InvalidTextError: If the text has an error or cannot be read again.
 
         Example:
             >>> from openmed_nb import annotate
@@ -778,133 +804,138 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
               DISEASE  1.00   8-14        asthma
         """
         if not len(self):
-            raise ConfigurationError("There are no texts to show.", "Annotate some.")
-        which = check_integer("number", number, 0, len(self) - 1)
-        if why := self.results.errors.get(which):
-            raise InvalidTextError(why, "Read another text; .errors has those without an answer.")
-        if self.results.is_missing(which):
+            raise ConfigurationError("There are no texts to display.", "Annotate at least one text.")
+        index = check_integer("number", number, 0, len(self) - 1)
+        if message := self.results.errors.get(index):
+            raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
+        if self.results.is_missing(index):
             return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True)
-        shown = self.preview_texts[which] if which < len(self.preview_texts) else self._text(which)
-        dropped = self.results.dropped.get(which, ())
-        entities = tuple(self[which])
+        text = self.preview_texts[index] if index < len(self.preview_texts) else self._read_text(index)
         return AnnotatedText(
-            shown,
-            entities,
+            text,
+            tuple(self[index]),
             self.model,
             self.device,
             self.show_text,
-            dropped=dropped,
+            dropped=self.results.dropped.get(index, ()),
             known_labels=self.known_labels,
             filters=self.settings.get("only", ()),
         )
 
     def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
-        """Return the texts with their entities replaced, such as the personal data that a privacy filter finds.
+        """Replace the entities of the texts, such as the personal data that a privacy filter detects.
+
+        Masking is not guaranteed to be complete, because entities that the model misses remain. Measure the recall of the model on
+        texts like yours before you rely on it.
 
         Args:
-            replacement: What stands for an entity, with ``{label}`` for its label; or a mapping with such a text for some labels,
-                in capitals or not, and ``None`` for those that stay. Labels that it does not name become ``"[{label}]"``.
+            replacement: Replacement of an entity, with ``{label}`` as placeholder of its label. Alternatively, a mapping of labels
+                to replacements, where ``None`` keeps the entities of a label. Labels are not case-sensitive. Labels that are not
+                in the mapping are replaced by ``"[{label}]"``.
 
         Returns:
-            A list that shows the first texts: for each text its ``text`` with replacements, ``spans`` with places in both
-            texts, and ``original_offset(position)``. A span takes whole words. A text without an answer has an ``error``, and
-            nothing of it is returned; ``missing`` tells of a missing value.
+            A list that displays the first texts. Each item has the masked ``text``, ``spans`` with offsets in both texts, and
+            ``original_offset(position)``. Spans are extended to whole words. A failed text has an ``error`` and no text. A missing
+            value is ``missing``.
 
         Raises:
-            ConfigurationError: For a replacement that cannot be used, and for texts that have changed since, or that came from a
-                generator, of which only the first are kept.
-            InvalidTextError: For a text that cannot be read again.
-
-        It is no guarantee: what the model does not find stays. Measure its recall on texts like yours before you rely on it.
+            ConfigurationError: If the replacement is not valid, if a text has changed since it was annotated, or if it came from a
+                generator and is not one of the stored first texts.
+            InvalidTextError: If a text cannot be read again.
 
         Example:
             >>> from openmed_nb import annotate
             >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
-            >>> [one.text for one in found.mask({"DISEASE": "***"})]
+            >>> [masked.text for masked in found.mask({"DISEASE": "***"})]
             ['She has ***.', 'No complaints.']
         """
         policy = validate_policy(replacement)
         if isinstance(policy, Mapping):
-            _warn_of_absent(policy, self.results.masked_labels, self.known_labels)
-        again = iter(()) if self.texts is None else iter_texts(self.texts)
+            _warn_unknown_labels(policy, self.results.masked_labels, self.known_labels)
+        current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
         masked = MaskedTexts()
-        masked.known_labels = replaced(self.known_labels, policy)
+        masked.known_labels = select_masked_labels(self.known_labels, policy)
         masked.filters = self.settings.get("only", ())
-        for which, entities in enumerate(self):
-            given = next(again, None)
-            if why := self.results.errors.get(which):
-                masked.append(MaskedText("", error=why))
+        for index, entities in enumerate(self):
+            current_text = next(current_texts, None)
+            if message := self.results.errors.get(index):
+                masked.append(MaskedText("", error=message))
                 continue
-            if self.results.is_missing(which):
+            if self.results.is_missing(index):
                 masked.append(MaskedText("", show_text=self.show_text, missing=True))
                 continue
-            text = self.preview_texts[which] if which < len(self.preview_texts) else self._checked(which, given)
-            spans = masked_spans(entities, self.results.dropped.get(which, ()))
+            if index < len(self.preview_texts):
+                text = self.preview_texts[index]
+            else:
+                text = self._check_unchanged(index, current_text)
+            spans = masked_spans(entities, self.results.dropped.get(index, ()))
             masked.append(
                 mask_text(text, spans, policy, self.show_text, labels=self.known_labels, filters=masked.filters)
             )
         return masked
 
-    def _text(self, which: int) -> str:
-        """Read a text again, if it still is the one that was annotated."""
-        again = () if self.texts is None else islice(iter_texts(self.texts), which, None)
-        return self._checked(which, next(iter(again), None))
+    def _read_text(self, index: int) -> str:
+        """Read a text again, or raise an error if it has changed."""
+        remaining = () if self.texts is None else islice(iter_texts(self.texts), index, None)
+        return self._check_unchanged(index, next(iter(remaining), None))
 
-    def _checked(self, which: int, found: Any) -> str:
-        """Return what a text says, if it still is the one that was annotated."""
-        remedy = "Annotate it again to see it."
+    def _check_unchanged(self, index: int, text: Any) -> str:
+        """Return the contents of a text, or raise an error if it has changed since it was annotated."""
+        remedy = "Annotate the text again to display it."
         if self.texts is None:
-            what = f"Text {which} came from a generator, and only the first {len(self.preview_texts)} were kept."
+            message = f"Text {index} came from a generator; only the first {len(self.preview_texts)} were stored."
             if "words" in self.settings:
-                what = f"Text {which} was not kept when this result was pickled."
-            raise ConfigurationError(what, remedy)
-        found = found.refresh() if isinstance(found, TextReference) else found
-        if text_fingerprint(found) != self.results.fingerprints[which]:
-            raise ConfigurationError(f"Text {which} has changed since it was annotated.", remedy)
-        found = read_text(found, which)
-        if isinstance(found, OpenMedError):
-            raise found
-        return (self.settings.get("delimiter") or "").join([found] if isinstance(found, str) else found)
+                message = f"Text {index} was not stored when this result was pickled."
+            raise ConfigurationError(message, remedy)
+        text = text.refresh() if isinstance(text, TextReference) else text
+        if text_fingerprint(text) != self.results.fingerprints[index]:
+            raise ConfigurationError(f"Text {index} has changed since it was annotated.", remedy)
+        text = read_text(text, index)
+        if isinstance(text, OpenMedError):
+            raise text
+        return (self.settings.get("delimiter") or "").join([text] if isinstance(text, str) else text)
 
     def filter(self, *labels: str, min_score: float = 0.0) -> Annotations:
-        """Return the same texts with some of their entities alone.
+        """Return the annotations with only the entities that have one of the labels and at least a score.
 
         Args:
-            labels: The labels to keep, in capitals or not; all where none is named.
-            score: The least score to keep, from 0 to 1.
+            labels: Labels to keep, not case-sensitive. Without labels, the entities of all labels are kept.
+            min_score: Minimum score, in [0, 1].
 
         Returns:
-            Annotations of the same texts: a text whose entities are all left out has an empty list. Nothing goes on from
-            them: ``resume`` refuses them.
+            Annotations of the same texts. A text without remaining entities has an empty list. A run cannot be resumed from
+            filtered annotations.
 
         Raises:
-            ConfigurationError: For a label that is not a text, and a score that is none.
+            ConfigurationError: If a label is not a string, or if the score is not valid.
 
         Example:
             >>> from openmed_nb import annotate
             >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
-            >>> [[one["word"] for one in entities] for entities in found.filter("disease", min_score=0.9)]
+            >>> [[entity["word"] for entity in entities] for entities in found.filter("disease", min_score=0.9)]
             [['asthma'], []]
         """
-        least = in_range("score", min_score, 1.0, example="0.9")
-        if not (labels or least):
+        min_score = check_number("min_score", min_score, 1.0, example="0.9")
+        if not (labels or min_score):
             return self
         for label in labels:
             if not isinstance(label, str):
-                raise invalid_value("A label", label, "Pass one as it stands in the results, such as 'disease'.")
-        _warn_of_absent(labels, self.results.labels, self.known_labels)
-        named = " or ".join(map(shorten, labels))
-        sentence = f"Only {named or 'entities'}" + (f" with a score from {least:g}." if least else ".")
+                raise invalid_value("A label", label, "Pass a label as in the results, such as 'disease'.")
+        _warn_unknown_labels(labels, self.results.labels, self.known_labels)
+        names = " or ".join(map(shorten, labels)) or "entities"
+        sentence = (
+            f"Filtered to {names} with a score of at least {min_score:g}." if min_score else f"Filtered to {names}."
+        )
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
-        kept = self.results.only({label.casefold() for label in labels}, least)
-        known = self.known_labels
-        if known is not None and labels:
-            wanted = {*map(_kind_of, labels)}
-            known = tuple(label for label in known if _kind_of(label) in wanted)
-        return replace(self, results=kept, settings=settings, known_labels=known)
+        results = self.results.filter({label.casefold() for label in labels}, min_score)
+        known_labels = self.known_labels
+        if known_labels is not None and labels:
+            selected = {*map(_normalize_label, labels)}
+            known_labels = tuple(label for label in known_labels if _normalize_label(label) in selected)
+        return replace(self, results=results, settings=settings, known_labels=known_labels)
 
     def summary(self) -> Summary:
-        """Return counts: of texts, of entities by label, and of the words that were found most often."""
+        """Return the number of texts, the number of entities by label, and the most frequent words."""
         words = Counter(word.lower() for word in self.results.words)
         return Summary(
             model=self.model,
@@ -922,28 +953,32 @@ class Annotations(_CopiedWhole, Displayable, Sequence[list[Entity]]):
         )
 
     def to_report(self) -> Report:
-        """Return what there is to show: counts, and the first texts with their entities marked."""
+        """Return the counts, and the first texts with highlighted entities."""
         summary = self.summary().to_report()
         if not self.show_text:
             return Report(summary.title, (*summary.sentences, HIDDEN_TEXT_NOTICE), tables=summary.tables[:1])
-        first, count = len(self.preview_texts), len(self)
-        shown = (f"Shown: the first {first} texts.",) if 0 < first < count else ()
-        rest = [f"The first {first} of {count:,} texts."] if shown else []
-        if first < count and self.texts is not None:
-            rest += [f"found.show({first}) shows {'another' if first else 'one'}, where found is this result."]
-        spoken = (summary.title, *summary.sentences, " ".join(rest)) if rest else ()
-        said = (*summary.sentences, *shown)
-        return Report(summary.title, said, summary.tables[:1], tuple(self._pieces()), html_sentences=spoken)
+        num_shown = len(self.preview_texts)
+        sentences = summary.sentences
+        hints: list[str] = []
+        if 0 < num_shown < len(self):
+            sentences = (*sentences, f"Displayed: the first {num_shown} texts.")
+            hints.append(f"The first {num_shown} of {len(self):,} texts.")
+        if num_shown < len(self) and self.texts is not None:
+            target = "another text" if num_shown else "a text"
+            hints.append(f"found.show({num_shown}) displays {target}, where found is this result.")
+        html_sentences = (summary.title, *summary.sentences, " ".join(hints)) if hints else ()
+        segments = tuple(self._segments())
+        return Report(summary.title, sentences, summary.tables[:1], segments, html_sentences=html_sentences)
 
-    def _pieces(self) -> Iterator[TextSegment]:
-        for number, (text, entities) in enumerate(zip(self.preview_texts, self, strict=False)):
-            yield TextSegment(f"{number}: ", starts_text=True)
-            if number in self.results.errors:  # It may be one that nothing can show, such as half of a surrogate pair.
-                yield TextSegment("(no answer)\n")
+    def _segments(self) -> Iterator[TextSegment]:
+        for index, (text, entities) in enumerate(zip(self.preview_texts, self, strict=False)):
+            yield TextSegment(f"{index}: ", starts_text=True)
+            if index in self.results.errors:  # The text may not be displayable, such as an unpaired surrogate.
+                yield TextSegment("(error)\n")
                 continue
-            if self.results.is_missing(number):
+            if self.results.is_missing(index):
                 yield TextSegment("(missing)\n")
                 continue
-            shown = text[:MAX_TEXT_CHARACTERS]
-            yield from highlight_entities(shown, [entity for entity in entities if entity["end"] <= len(shown)])
-            yield TextSegment("…\n" if len(shown) < len(text) else "\n")
+            preview = text[:MAX_TEXT_CHARACTERS]
+            yield from highlight_entities(preview, [entity for entity in entities if entity["end"] <= len(preview)])
+            yield TextSegment("…\n" if len(preview) < len(text) else "\n")

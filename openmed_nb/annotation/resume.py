@@ -1,10 +1,10 @@
-"""What tells one text, model and run from another, and the file of results that an interrupted run goes on from.
+"""Identity of models and runs, and the results file from which an interrupted run resumes.
 
-The file has a header, then one line of JSON for each text in order. A text that had no result, and has one since, has another
-line with its number, which counts in the place of the first.
+The file contains a header, followed by one line of JSON per text, in order. If a text that had no result is processed again, an
+additional line with its number replaces the original line.
 
-A process can be killed in the middle of a line; that line is cut off when the run goes on, and its text is read again. Each
-line ends with a checksum of what stands before it, so that a damaged file is an error and not another answer.
+A process can be killed in the middle of a line. When the run resumes, this line is truncated and its text is processed again. Each
+line ends with a checksum of the preceding bytes, so that a corrupt file causes an error instead of different results.
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ if TYPE_CHECKING:
 FORMAT = "openmed_nb annotations, 2"
 FORMAT_WITHOUT_CHECKSUMS = "openmed_nb annotations, 1"
 
-CHECKSUM = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n')
+CHECKSUM_PATTERN = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n')
 CHECKSUM_LENGTH = len(b', "checksum": "01234567"}\n')
 
-# With these bytes begins a header, which may be long: it has all settings. A file that begins with others is not read further.
-HEADER = f'{{"format": "{FORMAT[:-1]}'.encode()
+# Start of a header. The header may be long, because it contains all settings. Other files are not read further.
+HEADER_PREFIX = f'{{"format": "{FORMAT[:-1]}'.encode()
 
-# With these bytes begins the line of a text that was read again.
-AGAIN = b'{"text": '
+# Start of the line of a text that was processed again.
+REPLACEMENT_PREFIX = b'{"text": '
 
-# How many numbers of each weight are looked at, evenly over the whole.
+# Number of evenly spaced values of each weight in a model fingerprint.
 WEIGHT_SAMPLES = 64
+
+OTHER_FILE_REMEDY = "Use a different file."
 
 
 def run_settings(pipe: AnnotationPipeline, annotator: Annotator) -> dict[str, Any]:
-    """Return what tells a run from another, the model and everything that changes its answers, as JSON has it."""
+    """Return the model fingerprint and all settings that affect results, as JSON-compatible data."""
     settings = {"model": model_fingerprint(pipe), **asdict(annotator.settings)}
     return dict(json.loads(json.dumps(settings)))
 
 
 def changed_settings(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
-    """Return the names of the settings that an earlier run had otherwise; empty if its answers are as good as this one's."""
+    """Return the names of the settings that differ from those of an earlier run, or an empty string."""
     return ", ".join(sorted(name for name in settings if earlier.get(name) != settings[name]))
 
 
 def model_fingerprint(pipe: AnnotationPipeline) -> str:
-    """Return a short text that tells a model from others: its labels, its tokenizer, and a sample of each weight."""
+    """Return a fingerprint of a model: a hash of its labels, its tokenizer and a sample of each weight."""
     digest = hashlib.blake2b(repr(sorted(pipe.model.config.id2label.items())).encode(), digest_size=8)
     backend = pipe.tokenizer.backend_tokenizer
     with TENSOR_LOCK, TOKENIZER_LOCK:
@@ -83,35 +85,36 @@ def model_fingerprint(pipe: AnnotationPipeline) -> str:
 
 
 class ResultsFile:
-    """A file of results, locked while it is open."""
+    """A results file, locked while it is open."""
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-        # One file has one lock, however its name is spelled.
+        # A file has one lock, even if it is accessed through different paths.
         self.path = Path(os.path.realpath(check_path(path, "resume")))
         self.settings = settings
-        self._file: BinaryIO = io.BytesIO()  # Until the real one is open.
-        self._checksums = True
+        self._file: BinaryIO = io.BytesIO()  # Placeholder until the file is open.
+        self._has_checksums = True
 
-    def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self came with Python 3.11
+    def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self requires Python 3.11
         lock = Path(f"{self.path}.lock")
         if not self.path.parent.exists():
-            raise self._file_error("is in a folder that does not exist", "Make the folder, or name another file.")
+            raise self._file_error("is in a folder that does not exist", "Create the folder, or use a different file.")
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
-            raise self._file_error("is not a regular file", "Name another file.")
-        with contextlib.suppress(OSError):  # No such file, as it should be, or a folder that the lock reports.
-            if lock.stat().st_size > 0:  # A lock is empty.
+            raise self._file_error("is not a regular file", OTHER_FILE_REMEDY)
+        # The lock file does not exist normally. If it is a directory, acquiring the lock reports it.
+        with contextlib.suppress(OSError):
+            if lock.stat().st_size > 0:  # Lock files are empty.
                 raise self._file_error(
-                    f"needs the name {describe_file(lock)}, which is a file of yours", "Name another file."
+                    f"cannot be locked because {describe_file(lock)} already exists", OTHER_FILE_REMEDY
                 )
         self._acquire(lock)
         problem = None
         try:
-            self.path.touch(mode=0o600)  # It will hold words of notes.
+            self.path.touch(mode=0o600)  # Private, because it contains words of notes.
             self._file = self.path.open("r+b")
             self._check_header()
         except OSError as error:
             self.__exit__()
-            problem = self._file_error(f"cannot be written: {describe_error(error)}", "Name another file.")
+            problem = self._file_error(f"cannot be written: {describe_error(error)}", OTHER_FILE_REMEDY)
         except BaseException:
             self.__exit__()
             raise
@@ -120,138 +123,152 @@ class ResultsFile:
         return self
 
     def _acquire(self, lock: Path) -> None:
-        """Lock the file, or raise why it cannot be."""
+        """Lock the file, or raise an error."""
         from filelock import FileLock, Timeout
 
         self._lock = FileLock(lock)
-        problem = None  # Raised outside of the handlers: the other errors have the path, and would be the context.
+        # Raised outside of the handlers, so that the original errors, which contain the path, are not the context.
+        problem = None
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            problem = self._file_error("is being written by another run", "Wait for it, or name another file.")
+            problem = self._file_error("is being written by another run", "Wait for that run, or use a different file.")
             if not os.access(lock, os.F_OK) and not can_hold_files(self.path.parent):
-                problem = self._file_error("is in a folder that takes no new files", "Name another file.")
+                problem = self._file_error("is in a folder in which no files can be created", OTHER_FILE_REMEDY)
         except OSError as error:
             problem = self._file_error(
-                f"cannot be written: {describe_error(error)}", "Name a file in a folder of yours."
+                f"cannot be written: {describe_error(error)}", "Use a file in a folder that you can write to."
             )
         if problem:
             raise problem
 
     def __exit__(self, *_error: object) -> None:
-        with contextlib.suppress(OSError):  # What a full disk did not take was reported when it was written.
+        with contextlib.suppress(OSError):  # An error of a full disk was reported by the write.
             self._file.close()
-        with contextlib.suppress(OSError):  # Windows removes no file that is open; there the lock does it itself.
-            Path(self._lock.lock_file).unlink()  # Before it is free: afterwards, it could be another process's.
+        # Windows does not remove an open file; the lock removes it there. The lock file must be removed before the lock is
+        # released, because another process could own it afterwards.
+        with contextlib.suppress(OSError):
+            Path(self._lock.lock_file).unlink()
         self._lock.release()
 
     def completed_results(self) -> Iterator[FingerprintedResult]:
-        """Yield the fingerprint and the answer of each text that was read; then the file is ready for the next."""
-        begin, again, text = self._file.tell(), self._read_again(), 0
-        self._file.seek(begin)
-        for number in itertools.count(2):
+        """Yield the result of each completed text. Afterwards, the file is ready to append results."""
+        start = self._file.tell()
+        replacements = self._read_replacements()
+        self._file.seek(start)
+        text_index = 0
+        for line_number in itertools.count(2):
             position = self._file.tell()
             line = self._file.readline()
             if not line.endswith(b"\n"):
                 self._file.seek(position)
                 self._file.truncate()
                 return
-            if not line.startswith(AGAIN):
-                answered = self._parse_line(line, number)
-                yield again.get(text, answered)
-                text += 1
+            if not line.startswith(REPLACEMENT_PREFIX):
+                result = self._parse_line(line, line_number)
+                yield replacements.get(text_index, result)
+                text_index += 1
 
-    def _read_again(self) -> dict[int, FingerprintedResult]:
-        """Return what was found for texts that were read again, by their numbers."""
-        found: dict[int, FingerprintedResult] = {}
-        texts = 0
-        for number, line in enumerate(self._file, 2):
+    def _read_replacements(self) -> dict[int, FingerprintedResult]:
+        """Return the results of texts that were processed again, by text index."""
+        replacements: dict[int, FingerprintedResult] = {}
+        num_texts = 0
+        for line_number, line in enumerate(self._file, 2):
             if not line.endswith(b"\n"):
                 break
-            if line.startswith(AGAIN):
-                answered = self._parse_line(line, number)
-                text = from_json_line(line)["text"]
-                if type(text) is not int or not 0 <= text < texts:
-                    raise self._damaged(number)
-                found[text] = answered
+            if line.startswith(REPLACEMENT_PREFIX):
+                result = self._parse_line(line, line_number)
+                text_index = from_json_line(line)["text"]
+                if type(text_index) is not int or not 0 <= text_index < num_texts:
+                    raise self._corrupt_line_error(line_number)
+                replacements[text_index] = result
             else:
-                texts += 1
-        return found
+                num_texts += 1
+        return replacements
 
-    def append(self, answers: Iterable[FingerprintedResult], numbers: Iterable[int] | None = None) -> None:
-        """Write answers so that they survive whatever happens to the process next; numbers are those of texts read again."""
-        places: Iterable[int | None] = itertools.repeat(None) if numbers is None else numbers
+    def append(self, results: Iterable[FingerprintedResult], text_indices: Iterable[int] | None = None) -> None:
+        """Write results to disk, so that they are not lost if the process is killed.
+
+        Args:
+            results: The results.
+            text_indices: Indices of the texts, if they were processed again. If ``None``, the results are those of the next texts.
+        """
+        indices: Iterable[int | None] = itertools.repeat(None) if text_indices is None else text_indices
         try:
-            for number, (fingerprint, answer, dropped) in zip(
-                places, itertools.starmap(FingerprintedResult, answers), strict=False
+            for index, (fingerprint, answer, dropped) in zip(
+                indices, itertools.starmap(FingerprintedResult, results), strict=False
             ):
-                again = {} if number is None else {"text": number}
-                kind = "error" if isinstance(answer, str) else "entities"
-                missing = {"missing": True} if fingerprint == MISSING else {}
-                left = {"dropped": [span._asdict() for span in dropped]} if dropped else {}
-                line = {**again, "fingerprint": f"{fingerprint:016x}", kind: answer, **left, **missing}
+                line: dict[str, Any] = {} if index is None else {"text": index}
+                line["fingerprint"] = f"{fingerprint:016x}"
+                line["error" if isinstance(answer, str) else "entities"] = answer
+                if dropped:
+                    line["dropped"] = [span._asdict() for span in dropped]
+                if fingerprint == MISSING:
+                    line["missing"] = True
                 self._file.write(append_checksum(to_json_line(line)))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            remedy = "Make room for it, and run the same again: it goes on from there."
-            raise self._file_error(f"cannot be written any further: {describe_error(error)}", remedy) from error
+            remedy = "Free disk space, then run the same call again to resume."
+            raise self._file_error(f"cannot be written: {describe_error(error)}", remedy) from error
 
     def _check_header(self) -> None:
-        own = to_json_line({"format": FORMAT, **self.settings})
-        line = self._file.read(len(HEADER))
-        if line == HEADER:
+        expected = to_json_line({"format": FORMAT, **self.settings})
+        line = self._file.read(len(HEADER_PREFIX))
+        if line == HEADER_PREFIX:
             line += self._file.readline()
-        if line != own and own.startswith(line):  # New, or killed while the header was written.
+        # The file is new, or the process was killed while it wrote the header.
+        if line != expected and expected.startswith(line):
             self._file.seek(0)
             self._file.truncate()
-            self._file.write(own)
+            self._file.write(expected)
             self._file.flush()
             return
         header = from_json_line(line)
         if not isinstance(header, dict) or header.get("format") not in {FORMAT, FORMAT_WITHOUT_CHECKSUMS}:
-            raise self._file_error("is not a file of results", "Name another file.")
-        self._checksums = header["format"] == FORMAT
-        other = changed_settings(self.settings, header)
-        if other:
+            raise self._file_error("is not a results file", OTHER_FILE_REMEDY)
+        self._has_checksums = header["format"] == FORMAT
+        changed = changed_settings(self.settings, header)
+        if changed:
             raise self._file_error(
-                f"is of a run with other settings ({other})", "Name another file, or delete this one."
+                f"was written with different settings ({changed})", "Use a different file, or delete this file."
             )
 
-    def _parse_line(self, line: bytes, number: int) -> FingerprintedResult:
-        """Return what a line says; whatever it says that :meth:`append` does not write is damage."""
+    def _parse_line(self, line: bytes, line_number: int) -> FingerprintedResult:
+        """Return the result in a line, or raise an error if :meth:`append` cannot have written the line."""
         try:
             value = from_json_line(line)
             answer = value["error"] if "error" in value else value["entities"]
-            whole = isinstance(answer, str) or (isinstance(answer, list) and all(map(is_entity, answer)))
-            body, end = line[:-CHECKSUM_LENGTH], CHECKSUM.fullmatch(line[-CHECKSUM_LENGTH:])
-            checked = not self._checksums if end is None else int(end[1], 16) == zlib.crc32(body)
-            if not (whole and checked):
-                raise ValueError(number)  # noqa: TRY301 - one error for every damage
+            is_complete = isinstance(answer, str) or (isinstance(answer, list) and all(map(is_entity, answer)))
+            body = line[:-CHECKSUM_LENGTH]
+            checksum = CHECKSUM_PATTERN.fullmatch(line[-CHECKSUM_LENGTH:])
+            is_valid = not self._has_checksums if checksum is None else int(checksum[1], 16) == zlib.crc32(body)
+            if not (is_complete and is_valid):
+                raise ValueError(line_number)  # noqa: TRY301 - one error for every kind of corruption
             fingerprint = int(value["fingerprint"], 16)
-            dropped = tuple(dropped_span_of(span) for span in value.get("dropped", ()))
-            ResultStore().add(fingerprint, answer)  # Its numbers have a size.
+            dropped = tuple(_parse_dropped_span(span) for span in value.get("dropped", ()))
+            ResultStore().add(fingerprint, answer)  # Checks the range of the integers.
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise self._damaged(number) from error
+            raise self._corrupt_line_error(line_number) from error
         return FingerprintedResult(fingerprint, answer, dropped)
 
-    def _damaged(self, number: int) -> ConfigurationError:
-        return self._file_error(f"is damaged in line {number}", "Delete the file from that line on.")
+    def _corrupt_line_error(self, line_number: int) -> ConfigurationError:
+        return self._file_error(f"is corrupt at line {line_number}", "Delete that line and everything after it.")
 
-    def _file_error(self, what: str, remedy: str) -> ConfigurationError:
-        return ConfigurationError(f"The file {describe_value(self.path)} {what}.", remedy)
+    def _file_error(self, problem: str, remedy: str) -> ConfigurationError:
+        return ConfigurationError(f"The file {describe_value(self.path)} {problem}.", remedy)
 
 
-def dropped_span_of(value: Mapping[str, Any]) -> DroppedSpan:
-    """Return a span that a line of the file has; an error of Python's own for anything else."""
+def _parse_dropped_span(value: Mapping[str, Any]) -> DroppedSpan:
+    """Return a dropped span from a line of the file, or raise a built-in exception if it is not valid."""
     span = DroppedSpan(**value)
-    if [type(part) for part in span] != [str, float, int, int] or not math.isfinite(span.score):
+    if [type(element) for element in span] != [str, float, int, int] or not math.isfinite(span.score):
         raise ValueError(len(value))
     return span
 
 
 def can_hold_files(folder: Path) -> bool:
-    """Return whether a file can be made in a folder; in those of /proc none can, whatever their permissions say."""
+    """Return whether a file can be created in a directory. In /proc this is impossible, regardless of permissions."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -260,21 +277,21 @@ def can_hold_files(folder: Path) -> bool:
 
 
 def count_results(path: str | os.PathLike[str]) -> int:
-    """Return how many texts have a line in a file of results; 0 if it cannot be read."""
+    """Return the number of texts with a result in a results file, or 0 if it cannot be read."""
     try:
         with check_path(path, "resume").open("rb") as file:
-            return max(0, sum(line.endswith(b"\n") and not line.startswith(AGAIN) for line in file) - 1)
+            return max(0, sum(line.endswith(b"\n") and not line.startswith(REPLACEMENT_PREFIX) for line in file) - 1)
     except (OSError, ConfigurationError):
         return 0
 
 
 def to_json_line(value: Mapping[str, Any]) -> bytes:
-    """Return a value as a line of JSON."""
+    """Encode a value as a line of JSON."""
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 
 def from_json_line(line: bytes) -> Any:
-    """Return the value of a line of JSON, ``None`` for anything else."""
+    """Decode a line of JSON, or return ``None`` if it is not valid."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -282,6 +299,6 @@ def from_json_line(line: bytes) -> Any:
 
 
 def append_checksum(line: bytes) -> bytes:
-    """Return a line of JSON with a checksum of what it holds as its last value."""
+    """Return a line of JSON with the checksum of its contents added as the last value."""
     body = line.removesuffix(b"}\n")
     return body + b', "checksum": "%08x"}\n' % zlib.crc32(body)

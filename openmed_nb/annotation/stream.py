@@ -1,6 +1,6 @@
-"""A stream of texts in, a stream of answers out: chunks of texts that are read, run and decoded while others wait.
+"""Streaming annotation: texts are read, tokenized, run and decoded in chunks.
 
-While the device computes one chunk, the host decodes the one before and tokenizes the next.
+While the device processes one chunk, the host decodes the previous chunk and tokenizes the next chunk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .forward import (
 )
 from .lexicon import MIN_CHARACTERS, WordTokenCache, supports_tokenizer
 from .references import effective_length, read_text
-from .results import Entity, ResultStore, TextResult, dropped_span, uncovered
+from .results import Entity, ResultStore, TextResult, dropped_span, find_uncovered
 from .tokens import Tokens, Truncation, Windows, build_tokens, encode_batch, plan_windows, tokenize_words
 
 if TYPE_CHECKING:
@@ -43,29 +43,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# The first chunk has one in FIRST_CHUNK_DIVISOR of the characters of a full one, the next twice as many: answers come soon.
+# The first chunk has 1 / FIRST_CHUNK_DIVISOR of the characters of a full chunk, and each chunk doubles the size of the previous
+# chunk, so that the first results are available early.
 FIRST_CHUNK_DIVISOR = 8
 
-# How many batches of texts, and at least how many tokens, are read, sorted by length and held at a time.
-BATCHES_PER_CHUNK, MIN_CHUNK_TOKENS = 8, 16384
+# Number of batches per chunk, and minimum number of tokens per chunk. The texts of a chunk are sorted by length.
+BATCHES_PER_CHUNK = 8
+MIN_CHUNK_TOKENS = 16384
 
-# Of texts at hand, so many chunks are tokenized before their turn.
+# Number of chunks that are tokenized in advance if the texts are in memory.
 PREFETCH_CHUNKS = 3
 
-# About how long a token of English text is.
+# Approximate number of characters per token of English text.
 CHARACTERS_PER_TOKEN = 4
 
 
 def check_text(text: object, name: str = "The text") -> None:
-    """Refuse anything but a text, and half of a surrogate pair, which no encoding can write."""
+    """Raise an error if a value is not a string or contains an unpaired surrogate, which cannot be encoded."""
     if not isinstance(text, str):
-        remedy = "Pass a string, '' where there is no text."
+        remedy = "Pass a string; use '' for a missing text."
         if isinstance(text, os.PathLike):
             remedy = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
         elif isinstance(text, (list, tuple)):
             remedy = "Pass the words of a text as one string, such as ' '.join(words)."
         elif type(text).__module__.partition(".")[0] == "pyarrow":
-            remedy = "Pass the strings of a column of Arrow, as in column.to_pylist()."
+            remedy = "Pass the strings of an Arrow column, as in column.to_pylist()."
         raise InvalidTextError(f"{name} must be a string, not {short_type_name(text)}.", remedy)
     try:
         text.encode()
@@ -73,15 +75,18 @@ def check_text(text: object, name: str = "The text") -> None:
         position = error.start
     else:
         return
-    # Outside of the handler: the other error has the text, and would be the context of this one.
-    what = f"{name} has half of a surrogate pair at character {position}."
-    raise InvalidTextError(what, "Remove it, or read the file it comes from with its right encoding.")
+    # Raised outside of the handler, so that the original error, which contains the text, is not the context.
+    message = f"{name} contains an unpaired surrogate at character {position}."
+    raise InvalidTextError(message, "Remove it, or read the source file with the correct encoding.")
 
 
 def text_error(text: Any, number: int, split: bool) -> InvalidTextError | None:
-    """Return why a text, or a list of words if texts are split, cannot be read; ``None`` if it can.
+    """Return the error of an invalid text, or ``None`` if the text is valid.
 
-    An error in the place of a text is the reason itself.
+    Args:
+        text: The text, the list of its words, or the error of a text that could not be read.
+        number: Index of the text for the message.
+        split: Whether texts are lists of words.
     """
     if isinstance(text, InvalidTextError):
         return text
@@ -92,15 +97,15 @@ def text_error(text: Any, number: int, split: bool) -> InvalidTextError | None:
             for word in text:
                 check_text(word, f"A word of text {number}")
         else:
-            what = f"Text {number} must be a list of words, not {short_type_name(text)}."
-            return InvalidTextError(what, "Pass a list of strings.")
+            message = f"Text {number} must be a list of words, not {short_type_name(text)}."
+            return InvalidTextError(message, "Pass a list of strings.")
     except InvalidTextError as error:
         return error
     return None
 
 
 def all_readable(texts: list[Any]) -> bool:
-    """Tell whether all texts can be read, at once and so sooner than :func:`unreadable` for each."""
+    """Return whether all texts are valid. This is faster than :func:`text_error` for each text."""
     try:
         "".join(texts).encode()
     except (TypeError, UnicodeEncodeError):
@@ -108,13 +113,19 @@ def all_readable(texts: list[Any]) -> bool:
     return True
 
 
-@dataclass(frozen=True, repr=False)  # A worker's log would show what failed.
+@dataclass(frozen=True, repr=False)  # No repr, because the log of a worker would contain the texts.
 class Chunk:
-    """Consecutive texts of a stream."""
+    """Consecutive texts of a stream.
 
-    first: int  # the number of the first text in the stream
-    texts: list[Any]  # strings or lists of words, or whatever else the stream gave
-    error: Exception | None = None  # what the stream failed with after all texts; such a chunk has none
+    Attributes:
+        first: Index of the first text in the stream.
+        texts: Strings, lists of words, or invalid values of the stream.
+        error: Error of the stream after all its texts. Such a chunk has no texts.
+    """
+
+    first: int
+    texts: list[Any]
+    error: Exception | None = None
 
 
 END_OF_STREAM = Chunk(0, [])
@@ -125,27 +136,37 @@ def iter_chunks(
     characters: int,
     first: int = 0,
     min_text_length: int = 1,
-    max_texts: Callable[[], float] = lambda: math.inf,
+    max_texts: Callable[[], float] | None = None,
 ) -> Iterator[Chunk]:
-    """Yield the texts of a stream in order, in chunks of about ``characters``; each text counts for ``least`` of them.
+    """Yield the texts of a stream in chunks.
 
-    ``most`` says how many texts the next chunk has at most, if they are an eighth of a full chunk. A failure of the stream comes
-    as a value, in a last chunk without texts, so that the texts before it are not lost.
+    An error of the stream is yielded as a value in a last chunk without texts, so that the texts before it are not lost.
+
+    Args:
+        texts: The texts.
+        characters: Approximate number of characters of a full chunk.
+        first: Index of the first text.
+        min_text_length: Minimum number of characters that each text counts for.
+        max_texts: Returns the maximum number of texts of the next chunk. It only applies to chunks with at least an eighth of the
+            characters of a full chunk.
     """
-    stream, smallest, error = iter(texts), max(1, characters // FIRST_CHUNK_DIVISOR), None
-    size = smallest
+    stream = iter(texts)
+    error = None
+    min_size = max(1, characters // FIRST_CHUNK_DIVISOR)
+    size = min_size
     while error is None:
         chunk: list[Any] = []
-        left, enough = size, max_texts()
+        remaining = size
+        limit = math.inf if max_texts is None else max_texts()
         try:
-            while left > 0 and (len(chunk) < enough or size - left < smallest):
+            while remaining > 0 and (len(chunk) < limit or size - remaining < min_size):
                 chunk.append(next(stream))
-                left -= max(effective_length(chunk[-1]), min_text_length)
+                remaining -= max(effective_length(chunk[-1]), min_text_length)
         except StopIteration:
             if not chunk:
                 return
-        except Exception as failure:  # noqa: BLE001 - of the stream's own code, and raised after the texts before it
-            error = failure
+        except Exception as stream_error:  # noqa: BLE001 - the stream may raise anything; it is raised after the texts
+            error = stream_error
         if chunk:
             yield Chunk(first, chunk)
         first += len(chunk)
@@ -154,63 +175,93 @@ def iter_chunks(
 
 
 def chunk_characters(budget: TokenBudget) -> int:
-    """Return about how many characters are read at a time."""
+    """Return the approximate number of characters per chunk."""
     return max(MIN_CHUNK_TOKENS, BATCHES_PER_CHUNK * budget.max_tokens) * CHARACTERS_PER_TOKEN
 
 
 @dataclass(frozen=True)
 class AnnotationSettings:
-    """How texts are read and answered; all of it changes answers."""
+    """Settings that affect the results.
+
+    Attributes:
+        aggregation_strategy: Aggregation strategy of tokens.
+        ignore_labels: Labels that are excluded from the results.
+        max_tokens: Maximum number of text tokens per window.
+        delimiter: String that joins words if texts are lists of words, else ``None``.
+        stride: Overlap of windows as in transformers. If ``None``, windows are planned by :func:`plan_windows`.
+        truncation: Whether to truncate texts that are longer than the model supports.
+        transformers_boundaries: Whether to use the word boundaries of transformers.
+    """
 
     aggregation_strategy: str
     ignore_labels: tuple[str, ...]
-    max_tokens: int  # tokens of a text that the model takes at once
-    delimiter: str | None = None  # joins words, if texts come as lists of words
-    stride: int | None = None  # the overlap of transformers' windows; None for our own
-    truncation: bool = False  # whether what is longer than the model takes is dropped
-    transformers_boundaries: bool = False  # whether words start where transformers has them start
+    max_tokens: int
+    delimiter: str | None = None
+    stride: int | None = None
+    truncation: bool = False
+    transformers_boundaries: bool = False
 
     @property
     def has_transformers_boundaries(self) -> bool:
-        """Whether words start where transformers has them start; with a stride, everything is as there."""
+        """Whether to use the word boundaries of transformers. A stride implies them."""
         return self.transformers_boundaries or self.stride is not None
 
 
 @dataclass(frozen=True)
 class TokenizedChunk:
-    """A chunk of texts, ready for the device."""
+    """A chunk of texts, ready for the device.
 
-    first: int  # the number of the first text in the stream
-    texts: list[str]  # an empty one in the place of one that cannot be read
-    errors: dict[int, OpenMedError]  # why some cannot be read, by their place
+    Attributes:
+        first: Index of the first text in the stream.
+        texts: The texts. Invalid texts are replaced by empty strings.
+        errors: Errors of invalid texts, by position in the chunk.
+        tokens: Tokens of the texts.
+        windows: Windows over the tokens.
+    """
+
+    first: int
+    texts: list[str]
+    errors: dict[int, OpenMedError]
     tokens: Tokens
     windows: Windows
 
 
 @dataclass(frozen=True)
 class Annotator:
-    """A model, its tokenizer and the settings of a call."""
+    """A model, its tokenizer and the settings of a call.
+
+    Attributes:
+        network: The model.
+        tokenizer: The tokenizer of the model.
+        decoder: Converts predictions to entities.
+        settings: Settings that affect the results.
+        budget: Limits of one batch.
+        merge_windows: Merges the entities of overlapping windows of one text.
+        may_pad: Returns whether rows may be padded. This is measured at the first call.
+    """
 
     network: TokenClassifier
     tokenizer: PreTrainedTokenizerBase
     decoder: Decoder
     settings: AnnotationSettings
     budget: TokenBudget
-    merge_windows: Callable[[list[Entity]], list[Entity]]  # joins the entities of overlapping windows of one text
-    may_pad: Callable[[], bool]  # Whether rows may be padded, which is measured when it is first asked.
+    merge_windows: Callable[[list[Entity]], list[Entity]]
+    may_pad: Callable[[], bool]
 
     @functools.cached_property
     def word_cache(self) -> WordTokenCache | None:
-        """The lexicon of this call, ``None`` for a tokenizer that it does not serve."""
-        theirs = self.settings.has_transformers_boundaries
-        return WordTokenCache(self.tokenizer, theirs) if supports_tokenizer(self.tokenizer, theirs) else None
+        """The word cache of this call, or ``None`` if it does not support the tokenizer."""
+        transformers_boundaries = self.settings.has_transformers_boundaries
+        if not supports_tokenizer(self.tokenizer, transformers_boundaries):
+            return None
+        return WordTokenCache(self.tokenizer, transformers_boundaries)
 
     def whole_texts(self) -> Annotator:
-        """Return an annotator that drops nothing of a long text."""
+        """Return an annotator without truncation."""
         return replace(self, settings=replace(self.settings, truncation=False))
 
     def with_model(self, model: Any) -> Annotator:
-        """Return an annotator that does the same with another model."""
+        """Return an annotator with the same settings for a different model."""
         return replace(self, network=replace(self.network, model=model, compiled=False))
 
     def annotate(
@@ -218,231 +269,245 @@ class Annotator:
         texts: Iterable[Any],
         first: int = 0,
         in_memory: bool = False,
-        tell: Callable[[int, float], None] | None = None,
+        on_progress: Callable[[int, float], None] | None = None,
     ) -> Iterator[ResultStore]:
-        """Yield the answers to a stream of texts, chunk by chunk; errors count texts from ``first``.
+        """Yield the results of texts chunk by chunk.
 
-        ``tell`` gets how many texts the chunk under way has, and the share of it that is computed, on the CPU.
+        Args:
+            texts: The texts.
+            first: Index of the first text for error messages.
+            in_memory: Whether the texts are in memory, so that several chunks can be prefetched.
+            on_progress: Called on the CPU with the number of texts in the current chunk, and the completed fraction of the chunk.
         """
         chunks = iter_chunks(texts, chunk_characters(self.budget), first)
-        with contextlib.closing(self._tokenize(chunks, in_memory)) as prepared:
-            for collected in self._forward(prepared, tell):
-                yield self.decode(*collected)
+        with contextlib.closing(self._tokenize(chunks, in_memory)) as tokenized_chunks:
+            for tokenized, outputs in self._forward(tokenized_chunks, on_progress):
+                yield self.decode(tokenized, outputs)
 
-    def _tokenize(self, chunks: Iterator[Chunk], at_hand: bool) -> Generator[TokenizedChunk | Exception]:
-        """Yield chunks of texts ready for the device, and at the end what the stream failed with.
+    def _tokenize(self, chunks: Iterator[Chunk], in_memory: bool) -> Generator[TokenizedChunk | Exception]:
+        """Yield tokenized chunks, followed by the error of the stream, if any.
 
-        While a GPU computes a chunk, another thread tokenizes the next ones. Of texts that are ``at_hand`` several chunks are
-        read ahead, of a stream one: if it is slow, it must not hold up the answers before it.
+        While a GPU processes a chunk, another thread tokenizes the next chunks. Several chunks are prefetched if the texts are in
+        memory. Otherwise only one chunk is prefetched, because a slow stream must not delay the results of earlier texts.
         """
-        upcoming: deque[Callable[[], Callable[[], TokenizedChunk]]] = deque()
+        prefetched: deque[Callable[[], Callable[[], TokenizedChunk]]] = deque()
         error: Exception | None = None
 
-        def read(count: int, begin: Callable[..., Callable[[], Any]]) -> None:
+        def prefetch(count: int, start_task: Callable[..., Callable[[], Any]]) -> None:
             nonlocal error
-            while len(upcoming) < count and (chunk := next(chunks, None)):
+            while len(prefetched) < count and (chunk := next(chunks, None)):
                 error = chunk.error
                 if chunk.texts:
-                    upcoming.append(begin(self.start_tokenizing, chunk))
+                    prefetched.append(start_task(self.start_tokenizing, chunk))
 
-        with background_tasks(self.network.device) as begin:
-            # In this thread: the device waits for it, and another thread takes longer to start.
-            read(1, functools.partial)
-            while upcoming:
-                prepared = upcoming.popleft()()()
-                if at_hand:
-                    read(PREFETCH_CHUNKS, begin)
-                yield prepared
-                read(1, begin)
+        with background_tasks(self.network.device) as start_task:
+            # The device waits for the first chunk, so it is tokenized in this thread: another thread takes longer to start.
+            prefetch(1, functools.partial)
+            while prefetched:
+                get_result = prefetched.popleft()
+                finish = get_result()
+                tokenized = finish()
+                if in_memory:
+                    prefetch(PREFETCH_CHUNKS, start_task)
+                yield tokenized
+                prefetch(1, start_task)
         if error:
             yield error
 
     def _forward(
-        self, chunks: Iterator[TokenizedChunk | Exception], tell: Callable[[int, float], None] | None
+        self, chunks: Iterator[TokenizedChunk | Exception], on_progress: Callable[[int, float], None] | None
     ) -> Iterator[tuple[TokenizedChunk, tuple[Predictions, dict[int, OpenMedError]]]]:
-        """Yield chunks with what the model predicts; a device that computes while the program goes on has the next one by then."""
+        """Yield chunks with the predictions of the model. An asynchronous device already processes the next chunk by then."""
         network = self.network
         device = network.device
         budget = self.budget
-        started: tuple[TokenizedChunk, ForwardRun] | None = None
-        for upcoming in itertools.chain(chunks, [None]):
+        current: tuple[TokenizedChunk, ForwardRun] | None = None
+        for next_chunk in itertools.chain(chunks, [None]):
             following = None
-            if started:
-                prepared, run = started
-                if tell:
-                    run.tell = functools.partial(tell, len(prepared.texts))
-                start_pending(network, run)  # What was not started yet, on the CPU all of it.
+            if current:
+                tokenized, run = current
+                if on_progress:
+                    run.on_progress = functools.partial(on_progress, len(tokenized.texts))
+                start_pending(network, run)  # On the CPU, all batches are pending.
                 budget = budget.capped_at(run.max_fitting_tokens)
-            if isinstance(upcoming, TokenizedChunk) and (
-                started is None or parse_device_argument(device).queues_copies
+            if isinstance(next_chunk, TokenizedChunk) and (
+                current is None or parse_device_argument(device).queues_copies
             ):
-                following = self._begin(upcoming, budget)
-            if started:
+                following = self._start_chunk(next_chunk, budget)
+            if current:
                 outputs = collect(run, network)
-                if (
-                    isinstance(upcoming, TokenizedChunk) and following is None
-                ):  # A copy to MPS waits for all work before it.
-                    following = self._begin(upcoming, budget)
-                yield prepared, assemble_predictions(run, network, outputs)
-            if isinstance(upcoming, Exception):
-                raise upcoming
-            started = following
+                # A copy to MPS waits for all queued work, so the next chunk is started only after the outputs are collected.
+                if isinstance(next_chunk, TokenizedChunk) and following is None:
+                    following = self._start_chunk(next_chunk, budget)
+                yield tokenized, assemble_predictions(run, network, outputs)
+            if isinstance(next_chunk, Exception):
+                raise next_chunk
+            current = following
 
     def annotate_chunk(self, chunk: Chunk, budget: TokenBudget) -> tuple[ResultStore, TokenBudget]:
-        """Return the answers to the texts of one chunk, and the budget of the next: smaller, if memory was short."""
-        prepared = self.tokenize(chunk)
-        if prepared is None:
+        """Return the results of one chunk, and the budget of the next chunk, which is smaller if memory was insufficient."""
+        tokenized = self.tokenize(chunk)
+        if tokenized is None:
             return ResultStore.of([]), budget
-        run = self._begin(prepared, budget)[1]
+        _tokenized, run = self._start_chunk(tokenized, budget)
         start_pending(self.network, run)
-        collected = assemble_predictions(run, self.network, collect(run, self.network))
-        return self.decode(prepared, collected), budget.capped_at(run.max_fitting_tokens)
+        outputs = assemble_predictions(run, self.network, collect(run, self.network))
+        return self.decode(tokenized, outputs), budget.capped_at(run.max_fitting_tokens)
 
-    def _begin(self, prepared: TokenizedChunk, budget: TokenBudget) -> tuple[TokenizedChunk, ForwardRun]:
-        """Return a chunk with a run over it: started on a device that computes while the program goes on, else only planned."""
-        run = ForwardRun(prepared.tokens, prepared.windows)
-        copy_batches(self.network, run, self.plan_batches(prepared, budget))
+    def _start_chunk(self, tokenized: TokenizedChunk, budget: TokenBudget) -> tuple[TokenizedChunk, ForwardRun]:
+        """Return a chunk with its run. The run is started on an accelerator, and only planned on the CPU."""
+        run = ForwardRun(tokenized.tokens, tokenized.windows)
+        copy_batches(self.network, run, self.plan_batches(tokenized, budget))
         if parse_device_argument(self.network.device).is_accelerator:
             start_pending(self.network, run)
-        return prepared, run
+        return tokenized, run
 
     def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
-        """Return the entities of texts; raise the error of the first that has no answer."""
-        return [unwrap_result(answer) for answers in self.annotate(texts) for answer in answers.outcomes()]
+        """Return the entities of texts, or raise the error of the first failed text."""
+        return [unwrap_result(result) for chunk in self.annotate(texts) for result in chunk.outcomes()]
 
-    def plan_batches(self, prepared: TokenizedChunk, budget: TokenBudget) -> list[Batch]:
-        """Return the batches that a chunk runs in."""
-        added = self.network.special_tokens.num_special_tokens
-        lengths = prepared.windows.lengths + added
+    def plan_batches(self, tokenized: TokenizedChunk, budget: TokenBudget) -> list[Batch]:
+        """Return the batches of a chunk."""
+        num_special_tokens = self.network.special_tokens.num_special_tokens
+        lengths = tokenized.windows.lengths + num_special_tokens
         needs_padding = len(lengths) > 1 or budget.limit_shapes
         budget = replace(budget, allow_padding=needs_padding and self.may_pad())
         if self.settings.stride is not None and not budget.allow_padding:
-            # Transformers fills the last piece of a text up to the others, and a model that reads the filling gives its
-            # answers only with the same filling.
-            tokens = prepared.tokens
-            texts = tokens.text_ids[tokens.sequence_ids(prepared.windows.starts)]
-            longest = np.zeros(len(prepared.texts), np.int64)
-            np.maximum.at(longest, texts, lengths)
-            lengths = longest[texts]
-        return plan_batches(lengths, budget, self.settings.max_tokens + added)
+            # transformers pads all windows of a text to one length. A model that does not mask padding returns the same results
+            # only with the same padding.
+            tokens = tokenized.tokens
+            text_ids = tokens.text_ids[tokens.sequence_ids(tokenized.windows.starts)]
+            max_lengths = np.zeros(len(tokenized.texts), np.int64)
+            np.maximum.at(max_lengths, text_ids, lengths)
+            lengths = max_lengths[text_ids]
+        return plan_batches(lengths, budget, self.settings.max_tokens + num_special_tokens)
 
     def tokenize(self, chunk: Chunk) -> TokenizedChunk | None:
-        """Return a chunk of texts ready for the device, ``None`` without texts; this is work of the host alone."""
+        """Return a tokenized chunk, or ``None`` if it has no texts. Only the host is used."""
         return self.start_tokenizing(chunk)() if chunk.texts else None
 
     def start_tokenizing(self, chunk: Chunk) -> Callable[[], TokenizedChunk]:
-        """Read and tokenize a chunk of texts, and return what makes it ready for the device."""
-        settings, delimiter = self.settings, self.settings.delimiter
+        """Read and encode a chunk of texts, and return a function that assembles the tokenized chunk."""
+        settings = self.settings
+        delimiter = settings.delimiter
         readable = chunk.texts
-        failures: dict[int, OpenMedError] = {}
+        errors: dict[int, OpenMedError] = {}
         if delimiter is not None or not all_readable(readable):
             texts = [read_text(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
-            checked = (
-                (place, text_error(text, chunk.first + place, delimiter is not None))
-                for place, text in enumerate(texts)
-            )
-            failures = {place: failure for place, failure in checked if failure}
+            for index, text in enumerate(texts):
+                error = text_error(text, chunk.first + index, delimiter is not None)
+                if error:
+                    errors[index] = error
             empty: Any = "" if delimiter is None else []
-            readable = [empty if place in failures else text for place, text in enumerate(texts)]
+            readable = [empty if index in errors else text for index, text in enumerate(texts)]
         truncation = None
         if settings.stride is not None or settings.truncation:
             side = self.tokenizer.truncation_side
             truncation = Truncation(self.network.special_tokens, settings.max_tokens, settings.stride, side)
         if delimiter is not None:
-            assembled = functools.partial(
+            assemble_tokens = functools.partial(
                 tokenize_words, self.tokenizer, readable, delimiter, truncation, settings.has_transformers_boundaries
             )
         elif truncation is None and sum(map(len, readable)) >= MIN_CHARACTERS and self.word_cache:
-            tokens = self.word_cache.tokens(readable)  # Here, not in ready(): most of it is numpy's work.
-            assembled = functools.partial(lambda: tokens)
+            # Computed here and not in finish(), because NumPy does most of the work.
+            tokens = self.word_cache.tokens(readable)
+            assemble_tokens = functools.partial(lambda: tokens)
         else:
-            encodings, owners = encode_batch(self.tokenizer, readable, truncation)
-            assembled = functools.partial(
+            encodings, text_ids = encode_batch(self.tokenizer, readable, truncation)
+            assemble_tokens = functools.partial(
                 build_tokens,
                 self.tokenizer,
                 encodings,
-                owners,
+                text_ids,
                 readable,
                 transformers_boundaries=settings.has_transformers_boundaries,
             )
 
-        def ready() -> TokenizedChunk:
-            tokens = assembled()
+        def finish() -> TokenizedChunk:
+            tokens = assemble_tokens()
             strings = readable if delimiter is None else [delimiter.join(words) for words in readable]
             windows = plan_windows(tokens.sequence_offsets, tokens.word_starts, settings.max_tokens)
-            return TokenizedChunk(chunk.first, strings, failures, tokens, windows)
+            return TokenizedChunk(chunk.first, strings, errors, tokens, windows)
 
-        return ready
+        return finish
 
-    def decode(self, prepared: TokenizedChunk, collected: tuple[Predictions, dict[int, OpenMedError]]) -> ResultStore:
-        """Return the answer to every text of a chunk; this is work of the host alone."""
-        predictions, unanswered = collected
-        tokens = prepared.tokens
-        found = self.decoder.entities(prepared.texts, tokens, predictions)
-        failures = dict(prepared.errors)
-        for sequence, error in unanswered.items():
-            text = int(tokens.text_ids[sequence])
-            failures[text] = type(error)(f"Text {prepared.first + text}: {error.message}", error.remedy)
-        is_one_each = np.array_equal(tokens.text_ids, np.arange(len(prepared.texts)))
-        if is_one_each and not failures:
-            return found
-        # The sequences of a text stand together.
-        firsts = np.searchsorted(tokens.text_ids, np.arange(len(prepared.texts) + 1))
-        several = firsts[1:] - firsts[:-1] > 1
-        if not is_one_each:
-            found = found.of_texts(firsts.tolist(), tokens.text_ids)
-        if not failures and not several.any():
-            return found
-        answers: list[TextResult] = []
-        dropped = {place: spans for place, spans in found.dropped.items() if place not in failures}
-        for place, entities in enumerate(found):
-            if place in failures:
-                answers.append(failures[place])
-            elif several[place]:
+    def decode(self, tokenized: TokenizedChunk, outputs: tuple[Predictions, dict[int, OpenMedError]]) -> ResultStore:
+        """Return the results of all texts of a chunk. Only the host is used."""
+        predictions, sequence_errors = outputs
+        tokens = tokenized.tokens
+        store = self.decoder.entities(tokenized.texts, tokens, predictions)
+        errors = dict(tokenized.errors)
+        for sequence, error in sequence_errors.items():
+            text_id = int(tokens.text_ids[sequence])
+            errors[text_id] = type(error)(f"Text {tokenized.first + text_id}: {error.message}", error.remedy)
+        has_one_sequence_per_text = np.array_equal(tokens.text_ids, np.arange(len(tokenized.texts)))
+        if has_one_sequence_per_text and not errors:
+            return store
+        # The sequences of a text are adjacent.
+        sequence_offsets = np.searchsorted(tokens.text_ids, np.arange(len(tokenized.texts) + 1))
+        has_windows = sequence_offsets[1:] - sequence_offsets[:-1] > 1
+        if not has_one_sequence_per_text:
+            store = store.group_by_text(sequence_offsets.tolist(), tokens.text_ids)
+        if not errors and not has_windows.any():
+            return store
+        results: list[TextResult] = []
+        dropped = {text_id: spans for text_id, spans in store.dropped.items() if text_id not in errors}
+        for text_id, entities in enumerate(store):
+            if text_id in errors:
+                results.append(errors[text_id])
+            elif has_windows[text_id]:
                 merged = self.merge_windows(entities)
-                answers.append(merged)
-                # Of two overlapping entities one is removed; its characters are labeled all the same.
-                labeled = [*found.dropped.get(place, ()), *map(dropped_span, entities)]
-                dropped.pop(place, None)
-                if left := uncovered(labeled, merged):
-                    dropped[place] = left
+                results.append(merged)
+                # Merging removes one of two overlapping entities, but its characters are labeled nevertheless.
+                labeled = [*store.dropped.get(text_id, ()), *map(dropped_span, entities)]
+                dropped.pop(text_id, None)
+                if uncovered := find_uncovered(labeled, merged):
+                    dropped[text_id] = uncovered
             else:
-                answers.append(entities)
-        answered = ResultStore.of(answers, found.key)
-        answered.dropped = dropped
-        return answered
+                results.append(entities)
+        merged_store = ResultStore.of(results, store.key)
+        merged_store.dropped = dropped
+        return merged_store
 
 
 @contextlib.contextmanager
 def background_tasks(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
-    """Give a function that begins work of the host beside that of a device, and returns what waits for its result.
+    """Provide a function that starts a host task in the background, and returns a function that waits for its result.
 
-    On the CPU the work is done when its result is asked for: all cores are busy with the model.
+    On the CPU, the task runs when its result is requested, because the model uses all cores.
     """
     if not parse_device_argument(device).is_accelerator:
         yield functools.partial
         return
-    pool = ThreadPoolExecutor(1)  # More threads hold each other up: they share Python's lock.
+    pool = ThreadPoolExecutor(1)  # More threads would compete for the GIL.
     try:
         yield lambda *work: pool.submit(*work).result
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def unwrap_result(answer: TextResult) -> list[Entity]:
-    """Return the entities of an answer; raise the error if there are none because the text has no answer."""
-    if isinstance(answer, OpenMedError):
-        raise answer
-    return answer
+def unwrap_result(result: TextResult) -> list[Entity]:
+    """Return the entities of a result, or raise its error."""
+    if isinstance(result, OpenMedError):
+        raise result
+    return result
 
 
 @dataclass(frozen=True)
 class AnnotationSource:
-    """What answers a run over many texts: a pipeline of this process, or the workers of a cluster."""
+    """Source of the results of a run: a pipeline of this process, or the workers of a cluster.
 
-    # From texts, the number of the first, and what hears how far a chunk is; see Annotator.annotate().
+    Attributes:
+        annotate: Yields results; takes the texts, the index of the first text and a progress callback as
+            :meth:`Annotator.annotate` does.
+        settings: Model and settings that affect the results; they identify the run.
+        device: Device of the model for display.
+        shapes: Shapes of the batches that ran, or ``None`` if the device does not compile for each shape.
+        known_labels: Labels of the entities that the model can predict, or ``None`` if unknown.
+    """
+
     annotate: Callable[..., Iterator[ResultStore]]
-    settings: Mapping[str, Any]  # what tells a run from another: the model and all that changes its answers
+    settings: Mapping[str, Any]
     device: str
-    shapes: Collection[Any] | None = None  # of the batches so far, if the device compiles for each
-    known_labels: tuple[str, ...] | None = None  # of the entities that the model can find
+    shapes: Collection[Any] | None = None
+    known_labels: tuple[str, ...] | None = None

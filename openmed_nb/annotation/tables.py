@@ -1,4 +1,4 @@
-"""Tables passed in the place of a note: how to tell, and the line of code that reads their column of texts."""
+"""Detection of tables that are passed instead of notes, and the pandas code that reads their text column."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-# The call of pandas that reads a table, by the suffix of its file.
+# The pandas call that reads a table, by file suffix.
 _READERS = {
     "csv": "read_csv(path)",
     "tsv": r"read_csv(path, sep='\t')",
@@ -29,7 +30,7 @@ _READERS = {
 }
 _COMPRESSED = {"gz", "bz2", "xz", "zst", "zip"}  # pandas decompresses these.
 
-# Usual names of a column of texts. Only these are quoted: the first line of a table without a header is data.
+# Common names of text columns. Error messages quote no other names, because the first line may be data.
 _TEXT_COLUMNS = frozenset(
     ("text", "texts", "note", "notes", "note_text", "report", "report_text", "content", "sentence", "document", "body")
 )
@@ -41,19 +42,19 @@ _HEAD_CHARACTERS = 2**16
 
 
 def reader_by_name(path: str) -> str | None:
-    """Return the code that reads the texts of a table, or ``None`` if the name is not that of a table."""
+    """Return the code that reads the texts of a table, or ``None`` if the file name is not that of a table."""
     stem, _, ending = path.lower().rpartition(".")
     compressed = ending in _COMPRESSED
     reader = _READERS.get(stem.rpartition(".")[2] if compressed else ending)
     if reader is None or not stem:
         return None
     plain = reader.startswith(("read_csv", "read_json")) and not compressed
-    head = _head_of(path) if plain else ""
+    head = _read_head(path) if plain else ""
     if reader.startswith("read_json"):
-        return _code(reader, _column_of_record(head))
+        return _code(reader, _record_text_column(head))
     if head:
         separator = "\t" if "sep=" in reader else ","
-        return _code_of_csv(head, separator)
+        return _csv_code(head, separator)
     return _code(reader)
 
 
@@ -68,25 +69,25 @@ def reader_by_content(data: bytes) -> str | None:
         reader = "read_excel(path)"
     if reader is not None:
         return _code(reader)
-    # Most notes do not begin like a table, and are not searched any further.
-    beginning = data[:_HEAD_CHARACTERS].removeprefix(b"\xef\xbb\xbf").lstrip()
-    first = beginning.partition(b"\n")[0]
-    if not first.startswith((b"{", b"[")) and not _TEXT_HEADER.search(first.strip()):
+    # Most notes do not start like a table; they are not searched further.
+    start = data[:_HEAD_CHARACTERS].removeprefix(b"\xef\xbb\xbf").lstrip()
+    first_line = start.partition(b"\n")[0]
+    if not first_line.startswith((b"{", b"[")) and not _TEXT_HEADER.search(first_line.strip()):
         return None
-    head = beginning.decode(errors="replace").replace("\0", "")
+    head = start.decode(errors="replace").replace("\0", "")
     lines = head.splitlines()[:2]
     code = None
     if re.match(r'\[\s*\{\s*"', head):
-        code = _code("read_json(path)", _column_of_record(head.removeprefix("[")))
-    elif len(lines) > 1 and all(isinstance(_value_of(line), dict) for line in lines):
-        code = _code("read_json(path, lines=True)", _column_of_record(head))
+        code = _code("read_json(path)", _record_text_column(head.removeprefix("[")))
+    elif len(lines) > 1 and all(isinstance(_parse_json(line), dict) for line in lines):
+        code = _code("read_json(path, lines=True)", _record_text_column(head))
     elif _is_csv(head, len(data) > _HEAD_CHARACTERS):
-        code = _code_of_csv(head, ",")
+        code = _csv_code(head, ",")
     return code
 
 
-def _head_of(path: str) -> str:
-    """Return the beginning of a file; empty where it cannot be read as text."""
+def _read_head(path: str) -> str:
+    """Return the start of a file, or an empty string if it cannot be read."""
     try:
         if not Path(path).is_file():  # A pipe would block.
             return ""
@@ -96,16 +97,16 @@ def _head_of(path: str) -> str:
         return ""
 
 
-def _separator_of(head: str, otherwise: str) -> str:
-    """Return the separator that is most frequent in the first line."""
-    first = "".join(head.splitlines()[:1])
-    best = max(",;\t|", key=first.count)
-    return best if best in first else otherwise
+def _find_separator(head: str, default: str) -> str:
+    """Return the most frequent separator of the first line, or a default."""
+    first_line = "".join(head.splitlines()[:1])
+    separator = max(",;\t|", key=first_line.count)
+    return separator if separator in first_line else default
 
 
-def _is_csv(head: str, is_cut: bool) -> bool:
-    """Return whether a text has a header with a usual name of a column of texts, and rows of its length."""
-    reader = csv.reader(io.StringIO(head, newline=""), delimiter=_separator_of(head, ","))
+def _is_csv(head: str, is_truncated: bool) -> bool:
+    """Return whether a text has a header with a common name of a text column, and rows of the same length."""
+    reader = csv.reader(io.StringIO(head, newline=""), delimiter=_find_separator(head, ","))
     try:
         header = [cell.strip() for cell in next(reader, [])]
         if len(header) != len(set(header)) or not all(map(_COLUMN_NAME.fullmatch, header)):
@@ -115,28 +116,31 @@ def _is_csv(head: str, is_cut: bool) -> bool:
         rows = [row for row in reader if row]
     except csv.Error:
         return False
-    rows = rows[:-1] if is_cut else rows
+    rows = rows[:-1] if is_truncated else rows
     return len(rows) > 1 and all(len(row) == len(header) for row in rows)
 
 
-def _code_of_csv(head: str, separator: str) -> str:
-    separator = _separator_of(head, separator)
+def _csv_code(head: str, separator: str) -> str:
+    separator = _find_separator(head, separator)
     columns = next(csv.reader(head.splitlines()[:1], delimiter=separator), [])
     reader = "read_csv(path)" if separator == "," else f"read_csv(path, sep={separator!r})"
-    return _code(reader, next((column for column in columns if column.strip().casefold() in _TEXT_COLUMNS), "text"))
+    return _code(reader, _find_text_column(columns))
 
 
-def _column_of_record(head: str) -> str:
-    """Return the name of the column of texts in the first record of a JSON table."""
+def _record_text_column(head: str) -> str:
+    """Return the name of the text column in the first record of a JSON table."""
     try:
         record, _ = json.JSONDecoder().raw_decode(head.lstrip())
     except (ValueError, RecursionError):
         return "text"
-    columns = record if isinstance(record, dict) else ()
+    return _find_text_column(record if isinstance(record, dict) else ())
+
+
+def _find_text_column(columns: Iterable[str]) -> str:
     return next((column for column in columns if column.strip().casefold() in _TEXT_COLUMNS), "text")
 
 
-def _value_of(line: str) -> object:
+def _parse_json(line: str) -> object:
     try:
         value: object = json.loads(line)
     except (ValueError, RecursionError):

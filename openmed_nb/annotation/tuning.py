@@ -1,4 +1,4 @@
-"""What is measured to run faster: whether rows may be padded, how many tokens run at once, and whether compiling pays."""
+"""Performance measurements: whether rows may be padded, the best batch size, and whether compilation is worthwhile."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# How long the row is that shows whether a model reads the filling: a length that rows on MPS are filled up to anyway.
+# Length of the row that is used to check whether a model masks padding. Rows on MPS are padded to this length anyway.
 PROBE_LENGTH = 32
 
-# The numbers of tokens that are tried, from the smallest up, and how long the rows are.
+# Batch sizes in tokens that are measured, in ascending order, and the row length.
 CALIBRATION_TOKENS = tuple(256 * 2**power for power in range(9))
 CALIBRATION_LENGTH = 128
 
-# A larger batch must be this many times faster to be worth its memory.
+# Minimum speedup of a larger batch, because a larger batch takes more memory.
 MIN_CALIBRATION_SPEEDUP = 1.03
 
-# Compiling is kept if it makes a pass at least this many times faster. The fastest of PASSES passes each way counts.
+# Minimum speedup for which a compiled model is kept. The fastest of COMPILE_PASSES passes of each model is compared.
 MIN_COMPILE_SPEEDUP = 1.05
 COMPILE_PASSES = 3
 
-# What both ways read: of several lengths, so that the compiled model meets several shapes.
+# Texts that both models annotate. They have several lengths, so that the compiled model runs with several shapes.
 COMPILE_TEXTS = (
     "No known drug allergies.",
     "Patient with type 2 diabetes mellitus and hypertension, admitted for chest pain.",
@@ -50,11 +50,11 @@ COMPILE_TEXTS = (
 
 @dataclass(frozen=True, repr=False)
 class Calibration(Displayable):
-    """How fast a model is with batches of several sizes.
+    """Throughput of a model for several batch sizes.
 
     Attributes:
-        device: The device that was measured.
-        speeds: Pairs of tokens at once and tokens per second.
+        device: Measured device.
+        throughput: Pairs of batch size in tokens and tokens per second.
     """
 
     device: str
@@ -62,35 +62,32 @@ class Calibration(Displayable):
 
     @property
     def batch_tokens(self) -> int:
-        """The smallest batch that no larger one beats by much."""
+        """The smallest batch size for which no larger batch size is more than 3% faster."""
         fastest = max(speed for _tokens, speed in self.throughput)
         return next(tokens for tokens, speed in self.throughput if MIN_CALIBRATION_SPEEDUP * speed >= fastest)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return device, choice and speeds as plain mappings and numbers."""
+        """Return device, batch size and throughput as JSON-compatible data."""
         return {"device": self.device, "batch_tokens": self.batch_tokens, "tokens_per_second": dict(self.throughput)}
 
     def to_report(self) -> Report:
-        """Return the choice, and a table of the speeds."""
+        """Return the batch size, and a table and a chart of the throughput."""
         rows = tuple((f"{tokens:,}", f"{speed:,.0f}") for tokens, speed in self.throughput)
-        table = Table("Measured", ("tokens at once", "tokens per second"), rows, collapsed=True)
-        caption, named = (
-            "Tokens a second, by tokens at once",
-            [(f"{tokens:,}", speed) for tokens, speed in self.throughput],
-        )
-        picture = bar_chart(caption, named, "{:,.0f}".format, f"{self.batch_tokens:,}")
-        return Report(f"{self.batch_tokens:,} tokens at once on {self.device}", tables=(table,), charts=(picture,))
+        table = Table("Measured", ("tokens per batch", "tokens per second"), rows, collapsed=True)
+        bars = [(f"{tokens:,}", speed) for tokens, speed in self.throughput]
+        chart = bar_chart("Tokens per second by batch size (tokens)", bars, "{:,.0f}".format, f"{self.batch_tokens:,}")
+        return Report(f"{self.batch_tokens:,} tokens per batch on {self.device}", tables=(table,), charts=(chart,))
 
 
 @dataclass(frozen=True, repr=False)
 class Compilation(Displayable):
-    """What came of compiling a model.
+    """Result of compiling a model.
 
     Attributes:
         kept: Whether the compiled model is used.
-        gain: How many times faster it was; ``None`` if it did not run.
-        reason: Why it is kept or not.
-        device: The device that it was tried on.
+        speedup: Speedup of the compiled model, or ``None`` if it did not run.
+        reason: Reason for the decision.
+        device: Device of the measurement.
     """
 
     kept: bool
@@ -99,41 +96,43 @@ class Compilation(Displayable):
     device: str
 
     def to_report(self) -> Report:
-        """Return what came of it in two lines."""
-        kept = "is used" if self.kept else "is not used"
-        return Report(f"torch.compile {kept} on {self.device}", (self.reason,))
+        """Return the decision and its reason."""
+        status = "is used" if self.kept else "is not used"
+        return Report(f"torch.compile {status} on {self.device}", (self.reason,))
 
 
-def is_padding_masked(network: TokenClassifier, longest: int) -> bool:
-    """Return whether padding a row leaves the answers to its own tokens unchanged, but for rounding.
+def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
+    """Return whether padding a row leaves the predictions for its tokens unchanged, except for rounding.
 
-    A model may take a mask and still read the filling: the convolutions of ConvBERT, the pooling of Funnel and the hashes
-    of YOSO do. So a row of tokens, none of them a text's, runs alone and filled up. The person's hooks do not see it.
+    A model may accept an attention mask and still read the padding, such as the convolutions of ConvBERT, the pooling of Funnel
+    and the hashes of YOSO. A row of synthetic tokens therefore runs with and without padding. Hooks of the user are not called.
     """
     import torch
 
     if "attention_mask" not in network.input_names:
         return False
-    padded = min(PROBE_LENGTH, longest)
-    length = padded * 2 // 3
-    ids = np.full((1, padded), network.special_tokens.pad_token_id, np.int64)
+    padded_length = min(PROBE_LENGTH, max_length)
+    length = padded_length * 2 // 3
+    ids = np.full((1, padded_length), network.special_tokens.pad_token_id, np.int64)
     ids[0, :length] = np.resize([*network.special_tokens.prefix_ids, *network.special_tokens.suffix_ids] or [0], length)
-    inputs = network.build_inputs(ids, (np.arange(padded) < length)[None])
-    bare = replace(network, model=ModelWithoutHooks(network.model))
+    inputs = network.build_inputs(ids, (np.arange(padded_length) < length)[None])
+    without_hooks = replace(network, model=ModelWithoutHooks(network.model))
     try:
         with TENSOR_LOCK, torch.no_grad():
-            filled = bare.logits(inputs)[0, :length].float()
-            alone = bare.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
-            difference = float((filled - alone).abs().max())
-            size = float(alone.abs().max())
-    except Exception:  # noqa: BLE001 - a model that cannot run is reported when it runs over texts
+            padded = without_hooks.logits(inputs)[0, :length].float()
+            unpadded = without_hooks.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
+            difference = float((padded - unpadded).abs().max())
+            magnitude = float(unpadded.abs().max())
+    except Exception:  # noqa: BLE001 - an error of the model is reported when it runs on texts
         return True
     rounding = torch.finfo(network.model.dtype).eps ** 0.5
-    return not difference > rounding * max(1.0, size)  # NaN is reported with the answers.
+    return not difference > rounding * max(1.0, magnitude)  # NaN is reported with the results.
 
 
 @dataclass(frozen=True)
 class ModelWithoutHooks:
+    """A model whose forward pass runs without the hooks that users have registered."""
+
     model: PreTrainedModel
     training: ClassVar[bool] = False
 
@@ -148,9 +147,12 @@ class ModelWithoutHooks:
         return self.model.forward(**inputs)
 
 
-def measure_batches(network: TokenClassifier, longest: int) -> Calibration:
-    """Measure batches of more and more tokens, until one does not fit in memory or two are hardly faster."""
-    length = min(CALIBRATION_LENGTH, longest)
+def measure_batches(network: TokenClassifier, max_length: int) -> Calibration:
+    """Measure the throughput of batches of increasing size.
+
+    The measurement stops when a batch does not fit in memory, or when two batches are not significantly faster.
+    """
+    length = min(CALIBRATION_LENGTH, max_length)
     speeds: list[tuple[int, float]] = []
     with TENSOR_LOCK:
         for tokens in CALIBRATION_TOKENS:
@@ -164,8 +166,9 @@ def measure_batches(network: TokenClassifier, longest: int) -> Calibration:
 
 
 def measure_throughput(network: TokenClassifier, rows: int, length: int) -> float:
-    """Return how many tokens per second run in batches of a shape, 0 if these do not fit in memory."""
-    inputs, device = network.dummy_inputs(rows, length), network.device
+    """Return the number of tokens per second for batches of a shape, or 0 if they do not fit in memory."""
+    inputs = network.dummy_inputs(rows, length)
+    device = network.device
 
     def run() -> None:
         for tensor in network(inputs):
@@ -184,31 +187,37 @@ AnnotateFn = Callable[[Sequence[str]], Sequence[Sequence[Entity]]]
 
 
 def compare_compiled(plain: AnnotateFn, compiled: AnnotateFn, device: str) -> Compilation:
-    """Read texts both ways, in turn, and return what came of it.
+    """Compare the original and the compiled model in interleaved passes, and return the result.
 
-    Compiling can fail in any way, for want of a C++ compiler above all; then the model runs as it did before.
+    Compilation can fail in many ways, most often because no C++ compiler is installed. The original model is used then.
     """
     device = format_device(device)
 
-    def spans(way: AnnotateFn) -> list[tuple[int, int, int, str]]:
+    def find_spans(annotate: AnnotateFn) -> list[tuple[int, int, int, str]]:
         return [
-            (number, *entity_span(entity)) for number, entities in enumerate(way(COMPILE_TEXTS)) for entity in entities
+            (index, *entity_span(entity))
+            for index, entities in enumerate(annotate(COMPILE_TEXTS))
+            for entity in entities
         ]
 
     plain_seconds: list[float] = []
     compiled_seconds: list[float] = []
     try:
-        computed = spans(compiled)  # The first call compiles.
-        expected = spans(plain)
+        computed = find_spans(compiled)  # The first call compiles.
+        expected = find_spans(plain)
         for _ in range(COMPILE_PASSES):
             plain_seconds.append(time_call(lambda: plain(COMPILE_TEXTS)))
             compiled_seconds.append(time_call(lambda: compiled(COMPILE_TEXTS)))
-    except Exception as error:  # noqa: BLE001 - whatever a compiler fails with becomes the reason
-        return Compilation(False, None, f"It does not compile: {describe_error(error)}.", device)
-    gain = min(plain_seconds) / min(compiled_seconds)
+    except Exception as error:  # noqa: BLE001 - any error of the compiler becomes the reason
+        return Compilation(False, None, f"Compilation failed: {describe_error(error)}.", device)
+    speedup = min(plain_seconds) / min(compiled_seconds)
     if expected != computed:
-        what = f"It finds other entities: {len(computed)} instead of {len(expected)}, or at other places."
-        return Compilation(False, gain, what, device)
-    if gain < MIN_COMPILE_SPEEDUP:
-        return Compilation(False, gain, f"It finds the same entities, but only {gain:.2f} times as fast.", device)
-    return Compilation(True, gain, f"It finds the same {len(expected)} entities {gain:.2f} times faster.", device)
+        reason = f"It predicts different entities: {len(computed)} instead of {len(expected)}, or at other offsets."
+        return Compilation(False, speedup, reason, device)
+    if speedup < MIN_COMPILE_SPEEDUP:
+        return Compilation(
+            False, speedup, f"It predicts the same entities, but only {speedup:.2f} times as fast.", device
+        )
+    return Compilation(
+        True, speedup, f"It predicts the same {len(expected)} entities {speedup:.2f} times as fast.", device
+    )

@@ -253,7 +253,7 @@ def test_model_that_computes_no_numbers(new_pipe, tiny, annotated, rounded, stra
         next(answers)
 
     found = annotated(pipe, ["asthma has type", "asthma"], on_error="record")
-    what = f"Text 0: The model computes no numbers (NaN) on {pipe.device} in torch.float32."
+    what = f"Text 0: The model produces NaN on {pipe.device} in torch.float32."
     assert [why[: len(what)] for why in found.errors.values()] == [what]
     assert "Load it in float32" not in found.errors[0]
     assert [found[1]] == rounded(expected)

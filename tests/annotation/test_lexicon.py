@@ -120,10 +120,10 @@ def test_each_word_is_asked_once():
     """A word is learnt when it comes first, in any case, and each mark is a word."""
     lexicon = WordTokenCache(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
-    counts = [len(lexicon._known.keys)]
+    counts = [len(lexicon._words.keys)]
     for text in ("as, a É", "e as", "E, an"):
         lexicon.tokens([text, ENOUGH])
-        counts.append(len(lexicon._known.keys))
+        counts.append(len(lexicon._words.keys))
     assert np.diff(counts).tolist() == [1, 0, 1]  # e, nothing, an
 
 
@@ -132,7 +132,7 @@ def test_many_words():
     lexicon = WordTokenCache(tokenizer_of())
     for begin in range(0, 2 * MAX_CACHED_WORDS, MAX_CACHED_WORDS // 2):
         check(lexicon, [" ".join(map(str, range(begin, begin + MAX_CACHED_WORDS // 2)))])
-    assert len(lexicon._known.keys) < 2 * MAX_CACHED_WORDS
+    assert len(lexicon._words.keys) < 2 * MAX_CACHED_WORDS
 
 
 def test_threads():
@@ -150,11 +150,11 @@ def test_words_that_are_forgotten_meanwhile():
 
     class Forgotten(WordTokens):
         def lookup(self, keys):
-            lexicon._known = EMPTY_WORD_TOKENS
+            lexicon._words = EMPTY_WORD_TOKENS
             return super().lookup(keys)
 
     lexicon.tokens(["as a", ENOUGH])
-    lexicon._known = Forgotten(**vars(lexicon._known))
+    lexicon._words = Forgotten(**vars(lexicon._words))
     check(lexicon, ["as é", ENOUGH])
 
 

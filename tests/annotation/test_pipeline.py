@@ -434,5 +434,5 @@ def test_step_of_one_pipeline(new_pipe):
 
 def test_annotate_refuses_what_would_not_run(new_pipe, annotated):
     """Annotating many texts has its own way to answers, and says which overridden step would not run."""
-    with pytest.raises(ConfigurationError, match="Overriding overrides postprocess, which would not run here"):
+    with pytest.raises(ConfigurationError, match="Overriding overrides postprocess, which would not be called here"):
         annotated(new_pipe("first", overriding(AnnotationPipeline, "postprocess")), THREE)

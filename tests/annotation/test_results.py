@@ -514,7 +514,7 @@ def test_a_hundred_thousand_entities_are_held_small():
     columns, one = ResultStore(), entity(TEXTS[0], "asthma")
     for number in range(50_000):
         columns.add(number, [one, one])
-    parts = (*columns._columns.values(), columns._bounds)
+    parts = (*columns._columns.values(), columns._text_offsets)
 
     assert sum(map(sys.getsizeof, (*parts, columns.fingerprints))) < 1.1 * (16 * 100_000 + 16 * 50_000)
 
