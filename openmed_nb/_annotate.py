@@ -224,7 +224,7 @@ def validate_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipe
     from .annotation.pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
-        remedy = "Pass the name of a model, or a pipeline of load_pipeline(); a client of a cluster is client=."
+        remedy = "Pass the name of a model, or a pipeline of load_pipeline(). Pass the client of a cluster as client=."
         raise invalid_type("model", pipe, remedy)
     if arguments:
         message = f"An existing pipeline does not accept {', '.join(sorted(arguments))}."

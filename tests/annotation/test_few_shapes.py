@@ -141,7 +141,7 @@ class TestShapes:
         on_forward(pipe.model, lambda ids: shapes.add(tuple(ids.shape)))
         found = annotate(texts, pipe, progress=False)
         assert found.shapes == found.summary().to_dict()["batch_shapes"] == len(shapes) > 1
-        assert f"Batches had {len(shapes)} shapes; the device compiles once for each." in str(found.summary())
+        assert f"Batches had {len(shapes)} shapes; the device compiles one graph per shape." in str(found.summary())
         assert quiet.shapes is None
         assert "shape" not in str(quiet)
 

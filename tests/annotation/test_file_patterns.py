@@ -276,7 +276,7 @@ class TestSources:
         (tmp_path / "p2.txt").write_bytes(b"caf\xe9")
         write("p3.txt")
 
-        with pytest.raises(ValueError, match="not UTF-8") as caught:
+        with pytest.raises(ValueError, match="not valid UTF-8") as caught:
             found_in(tmp_path / "*.txt")
 
         assert caught.value.annotations.sources == (str(note),)

@@ -12,7 +12,7 @@ from openmed_nb.annotation.masking import MASKING_DISCLAIMER, mask_text, refine_
 from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
-STAY = "names, dates, places and numbers stay"  # By a model that knows diseases alone.
+STAY = "names, dates, places and numbers are not masked"  # By a model that knows diseases alone.
 
 # Text, spans, policy, and what is left.
 CASES = [
@@ -197,7 +197,7 @@ class TestManyTexts:
 
         masked = found.filter(min_score=1.0).mask()
         assert masked[0].text == "She has asthma."
-        assert "Only entities with a score from 1." in masked.to_report().sentences
+        assert "Filtered to entities with a score of at least 1." in masked.to_report().sentences
 
     def test_the_first_texts_are_shown(self):
         """All masked texts together show how much was replaced, once what that does not promise, and the first of them."""
@@ -206,16 +206,16 @@ class TestManyTexts:
 
         assert str(masked).splitlines()[:6] == [
             f"4 entities masked in 8 texts; {STAY}",
-            "  Only what the model labels DISEASE is replaced.",
+            "  Only entities with the label DISEASE are replaced.",
             f"  {MASKING_DISCLAIMER}",
-            "  Shown: the first 5 texts.",
+            "  Displayed: the first 5 texts.",
             "0: She has [DISEASE].",
             f"1: {masked[1].error}",
         ]
         assert repr(masked) == str(masked)
         assert masked._repr_html_().count(MASKING_DISCLAIMER) == 1
         assert (
-            "The first 5 of 8 texts. <code>masked[5]</code> is another, where masked is this result."
+            "The first 5 of 8 texts. <code>masked[5]</code> displays another text, where masked is this result."
             in masked._repr_html_()
         )
         assert "where masked" not in nb.annotate("No asthma.", "bundled_small", device="cpu").mask()._repr_html_()
@@ -303,12 +303,12 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
         (("DISEASE",), STAY),
         (("DRUG_NAME", "GENE_NAME", "DOSE"), STAY),  # Names, but of nobody.
         (("LABEL_1", "LABEL_2"), STAY),
-        (("B-PER", "I-PER", "B-LOC", "B-ORG"), "dates and numbers stay"),
+        (("B-PER", "I-PER", "B-LOC", "B-ORG"), "dates and numbers are not masked"),
         (("PATIENT", "DOB", "HOSPITAL", "MRN"), ""),
         (("FIRSTNAME", "Date", "CITY", "phone_number"), ""),
         (("private_person", "private_date", "private_address", "account_number", "secret"), ""),
-        (("EMAIL", "date_of_birth"), "names, places and numbers stay"),
-        (("private-NAME", "chart-DATE"), "places and numbers stay"),  # An entity has what follows the first hyphen.
+        (("EMAIL", "date_of_birth"), "names, places and numbers are not masked"),
+        (("private-NAME", "chart-DATE"), "places and numbers are not masked"),  # An entity has what follows the first hyphen.
     ],
 )
 def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, says):
@@ -317,7 +317,7 @@ def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, 
     for masked in (nb.annotate(["The patient has asthma."], pipe).mask(), nb.annotate("Has asthma.", pipe).mask()):
         headline, knows, *_ = str(masked).splitlines()
 
-        assert headline.endswith(f"; {says}") if says else "stay" not in headline
+        assert headline.endswith(f"; {says}") if says else "not masked" not in headline
         assert labels[0].partition("-")[2] in knows
         assert not says or says in masked._repr_html_()
 
@@ -327,8 +327,8 @@ def test_headline_of_masked_texts_counts_what_the_policy_or_the_filter_leaves_ou
     found = Annotations(ResultStore(), (), "m", "cpu", known_labels=("NAME", "DATE", "CITY", "ID"))
 
     assert str(found.mask()).splitlines()[0] == "0 entities masked in 0 texts"
-    assert str(found.mask({"NAME": None})).splitlines()[0] == "0 entities masked in 0 texts; names stay"
-    assert str(found.filter("name").mask()).splitlines()[0].endswith("; dates, places and numbers stay")
+    assert str(found.mask({"NAME": None})).splitlines()[0] == "0 entities masked in 0 texts; names are not masked"
+    assert str(found.filter("name").mask()).splitlines()[0].endswith("; dates, places and numbers are not masked")
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first"])
@@ -355,7 +355,7 @@ def test_filter_by_score_is_said_with_a_single_masked_text():
     masked = found.filter(min_score=1.0).show(0).mask()
 
     assert masked.text == "She has asthma."
-    assert "Only entities with a score from 1." in masked.to_report().sentences
+    assert "Filtered to entities with a score of at least 1." in masked.to_report().sentences
     assert masked == found.filter(min_score=1.0).mask()[0]
 
 

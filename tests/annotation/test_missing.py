@@ -228,14 +228,14 @@ class TestResumeAfterRepair:
         """A text takes the place of an error only after all results were found to be of the same notes."""
         run([5, ASTHMA], on_error="record", resume=file)
         written = file.read_bytes()
-        with pytest.raises(ConfigurationError, match="Text 1 is not the one"):
+        with pytest.raises(ConfigurationError, match="Text 1 differs"):
             run([EPILEPSY, EPILEPSY], on_error="record", resume=file)
         assert file.read_bytes() == written
 
     def test_result_is_not_given_up(self, run, file):
         """A text with a result that is missing now is another series of notes."""
         run([ASTHMA, EPILEPSY], resume=file)
-        with pytest.raises(ConfigurationError, match="Text 1 is not the one"):
+        with pytest.raises(ConfigurationError, match="Text 1 differs"):
             run([ASTHMA, None], resume=file)
 
     def test_what_was_read_again_survives_the_next_error(self, run, file):
@@ -264,7 +264,7 @@ class TestResumeAfterRepair:
         run([ASTHMA], resume=file)
         line = append_checksum(to_json_line({"text": 1, "fingerprint": "00", "entities": []}))
         file.write_bytes(file.read_bytes() + line)
-        with pytest.raises(ConfigurationError, match=r"is damaged in line 3\."):
+        with pytest.raises(ConfigurationError, match=r"is corrupt at line 3\."):
             run([ASTHMA], resume=file)
 
     @given(data=some.data())
@@ -300,7 +300,7 @@ def test_header_of_any_size(run, pipe_of, keyword_model, file, labels):
     written = file.read_bytes()
     assert list(run([ASTHMA], pipe, resume=file)) == list(first)
     assert file.read_bytes() == written
-    with pytest.raises(ConfigurationError, match=r"other settings \(ignore_labels\)"):
+    with pytest.raises(ConfigurationError, match=r"different settings \(ignore_labels\)"):
         run([ASTHMA], resume=file)
     assert file.read_bytes() == written
 

@@ -112,7 +112,7 @@ class TestHiddenResults:
         pd.testing.assert_frame_equal(there.to_frame()[columns], found.to_frame()[columns])
         for shown in (str(there), there._repr_html_(), str(there.summary()), there.to_json()):
             assert not any(word in shown for word in WORDS)
-        with pytest.raises(ConfigurationError, match=r"other settings \(words\)"):
+        with pytest.raises(ConfigurationError, match=r"different settings \(words\)"):
             annotated(pipe, NOTES, resume=there)
         with pytest.raises(ConfigurationError, match="not kept"):
             there.show(0)

@@ -182,7 +182,7 @@ class TestOneHiddenText:
             assert "DISEASE" in shown
             assert not any(word in shown for word in ("asthma", "diabetes", "He has"))
         assert "7-13" in str(found)
-        assert "(the text is hidden)" in str(found)
+        assert "(text hidden)" in str(found)
 
     def test_still_holds_them_for_code(self):
         """The values are there for code that asks."""
@@ -291,14 +291,14 @@ class TestManyTextsShown:
         assert str(found()) == (
             "3 entities found in 4 texts by bundled on cpu\n"
             "  By label: DISEASE 3.\n"
-            "  Texts without any: 1.\n"
-            "  Texts that could not be read or run: 1.\n"
+            "  Texts without entities: 1.\n"
+            "  Texts with errors: 1.\n"
             "0: He has [asthma](DISEASE).\n"
             "1: No complaints.\n"
-            "2: (no answer)\n"
+            "2: (error)\n"
             "3: [Type 2 diabetes](DISEASE) and [asthma](DISEASE).\n"
             "Labels: DISEASE 3\n"
-            "Texts without an answer\n"
+            "Failed texts\n"
             "  text  why\n"
             f"  2     {FAILURE}"
         )
@@ -312,7 +312,7 @@ class TestManyTextsShown:
         """Of many texts only the first are shown, and it says so."""
         texts = [f"note {number} asthma" for number in range(20)]
         many = annotations([[entity(text, "asthma")] for text in texts], texts)
-        assert f"Shown: the first {MAX_DISPLAYED_TEXTS} texts." in str(many)
+        assert f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts." in str(many)
         assert f"The first {MAX_DISPLAYED_TEXTS} of 20 texts." in many._repr_html_()
         for shown in (str(many), many._repr_html_()):
             assert f"note {MAX_DISPLAYED_TEXTS - 1} " in shown
@@ -422,7 +422,7 @@ class TestOneOfMany:
 
     def test_a_stream_is_gone(self):
         """Of a generator only the first texts are there."""
-        with pytest.raises(ConfigurationError, match=r"came from a generator, and only the first 1 were kept"):
+        with pytest.raises(ConfigurationError, match=r"came from a generator; only the first 1 were stored"):
             annotations(ANSWERS, TEXTS[:1]).show(3)
 
     def test_no_text_at_all(self):
@@ -467,8 +467,8 @@ class TestSomeOfTheEntities:
         """Each step is a sentence of what is shown, in the text, in the summary and in the HTML."""
         some_of_them = annotations(MIXED, ("asthma drug",)).filter("drug", "disease").filter(min_score=0.5)
         for shown in (some_of_them, some_of_them.summary()):
-            assert "  Only drug or disease.\n  Only entities with a score from 0.5.\n  By label" in str(shown)
-            assert "Only drug or disease." in shown._repr_html_()
+            assert "  Filtered to drug or disease.\n  Filtered to entities with a score of at least 0.5.\n  By label" in str(shown)
+            assert "Filtered to drug or disease." in shown._repr_html_()
 
     def test_the_first_stays_as_it_was(self):
         """A filter makes another value."""
@@ -500,7 +500,7 @@ class TestManyHiddenTexts:
         for shown in [*forms, json.dumps(summary.to_dict())]:
             assert "DISEASE" in shown
             assert not any(word in shown for word in ("asthma", "diabetes", "He has", "complaints"))
-        assert "(the text is hidden)" in str(hidden)
+        assert "(text hidden)" in str(hidden)
         assert FAILURE in str(hidden)
 
     def test_still_holds_them_for_code(self):
@@ -672,12 +672,12 @@ def test_text_form_of_a_summary():
     assert str(summary) == (
         "3 entities found in 4 texts by m on cpu\n"
         "  By label: A 2, B 1.\n"
-        "  Texts without any: 1.\n"
-        "  Texts that could not be read or run: 1.\n"
-        "Texts without an answer\n"
+        "  Texts without entities: 1.\n"
+        "  Texts with errors: 1.\n"
+        "Failed texts\n"
         "  text  why\n"
         "  2     why it failed\n"
-        "Found most often\n"
+        "Most frequent entities\n"
         "  words   times\n"
         "  asthma  2\n"
         "  pain    1"
@@ -728,7 +728,7 @@ def test_long_text_is_shown_up_to_a_hundred_thousand_characters(length):
     masked = found.mask()
     for shown in (found, masked):
         assert len(shown._repr_html_()) < 110_000
-        assert ("Shown: the first 100,000" in str(shown)) == (len(shown.text) > 100_000)
+        assert ("Displayed: the first 100,000" in str(shown)) == (len(shown.text) > 100_000)
     assert masked.spans[1].end in {length, length - 1}  # The last character may be a space.
 
 

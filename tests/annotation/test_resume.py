@@ -129,7 +129,7 @@ class TestCutOff:
         """A file with something in it is not taken for a lock, and stays as it is."""
         precious = tmp_path / "run.jsonl.lock"
         precious.write_text("precious", "utf-8")
-        with pytest.raises(ConfigurationError, match="is a file of yours"):
+        with pytest.raises(ConfigurationError, match="already exists"):
             run(tmp_path / "run.jsonl")
         assert precious.read_text("utf-8") == "precious"
 
@@ -149,7 +149,7 @@ class TestContent:
         ]
         assert lines[0]["entities"][0]["word"] == "asthma"
         assert (lines[2]["entities"], lines[2]["missing"]) == ([], True)
-        assert lines[5]["error"].startswith("Text 5 has half of a surrogate pair")
+        assert lines[5]["error"].startswith("Text 5 contains an unpaired surrogate")
 
     def test_no_text_but_the_words_of_entities(self, finished):
         """No word of a text is in the file but those of entities."""
@@ -180,7 +180,7 @@ class TestOtherRun:
         """The file is refused with what differs, also a model of the same architecture and labels, and left as it is."""
         (name,) = options or ["model"]
         model = keyword_model if options else random_model
-        refused(pipe_of(model, **options), rf"is of a run with other settings \((aggregation_)?{name}\)")
+        refused(pipe_of(model, **options), rf"was written with different settings \((aggregation_)?{name}\)")
 
     @pytest.fixture
     def refused(self, run, finished, tmp_path):
@@ -212,7 +212,7 @@ class TestOtherRun:
         """Texts other than those in the file are refused with the number of the first, and the file is left as it is."""
         file = tmp_path / "run.jsonl"
         file.write_bytes(finished[0])
-        said = rf"Text {number} is not the one|more than these {number} texts"
+        said = rf"Text {number} differs|more texts than the {number} texts"
         with pytest.raises(ConfigurationError, match=said) as caught:
             run(file, texts)
         assert len(caught.value.annotations) == number
@@ -250,7 +250,7 @@ class TestNoResults:
         """It is refused, and not a byte of it changes."""
         file = tmp_path / "notes.txt"
         file.write_bytes(content)
-        with pytest.raises(ConfigurationError, match="is not a file of results"):
+        with pytest.raises(ConfigurationError, match="is not a results file"):
             run(file)
         assert file.read_bytes() == content
         assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
@@ -261,7 +261,7 @@ class TestNoResults:
         assume(not to_json_line({"format": FORMAT, "model": "a"}).startswith(content))
         file = tmp_path_factory.mktemp("any") / "file"
         file.write_bytes(content)
-        with pytest.raises(ConfigurationError, match="is not a file of results"), ResultsFile(file, {"model": "a"}):
+        with pytest.raises(ConfigurationError, match="is not a results file"), ResultsFile(file, {"model": "a"}):
             pass
         assert file.read_bytes() == content
 
@@ -284,7 +284,7 @@ class TestNoResults:
         file = tmp_path / "run.jsonl"
         file.write_bytes(b"".join([*lines[:3], line, *lines[3:]]))
         before = file.read_bytes()
-        with pytest.raises(ConfigurationError, match=r"is damaged in line 4\. Delete the file from that line on"):
+        with pytest.raises(ConfigurationError, match=r"is corrupt at line 4\. Delete that line and everything after it"):
             run(file)
         assert file.read_bytes() == before
 
@@ -305,7 +305,7 @@ class TestNoResults:
 
     @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="a file of Linux")  # noqa: PTH110
     @pytest.mark.parametrize(
-        ("path", "said"), [("/proc/self/mem", "no new files"), ("/dev/null", "regular"), ("pipe", "regular")]
+        ("path", "said"), [("/proc/self/mem", "no files can be created"), ("/dev/null", "regular"), ("pipe", "regular")]
     )
     def test_special_file_is_not_another_run(self, run, path, said, tmp_path):
         """Regression: files of /proc were "being written by another run"."""
@@ -358,7 +358,7 @@ def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
         with pytest.raises(ConfigurationError, match="cannot be written: "):
             run(file, texts)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1500, hard))
-        with pytest.raises(ConfigurationError, match=r"cannot be written any further: .*Make room for it") as caught:
+        with pytest.raises(ConfigurationError, match=r"cannot be written: .*Free disk space") as caught:
             run(file, texts)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -561,7 +561,7 @@ def test_any_damage_is_noticed(run, finished, tmp_path_factory, data):
     try:
         found = run(file)
     except ConfigurationError as error:
-        assert "is damaged in line" in str(error)  # noqa: PT017 - either is right
+        assert "is corrupt at line" in str(error)  # noqa: PT017 - either is right
     else:
         assert list(found.results.items()) == answers
 
@@ -580,7 +580,7 @@ def test_wrong_types(tmp_path):
     for answer in WRONG:
         line = append_checksum(to_json_line({"fingerprint": "0" * 16, **answer}))
         file.write_bytes(to_json_line({"format": FORMAT}) + line)
-        with ResultsFile(file, {}) as results, pytest.raises(ConfigurationError, match="is damaged in line 2"):
+        with ResultsFile(file, {}) as results, pytest.raises(ConfigurationError, match="is corrupt at line 2"):
             list(results.completed_results())
 
 

@@ -117,7 +117,7 @@ def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
     """A text with half of a surrogate pair is refused by number and place, and its words are not repeated."""
     error = text_error(f"secret{before}{chr(half)}{after}", 3, split=False)
 
-    assert error.message == f"Text 3 has half of a surrogate pair at character {len('secret' + before)}."
+    assert error.message == f"Text 3 contains an unpaired surrogate at character {len('secret' + before)}."
     assert "secret" not in str(error)
 
 
@@ -128,7 +128,7 @@ def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
         (("asthma",), "Text 7 must be a list of words, not tuple."),
         (None, "Text 7 must be a list of words, not NoneType."),
         (["the", None], "A word of text 7 must be a string, not NoneType."),
-        (["the", "\udc00"], "A word of text 7 has half of a surrogate pair at character 0."),
+        (["the", "\udc00"], "A word of text 7 contains an unpaired surrogate at character 0."),
         (["the", ["asthma"]], "A word of text 7 must be a string, not list."),
     ],
     ids=ascii,

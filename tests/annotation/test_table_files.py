@@ -129,11 +129,11 @@ def test_reader_by_content_takes_a_note_for_a_note(note):
     [
         pytest.param("asthma\n".encode("utf-16-le"), "byte 1 is zero", id="utf-16-le"),
         pytest.param("asthma\n".encode("utf-16-be"), "byte 0 is zero", id="utf-16-be"),
-        pytest.param("asthma".encode("utf-16"), "not UTF-8 at byte 0", id="utf-16"),
+        pytest.param("asthma".encode("utf-16"), "not valid UTF-8 at byte 0", id="utf-16"),
         pytest.param("asthma".encode("utf-32-le"), "byte 1 is zero", id="utf-32-le"),
         pytest.param(b"secret asthma\0", "byte 13 is zero", id="nul"),
-        pytest.param(b"secret caf\xe9", "not UTF-8 at byte 10", id="latin-1"),
-        pytest.param(b"\x1f\x8b\x08\x00secret", "not UTF-8 at byte 1", id="gzip"),
+        pytest.param(b"secret caf\xe9", "not valid UTF-8 at byte 10", id="latin-1"),
+        pytest.param(b"\x1f\x8b\x08\x00secret", "not valid UTF-8 at byte 1", id="gzip"),
     ],
 )
 def test_bytes_that_are_not_text_are_an_error_by_number(content, said, tmp_path, found_in):

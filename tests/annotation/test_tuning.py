@@ -225,7 +225,7 @@ def test_way_with_other_entities(compared):
     result = compared(([[ENTITY]], 9), ([[{**ENTITY, "end": 7}]], 1))
 
     assert not result.kept
-    assert "other entities" in result.reason
+    assert "different entities" in result.reason
 
 
 def test_what_does_not_compile_runs_as_before():
