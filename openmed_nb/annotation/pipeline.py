@@ -34,8 +34,16 @@ from .tuning import Calibration, Compilation, compare_compiled, is_padding_maske
 OVERRIDABLE_METHODS = {
     name: getattr(TokenClassificationPipeline, name)
     for name in (
-        *("preprocess", "_forward", "postprocess", "gather_pre_entities", "aggregate", "aggregate_word"),
-        *("aggregate_words", "group_sub_entities", "get_tag", "group_entities"),
+        "preprocess",
+        "_forward",
+        "postprocess",
+        "gather_pre_entities",
+        "aggregate",
+        "aggregate_word",
+        "aggregate_words",
+        "group_sub_entities",
+        "get_tag",
+        "group_entities",
     )
 }
 

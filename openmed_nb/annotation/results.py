@@ -728,8 +728,9 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         Only results contain paths. Errors, reports and logs do not, because a file name can contain the name of a patient.
         """
         texts = self.texts if _are_files(self.texts) else ()
-        paths = [text.path for text in islice(texts, len(self))]
-        return (*paths, *[None] * (len(self) - len(paths)))
+        paths: list[str | None] = [text.path for text in islice(texts, len(self))]
+        paths.extend([None] * (len(self) - len(paths)))
+        return tuple(paths)
 
     def to_dict(self) -> dict[str, Any]:
         """Return model, device and texts as JSON-compatible data.
@@ -826,7 +827,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """Replace the entities of the texts, such as the personal data that a privacy filter detects.
 
         Masking is not guaranteed to be complete, because entities that the model misses remain. Measure the recall of the model on
-        texts like yours before you rely on it.
+        similar texts before you rely on it.
 
         Args:
             replacement: Replacement of an entity, with ``{label}`` as placeholder of its label. Alternatively, a mapping of labels

@@ -69,14 +69,14 @@ class TestFiles:
         assert found.errors == {
             0: f"Text 0: the file cannot be read on {host}: No such file or directory. Make the file readable there.",
             1: f"Text 1: the file on {host} is not valid UTF-8 at byte 3. "
-            "Save it as UTF-8, or read it yourself and pass its text.",
+            "Save it as UTF-8, or read it in your code and pass its text.",
         }
         assert words(found) == [[], *WORDS[1:2], *WORDS[2:]]
 
     def test_folder(self, folder, found_in):
         """A folder is refused with a pattern for its files."""
         with pytest.raises(
-            ConfigurationError, match=r"^'.*' is a folder on .*\. Name files .*Path\('notes'\) / '\*\.txt'"
+            ConfigurationError, match=r"^'.*' is a folder on .*\. Pass paths of existing files, .*Path\('notes'\) / '\*\.txt'"
         ):
             found_in(folder)
 

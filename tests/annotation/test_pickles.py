@@ -114,9 +114,9 @@ class TestHiddenResults:
             assert not any(word in shown for word in WORDS)
         with pytest.raises(ConfigurationError, match=r"different settings \(words\)"):
             annotated(pipe, NOTES, resume=there)
-        with pytest.raises(ConfigurationError, match="not kept"):
+        with pytest.raises(ConfigurationError, match="not stored"):
             there.show(0)
-        with pytest.raises(ConfigurationError, match="not kept"):
+        with pytest.raises(ConfigurationError, match="not stored"):
             there.mask()
         assert list(annotated(pipe, NOTES, resume=found)) == list(annotated(pipe, NOTES))
 

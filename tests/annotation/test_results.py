@@ -299,7 +299,7 @@ class TestManyTextsShown:
             "3: [Type 2 diabetes](DISEASE) and [asthma](DISEASE).\n"
             "Labels: DISEASE 3\n"
             "Failed texts\n"
-            "  text  why\n"
+            "  text  error\n"
             f"  2     {FAILURE}"
         )
 
@@ -414,7 +414,7 @@ class TestOneOfMany:
         texts = list(TEXTS)
         many = rereadable(texts)
         texts[3] = "She has no asthma."
-        with pytest.raises(ConfigurationError, match=r"Text 3 has changed since it was annotated\. Annotate it again"):
+        with pytest.raises(ConfigurationError, match=r"Text 3 has changed since it was annotated\. Annotate the text again"):
             many.show(3)
         del texts[3]
         with pytest.raises(ConfigurationError, match="Text 3 has changed"):
@@ -675,10 +675,10 @@ def test_text_form_of_a_summary():
         "  Texts without entities: 1.\n"
         "  Texts with errors: 1.\n"
         "Failed texts\n"
-        "  text  why\n"
+        "  text  error\n"
         "  2     why it failed\n"
         "Most frequent entities\n"
-        "  words   times\n"
+        "  text    count\n"
         "  asthma  2\n"
         "  pain    1"
     )

@@ -57,7 +57,7 @@ def test_report_names_device_and_choice():
 
     assert str(measured) == (
         "512 tokens per batch on cpu\nMeasured\n  tokens per batch  tokens per second\n"
-        "  256             900\n  512             1,000"
+        "  256               900\n  512               1,000"
     )
     assert measured.to_dict() == {"device": "cpu", "batch_tokens": 512, "tokens_per_second": {256: 900.0, 512: 1000.4}}
 
