@@ -295,7 +295,7 @@ def all_targets(functions: dict[str, Callable[..., Any]]) -> list[Target]:
         targets.extend(public_methods(name, instance))
     call = inspect.Parameter("inputs", inspect.Parameter.POSITIONAL_ONLY)
     options = inspect.signature(pipeline.__call__).parameters.values()
-    rest = [one for one in options if one.kind is one.VAR_KEYWORD]
+    rest = [option for option in options if option.kind is option.VAR_KEYWORD]
     names = OPTIONS["pipeline.__call__"]
     keywords = [inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None) for option in names]
     targets.append(Target("pipeline.__call__", pipeline, (call, *keywords, *rest)))
@@ -544,7 +544,7 @@ def targets(helper, in_a_folder) -> list[Target]:  # noqa: ARG001 - the folder i
     return all_targets(public.CALLABLES)
 
 
-FEW = ("long word", "list", "dict key", "object", "file", "instance", "path")
+SOME_KINDS = ("long word", "list", "dict key", "object", "file", "instance", "path")
 UNREADABLE = ["list of dicts", "text with a lone surrogate", "failing generator"]
 
 
@@ -555,7 +555,7 @@ def few_kinds(target: Target, number: int) -> list[str]:
     if target.name in MEASURING:
         return ["sentence"] if target.parameters[number].name != "progress" else []
     texts = UNREADABLE if target.parameters[number].name in {"texts", "inputs"} else []
-    return ["sentence", FEW[number % len(FEW)], *texts]
+    return ["sentence", SOME_KINDS[number % len(SOME_KINDS)], *texts]
 
 
 REFUSED_AT_ONCE = ["file", "file name", "file below a file", "text with a null", "object", "bytes", "list", "class"]

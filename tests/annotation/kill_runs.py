@@ -84,8 +84,8 @@ def main(model: str, texts_file: str, results: str, *signals: str) -> None:
         computed = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         message = said.read_text("utf-8") if said.exists() else ""
         print(json.dumps({"before": before, "status": status, "computed": computed, "said": message}))  # noqa: T201
-        for one in (said, log):
-            one.unlink(missing_ok=True)
+        for path in (said, log):
+            path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def run(pipe: Any, texts: Any, file: Path, said: Path) -> None:
     except BaseException as error:  # noqa: BLE001 - each is a fault of the run
         said.write_text(f"{type(error).__name__}: {error}", "utf-8")
         os._exit(1)
-    answers = [[(one["word"], one["start"], one["score"]) for one in entities] for entities in found]
+    answers = [[(entity["word"], entity["start"], entity["score"]) for entity in entities] for entities in found]
     said.write_text(json.dumps([answers, found.missing, sorted(found.errors)]), "utf-8")
     os._exit(0)
 
@@ -141,8 +141,8 @@ def main(model: str, folder: str, kills: str) -> None:
         if status == 1:
             refused.append(said.read_text("utf-8"))
         result = json.loads(said.read_text("utf-8")) if status == 0 else None
-        for one in (said, log):
-            one.unlink(missing_ok=True)
+        for path in (said, log):
+            path.unlink(missing_ok=True)
     summary = {"killed": killed, "children": children, "doubled": doubled, "refused": refused, "result": result}
     print(json.dumps(summary))  # noqa: T201
 

@@ -107,7 +107,7 @@ class TestSeries:
         assert (again is None) == (series in {SERIES["generator"], SERIES["iterator"]})
         for number in range(1, len(TEXTS)) if again else ():
             assert found.show(number).text == TEXTS[number]
-            assert [one["word"] for one in found.show(number)] == WORDS[number]
+            assert [entity["word"] for entity in found.show(number)] == WORDS[number]
 
     @pytest.mark.parametrize("series", [[], (), iter(()), pd.Series([], dtype=str), np.array([], dtype=str)], ids=type)
     def test_no_text(self, annotated, pipe, series):
@@ -118,8 +118,8 @@ class TestSeries:
     @pytest.mark.parametrize(
         "series", [b"asthma", {"note": "asthma"}, None, 5, len, list, range], ids=lambda one: str(type(one))
     )
-    def test_what_is_no_series(self, annotated, pipe, series):
-        """Bytes, a mapping and what cannot be gone through are refused, with what to pass; no text is repeated."""
+    def test_annotate_rejects_non_iterable(self, annotated, pipe, series):
+        """Regression for privacy: the error does not quote the value."""
         with pytest.raises(ConfigurationError, match=r"is not an iterable of strings\. Pass a list") as caught:
             annotated(pipe, series)
         assert "asthma" not in str(caught.value)
@@ -136,7 +136,10 @@ class TestSeries:
     )
     def test_whole_table(self, annotated, pipe, table):
         """A whole table is refused, with the way to its column."""
-        with pytest.raises(ConfigurationError, match=r"is a table, not a sequence of texts\. Pass its column of texts, such as table\['text'\]"):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"is a table, not a sequence of texts\. Pass its column of texts, such as table\['text'\]",
+        ):
             annotated(pipe, table)
 
     def test_answers_are_those_of_the_pipeline(self, annotated, new_pipe, sentences, rounded):
@@ -174,7 +177,7 @@ class TestReading:
         assert words(annotated(few_at_once, stream(), resume=file)) == [["asthma"]] * 150
         chunk = chunk_characters(few_at_once.default_annotator().budget) // len(LONG) + 1
         assert max(ahead) <= 3 * chunk < 100
-        assert next(number for number, one in enumerate(ahead) if one < number) <= chunk
+        assert next(number for number, size in enumerate(ahead) if size < number) <= chunk
 
     def test_few_texts_are_held(self, annotated, few_at_once):
         """During a run the texts of a few chunks are alive, and after it those that are shown, although the answers are held."""
@@ -188,14 +191,16 @@ class TestReading:
             for _ in range(150):
                 note = Note(LONG)
                 notes.append(weakref.ref(note))
-                alive.append(sum(one() is not None for one in notes))
+                alive.append(sum(reference() is not None for reference in notes))
                 yield note
                 del note
 
         found = annotated(few_at_once, stream())
 
         assert max(alive) <= 4 * (chunk_characters(few_at_once.default_annotator().budget) // len(LONG) + 1) < 100
-        assert {number for number, one in enumerate(notes) if one() is not None} <= set(range(MAX_DISPLAYED_TEXTS))
+        assert {number for number, reference in enumerate(notes) if reference() is not None} <= set(
+            range(MAX_DISPLAYED_TEXTS)
+        )
         assert (len(found), len(found.preview_texts)) == (150, MAX_DISPLAYED_TEXTS)
 
 
@@ -387,9 +392,7 @@ class TestResumeFromMemory:
     def test_other_texts(self, annotated, pipe, texts):
         """Other texts than those of the earlier run are refused by number."""
         found = annotated(pipe, TEXTS)
-        with pytest.raises(
-            ConfigurationError, match=r"Text \d differs from the text|contains more texts than the"
-        ):
+        with pytest.raises(ConfigurationError, match=r"Text \d differs from the text|contains more texts than the"):
             annotated(pipe, texts, resume=found)
 
     def test_other_model_or_settings(self, annotated, pipe, pipe_of, keyword_model, random_model):
@@ -459,44 +462,43 @@ class TestOptions:
 
 
 class TestProgress:
-    """What a run tells while it goes on; ``tests/test_progress.py`` has the line that shows it."""
+    """Progress of a run. ``tests/test_progress.py`` tests its display."""
 
     @pytest.fixture
-    def told(self, pipe):
-        """A function that annotates texts, and returns what the session told of it."""
+    def progress_messages(self, pipe):
+        """A function that annotates texts and returns the progress messages of the session."""
 
-        def told(texts, **options):
-            heard = []
-            stop = SESSION.subscribe(heard.append)
+        def collect_messages(texts, **options):
+            events = []
+            stop = SESSION.subscribe(events.append)
             try:
                 nb.annotate(texts, pipe, **options)
             finally:
                 stop()
-            return [str(one) for one in heard if one and one.operation == "Annotating"]
+            return [str(event) for event in events if event and event.operation == "Annotating"]
 
-        return told
+        return collect_messages
 
-    def test_each_chunk(self, told, pipe, home):
-        """It tells after each chunk how many texts are done, of how many, and on which device."""
+    def test_each_chunk(self, progress_messages, pipe, home):
+        """Progress has the number of completed texts, the total and the device."""
         texts = [LONG] * 50
-        said = told(texts)
+        said = progress_messages(texts)
 
         name = f"Annotating: {type(pipe.model).__name__} on {format_device(home)}"
         assert said[0] == f"{name} (text 1 of 50)"
         assert said[-1] == f"{name} (50 texts)"
         assert len(said) > 3
 
-    def test_of_a_generator(self, told):
-        """Where nobody knows how many texts there are, it tells how many are done."""
-        assert [one.rpartition(" (")[2] for one in told(iter(TEXTS))] == ["0 texts)", "5 texts)"]
+    def test_progress_of_generator_counts_texts(self, progress_messages):
+        assert [message.rpartition(" (")[2] for message in progress_messages(iter(TEXTS))] == ["0 texts)", "5 texts)"]
 
-    def test_resumed(self, annotated, pipe, told):
-        """Texts that an earlier run has answers for are done from the beginning."""
-        said = told(TEXTS, resume=annotated(pipe, TEXTS[:3]))
-        assert [one.rpartition(" (")[2] for one in said] == ["text 4 of 5)", "5 texts)"]
+    def test_resumed(self, annotated, pipe, progress_messages):
+        """Texts with a result of an earlier run count as completed at the start."""
+        said = progress_messages(TEXTS, resume=annotated(pipe, TEXTS[:3]))
+        assert [message.rpartition(" (")[2] for message in said] == ["text 4 of 5)", "5 texts)"]
 
-    def test_prints_nothing(self, told, capsys):
-        """Where nobody looks, as in a file or in a test, nothing is printed."""
-        told(TEXTS, progress=False)
-        told(TEXTS)
+    def test_prints_nothing(self, progress_messages, capsys):
+        """Progress is displayed only in an interactive session."""
+        progress_messages(TEXTS, progress=False)
+        progress_messages(TEXTS)
         assert capsys.readouterr() == ("", "")

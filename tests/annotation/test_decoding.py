@@ -80,7 +80,7 @@ def entities(tokenizer):
         decoder = Decoder(
             Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ignored), strategy, num_prefix_tokens=1
         )
-        return [[line(one) for one in found] for found in decoder.entities(texts, tokens, predictions)]
+        return [[line(entity) for entity in result] for result in decoder.entities(texts, tokens, predictions)]
 
     return entities
 
@@ -136,11 +136,11 @@ def test_average(tokenizer, probabilities, expected):
     predictions = Predictions(matrix.argmax(1), matrix.max(1), matrix)
     decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "average", num_prefix_tokens=1)
     found = decoder.entities(texts, tokenize(tokenizer, texts), predictions)
-    assert [[line(one) for one in entities] for entities in found] == [expected]
+    assert [[line(entity) for entity in entities] for entities in found] == [expected]
 
 
 @pytest.mark.parametrize("place", range(1, 25))
-def test_threads_that_share_a_decoder(tokenizer, place):
+def test_decoder_is_thread_safe(tokenizer, place):
     """A thread has every word, wherever it is when another thread, as on a worker of a cluster, spells the same entity."""
     texts = ["hypertension"]
     tokens, labels = tokenize(tokenizer, texts), np.full(2, SPELLINGS["I"])
@@ -206,8 +206,7 @@ def test_each_unknown_word_is_its_own(entities):
     assert entities("first", texts, spoken) == [[f"DRUG {text} 0-7 0.90"] for text in texts]
 
 
-def test_nothing(tokenizer):
-    """No texts have no answers, and texts without tokens have empty ones."""
+def test_entities_of_no_texts_are_empty(tokenizer):
     nothing = Predictions(np.zeros(0, np.int64), np.zeros(0, np.float32))
     decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "first", num_prefix_tokens=1)
     assert list(decoder.entities([], tokenize(tokenizer, []), nothing)) == []

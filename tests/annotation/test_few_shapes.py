@@ -133,8 +133,8 @@ class TestShapes:
         assert 2 <= len(shapes) <= 24
 
     @pytest.mark.usefixtures("mps")
-    def test_their_number_is_reported(self, new_pipe, sentences, on_forward):
-        """The summary of a run says how many shapes its batches had, and that of one on the CPU says nothing of them."""
+    def test_summary_reports_number_of_batch_shapes(self, new_pipe, sentences, on_forward):
+        """The summary of a run on the CPU does not mention shapes."""
         pipe, shapes, texts = new_pipe(), set(), sentences(100, longest=200)
         quiet = annotate(texts, pipe, progress=False)
         pipe.device = "mps"

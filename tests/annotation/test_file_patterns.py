@@ -282,7 +282,7 @@ class TestSources:
         assert caught.value.annotations.sources == (str(note),)
 
 
-def test_sources_of_many_files_share_their_strings(tmp_path, write):
+def test_sources_do_not_copy_path_strings(tmp_path, write):
     """The paths are those of the references: nothing is copied."""
     write("p1.txt")
     files = expand_globs([str(tmp_path / "*.txt")]) * 1000

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.annotation.references import FileReference, expand_globs, resolve_paths, text_fingerprint
-from openmed_nb.annotation.references import effective_length
+from openmed_nb.annotation.references import (
+    FileReference,
+    effective_length,
+    expand_globs,
+    resolve_paths,
+    text_fingerprint,
+)
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
@@ -59,8 +64,8 @@ class TestFiles:
         with pytest.raises(ConfigurationError, match="Text 1 differs"):
             found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
 
-    def test_what_cannot_be_read(self, folder, found_in):
-        """A file that is gone or is no UTF-8 is recorded by its number; its name is not told, because it can be a person's."""
+    def test_unreadable_files_are_recorded(self, folder, found_in):
+        """Errors do not contain file names, because a file name can be the name of a person."""
         files = expand_globs([str(folder / "*.txt")])
         (folder / "note 0.txt").unlink()
         (folder / "note 1.txt").write_bytes(b"caf\xe9")
@@ -76,7 +81,8 @@ class TestFiles:
     def test_folder(self, folder, found_in):
         """A folder is refused with a pattern for its files."""
         with pytest.raises(
-            ConfigurationError, match=r"^'.*' is a folder on .*\. Pass paths of existing files, .*Path\('notes'\) / '\*\.txt'"
+            ConfigurationError,
+            match=r"^'.*' is a folder on .*\. Pass paths of existing files, .*Path\('notes'\) / '\*\.txt'",
         ):
             found_in(folder)
 
@@ -104,8 +110,8 @@ class TestFiles:
         assert words(found_in([folder / name, folder / "note 0.txt"])) == [["diabetes"], ["asthma"]]
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes in folders there")
-    def test_what_is_no_file(self, folder, found_in):
-        """A pipe and a dangling link that match a pattern are recorded, a folder is left out; none is waited for."""
+    def test_pipes_and_dangling_links_are_recorded(self, folder, found_in):
+        """Reading from a pipe must not block; a matching directory is ignored."""
         os.mkfifo(folder / "a.txt")
         (folder / "b.txt").symlink_to("nowhere")
         (folder / "c.txt").mkdir()
@@ -117,8 +123,7 @@ class TestFiles:
         }
         assert words(found) == [[], [], *WORDS]
 
-    def test_what_travels(self, folder):
-        """What goes to a worker is where a text is, and not the text; what tells it from others is all of that."""
+    def test_file_reference_pickle_has_no_text(self, folder):
         (file,) = expand_globs([str(folder / "note 3.txt")])
         assert b"diabetes" not in pickle.dumps(file)
         assert effective_length(file) == len(TEXTS[3]) + 1
@@ -129,6 +134,5 @@ class TestFiles:
         assert "note" not in repr(file)
 
     @pytest.mark.parametrize("texts", ["*.txt", ["*.txt"], [], [Path("a"), "b"]], ids=repr)
-    def test_what_is_no_path(self, texts):
-        """Strings stay texts, and nothing is looked for."""
+    def test_strings_are_not_paths(self, texts):
         assert resolve_paths(texts, pytest.fail) is texts

@@ -16,8 +16,8 @@ from openmed_nb.errors import InvalidModelError
 
 BUDGETS = {name: budget_for_device(torch.device(name), SimpleNamespace(config=None)) for name in DEVICE_TYPES}
 
-LONGEST = (128, 512, 8192)
-"""How many tokens the models of the field take."""
+MODEL_LENGTHS = (128, 512, 8192)
+"""Maximum lengths of typical models, in tokens."""
 
 
 budgets = st.builds(
@@ -33,7 +33,7 @@ budgets = st.builds(
 @st.composite
 def corpora(draw):
     """Return the most tokens that a model takes, and the lengths of some windows."""
-    longest = draw(st.sampled_from(LONGEST))
+    longest = draw(st.sampled_from(MODEL_LENGTHS))
     around = st.integers(3, longest) | st.integers(3, min(40, longest)) | st.just(longest)
     return longest, np.array(draw(st.lists(around, max_size=200)), np.int64)
 
@@ -105,8 +105,8 @@ def test_at_most_as_much_filling_as_text(device, kind):
 class TestFewShapes:
     """A device that compiles for every shape meets few of them."""
 
-    @given(st.sampled_from(LONGEST), st.sampled_from([64, 1024, 8192, 32768]), st.data())
-    def test_all_corpora_share_few_shapes(self, longest, tokens, data):
+    @given(st.sampled_from(MODEL_LENGTHS), st.sampled_from([64, 1024, 8192, 32768]), st.data())
+    def test_number_of_shapes_is_limited(self, longest, tokens, data):
         """However many corpora a model reads, and whatever the budget is, it meets at most 35 shapes in all."""
         met = set()
         for _ in range(5):

@@ -53,7 +53,7 @@ def whole(annotated, pipe, tmp_path_factory):
     ids=["two signals", "six signals"],
 )
 def signals(request):
-    """Which signal ends a run when the file has which share of its bytes."""
+    """Signals that end a run, by the fraction of the bytes of the file at that time."""
     return request.param
 
 
@@ -62,7 +62,7 @@ def runs(keyword_model, whole, signals, tmp_path_factory):
     """The folder of a file that several runs wrote one after the other, and what each run did; only the last was let."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "texts").write_text(json.dumps(TEXTS), "utf-8")
-    targets = [f"{name}={int(share * len(whole))}" for share, name in signals.items()]
+    targets = [f"{name}={int(fraction * len(whole))}" for fraction, name in signals.items()]
     command = [sys.executable, PROGRAM, keyword_model, folder / "texts", folder / "run.jsonl", *targets]
     process = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return folder, [json.loads(line) for line in process.stdout.splitlines()]
@@ -75,7 +75,7 @@ def test_file_is_that_of_one_run(runs, signals, whole):
 
     assert [child["status"] for child in children] == [*statuses, 0]
     assert (folder / "run.jsonl").read_bytes() == whole
-    assert {one.name for one in folder.iterdir()} == {"texts", "run.jsonl"}
+    assert {path.name for path in folder.iterdir()} == {"texts", "run.jsonl"}
 
 
 def test_no_text_is_done_twice_and_none_is_lost(runs, pipe):
@@ -85,10 +85,10 @@ def test_no_text_is_done_twice_and_none_is_lost(runs, pipe):
     computed = [[known[tuple(ids)] for ids in child["computed"]] for child in children]
 
     assert len(known) == len(TEXTS)
-    assert {number for one in computed for number in one} == set(range(len(TEXTS)))
-    for child, one in zip(children, computed, strict=True):
-        assert min(one, default=len(TEXTS)) >= child["before"] - 1
-        assert len(set(one)) == len(one)
+    assert {number for indices in computed for number in indices} == set(range(len(TEXTS)))
+    for child, indices in zip(children, computed, strict=True):
+        assert min(indices, default=len(TEXTS)) >= child["before"] - 1
+        assert len(set(indices)) == len(indices)
 
 
 def test_answers_are_those_of_one_run(runs, annotated, pipe):
@@ -123,11 +123,13 @@ def test_kills_while_notes_are_repaired(  # noqa: PLR0913, PLR0917 - fixtures
     program = Path(__file__).parent / "repair_runs.py"
     command = [sys.executable, program, keyword_model, tmp_path, str(kills)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
-    told = json.loads(process.stdout.splitlines()[-1])
+    summary = json.loads(process.stdout.splitlines()[-1])
     repairs = helper(program)
-    answers, missing, errors = told["result"]
+    answers, missing, errors = summary["result"]
     whole = annotated(pipe, [repairs.note(number) for number in range(repairs.NOTES)])
 
-    assert (told["killed"], told["doubled"], told["refused"]) == (kills, 0, [])
+    assert (summary["killed"], summary["doubled"], summary["refused"]) == (kills, 0, [])
     assert (missing, errors) == ([], [])
-    assert answers == [[[one["word"], one["start"], one["score"]] for one in entities] for entities in whole]
+    assert answers == [
+        [[entity["word"], entity["start"], entity["score"]] for entity in entities] for entities in whole
+    ]

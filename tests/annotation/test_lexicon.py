@@ -141,11 +141,11 @@ def test_threads():
     texts = [[f"as{number % 50} {number} z" for number in range(begin, begin + 2000)] for begin in range(0, 8000, 500)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lexicon.tokens, texts))
-    assert [values(one) for one in found] == [values(tokenize(lexicon.tokenizer, some)) for some in texts]
+    assert [values(tokens) for tokens in found] == [values(tokenize(lexicon.tokenizer, some)) for some in texts]
 
 
-def test_words_that_are_forgotten_meanwhile():
-    """Words that another thread makes a lexicon forget, after they were found, are asked for again."""
+def test_lookup_after_cache_was_cleared_by_thread():
+    """Another thread clears the cache after the words were found."""
     lexicon = WordTokenCache(tokenizer_of())
 
     class Forgotten(WordTokens):

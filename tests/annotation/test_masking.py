@@ -129,8 +129,14 @@ def test_no_character_of_an_entity_is_left_in_any_form(case, policy):
         with pytest.raises(ConfigurationError) as raised:
             call()
         assert not secrets & {*repr(raised.value), *str(raised.value), *raised.value._render_traceback_()[0]}
-    for one in (masked, *Annotations(answers, (text,), "m", "cpu").mask(policy)):
-        forms = one.text, str(one), repr(one), one._repr_html_(), json.dumps(to_plain_data(one), ensure_ascii=False)
+    for result in (masked, *Annotations(answers, (text,), "m", "cpu").mask(policy)):
+        forms = (
+            result.text,
+            str(result),
+            repr(result),
+            result._repr_html_(),
+            json.dumps(to_plain_data(result), ensure_ascii=False),
+        )
         assert not secrets & {*"".join(forms)}
 
 
@@ -139,7 +145,7 @@ def test_places_map_back_exactly(case, policy):
     """Every character that is not replaced maps to itself, and every replacement to where its entity began."""
     text, spans, _ = case
     masked = mask_text(text, spans, policy)
-    inside = {place: one for one in masked.spans for place in range(one.masked_start, one.masked_end)}
+    inside = {place: span for span in masked.spans for place in range(span.masked_start, span.masked_end)}
 
     for place, character in enumerate(masked.text):
         back = masked.original_offset(place)
@@ -165,7 +171,7 @@ class TestManyTexts:
         texts = [f"Patient {number} has asthma." for number in range(9)]
         found = nb.annotate(texts, "bundled_small", device="cpu")
 
-        assert [one.text for one in found.mask()] == [f"Patient {number} has [DISEASE]." for number in range(9)]
+        assert [item.text for item in found.mask()] == [f"Patient {number} has [DISEASE]." for number in range(9)]
 
     def test_texts_that_are_gone_are_an_error(self):
         """Of a generator only the first texts are kept, so that masking says which one it lacks."""
@@ -219,7 +225,7 @@ class TestManyTexts:
             in masked._repr_html_()
         )
         assert "where masked" not in nb.annotate("No asthma.", "bundled_small", device="cpu").mask()._repr_html_()
-        assert [one["text"] for one in to_plain_data(masked)["texts"]][:2] == ["She has [DISEASE].", ""]
+        assert [item["text"] for item in to_plain_data(masked)["texts"]][:2] == ["She has [DISEASE].", ""]
 
     def test_hidden_texts_stay_hidden(self):
         """Where texts are not to be shown, masked ones are not shown either."""
@@ -292,8 +298,8 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
     )
     found, expected = refine_spans(text, ours(text)), theirs(text)
 
-    assert [{**one, "score": 0} for one in found] == [{**one, "score": 0} for one in expected]
-    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
+    assert [{**entity, "score": 0} for entity in found] == [{**entity, "score": 0} for entity in expected]
+    assert [entity["score"] for entity in found] == pytest.approx([entity["score"] for entity in expected], abs=1e-5)
     assert found
 
 
@@ -308,7 +314,10 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
         (("FIRSTNAME", "Date", "CITY", "phone_number"), ""),
         (("private_person", "private_date", "private_address", "account_number", "secret"), ""),
         (("EMAIL", "date_of_birth"), "names, places and numbers are not masked"),
-        (("private-NAME", "chart-DATE"), "places and numbers are not masked"),  # An entity has what follows the first hyphen.
+        (
+            ("private-NAME", "chart-DATE"),
+            "places and numbers are not masked",
+        ),  # An entity has what follows the first hyphen.
     ],
 )
 def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, says):

@@ -238,8 +238,7 @@ class TestResumeAfterRepair:
         with pytest.raises(ConfigurationError, match="Text 1 differs"):
             run([ASTHMA, None], resume=file)
 
-    def test_what_was_read_again_survives_the_next_error(self, run, file):
-        """A text that was read again before the run ended is not read a third time."""
+    def test_retried_text_is_not_retried_twice(self, run, file):
         run([5, ASTHMA, 6], on_error="record", resume=file)
         with pytest.raises(InvalidTextError, match="Text 2 ") as caught:
             run([EPILEPSY, ASTHMA, 6], resume=file)

@@ -31,7 +31,7 @@ def stopped_by(error):
 def leaks(value):
     """Return which words of the notes are in a pickle of a value, in any protocol."""
     pickles = [pickle.dumps(value, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
-    return [word for word in WORDS if any(word.encode() in one for one in pickles)]
+    return [word for word in WORDS if any(word.encode() in data for data in pickles)]
 
 
 def pickled(value):
@@ -107,7 +107,7 @@ class TestHiddenResults:
         found = annotated(pipe, notes, show_text=False)
         there = pickled(found)
         assert leaks(found) == leaks(found.filter("disease")) == []
-        assert [[one["word"] for one in entities] for entities in there] == [[""], [], [""]]
+        assert [[entity["word"] for entity in entities] for entities in there] == [[""], [], [""]]
         columns = ["note", "entity_group", "score", "start", "end"]
         pd.testing.assert_frame_equal(there.to_frame()[columns], found.to_frame()[columns])
         for shown in (str(there), there._repr_html_(), str(there.summary()), there.to_json()):
@@ -125,7 +125,7 @@ class TestHiddenResults:
         found = annotated(pipe, NOTES[0], show_text=False)
         there = pickled(found)
         assert leaks(found) == []
-        assert (there.text, [(one["start"], one["word"]) for one in there]) == ("", [(found[0]["start"], "")])
+        assert (there.text, [(entity["start"], entity["word"]) for entity in there]) == ("", [(found[0]["start"], "")])
         assert MARKER not in str(there)
 
     @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])

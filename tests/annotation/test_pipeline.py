@@ -69,9 +69,9 @@ class TestInputs:
     @pytest.mark.parametrize("texts", [[], (), None, 5, {"text": TEXT}, (TEXT, TEXT)], ids=str)
     def test_no_text(self, pipe, theirs, texts):
         """What transformers refuses as an input is refused, as the same kind of error."""
-        for one in (pipe, theirs()):
+        for pipeline in (pipe, theirs()):
             with pytest.raises(ValueError, match=r"At least one input|must be a"):
-                one(texts)
+                pipeline(texts)
 
     @pytest.mark.parametrize("bad", [None, 5, b"asthma", ["asthma"], "\ud800"], ids=repr)
     def test_unreadable_text(self, pipe, rounded, bad):
@@ -105,8 +105,7 @@ class TestArguments:
         ],
         ids=str,
     )
-    def test_of_a_call(self, pipe, theirs, rounded, sentences, options):
-        """An argument counts for one call, in which the answers are transformers', and not for the next."""
+    def test_argument_applies_to_one_call(self, pipe, theirs, rounded, sentences, options):
         texts = [text[:250] if "stride" not in options else text for text in sentences(12, longest=40)]
         before = pipe(texts)
         assert pipe(texts, **options) == rounded(theirs()(texts, **options))
@@ -177,9 +176,11 @@ class TestObject:
         """What it saves is loaded by transformers and by this class, with the same answers."""
         pipe.save_pretrained(tmp_path)
         options = {"aggregation_strategy": "simple", "device": -1}
-        for own in (AnnotationPipeline, TokenClassificationPipeline):
-            loaded = transformers.pipeline("token-classification", str(tmp_path), pipeline_class=own, **options)
-            assert type(loaded) is own
+        for pipeline_class in (AnnotationPipeline, TokenClassificationPipeline):
+            loaded = transformers.pipeline(
+                "token-classification", str(tmp_path), pipeline_class=pipeline_class, **options
+            )
+            assert type(loaded) is pipeline_class
             assert loaded([TEXT]) == rounded(pipe([TEXT]))
         parts = AutoModelForTokenClassification, AutoTokenizer
         model, tokenizer = (part.from_pretrained(tmp_path) for part in parts)
@@ -214,16 +215,16 @@ class TestDevice:
         assert pipe([TEXT]) == rounded(expected)
 
     @pytest.mark.parametrize("device", ["cuda:99", "xpu"])
-    def test_that_is_not_here(self, pipe, device, home):
-        """A device that this computer does not have is an error, and the pipeline stays where it was."""
+    def test_device_setter_rejects_unavailable_device(self, pipe, device, home):
+        """The pipeline stays on its device."""
         with pytest.raises(DeviceUnavailableError, match=device):
             pipe.device = device
         assert pipe.device.type == home
         assert len(pipe(TEXT)) > 0
 
     @pytest.mark.parametrize("device", ["banana", "cpu:x", "", None, 1.5])
-    def test_that_does_not_exist(self, pipe, device, home):
-        """What names no device is an error, and the pipeline stays where it was."""
+    def test_device_setter_rejects_invalid_device(self, pipe, device, home):
+        """The pipeline stays on its device."""
         with pytest.raises((ValueError, RuntimeError, TypeError)):
             pipe.device = device
         assert pipe.device.type == home

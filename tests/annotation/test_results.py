@@ -87,8 +87,7 @@ class TestOneText:
         assert list(found) == [ASTHMA, DIABETES]
         assert DIABETES in found
 
-    def test_nothing_found(self):
-        """Where nothing was found it is empty, and says so, with the text."""
+    def test_report_without_entities(self):
         found = one_text()
         assert not found
         assert str(found) == f"0 entities found by bundled on cpu\n{TEXT}"
@@ -142,7 +141,7 @@ class TestHtmlOfOneText:
             "DISEASE 0.500, characters 18 to 33",
         ]
 
-    def test_scores_are_heard_and_no_table_repeats_the_marks(self):
+    def test_html_has_scores_without_table(self):
         """Each mark has its score as text for screen readers, of no size; the text form alone has the table."""
         page = one_text(ASTHMA)._repr_html_()
         assert 'DISEASE<span style="font-size:0"> 0.900</span></small></mark>' in page
@@ -257,8 +256,8 @@ class TestTable:
         assert kinds == {"note": "i", "score": "f", "start": "i", "end": "i"}
 
     @pytest.mark.parametrize("answers", [(), ([], []), ("an error",)], ids=["no text", "no entity", "error"])
-    def test_nothing_found(self, answers):
-        """Where nothing was found, the table has the same columns, of the same types, and no row."""
+    def test_frame_without_entities_keeps_columns(self, answers):
+        """The columns have the same dtypes as those of a frame with rows."""
         frame = annotations(answers, ("",) * len(answers)).to_frame()
         assert len(frame) == 0
         assert list(frame.columns) == list(found().to_frame().columns)
@@ -272,7 +271,7 @@ class TestPlainValuesOfManyTexts:
     def test_survives_json(self):
         """JSON has model and device, and for each text in order its entities or its error."""
         value = json.loads(found().to_json())
-        texts = [{"error": one} if isinstance(one, str) else {"entities": one} for one in ANSWERS]
+        texts = [{"error": answer} if isinstance(answer, str) else {"entities": answer} for answer in ANSWERS]
         assert value == found().to_dict() == {"model": "bundled", "device": "cpu", "texts": texts}
 
     def test_letters_stay_readable(self):
@@ -303,8 +302,7 @@ class TestManyTextsShown:
             f"  2     {FAILURE}"
         )
 
-    def test_nothing_at_all(self):
-        """No text is a value too, and says so in one line."""
+    def test_report_of_no_texts_has_one_line(self):
         assert str(annotations((), ())) == "0 entities found in 0 texts by bundled on cpu"
         assert "0 texts" in annotations((), ())._repr_html_()
 
@@ -380,8 +378,7 @@ class TestOneOfMany:
         assert (shown.text, list(shown)) == (TEXTS[number], rereadable(TEXTS)[number])
         assert (shown.model, shown.device) == ("bundled", "cpu")
 
-    def test_it_is_not_copied(self):
-        """The texts are held as they were passed."""
+    def test_annotations_do_not_copy_texts(self):
         texts = list(TEXTS)
         assert rereadable(texts).texts is texts
 
@@ -389,8 +386,8 @@ class TestOneOfMany:
         """Of a text that is split, the words are joined as they were read."""
         words = [["no", "pain"], ["has", "asthma"]]
         columns = ResultStore()
-        for one in words:
-            columns.add(text_fingerprint(one), [])
+        for text_words in words:
+            columns.add(text_fingerprint(text_words), [])
         split = Annotations(columns, (), "bundled", "cpu", settings={"delimiter": " "}, texts=words)
         assert split.show(1).text == "has asthma"
 
@@ -414,7 +411,9 @@ class TestOneOfMany:
         texts = list(TEXTS)
         many = rereadable(texts)
         texts[3] = "She has no asthma."
-        with pytest.raises(ConfigurationError, match=r"Text 3 has changed since it was annotated\. Annotate the text again"):
+        with pytest.raises(
+            ConfigurationError, match=r"Text 3 has changed since it was annotated\. Annotate the text again"
+        ):
             many.show(3)
         del texts[3]
         with pytest.raises(ConfigurationError, match="Text 3 has changed"):
@@ -454,20 +453,23 @@ class TestSomeOfTheEntities:
     def test_labels_and_scores(self, labels, score, words):
         """Kept are the entities with one of the labels, in any case, from a score on; texts and errors stay."""
         some_of_them = annotations(MIXED, ("asthma drug", "", "asthma drug")).filter(*labels, min_score=score)
-        assert [[one["word"] for one in entities] for entities in some_of_them] == words
+        assert [[entity["word"] for entity in entities] for entities in some_of_them] == words
         assert some_of_them.errors == {1: FAILURE}
-        assert some_of_them.to_frame()["word"].tolist() == [word for one in words for word in one]
+        assert some_of_them.to_frame()["word"].tolist() == [word for text_words in words for word in text_words]
         assert some_of_them.summary().texts == 3
 
     def test_tokens_keep_their_index(self):
         """Tokens that are not joined keep what they have."""
         assert list(annotations([TOKENS], ["x" * 20]).filter("b-d")) == [TOKENS[:1]]
 
-    def test_it_says_what_was_left_out(self):
-        """Each step is a sentence of what is shown, in the text, in the summary and in the HTML."""
+    def test_filter_is_reported(self):
+        """Each filter is reported in the text, in the summary and in the HTML."""
         some_of_them = annotations(MIXED, ("asthma drug",)).filter("drug", "disease").filter(min_score=0.5)
         for shown in (some_of_them, some_of_them.summary()):
-            assert "  Filtered to drug or disease.\n  Filtered to entities with a score of at least 0.5.\n  By label" in str(shown)
+            assert (
+                "  Filtered to drug or disease.\n  Filtered to entities with a score of at least 0.5.\n  By label"
+                in str(shown)
+            )
             assert "Filtered to drug or disease." in shown._repr_html_()
 
     def test_the_first_stays_as_it_was(self):
@@ -483,8 +485,7 @@ class TestSomeOfTheEntities:
         assert list(annotations([[]], ["x"]).filter("disease")) == [[]]
 
     @pytest.mark.parametrize(("labels", "score"), [((5,), 0.0), ((None,), 0.0), ((), 2), ((), -0.1), ((), "high")])
-    def test_what_is_neither(self, labels, score):
-        """Anything else than texts, and a number from 0 to 1, is refused."""
+    def test_filter_rejects_invalid_arguments(self, labels, score):
         with pytest.raises(ConfigurationError, match="cannot be"):
             annotations(MIXED, ()).filter(*labels, min_score=score)
 
@@ -537,8 +538,8 @@ FOUND_ASTHMA = {"entity_group": "DISEASE", "score": 0.5, "word": "asthma", "star
 
 
 @given(ANY_ANSWERS)
-def test_what_goes_in_comes_out(answers):
-    """Every entity comes back with the same values and its keys in transformers' order, and every error with its number."""
+def test_store_returns_added_results(answers):
+    """Keys have the order of transformers."""
     columns = held(answers)
 
     assert list(columns.items()) == [FingerprintedResult(number, answer) for number, answer in enumerate(answers)]
@@ -547,8 +548,7 @@ def test_what_goes_in_comes_out(answers):
 
 
 @given(ANY_ANSWERS, some.slices(8))
-def test_it_is_a_sequence_like_the_list_of_its_items(answers, part):
-    """Length, indices from both ends, slices, iteration and membership are those of a list of lists."""
+def test_store_behaves_like_list(answers, part):
     columns, plain = held(answers), [[] if isinstance(answer, str) else answer for answer in answers]
 
     assert len(columns) == len(plain)
@@ -660,7 +660,9 @@ def test_counts(answers, show_text):
     pairs = [pair for answer in answers if not isinstance(answer, str) for pair in answer]
 
     assert (summary.texts, summary.texts_without_entities) == (len(answers), answers.count([]))
-    assert [number for number, _why in summary.errors] == [n for n, one in enumerate(answers) if one == "an error"]
+    assert [number for number, _why in summary.errors] == [
+        n for n, answer in enumerate(answers) if answer == "an error"
+    ]
     assert dict(summary.labels) == Counter(label for label, _word in pairs)
     assert dict(summary.words) == (Counter(word.lower() for _label, word in pairs) if show_text else {})
 

@@ -112,7 +112,7 @@ class TestCutOff:
         file.parent.mkdir()
         run(kind(file))
         assert file.read_bytes() == finished[0]
-        assert [one.name for one in file.parent.iterdir()] == [file.name]
+        assert [path.name for path in file.parent.iterdir()] == [file.name]
 
     def test_folder_that_is_not_there(self, run, tmp_path):
         """A mistyped folder is refused instead of being made, which would begin again without a word."""
@@ -193,7 +193,7 @@ class TestOtherRun:
                 run(file, pipe=other)
             assert str(file) in str(caught.value)
             assert file.read_bytes() == finished[0]
-            assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+            assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
 
         return refused
 
@@ -253,7 +253,7 @@ class TestNoResults:
         with pytest.raises(ConfigurationError, match="is not a results file"):
             run(file)
         assert file.read_bytes() == content
-        assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
     @given(content=some.binary(min_size=1, max_size=40))
     def test_any_bytes_are_left_alone(self, tmp_path_factory, content):
@@ -284,7 +284,9 @@ class TestNoResults:
         file = tmp_path / "run.jsonl"
         file.write_bytes(b"".join([*lines[:3], line, *lines[3:]]))
         before = file.read_bytes()
-        with pytest.raises(ConfigurationError, match=r"is corrupt at line 4\. Delete that line and everything after it"):
+        with pytest.raises(
+            ConfigurationError, match=r"is corrupt at line 4\. Delete that line and everything after it"
+        ):
             run(file)
         assert file.read_bytes() == before
 
@@ -295,7 +297,7 @@ class TestNoResults:
         monkeypatch.chdir(tmp_path)
         with pytest.raises(ConfigurationError, match=r"cannot be written: .*[Dd]irectory"):
             run(name)
-        assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
     def test_file_in_the_place_of_a_folder(self, run, tmp_path):
         """A name below a file cannot be written, and says so."""
@@ -362,7 +364,7 @@ def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
             run(file, texts)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
     assert 0 < len(caught.value.annotations) < file.read_bytes().count(b"\n") < 30
     assert list(run(file, texts)) == list(run(other, texts)) == list(annotated(pipe, texts))
     assert file.read_bytes() == other.read_bytes()
@@ -377,10 +379,10 @@ def test_no_file_stays_open(run, finished, tmp_path):
     run(file)
     with pytest.raises(ConfigurationError) as caught:
         run(notes)
-    opened = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.exists()]
+    opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists()]
 
     assert caught.tb
-    assert not [one for one in opened if str(tmp_path) in one]
+    assert not [target for target in opened if str(tmp_path) in target]
 
 
 class TestLock:
@@ -411,7 +413,7 @@ class TestLock:
         assert Path(f"{file}.lock").exists()
         with ResultsFile(file, {}):
             pass
-        assert [one.name for one in tmp_path.iterdir()] == ["run.jsonl"]
+        assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
 
     def test_never_two_at_once(self, tmp_path):
         """Of many that open and close a file without pause, two never have it at the same time."""
@@ -447,7 +449,7 @@ class TestLock:
                     ResultsFile(name, {}).__enter__()
         with ResultsFile(link, {}), pytest.raises(ConfigurationError, match="is being written by another run"):
             ResultsFile(file, {}).__enter__()
-        assert sorted(one.name for one in tmp_path.rglob("*")) == ["folder", "link.jsonl", "run.jsonl", "runs"]
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "link.jsonl", "run.jsonl", "runs"]
 
 
 NOTES = ["the patient has asthma .", "no history", "type 2 diabetes mellitus", "hypertension"]
@@ -588,7 +590,7 @@ def test_file_without_checksums(run, finished, tmp_path):
     """A file of version 0.1.0, whose lines have no checksums, goes on; the new lines have them."""
     whole, answers = finished
     header, *lines = (json.loads(line) for line in whole.splitlines())
-    old = [{"fingerprint": one["fingerprint"], "entities": one["entities"]} for one in lines[:2]]
+    old = [{"fingerprint": line["fingerprint"], "entities": line["entities"]} for line in lines[:2]]
     file = tmp_path / "run.jsonl"
     file.write_bytes(b"".join(map(to_json_line, [{**header, "format": FORMAT_WITHOUT_CHECKSUMS}, *old])))
 

@@ -151,10 +151,10 @@ class TestArchitectures:
         """In bfloat16 every token that transformers is sure of has the same label."""
         model = copy.deepcopy(architectures.model_of(name)).to(torch.bfloat16)
         theirs, ours = architectures.pipelines(model, architectures.tokenizer_of(name), "none", ignore_labels=[])
-        for found, expected in zip(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)), strict=True):
+        for result, expected in zip(ours(list(TEXTS), truncation=True), theirs(list(TEXTS)), strict=True):
             sure = [place for place, entity in enumerate(expected) if entity["score"] > 0.6]
-            assert len(found) == len(expected)
-            assert [found[place]["entity"] for place in sure] == [expected[place]["entity"] for place in sure]
+            assert len(result) == len(expected)
+            assert [result[place]["entity"] for place in sure] == [expected[place]["entity"] for place in sure]
 
 
 class TestLabels:
@@ -193,8 +193,7 @@ class TestInputs:
         for stream in ((text for text in TEXTS), Notes(), rows):
             architectures.assert_same(list(ours(stream, stride=4)), expected)
 
-    def test_nothing(self, architectures):
-        """An empty generator has no answers."""
+    def test_empty_generator_has_no_results(self, architectures):
         assert list(architectures.both("bert")[1](text for text in ())) == []
 
     def test_options_of_the_pipeline(self, architectures):
@@ -238,8 +237,8 @@ class TestRareModels:
         compare(architectures, architectures.both("xlnet", strategy), stride=4)
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
-    def test_nothing_around_a_text(self, architectures, strategy):
-        """A model without special tokens (GPT-2) answers the same, and nothing to an empty text, where transformers crashes."""
+    def test_model_without_special_tokens(self, architectures, strategy):
+        """For an empty text and GPT-2, transformers crashes."""
         theirs, ours = architectures.both("gpt2", strategy)
         texts = [text for text in TEXTS if text]
         architectures.assert_same(ours(texts, truncation=True), theirs(texts))

@@ -14,8 +14,8 @@ from openmed_nb.errors import InvalidTextError
 
 
 @given(st.lists(st.text(max_size=40) | st.none()), st.integers(1, 200), st.integers(0, 9))
-def test_nothing_is_lost_or_reordered(texts, characters, first):
-    """All chunks end to end are the stream; each knows the number of its first text, and none is empty."""
+def test_iter_chunks_preserves_stream(texts, characters, first):
+    """No chunk is empty, and each has the index of its first text."""
     chunks = list(iter_chunks(iter(texts), characters, first))
     assert [text for chunk in chunks for text in chunk.texts] == texts
     sizes = [len(chunk.texts) for chunk in chunks]
@@ -133,8 +133,7 @@ def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
     ],
     ids=ascii,
 )
-def test_what_is_no_list_of_words_is_named(words, what):
-    """A text that is split into words must be a list of strings that can be read; anything else is named."""
+def test_text_error_rejects_invalid_word_lists(words, what):
     assert text_error(words, 7, split=True).message == what
 
 

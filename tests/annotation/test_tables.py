@@ -51,8 +51,7 @@ class TestIndexOfASeries:
         again = annotated(pipe, series, resume=annotated(pipe, series[:3])).filter("disease")
         pd.testing.assert_index_equal(again.to_frame().index, index.take([1, 2, 2, 4]))
 
-    def test_nothing_found(self, annotated, pipe, index):
-        """A table without rows has the same kind of index."""
+    def test_frame_without_rows_keeps_index_type(self, annotated, pipe, index):
         frame = annotated(pipe, pd.Series(["no"] * 5, index=index)).to_frame()
         pd.testing.assert_index_equal(frame.index, index[:0])
 

@@ -54,9 +54,9 @@ def test_one_pipeline(new_pipe, sentences, rounded, at_once, how):
     call = (lambda texts: list(nb.annotate(texts, pipe, progress=False))) if how == "annotate" else pipe
     passes = Passes(pipe.model)
     texts = [sentences(30, longest=90, seed=number) for number in range(THREADS)]
-    expected = [new_pipe(strategy)(own) for own in texts]
-    answers = at_once([lambda own=own: call(own) for own in texts])
-    assert answers == [rounded(one) for one in expected]
+    expected = [new_pipe(strategy)(inputs) for inputs in texts]
+    answers = at_once([lambda inputs=inputs: call(inputs) for inputs in texts])
+    assert answers == [rounded(result) for result in expected]
     assert passes.most == 1
     assert passes.all >= THREADS
 
@@ -77,10 +77,10 @@ def test_interleaved_streams(new_pipe, sentences, rounded):
     """Two streams of one pipeline, read in turns, give what each gives alone."""
     pipe = new_pipe()
     texts = sentences(150), sentences(150, seed=1)
-    first, second = (pipe(text for text in own) for own in texts)
-    found = [(one, other) for one, other in zip(first, second, strict=True)]
-    assert [one for one, _other in found] == rounded(pipe(texts[0]))
-    assert [other for _one, other in found] == rounded(pipe(texts[1]))
+    first, second = (pipe(text for text in inputs) for inputs in texts)
+    found = [(result, other_result) for result, other_result in zip(first, second, strict=True)]
+    assert [result for result, _other in found] == rounded(pipe(texts[0]))
+    assert [other for _result, other in found] == rounded(pipe(texts[1]))
 
 
 def test_other_arguments_in_every_thread(new_pipe, sentences, rounded, at_once):
@@ -89,11 +89,11 @@ def test_other_arguments_in_every_thread(new_pipe, sentences, rounded, at_once):
     several = [{"aggregation_strategy": "none"}, {"stride": 8}, {"batch_tokens": 70}, {"ignore_labels": []}, {}, {}]
     expected = [new_pipe()(texts, **arguments) for arguments in several]
     answers = at_once([lambda arguments=arguments: pipe(texts, **arguments) for arguments in several])
-    assert answers == [rounded(one) for one in expected]
+    assert answers == [rounded(result) for result in expected]
 
 
 @pytest.mark.real_computer  # Another thread moves the model, and a simulation counts in one thread.
-def test_model_moves_meanwhile(new_pipe, sentences, rounded, at_once, second_device):
+def test_model_moved_during_run(new_pipe, sentences, rounded, at_once, second_device):
     """A thread that moves the model to another device and back does not break the answers of the others."""
     pipe, texts = new_pipe(), sentences(40, longest=90)
     expected = new_pipe()(texts)

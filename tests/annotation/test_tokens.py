@@ -109,8 +109,8 @@ class TestParts:
         assert tokens.ids[: tokens.sequence_offsets[1]].tolist() == ids
         assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.sequence_offsets[1]].tolist() == offsets
 
-    def test_word_over_a_seam(self, architectures):
-        """A word that is longer than what two parts both read is read at once with its text."""
+    def test_word_longer_than_part_context(self, architectures):
+        """A word that is longer than the shared context is tokenized with its whole text."""
         text, tokenizer = "asthma " + "hypo" * 200, architectures.tokenizer_of("roberta")
         found = encode_in_parts(tokenizer, text, length=100, context=80)
 
@@ -149,7 +149,7 @@ class TestSubwords:
         """Elsewhere a character is inside a word unless it or the one before it is a space; only U+0020 counts as one."""
         starts = np.arange(len(text))
         found = lacks_leading_space([text], starts, np.zeros(len(text), np.int64))
-        assert "".join(str(int(one)) for one in found) == inside
+        assert "".join(str(int(flag)) for flag in found) == inside
 
     @given(some.lists(some.text(some.sampled_from(" a中\u00a0\0🙂"), min_size=1, max_size=12), min_size=1, max_size=4))
     def test_as_transformers(self, texts):
@@ -184,8 +184,7 @@ class TestWords:
 class TestTruncation:
     """Pieces of long texts, as the tokenizers library cuts them."""
 
-    def test_nothing_stays_set(self, architectures):
-        """A tokenizer that has cut a text reads the next one whole."""
+    def test_truncation_does_not_affect_next_call(self, architectures):
         tokenizer = architectures.tokenizer_of("bert")
         tokenize(tokenizer, ["no asthma " * 9], Truncation(SpecialTokens.from_tokenizer(tokenizer), 4, 1, "right"))
         assert len(encode(tokenizer, ["no asthma " * 9])[0]) == 18

@@ -98,8 +98,7 @@ class TestLearned:
         SESSION.unload()
         return nb.load_pipeline(folder, device=home)
 
-    def test_what_was_calibrated_is_used_until_it_is_forgotten(self, data, keyword_model, home):
-        """A later session takes the batch that was measured, the choice of the device says so, and ``forget`` ends both."""
+    def test_calibration_is_used_until_reset(self, data, keyword_model, home):
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
         measured = pipe.calibrate().batch_tokens
@@ -118,8 +117,8 @@ class TestLearned:
         assert self.fresh(keyword_model, home).batch_tokens == usual
         assert list(data.iterdir()) == []
 
-    def test_pipelines_that_are_held_take_it(self, keyword_model, home):
-        """Every pipeline over that model takes it from then on; what a person says counts more."""
+    def test_calibration_applies_to_existing_pipelines(self, keyword_model, home):
+        """An explicit ``batch_tokens`` takes precedence."""
         pipe = self.fresh(keyword_model, home)
         other = nb.load_pipeline(keyword_model, device=home, aggregation_strategy="simple")
         SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
@@ -131,8 +130,8 @@ class TestLearned:
     @pytest.mark.parametrize(
         "name", ["weights", "config", "tokenizer", "torch", "transformers", "device_name", "dtype"]
     )
-    def test_it_expires_as_a_certificate_does(self, data, keyword_model, home, name):
-        """With another file, version or computer, nothing was learned; a damaged file says nothing either."""
+    def test_calibration_expires_when_identity_changes(self, data, keyword_model, home, name):
+        """A corrupt record is ignored."""
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
         SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
@@ -144,8 +143,8 @@ class TestLearned:
         assert self.fresh(keyword_model, home).batch_tokens == usual
 
     @pytest.mark.parametrize(("knee", "tokens"), [(4, 256), (8, None), (None, None)])
-    def test_a_sweep_is_remembered(self, monkeypatch, keyword_model, home, knee, tokens):
-        """The knee of a sweep over texts is kept, unless throughput still rises there, or there is none."""
+    def test_sweep_result_is_stored(self, monkeypatch, keyword_model, home, knee, tokens):
+        """It is not stored if throughput still increases at the knee, or if there is no knee."""
         points = (Point(4, 10.0), Point(8, 11.0))
         report = SweepReport("mine", "annotation", device=home, points=points, knee=knee, length=64)
         monkeypatch.setattr("openmed_nb.runbook.bench.sweep.run_sweep", lambda *_: report)
@@ -154,8 +153,8 @@ class TestLearned:
 
         assert self.fresh(keyword_model, home).batch_tokens == (tokens or usual)
 
-    def test_what_cannot_be_kept_is_a_warning(self, monkeypatch, tmp_path, keyword_model, home):
-        """Where the folder cannot be written, the measurement counts for this pipeline, and a warning says why no longer."""
+    def test_calibration_warns_if_record_cannot_be_written(self, monkeypatch, tmp_path, keyword_model, home):
+        """The measurement still applies to the pipeline."""
         (tmp_path / "file").write_text("", "utf-8")
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         pipe = self.fresh(keyword_model, home)
@@ -228,9 +227,7 @@ def test_way_with_other_entities(compared):
     assert "different entities" in result.reason
 
 
-def test_what_does_not_compile_runs_as_before():
-    """Where compiling fails, the reason is told and nothing is raised."""
-
+def test_failed_compilation_keeps_original_model():
     def fails(_texts):
         raise RuntimeError("no C++ compiler was found")
 
