@@ -124,7 +124,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "text with a lone surrogate": lambda: f"{SENTENCE} \ud800",
     "very long text": lambda: f"{SENTENCE} " * 500,
 }  # fmt: skip
-"""Values that hold part of a note, each made anew for a call."""
+"""Values that contain part of a note, created for each call."""
 
 FAILING = {"failing generator", "failing function", "exception"}
 """Values that raise an error of the user, which quotes the note itself: only our own messages are checked."""
@@ -333,7 +333,7 @@ def planned_call(target: Target, planted: inspect.Parameter, value: Any) -> tupl
         else:
             named[parameter.name] = chosen
     if planted.kind is planted.VAR_POSITIONAL:
-        # What stands before it is passed by position too.
+        # The parameters before it are passed by position too.
         before = itertools.takewhile(lambda parameter: parameter is not planted, target.parameters)
         leading = [named.pop(parameter.name) for parameter in before if parameter.name in named]
         positional = leading + positional
@@ -400,7 +400,7 @@ NAMED = ("class", "instance")
 
 
 def places_in_error(error: BaseException, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield everything that an error shows or keeps, each with its place."""
+    """Yield all displayed and stored texts of an error, each with its location."""
     if is_own_signature_error(error):
         return
     ours = isinstance(error, OpenMedError)
@@ -549,7 +549,7 @@ UNREADABLE = ["list of dicts", "text with a lone surrogate", "failing generator"
 
 
 def few_kinds(target: Target, number: int) -> list[str]:
-    """Return the kinds of the first suite: the sentence, and one more in turn."""
+    """Return the kinds of the fast suite: the sentence, and one other kind by argument number."""
     if target.name in {"cluster", "report", "runbook.bring_up"}:
         return []
     if target.name in MEASURING:

@@ -215,11 +215,14 @@ BOUNDARY_KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 
 
 @cache
-def boundary_pipes(kind: str, strategy: str, theirs: bool = False) -> AnnotationPipeline:
-    """Return a pipeline over a random BERT with a tokenizer of a kind; with ``theirs``, that of transformers and ours like it."""
+def boundary_pipes(kind: str, strategy: str, with_transformers: bool = False) -> AnnotationPipeline:
+    """Return a pipeline over a random BERT with a kind of tokenizer.
+
+    With ``with_transformers``, return the pipeline of transformers and an equivalent AnnotationPipeline.
+    """
     tokenizer = boundary_tokenizer(kind)
     model = boundary_model(kind)
-    if theirs:
+    if with_transformers:
         return pipelines(model, tokenizer, strategy)
     return AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy)
 
@@ -313,14 +316,14 @@ def level(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
 def both(
     name: str, strategy: str = "simple", labels: tuple[str, ...] = PREFIXED
 ) -> tuple[TokenClassificationPipeline, AnnotationPipeline]:
-    """Return transformers' own pipeline and ours over the same model and tokenizer."""
+    """Return the pipeline of transformers and an AnnotationPipeline over the same model and tokenizer."""
     return pipelines(model_of(name, labels), tokenizer_of(name), strategy)
 
 
 def pipelines(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, strategy: str = "simple", **options: Any
 ) -> tuple[TokenClassificationPipeline, AnnotationPipeline]:
-    """Return transformers' own pipeline and ours over a model, ours with the word boundaries of transformers."""
+    """Return the pipeline of transformers and an AnnotationPipeline with the word boundaries of transformers."""
     shared = {"model": model, "tokenizer": tokenizer, "device": -1, "aggregation_strategy": strategy, **options}
     return TokenClassificationPipeline(**shared), AnnotationPipeline(**shared, transformers_boundaries=True)
 

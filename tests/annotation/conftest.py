@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def new_pipe(tiny: ModuleType, home: str) -> Callable[..., Any]:
-    """A function that returns a pipeline over a new random model, the same numbers every time."""
+    """A function that returns a pipeline over a new random model with fixed weights."""
     from openmed_nb.annotation.pipeline import AnnotationPipeline
 
     def new_pipe(strategy: str = "simple", pipeline: Any = AnnotationPipeline, **options: Any) -> Any:
@@ -47,7 +47,7 @@ def on_forward() -> Callable[..., None]:
 
 @pytest.fixture
 def own_pipe_of(pipe_of: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """A function that returns a pipeline over the model of a folder, both of which a test may change."""
+    """A function that returns a new pipeline and model of a directory, which a test may modify."""
     import openmed_nb
 
     openmed_nb.compat.ModelLoader().unload()

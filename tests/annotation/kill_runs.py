@@ -1,4 +1,4 @@
-"""A program that annotates texts in children of its own, ends these by real signals, and tells what each did.
+"""Program that annotates texts in child processes, ends them with real signals, and reports their results.
 
 The model is loaded once, and every run is a fork of that. Arguments: the model, the texts, the file of results, and the
 signals, each as its name and the bytes that the file should have before a child gets it. The last child gets none. It
@@ -29,7 +29,7 @@ def slowly(texts: list[str], done: int, ends: bool) -> Iterator[str]:
 
 
 def annotate_all(pipe: Any, texts: Iterator[str], file: Path, said: Path) -> None:
-    """Annotate the texts into a file; where that is interrupted, keep what is said of it."""
+    """Annotate the texts into a file, and store the message of an interrupt."""
     from openmed_nb import annotate
     from openmed_nb.errors import RunInterrupted
 
@@ -43,12 +43,12 @@ def annotate_all(pipe: Any, texts: Iterator[str], file: Path, said: Path) -> Non
 
 
 def size(file: Path) -> int:
-    """Return how many bytes a file has, 0 where there is none."""
+    """Return the size of a file in bytes, or 0 if it does not exist."""
     return file.stat().st_size if file.exists() else 0
 
 
 def end(child: int, file: Path, name: str, target: str) -> None:
-    """Send a child a signal soon after it has added to the file and the file has so many bytes."""
+    """Send a signal to a child soon after the file has grown to a number of bytes."""
     least = max(int(target), size(file) + 1)
     while size(file) < least:
         time.sleep(0.005)

@@ -26,7 +26,7 @@ GAPS = ("missing", "empty", "number", "surrogate")
 
 
 def note(number: int) -> str:
-    """Return a text that is known by its tokens: few of them, and so many spaces that a chunk has few texts."""
+    """Return a text with few unique tokens and many spaces, so that a chunk contains few texts."""
     digits = " ".join(DIGITS[int(digit)] for digit in f"{number:03}")
     return f"{digits} asthma{' ' * 2500}{'diabetes mellitus' if number % 3 else ''}"
 
@@ -66,7 +66,7 @@ FORMATS: list[Callable[[list[Any], Path], Any]] = [through_csv, through_parquet,
 
 
 def shown(number: int, gap: str | None, read: Callable[..., Any]) -> Any:
-    """Return what a table has for a note; a column of a file can hold no number and no half of a surrogate pair."""
+    """Return the table value of a note. A column of a file cannot contain a number or an unpaired surrogate."""
     if gap is None:
         return note(number)
     if read is as_objects and gap in {"number", "surrogate"}:
@@ -75,7 +75,7 @@ def shown(number: int, gap: str | None, read: Callable[..., Any]) -> Any:
 
 
 def in_file(file: Path) -> set[int]:
-    """Return which notes with a text have their result in a file."""
+    """Return the indices of the notes with a text whose result is in a file."""
     lines = file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []
     values = [json.loads(line) for line in lines if line.endswith(b"\n")]
     order = [value for value in values if "text" not in value]
@@ -98,7 +98,7 @@ def run(pipe: Any, texts: Any, file: Path, said: Path) -> None:
 
 
 def main(model: str, folder: str, kills: str) -> None:
-    """Kill children until so many are killed, then let one to its end."""
+    """Kill a number of children, and then let one finish."""
     import torch
 
     from openmed_nb import load_pipeline

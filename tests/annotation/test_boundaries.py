@@ -232,7 +232,7 @@ def unmasked(text, masked):
 
 
 def check_all_labeled_characters_are_masked(architectures, kind, strategy, texts):
-    """Annotate texts twice: as tokens, which tell what the model labels, and by a strategy, whose masked texts must lack it."""
+    """Assert that the masked texts of a strategy do not contain the characters of any labeled token."""
     tokens = nb.annotate(texts, architectures.boundary_pipes(kind, "none"), progress=False)
     found = nb.annotate(texts, architectures.boundary_pipes(kind, strategy), progress=False)
     for text, labeled, hidden in zip(texts, tokens, found.mask(), strict=True):

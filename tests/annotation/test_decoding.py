@@ -26,7 +26,7 @@ from openmed_nb.annotation.tokens import tokenize
     ],
 )
 def test_names_of_entities(labels, groups, begins):
-    """The name of an entity is what follows the first hyphen; only ``B-`` begins one after one of its own kind."""
+    """The entity name follows the first hyphen. Only ``B-`` starts an entity after one of the same type."""
     tables = LabelTables.from_id2label(dict(enumerate(labels)), ["O"])
     assert tables.names == tuple(labels)
     assert tables.entity_names == tuple(groups)

@@ -38,7 +38,7 @@ TEXTS = (
     "no asthma , " * 30,
     "",
 )
-"""Of very different lengths, so that all but the longest are filled up beside others."""
+"""Texts of very different lengths, so that all but the longest are padded."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES["ALL"])

@@ -1,4 +1,4 @@
-"""The pipeline on a simulated MPS device: the CPU's answers, few shapes, and no copy that goes on by itself."""
+"""The pipeline on a simulated MPS device: CPU results, few shapes, and no asynchronous copies."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def mps():
 
 
 class TestAnswers:
-    """The device does not change what is found."""
+    """Results do not depend on the device."""
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_same_as_on_the_cpu(self, mps, new_pipe, sentences, rounded, strategy):
@@ -44,7 +44,7 @@ class TestAnswers:
 
 
 class TestCare:
-    """What goes wrong on MPS without a word is not done."""
+    """Operations that fail silently on MPS are not used."""
 
     def test_no_copy_goes_on_by_itself(self, mps, new_pipe, sentences):
         """Every copy towards MPS and back waits, for the weights and for the texts."""
@@ -59,7 +59,7 @@ class TestCare:
         """The batches of a chunk go to MPS in one copy, because each copy waits for all work before it."""
         pipe, passes = new_pipe(batch_tokens=100), []
         pipe.device = "mps"
-        pipe("asthma")  # Whether the model reads the filling is found out.
+        pipe("asthma")  # Determines whether the model masks padding.
         on_forward(pipe.model, passes.append)
         mps.copies.clear()
         pipe(sentences(40))
@@ -71,7 +71,7 @@ class TestCare:
         """A model that asks whether its mask is full has the answer from the host, and does not wait for MPS."""
         pipe, passes, computed = new_pipe(batch_tokens=100), [], set()
         pipe.device = "mps"
-        pipe("asthma")  # Whether the model reads the filling is found out.
+        pipe("asthma")  # Determines whether the model masks padding.
         on_forward(pipe.model, passes.append)
 
         class Operators(TorchDispatchMode):
@@ -108,7 +108,7 @@ class TestCare:
 
     @pytest.mark.usefixtures("mps")
     def test_simulation_refuses_float64(self, new_pipe, on_forward):
-        """A model that makes float64 on the device fails as on a Mac, with one error of ours."""
+        """A model that creates float64 tensors fails as on a Mac, with an OpenMedError."""
         pipe = new_pipe()
         pipe.device = "mps"
         on_forward(pipe.model, lambda ids: ids.double())

@@ -205,7 +205,7 @@ def test_list_keeps_named_files_and_patterns_add_none_twice(tmp_path, write):
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root can list every folder")
 def test_folder_that_cannot_be_listed_is_refused(tmp_path, write):
-    """Its notes would be missing without a word."""
+    """Its notes would be omitted silently."""
     write("p1.txt")
     locked = write("locked/p2.txt").parent
     locked.chmod(0)

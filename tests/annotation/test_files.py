@@ -47,7 +47,7 @@ class TestFiles:
         assert said == ["  By label: DISEASE 3.", "  Texts without entities: 2."]
 
     def test_offsets(self, folder, found_in):
-        """Characters are counted as they stand in the file, ends of lines included."""
+        """Offsets count the characters of the file, including line endings."""
         (entity,) = found_in(folder / "note 3.txt")[0][1:]
         assert TEXTS[3][entity["start"] : entity["end"]] == "hypertension"
 
@@ -57,7 +57,7 @@ class TestFiles:
         assert words(found_in(paths)) == [WORDS[3], WORDS[0]]
 
     def test_resume(self, folder, found_in, tmp_path):
-        """A run over files goes on after the last of them; a file that was changed is another text."""
+        """A run over files resumes after the last file. A modified file is a different text."""
         found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
         assert words(found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")) == WORDS
         (folder / "note 1.txt").write_text("asthma and more", "utf-8")

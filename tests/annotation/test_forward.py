@@ -67,14 +67,14 @@ class TestEveryBatch:
 
     @given(corpora(), budgets)
     def test_filling(self, corpus, budget):
-        """Where every shape is welcome, a batch has no more filling than the budget has for it."""
+        """If all shapes are allowed, a batch has at most the padding of the budget."""
         longest, lengths = corpus
         for batch in plan_batches(lengths, replace(budget, limit_shapes=False), longest):
             assert (batch.length - lengths[batch.window_ids]).sum() <= budget.max_padding
 
     @given(corpora(), budgets)
     def test_without_padding_lengths_never_mix(self, corpus, budget):
-        """Where rows may not be filled up, a batch has windows of its own length only, and no row without a window."""
+        """Without padding, all windows of a batch have its length, and no row is empty."""
         longest, lengths = corpus
         for batch in plan_batches(lengths, replace(budget, allow_padding=False), longest):
             assert (lengths[batch.window_ids] == batch.length).all()
@@ -151,7 +151,7 @@ class TestFewShapes:
         ],
     )
     def test_left_overs(self, lengths, expected):
-        """Windows that do not fill a batch go with the longer ones before them, or one by one, as there is less filling."""
+        """Remaining windows run with longer windows or alone, depending on the padding."""
         batches = plan_batches(np.array(lengths), TokenBudget(8192, limit_shapes=True), 512)
         assert [(batch.window_ids.tolist(), batch.length, batch.num_rows) for batch in batches] == expected
 
@@ -197,12 +197,12 @@ class TestHalves:
         assert [(half.window_ids.tolist(), half.length, half.num_rows) for half in halves] == expected
 
     def test_one_window_has_no_halves(self):
-        """A window that is alone and not filled up cannot be made smaller."""
+        """A single window without padding cannot be split."""
         assert Batch(np.array([1]), 7, 1).split(np.array([9, 7])) == []
 
     @given(st.integers(1, 50), st.integers(0, 50))
     def test_halving_ends_with_single_rows(self, rows, more):
-        """Halving again and again ends with each window alone, in one row of its own length, and loses none."""
+        """Repeated halving ends with each window in a separate batch of its length."""
         batches, ended, lengths = [Batch(np.arange(rows), 64, rows + more)], [], np.arange(rows) + 3
         while batches:
             batch = batches.pop()

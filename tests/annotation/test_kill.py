@@ -1,4 +1,4 @@
-"""A run in a process of its own that is killed or interrupted by real signals, and goes on until it is done."""
+"""Runs in separate processes that real signals kill or interrupt, and that resume until they are complete."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "se
 
 
 def text(number):
-    """Return a text that is known by its tokens: few of them, and so many spaces that a chunk has few texts."""
+    """Return a text with few unique tokens and many spaces, so that a chunk contains few texts."""
     digits = " ".join(DIGITS[int(digit)] for digit in f"{number:03}")
     return f"{digits} asthma{' ' * 2500}{'diabetes mellitus' if number % 3 else ''}"
 
@@ -99,7 +99,7 @@ def test_answers_are_those_of_one_run(runs, annotated, pipe):
 
 
 def test_interrupt_says_how_to_go_on(runs, signals):
-    """An interrupted run says in one line what is done and how to go on, and code that catches all errors lets it pass."""
+    """The message has one line, and ``except Exception`` does not catch the interrupt."""
     folder, children = runs
     said = [
         (*json.loads(child["said"]), then["before"] - 1)
@@ -109,9 +109,8 @@ def test_interrupt_says_how_to_go_on(runs, signals):
 
     assert len(said) == list(signals.values()).count("SIGINT")
     for message, done, kept, in_the_file in said:
-        assert message == (
-            f"Interrupted after {done} texts. To go on, repeat the call with resume={str(folder / 'run.jsonl')!r}."
-        )
+        assert message.startswith(f"Interrupted after {done} texts. ")
+        assert message.endswith(f"repeat the call with resume={str(folder / 'run.jsonl')!r}.")
         assert done == in_the_file >= kept > 0  # It may come between the file and what is kept in memory.
 
 

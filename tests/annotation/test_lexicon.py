@@ -33,7 +33,7 @@ ENOUGH = "a " * MIN_CHARACTERS
 
 @functools.cache
 def tokenizer_of(lowercase=True, strip_accents=None, clean_text=True):
-    """Return a tokenizer with pieces of one and of two letters, and two added tokens, one of which takes white space."""
+    """Return a tokenizer with tokens of one and two letters and two added tokens, one with white space."""
     pieces = [*LETTERS, *(2 * letter for letter in LETTERS), "as"]
     names = ["[PAD]", "[UNK]", "[MASK]", "Zz", *pieces, *(f"##{piece}" for piece in pieces)]
     vocabulary = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -48,12 +48,12 @@ def tokenizer_of(lowercase=True, strip_accents=None, clean_text=True):
 
 
 def values(tokens):
-    """Return everything that tokens say."""
+    """Return all values of tokens."""
     return [column.tolist() for column in vars(tokens).values() if isinstance(column, np.ndarray)]
 
 
 def check(lexicon, texts):
-    """Hold a lexicon against the tokenizers library."""
+    """Assert that a word cache has the tokens of the tokenizers library."""
     assert values(lexicon.tokens(texts)) == values(tokenize(lexicon.tokenizer, texts))
 
 
@@ -104,12 +104,12 @@ def test_any_text(lowercase, strip_accents, clean_text, calls):
     ],
 )
 def test_chosen_texts(texts):
-    """Texts without a word, without a character of the code page, with long words, added tokens or words alike are as others."""
+    """Special cases have the same tokens as with the tokenizers library."""
     check(WordTokenCache(tokenizer_of()), texts)
 
 
 def test_real_tokenizer(architectures):
-    """Words of a learnt vocabulary have the pieces that the library gives them, unknown ones too."""
+    """Words of a trained vocabulary have the tokens of the tokenizers library, even if they are unknown."""
     check(
         WordTokenCache(architectures.tokenizer_of("bert")),
         ["No asthma—HYPO-thyroidism; ° 糖尿病", "µ naïve façade ¶¶ " * 300],
@@ -117,7 +117,7 @@ def test_real_tokenizer(architectures):
 
 
 def test_each_word_is_asked_once():
-    """A word is learnt when it comes first, in any case, and each mark is a word."""
+    """A word is cached once, regardless of case. Each punctuation character is a word."""
     lexicon = WordTokenCache(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
     counts = [len(lexicon._words.keys)]
@@ -177,7 +177,7 @@ def with_added(*tokens):
     ids=["none", "white space", "a space before", "normalized", "many"],
 )
 def test_added_tokens(tokens, served):
-    """A tokenizer is served if its added tokens are few, have no white space and stand in the text as they are."""
+    """A tokenizer is supported if its added tokens are few, have no white space and are not normalized."""
     assert supports_tokenizer(with_added(*tokens)) == served
 
 

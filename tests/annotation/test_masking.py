@@ -1,4 +1,4 @@
-"""Masking: nothing of a replaced entity is left anywhere, and places map back exactly."""
+"""Masking: no part of a replaced entity remains, and offsets map back exactly."""
 
 import json
 
@@ -85,8 +85,8 @@ def test_mask_does_not_warn_of_a_label_without_any_entity():
 
 PLAIN = st.text(alphabet="abc .,-\n<>&\"'", max_size=12)
 
-# Characters that stand in entities alone, so that one of them anywhere else was left over: any at all, of which a span has
-# all, and letters of which it may have only a part, because the rest of the word goes too.
+# Characters that occur only in entities, so that they must not remain in masked texts. Spans contain ANY completely, but may
+# contain only part of a WORD, because masking extends spans to whole words.
 ANY = st.text(st.characters(min_codepoint=0xA0, exclude_categories=("Cs",)), min_size=1)
 WORD = st.text(alphabet="ÆØÅæøåÞþЖжאב", min_size=1)
 
@@ -167,14 +167,14 @@ class TestManyTexts:
     """All texts of a run are masked, from what they were read from."""
 
     def test_more_texts_than_are_kept_are_read_again(self):
-        """Of a list, every text is masked, also beyond the first ones."""
+        """All texts of a list are masked, not only those that are displayed."""
         texts = [f"Patient {number} has asthma." for number in range(9)]
         found = nb.annotate(texts, "bundled_small", device="cpu")
 
         assert [item.text for item in found.mask()] == [f"Patient {number} has [DISEASE]." for number in range(9)]
 
     def test_texts_that_are_gone_are_an_error(self):
-        """Of a generator only the first texts are kept, so that masking says which one it lacks."""
+        """The error names the first text of a generator that was not stored."""
         found = nb.annotate((f"{number} has asthma." for number in range(9)), "bundled_small", device="cpu")
 
         with pytest.raises(ConfigurationError, match="Text 5 came from a generator"):
@@ -190,7 +190,7 @@ class TestManyTexts:
             found.mask()
 
     def test_a_text_without_an_answer_is_not_returned(self):
-        """Nothing of a text that could not be read is returned: nobody knows what is in it."""
+        """The contents of a text that could not be processed are unknown, so they are not returned."""
         found = nb.annotate(["She has asthma.", 5], "bundled_small", device="cpu", on_error="record")
         whole, failed = found.mask()
 
@@ -321,7 +321,7 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
     ],
 )
 def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, says):
-    """What no label of the model stands for stays in the text, and the first line says so; the next one has the labels."""
+    """The headline names the categories that are not masked, followed by the labels of the model."""
     pipe = nb.load_pipeline(tiny.save(tmp_path, tiny.random_bert(("O", *labels))), device="cpu")
     for masked in (nb.annotate(["The patient has asthma."], pipe).mask(), nb.annotate("Has asthma.", pipe).mask()):
         headline, knows, *_ = str(masked).splitlines()

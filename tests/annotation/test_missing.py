@@ -67,7 +67,7 @@ class TestMissingValue:
     """A value that stands for a text that is missing."""
 
     def test_has_no_entities_and_never_raises(self, run, value):
-        """It has a status of its own, and the texts beside it are answered."""
+        """Missing values have a separate status, and the other texts have results."""
         found = run([ASTHMA, value, ASTHMA])
         assert words(found) == [["asthma"], [], ["asthma"]]
         assert found.missing == (1,)
@@ -76,7 +76,7 @@ class TestMissingValue:
         assert json.loads(found.to_json())["texts"][1] == {"missing": True}
 
     def test_is_the_same_as_any_other_on_resuming(self, run, file, value):
-        """A file goes on when the same notes come from another library."""
+        """A run resumes if the same notes come from a different library."""
         run([ASTHMA, None, ASTHMA], resume=file)
         written = file.read_bytes()
         found = run([ASTHMA, value, ASTHMA], resume=file)
@@ -103,7 +103,7 @@ def test_empty_text_is_not_missing(run):
 
 
 def test_null_of_arrow_is_missing(run):
-    """A null of an Arrow column, which is a scalar of its own, is missing."""
+    """A null of an Arrow column is an Arrow scalar."""
     import pyarrow as pa
 
     assert run([ASTHMA, pa.scalar(None, pa.string()), pa.scalar(None)]).missing == (1, 2)
@@ -127,7 +127,6 @@ class TestShownMissing:
         assert "1 text is missing." in str(found.summary().__class__("m", "cpu", 1, 0, (), (), (), missing=1))
 
     def test_one_by_one(self, found):
-        """Each says that it is missing, shown or masked."""
         assert "\n1: (missing)\n" in str(found)
         assert "missing" in str(found.show(3))
         assert list(found.show(3)) == []
@@ -151,7 +150,7 @@ class TestShownMissing:
 
 @dataclasses.dataclass
 class Gap:
-    """What stands in the place of a text."""
+    """Values that replace a text."""
 
     value: object
 
@@ -161,7 +160,7 @@ class TestResumeAfterRepair:
 
     @pytest.mark.parametrize("bad", [5, "\ud800", None, "", float("nan")], ids=repr)
     def test_repaired_text_is_read(self, run, file, bad):
-        """What had no result is read again from a file, whatever stood in its place."""
+        """Texts without a result are processed again when a run resumes from a file."""
         run([ASTHMA, bad, ASTHMA], on_error="record", resume=file)
         found = run([ASTHMA, EPILEPSY, ASTHMA], resume=file)
         assert words(found) == [["asthma"], ["diabetes mellitus"], ["asthma"]]
@@ -179,7 +178,7 @@ class TestResumeAfterRepair:
         assert list(found.results.fingerprints) == list(run([ASTHMA, EPILEPSY, ASTHMA, ASTHMA]).results.fingerprints)
 
     def test_text_that_fails_again_raises(self, run, file):
-        """An error is no result: the next run raises it, or records it again and leaves the file as it is."""
+        """The next run raises the error, or records it again without modifying the file."""
         texts = [ASTHMA, 5, EPILEPSY]
         recorded = run(texts, on_error="record", resume=file)
         written = file.read_bytes()
@@ -248,7 +247,7 @@ class TestResumeAfterRepair:
         assert list(found) == list(run([EPILEPSY, ASTHMA, EPILEPSY], resume=file))
 
     def test_file_that_was_cut_off(self, run, file):
-        """From any beginning of a file with repaired notes the run goes on to the same answers."""
+        """A run resumes from any prefix of a file with repaired notes to the same results."""
         run([5, ASTHMA, None], on_error="record", resume=file)
         expected = run([EPILEPSY, ASTHMA, EPILEPSY, "no"], resume=file)
         whole = file.read_bytes()
@@ -293,7 +292,7 @@ LABELS = ["O", *(f"LABEL_{'x' * 40}_{number}" for number in range(60_000))]
 
 @pytest.mark.parametrize("labels", [60_001, 2])
 def test_header_of_any_size(run, pipe_of, keyword_model, file, labels):
-    """A file whose header is longer than a mebibyte goes on, and is refused to a run with other settings."""
+    """A header may be longer than 1 MiB."""
     pipe = pipe_of(keyword_model, batch_size=1, ignore_labels=LABELS[:labels])
     first = run([ASTHMA], pipe, resume=file)
     written = file.read_bytes()

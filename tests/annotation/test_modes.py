@@ -19,7 +19,7 @@ def modes(model):
 
 @pytest.fixture
 def training(new_pipe):
-    """A pipeline over a model with much dropout, of which all parts but one are in training mode."""
+    """A pipeline over a model with high dropout in training mode, except for one module."""
     pipe = new_pipe()
     for part in pipe.model.modules():
         if isinstance(part, torch.nn.Dropout):
@@ -101,7 +101,7 @@ class TestTrainingMode:
         assert modes(training.model) == before
 
     def test_random_numbers_of_the_training_stay(self, annotated, training):
-        """No dropout is drawn, so that a training beside it goes on as it would have."""
+        """Dropout draws no random numbers, so that a concurrent training is not affected."""
         state = torch.get_rng_state()
         annotated(training, [NOTE])
         assert torch.equal(torch.get_rng_state(), state)

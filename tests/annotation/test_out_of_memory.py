@@ -89,7 +89,7 @@ class TestSmallerBatches:
         assert memory.refused > 0
 
     def test_budget_stays_smaller(self, limited, sentences):
-        """In a long stream, memory is short a few times at its beginning, and then no more."""
+        """In a long stream, out-of-memory errors occur only at the start."""
         pipe, memory = limited(200, batch_tokens=256)
         answers = list(pipe(text for text in sentences(600)))
         assert len(answers) == 600
@@ -98,7 +98,7 @@ class TestSmallerBatches:
         assert max(memory.sizes[len(memory.sizes) // 2 :]) <= 200
 
     def test_budget_is_halved_no_further_than_needed(self, limited, sentences):
-        """A budget whose half fits is halved once, also where several chunks of texts were short of memory."""
+        """A budget whose half fits is halved once, even if several chunks run out of memory."""
         pipe, memory = limited(512, batch_tokens=1024)
         assert len(list(pipe(text for text in sentences(1500)))) == 1500
         assert max(memory.sizes[len(memory.sizes) // 2 :]) > 256
@@ -113,7 +113,7 @@ class TestSmallerBatches:
 
     @pytest.mark.real_computer  # It begins its own simulation.
     def test_few_shapes(self, limited, sentences, answers_to):
-        """On MPS, where batches are filled up with empty rows, these go before a window is given up."""
+        """On MPS, empty rows are removed before a window fails."""
         texts = sentences(9, longest=20)
         pipe, memory = limited(32, ALLOCATORS["MPS"], batch_tokens=2048)
         with simulated_device() as mps:
@@ -126,7 +126,7 @@ class TestOneWindow:
     """A window that does not fit alone is an error, and the only one."""
 
     def test_number_of_tokens_is_named(self, limited):
-        """The error says how many tokens did not fit, where, and why, and nothing of the text."""
+        """The error has the number of tokens, the device and the reason, but no text."""
         pipe, _memory = limited(20, ALLOCATORS["MPS"])
         with pytest.raises(
             DeviceUnavailableError, match=r"A window of 28 tokens does not fit in the memory of (cpu|mps:0)"
@@ -144,7 +144,7 @@ class TestOneWindow:
         assert [answers[place] for place in (0, 2, 4)] == answers_to([texts[place] for place in (0, 2, 4)])
 
     def test_answers_before_the_error(self, limited):
-        """A stream gives the answers before a text that does not fit, and goes on after it."""
+        """A stream continues after a text that does not fit."""
         pipe, _memory = limited(20)
         answers = pipe(text for text in ["asthma", "asthma " * 26, "diabetes"])
         assert len(next(answers)) == 1
@@ -155,7 +155,7 @@ class TestOneWindow:
 
 
 class TestOtherFailures:
-    """A failure that is no lack of memory ends the stream, and loses nothing before it."""
+    """Another error ends the stream, and earlier results are kept."""
 
     @pytest.mark.parametrize(
         "error",
@@ -169,7 +169,7 @@ class TestOtherFailures:
         ids=lambda error: type(error).__name__,
     )
     def test_answers_before_it_are_given(self, limited, sentences, answers_to, error):
-        """All texts of the chunks before have their answers; then comes one error of ours, without the text."""
+        """Earlier chunks have results. The error is an OpenMedError that does not contain the text."""
         pipe, memory = limited(10**9, error)
         memory.poison = pipe.tokenizer.mask_token_id
         texts, answers = [*sentences(400), "asthma [MASK]", "asthma"], []
@@ -182,7 +182,7 @@ class TestOtherFailures:
 
     @pytest.mark.real_computer  # It begins its own simulation.
     def test_failure_when_answers_are_fetched(self, new_pipe, sentences):
-        """A device that reports a failure only when its results are fetched is the same one error."""
+        """A failure that is reported when results are fetched is the same error."""
 
         class Lost(TorchFunctionMode):
             def __torch_function__(self, function, _types, args=(), kwargs=None):

@@ -29,13 +29,13 @@ def stopped_by(error):
 
 
 def leaks(value):
-    """Return which words of the notes are in a pickle of a value, in any protocol."""
+    """Return the words of the notes that are in a pickle of a value, in any protocol."""
     pickles = [pickle.dumps(value, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
     return [word for word in WORDS if any(word.encode() in data for data in pickles)]
 
 
 def pickled(value):
-    """Return what is read from a pickle of a value."""
+    """Return an unpickled copy of a value."""
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - of the test's own
 
 
@@ -47,7 +47,7 @@ SERIES = {
 
 
 class TestErrors:
-    """An error has what was done until then, in this process alone."""
+    """An error has the completed results only within the process."""
 
     @pytest.mark.parametrize("kind", SERIES)
     @pytest.mark.parametrize("show_text", [True, False])
@@ -67,7 +67,7 @@ class TestErrors:
         assert list(annotated(pipe, NOTES, resume=there.annotations)) == list(annotated(pipe, NOTES))
 
     def test_interrupted(self, annotated, pipe):
-        """So it is for an interrupt, which tells how to go on after the trip as well."""
+        """The message of an unpickled interrupt still explains how to resume."""
         with pytest.raises(RunInterrupted) as caught:
             annotated(pipe, stopped_by(KeyboardInterrupt()), resume=annotated(pipe, NOTES))
         assert leaks(caught.value) == []
@@ -83,14 +83,14 @@ class TestErrors:
         assert len(vars(caught.value)["annotations"]) == 3
 
     def test_other_settings(self, annotated, pipe):
-        """So it is for a refusal to go on from an earlier result, which is part of the error."""
+        """The error of a run that cannot resume contains the earlier result."""
         earlier = annotated(pipe, NOTES)
         with pytest.raises(ConfigurationError) as caught:
             annotated(pipe, NOTES[::-1], resume=earlier)
         assert leaks(caught.value) == []
 
     def test_other_process(self, keyword_model):
-        """An error that comes from a process of its own brings none of its texts."""
+        """An error from another process does not contain texts."""
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             error = pool.submit(nb.annotate, SERIES["list"], str(keyword_model), device="cpu").exception()
         assert isinstance(error, InvalidTextError)
@@ -102,7 +102,7 @@ class TestHiddenResults:
 
     @pytest.mark.parametrize("kind", ["list", "table"])
     def test_many_texts(self, annotated, pipe, kind):
-        """A pickle has labels, scores and places, and neither texts nor words; no run goes on from it."""
+        """A pickle has labels, scores and offsets, but no texts or words. A run cannot resume from it."""
         notes = pd.Series(NOTES, index=[7, 9, 8]) if kind == "table" else NOTES
         found = annotated(pipe, notes, show_text=False)
         there = pickled(found)
@@ -130,7 +130,7 @@ class TestHiddenResults:
 
     @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
     def test_copies_in_this_process_are_whole(self, annotated, pipe, make):
-        """A copy is no pickle: it has texts and words."""
+        """A copy contains texts and words."""
         found = annotated(pipe, NOTES, show_text=False)
         assert list(make(found)) == list(found)
         assert make(found).show(0).text == NOTES[0]
@@ -139,7 +139,7 @@ class TestHiddenResults:
 
 
 def test_shown_results_are_whole(annotated, pipe):
-    """A result that may show its texts has them in a pickle as well, and a run goes on from it."""
+    """A result that displays its texts also pickles them, and a run can resume from it."""
     found = annotated(pipe, NOTES)
     there = pickled(found)
     assert (list(there), str(there), there.preview_texts) == (list(found), str(found), tuple(NOTES))

@@ -1,4 +1,4 @@
-"""The pipeline stands where transformers' own did, also when it is built by name, changed, forked, asked twice, or overridden."""
+"""The pipeline replaces that of transformers: by name, subclassed, forked, cached or modified."""
 
 import itertools
 import json
@@ -150,7 +150,7 @@ class TestArguments:
         ids=str,
     )
     def test_wrong(self, pipe, new_pipe, options):
-        """A wrong argument is one error of ours that names it, in a call and for a new pipeline; the pipeline goes on."""
+        """The error names the argument, and the pipeline can still be used."""
         name = next(iter(options)).removeprefix("aggregation_") + "|options"
         with pytest.raises(ConfigurationError, match=name):
             pipe(TEXT, **options)
@@ -254,7 +254,7 @@ class TestBuilding:
 
 
 def test_same_when_asked_again(pipe_of, keyword_model):
-    """A pipeline that is asked for again is the same one; other options give another one over the same model."""
+    """Pipelines are cached by their options, and share the model."""
     pipe, other = pipe_of(keyword_model), pipe_of(keyword_model, "none")
     assert pipe_of(keyword_model) is pipe
     assert other is not pipe
@@ -262,7 +262,7 @@ def test_same_when_asked_again(pipe_of, keyword_model):
 
 
 def test_device_that_fails_while_it_computes(own_pipe_of, keyword_model):
-    """A device that fails in the middle of a text gives one error of ours, without the text."""
+    """A device failure is an OpenMedError that does not contain the text."""
     pipe = own_pipe_of(keyword_model)
     pipe.model.to("meta")
 
@@ -285,7 +285,7 @@ class TwoTexts(Dataset):
 
 
 def test_data_set_can_be_read_twice(new_pipe):
-    """The answers to a data set can be gone through again, and those to a generator go on where they were."""
+    """Results of a dataset can be iterated again. Results of a generator continue at the current position."""
     pipe = new_pipe()
     answers, stream = pipe(TwoTexts()), pipe(text for text in TWO)
 
@@ -316,7 +316,7 @@ def test_another_model_is_not_the_compiled_one(new_pipe):
 
 
 def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
-    """A tokenizer that is put in the place of another is asked anew what it puts around a text."""
+    """The special tokens are determined again if the tokenizer is replaced."""
     pipe = new_pipe()
     assert len(pipe.special_tokens.suffix_ids) == 1
     pipe.tokenizer = tiny.tokenizer(model_max_length=64)
@@ -434,6 +434,6 @@ def test_step_of_one_pipeline(new_pipe):
 
 
 def test_annotate_refuses_what_would_not_run(new_pipe, annotated):
-    """Annotating many texts has its own way to answers, and says which overridden step would not run."""
+    """``annotate`` does not call the methods of transformers, and names the overridden method."""
     with pytest.raises(ConfigurationError, match="Overriding overrides postprocess, which would not be called here"):
         annotated(new_pipe("first", overriding(AnnotationPipeline, "postprocess")), THREE)

@@ -36,7 +36,7 @@ def placed(start, end, name="DISEASE", score=0.9, key="entity_group"):
 
 
 def one_text(*entities, text=TEXT, show_text=True):
-    """Return what a model found in a text."""
+    """Return the annotated text of a model."""
     return AnnotatedText(text, entities, "bundled", "cpu", show_text)
 
 
@@ -111,7 +111,7 @@ class TestPlainValuesOfOneText:
     """Values for JSON."""
 
     def test_survives_json(self):
-        """The mapping has only plain values, whatever transformers gave, and keeps all of it; the entities stay as they were."""
+        """The mapping is JSON-compatible, and the entities are not modified."""
         found = one_text(ASTHMA)
         value = json.loads(json.dumps(found.to_dict()))
         expected = {"entity_group": "DISEASE", "score": pytest.approx(0.9), "word": "asthma", "start": 7, "end": 13}
@@ -149,7 +149,7 @@ class TestHtmlOfOneText:
         assert "<table" in one_text(ASTHMA, show_text=False)._repr_html_()
 
     def test_text_is_shown_as_it_is(self):
-        """White space stays, and dollar signs are no formulas: the element says so to MathJax."""
+        """White space is kept, and MathJax ignores dollar signs."""
         page = one_text(text="one\n\n  two\tthree for $5 and $6")._repr_html_()
         assert "white-space:pre-wrap" in page
         assert 'class="openmed-nb tex2jax_ignore"' in page
@@ -275,7 +275,7 @@ class TestPlainValuesOfManyTexts:
         assert value == found().to_dict() == {"model": "bundled", "device": "cpu", "texts": texts}
 
     def test_letters_stay_readable(self):
-        """Letters beyond ASCII stand in the JSON as they are."""
+        """Non-ASCII characters are not escaped."""
         text = "Ménière"
         assert "ménière" in annotations([[entity(text, text)]], [text]).to_json()
 
@@ -307,7 +307,6 @@ class TestManyTextsShown:
         assert "0 texts" in annotations((), ())._repr_html_()
 
     def test_only_the_first_texts_are_shown(self):
-        """Of many texts only the first are shown, and it says so."""
         texts = [f"note {number} asthma" for number in range(20)]
         many = annotations([[entity(text, "asthma")] for text in texts], texts)
         assert f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts." in str(many)
@@ -317,19 +316,19 @@ class TestManyTextsShown:
             assert f"note {MAX_DISPLAYED_TEXTS} " not in shown
 
     def test_files_name_what_shows_one(self):
-        """Of files no text is kept; the HTML says what to type to see one, and a hidden text is not promised."""
+        """Texts of files are not stored. The HTML explains how to display one, unless texts are hidden."""
         files = replace(found(), preview_texts=(), texts=[Path("a.txt")] * 4)
         assert "found.show(0)" in files._repr_html_()
         assert "The first 0" not in files._repr_html_()
         assert "found.show" not in replace(files, show_text=False)._repr_html_() + found()._repr_html_()
 
     def test_texts_stand_apart(self):
-        """In the HTML each text is an element of its own with a line above it, so that each has its own direction."""
+        """Each text is a separate HTML element with its own text direction."""
         page = found()._repr_html_()
         assert re.findall(r'<div dir="auto" style="[^"]*border-top[^"]*">(\d): ', page) == ["0", "1", "2", "3"]
 
     def test_ten_thousand_texts_are_shown_in_a_few_lines(self):
-        """What is shown of 10,000 texts, a thousand of which failed, is some lines, not thousands."""
+        """The report of 10,000 texts, including 1,000 failed texts, has a few lines."""
         answers = ["an error" if number % 10 == 9 else [entity("asthma", "asthma")] for number in range(10_000)]
         many = annotations(answers, ["asthma"] * MAX_DISPLAYED_TEXTS)
         assert str(many).startswith("9,000 entities found in 10,000 texts")
@@ -337,7 +336,7 @@ class TestManyTextsShown:
         assert len(many._repr_html_()) < 6000
 
     def test_long_text_is_shortened(self):
-        """Of a very long text the beginning is shown, with the entities in it, and a mark that it goes on."""
+        """Only the start of a very long text is displayed, followed by an ellipsis."""
         text = "He has asthma. " + "word " * MAX_TEXT_CHARACTERS + "And pain."
         long = annotations([[entity(text, "asthma"), entity(text, "pain")]], [text])
         for shown in (str(long), long._repr_html_()):
@@ -361,7 +360,7 @@ class TestManyTextsShown:
 
 
 def rereadable(texts, kept=1, settings=None):
-    """Return annotations of texts that can be read again, of which the first few were kept."""
+    """Return annotations of texts that can be read again. Only the first texts are stored."""
     columns = ResultStore()
     for text in texts:
         columns.add(text_fingerprint(text), [entity(text, "asthma")] if "asthma" in text else [])
@@ -392,13 +391,13 @@ class TestOneOfMany:
         assert split.show(1).text == "has asthma"
 
     def test_a_hidden_text(self):
-        """What may not show the texts does not show one either, and says where the entities are."""
+        """Hidden results display the offsets of entities, but no text."""
         assert "asthma" not in str(found(show_text=False).show(0))
 
     @pytest.mark.parametrize("number", [4, -1, 1.0, "1", True])
     def test_a_number_that_no_text_has(self, number):
         """Any other number is refused, with those that there are."""
-        with pytest.raises(ConfigurationError, match=r"number cannot be .*\. Pass a whole number from 0 to 3\."):
+        with pytest.raises(ConfigurationError, match=r"number cannot be .*\. Pass .* from 0 to 3\."):
             rereadable(TEXTS).show(number)
 
     def test_a_text_without_an_answer(self):
@@ -567,7 +566,7 @@ def test_number_beyond_the_last_is_an_index_error(number):
 
 @given(ANY_ANSWERS)
 def test_table_has_a_row_for_each_entity(answers):
-    """The columns have every entity once, in order, beside the number of its text."""
+    """The columns contain each entity once, in order, with the index of its text."""
     columns = held(answers)
     table = {name: list(column) for name, column in columns.columns().items()}
     rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
@@ -629,7 +628,7 @@ OTHER = [
 
 @pytest.mark.parametrize(("one", "other"), SAME, ids=repr)
 def test_same_text_has_the_same_fingerprint(one, other):
-    """Equal texts, equal lists of words, and things of one kind that are no text, have one fingerprint."""
+    """Equal texts, equal lists of words and other values of one type have the same fingerprint."""
     assert text_fingerprint(one) == text_fingerprint(other)
 
 
@@ -668,7 +667,7 @@ def test_counts(answers, show_text):
 
 
 def test_text_form_of_a_summary():
-    """It says how many of what were found, and lists failures and the most frequent words."""
+    """The report has counts, errors and the most frequent words."""
     summary = summary_of([[("A", "Asthma"), ("B", "pain")], [], "why it failed", [("A", "asthma")]])
 
     assert str(summary) == (

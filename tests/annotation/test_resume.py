@@ -1,4 +1,4 @@
-"""The file of results: whatever cut it off, a run goes on from it; whatever else it is, it is left alone; nothing that was answered is lost."""
+"""Results files: runs resume from truncated files, other files are not modified, and no results are lost."""
 
 import contextlib
 import dataclasses
@@ -56,11 +56,11 @@ def finished(annotated, pipe, tmp_path_factory):
 
 
 class TestCutOff:
-    """A file of a run that was ended at any moment."""
+    """A results file that is truncated at any position."""
 
     @given(data=some.data())
     def test_at_any_byte(self, run, finished, tmp_path_factory, data):
-        """From any beginning of a file the run goes on to the same answers and the same file, to the byte."""
+        """A run resumes from any prefix of a file to the same results and the same bytes."""
         whole, answers = finished
         file = tmp_path_factory.mktemp("cut") / "run.jsonl"
         file.write_bytes(whole[: data.draw(some.integers(0, len(whole)))])
@@ -68,7 +68,7 @@ class TestCutOff:
         assert file.read_bytes() == whole
 
     def test_at_every_byte(self, tmp_path):
-        """From every beginning of a file, exactly its whole lines count, and a new answer follows the last of them."""
+        """Complete lines of a truncated file are restored, and new results are appended to them."""
         entity = {"entity_group": "D", "score": 0.5, "word": "ü", "start": 0, "end": 1}
         file, settings, answers = (
             tmp_path / "run.jsonl",
@@ -87,7 +87,7 @@ class TestCutOff:
             assert file.read_bytes() == whole
 
     def test_complete_file_runs_no_model(self, run, new_pipe, on_forward, tmp_path):
-        """From a complete file nothing is computed, and it stays as it is."""
+        """A complete file is not modified, and nothing is computed."""
         file, own, batches = tmp_path / "run.jsonl", new_pipe(), []
         first = run(file, pipe=own)
         before = file.read_bytes()
@@ -97,7 +97,7 @@ class TestCutOff:
         assert file.read_bytes() == before
 
     def test_each_text_runs_once(self, run, new_pipe, on_forward, tmp_path):
-        """A run that goes on computes the texts without an answer, and no other."""
+        """A resumed run processes only texts without a result."""
         file, own, batches = tmp_path / "run.jsonl", new_pipe(), []
         texts = ["asthma"] * 3 + ["the asthma"] * 2
         run(file, texts[:3], own)
@@ -115,7 +115,7 @@ class TestCutOff:
         assert [path.name for path in file.parent.iterdir()] == [file.name]
 
     def test_folder_that_is_not_there(self, run, tmp_path):
-        """A mistyped folder is refused instead of being made, which would begin again without a word."""
+        """A missing directory is not created, because the run would silently start from scratch."""
         with pytest.raises(ConfigurationError, match="in a folder that does not exist"):
             run(tmp_path / "no" / "run.jsonl")
         assert list(tmp_path.iterdir()) == []
@@ -126,7 +126,7 @@ class TestCutOff:
         assert (tmp_path / "run.jsonl").stat().st_mode & 0o077 == 0
 
     def test_lock_that_is_a_file_of_the_person(self, run, tmp_path):
-        """A file with something in it is not taken for a lock, and stays as it is."""
+        """A file that is not empty is not used as a lock, and is not modified."""
         precious = tmp_path / "run.jsonl.lock"
         precious.write_text("precious", "utf-8")
         with pytest.raises(ConfigurationError, match="already exists"):
@@ -135,7 +135,7 @@ class TestCutOff:
 
 
 class TestContent:
-    """What stands in the file."""
+    """Contents of the file."""
 
     def test_one_line_for_each_text(self, finished):
         """After the header there is a line of JSON for each text, in order, with entities or the reason for none."""
@@ -158,7 +158,7 @@ class TestContent:
         assert not any(word in content for word in ("secret", "patient", "history", "type"))
 
     def test_letters_stay_readable(self, tmp_path):
-        """Letters beyond ASCII stand in the file as they are, and come back."""
+        """Non-ASCII characters are stored without escapes."""
         answer = FingerprintedResult(
             7, [{"entity_group": "D", "score": 0.5, "word": "ménière\u2028", "start": 0, "end": 8}]
         )
@@ -177,14 +177,14 @@ class TestOtherRun:
         "options", [{"strategy": "max"}, {"ignore_labels": []}, {"stride": 8}, {"truncation": True}, {}], ids=str
     )
     def test_other_settings(self, refused, pipe_of, keyword_model, random_model, options):
-        """The file is refused with what differs, also a model of the same architecture and labels, and left as it is."""
+        """The error names the different settings, and the file is not modified."""
         (name,) = options or ["model"]
         model = keyword_model if options else random_model
         refused(pipe_of(model, **options), rf"was written with different settings \((aggregation_)?{name}\)")
 
     @pytest.fixture
     def refused(self, run, finished, tmp_path):
-        """A function that checks that a finished file is refused to a pipeline, and stays as it is."""
+        """A function that asserts that a pipeline cannot resume from a finished file, and does not modify it."""
 
         def refused(other, match):
             file = tmp_path / "run.jsonl"
@@ -198,7 +198,7 @@ class TestOtherRun:
         return refused
 
     def test_same_model_in_another_pipeline(self, run, finished, pipe_of, keyword_model, tmp_path):
-        """The same model with the same settings goes on, whatever the size of its batches."""
+        """The batch size does not affect whether a run can resume."""
         file = tmp_path / "run.jsonl"
         file.write_bytes(finished[0])
         assert list(run(file, pipe=pipe_of(keyword_model, batch_tokens=64)).results.items()) == finished[1]
@@ -209,7 +209,7 @@ class TestOtherRun:
         ids=["fewer", "none", "reversed", "another"],
     )
     def test_other_texts(self, run, finished, tmp_path, texts, number):
-        """Texts other than those in the file are refused with the number of the first, and the file is left as it is."""
+        """The error names the first different text, and the file is not modified."""
         file = tmp_path / "run.jsonl"
         file.write_bytes(finished[0])
         said = rf"Text {number} differs|more texts than the {number} texts"
@@ -243,7 +243,7 @@ NO_RESULTS = {
 
 
 class TestNoResults:
-    """A file that holds something else, and what is no file."""
+    """Other files and paths that are not files."""
 
     @pytest.mark.parametrize("content", NO_RESULTS.values(), ids=NO_RESULTS)
     def test_is_left_alone(self, run, tmp_path, content):
@@ -257,7 +257,7 @@ class TestNoResults:
 
     @given(content=some.binary(min_size=1, max_size=40))
     def test_any_bytes_are_left_alone(self, tmp_path_factory, content):
-        """Whatever bytes a file has that are not the beginning of a header, they stay."""
+        """A file that does not start with a header is not modified."""
         assume(not to_json_line({"format": FORMAT, "model": "a"}).startswith(content))
         file = tmp_path_factory.mktemp("any") / "file"
         file.write_bytes(content)
@@ -279,7 +279,7 @@ class TestNoResults:
 
     @pytest.mark.parametrize("line", DAMAGE, ids=repr)
     def test_damaged_line(self, run, finished, tmp_path, line):
-        """A line in the middle that is no answer is named by its number; nothing is read past it and nothing changes."""
+        """The error names the line, and the file is not modified."""
         lines = finished[0].splitlines(keepends=True)
         file = tmp_path / "run.jsonl"
         file.write_bytes(b"".join([*lines[:3], line, *lines[3:]]))
@@ -292,7 +292,6 @@ class TestNoResults:
 
     @pytest.mark.parametrize("name", ["", ".", "folder"])
     def test_folder(self, run, tmp_path, monkeypatch, name):
-        """A folder is no file."""
         (tmp_path / "folder").mkdir()
         monkeypatch.chdir(tmp_path)
         with pytest.raises(ConfigurationError, match=r"cannot be written: .*[Dd]irectory"):
@@ -300,7 +299,6 @@ class TestNoResults:
         assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
     def test_file_in_the_place_of_a_folder(self, run, tmp_path):
-        """A name below a file cannot be written, and says so."""
         (tmp_path / "file").touch()
         with pytest.raises(ConfigurationError, match="cannot be written"):
             run(tmp_path / "file" / "run.jsonl")
@@ -345,7 +343,7 @@ class TestNoResults:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are those of POSIX")
 def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
-    """Where a file cannot grow the run ends with one error and what is done; with room it goes on to the same file."""
+    """The error has the completed results, and the run resumes when there is disk space."""
     import resource
 
     pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=parse_device_argument("cpu").batch_tokens)
@@ -486,7 +484,7 @@ def ending_with(error, count=2):
 
 @pytest.mark.parametrize("error", [Frozen("end"), Slots("end"), ReadOnly("end")], ids=lambda one: type(one).__name__)
 def test_error_that_takes_no_attribute(annotated, pipe, error):
-    """The person's own error arrives as it is, with the answers in its dictionary, and the run goes on from them."""
+    """The error of the user's code is not translated and has the results, from which the run resumes."""
     with pytest.raises(type(error)) as raised:
         annotated(pipe, ending_with(error))
 
@@ -517,7 +515,7 @@ def test_length_that_is_none(annotated, pipe, length):
 
 
 class Interrupting(os.PathLike):
-    """The name of a model, during whose loading the person interrupts."""
+    """The name of a model whose loading is interrupted."""
 
     def __fspath__(self):
         """Interrupt."""
@@ -587,7 +585,7 @@ def test_wrong_types(tmp_path):
 
 
 def test_file_without_checksums(run, finished, tmp_path):
-    """A file of version 0.1.0, whose lines have no checksums, goes on; the new lines have them."""
+    """A run resumes from a file without checksums, and adds lines with checksums."""
     whole, answers = finished
     header, *lines = (json.loads(line) for line in whole.splitlines())
     old = [{"fingerprint": line["fingerprint"], "entities": line["entities"]} for line in lines[:2]]

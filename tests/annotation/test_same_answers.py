@@ -29,7 +29,10 @@ FIRST_OF_STRATEGIES = [
 
 
 def in_lanes(names, strategies=(None,)):
-    """Return architectures with strategies as parameters: in the first lane BERT with all, and one of each kind with one."""
+    """Return architectures with strategies as parameters.
+
+    The fast suite has BERT with all strategies, and each other kind with one strategy.
+    """
     parameters = []
     for name, strategy in itertools.product(names, strategies):
         slow = name in LIKE_ANOTHER or (name != "bert" and strategy not in {None, "first"})
@@ -131,7 +134,7 @@ class TestArchitectures:
 
     @pytest.mark.parametrize("name", in_lanes(NAMES))
     def test_cut_off_on_the_left(self, architectures, name):
-        """Answers equal transformers' where the tokenizer drops the beginning of a long text, and with ``stride``."""
+        """Results equal those of transformers with truncation on the left and with ``stride``."""
         tokenizer = architectures.changed(name, truncation_side="left")
         pipes = architectures.pipelines(architectures.model_of(name), tokenizer, "first")
         compare(architectures, pipes)
@@ -158,7 +161,7 @@ class TestArchitectures:
 
 
 class TestLabels:
-    """Labels with and without prefixes, with odd hyphens, and those that are no answer."""
+    """Labels with and without prefixes, with unusual hyphens, and ignored labels."""
 
     @pytest.mark.parametrize(("name", "strategy"), in_lanes(KINDS, STRATEGIES))
     @pytest.mark.parametrize("labels", ["PREFIXED", "PLAIN", "ODD"])
@@ -211,7 +214,7 @@ class TestInputs:
         architectures.assert_same([ours("He has asthma", offset_mapping=pairs)], [expected])
 
     def test_no_warning(self, architectures):
-        """No warning says that words are found by spaces, where transformers has one for every token."""
+        """For every token, transformers would warn that it uses spaces to find words."""
         ours = architectures.both("roberta", "first")[1]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -223,7 +226,7 @@ class TestRareModels:
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
     def test_no_attention_mask(self, architectures, strategy):
-        """A model that would read the filling of a row (FNet) answers in a list what it answers alone."""
+        """A model that does not mask padding (FNet) has the same results in a list as alone."""
         compare(architectures, architectures.both("fnet", strategy))
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
@@ -233,7 +236,7 @@ class TestRareModels:
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES[1:])
     def test_special_tokens_at_the_end_with_stride(self, architectures, strategy):
-        """With ``stride`` XLNet answers the same, though transformers fills windows up on the left."""
+        """XLNet has the same results with ``stride``, although transformers pads on the left."""
         compare(architectures, architectures.both("xlnet", strategy), stride=4)
 
     @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
@@ -247,7 +250,7 @@ class TestRareModels:
         assert ours(["", "asthma", ""])[::2] == [[], []]
 
     def test_no_limit_in_the_tokenizer(self, architectures):
-        """A tokenizer that knows no limit lets transformers' pipeline crash on a long text; ours reads all of it."""
+        """The pipeline of transformers crashes on a long text if the tokenizer has no maximum length."""
         tokenizer = architectures.changed("bert", model_max_length=10**30)
         theirs, ours = architectures.pipelines(architectures.model_of("bert"), tokenizer, ignore_labels=[])
         with pytest.raises((IndexError, RuntimeError)):

@@ -1,4 +1,4 @@
-"""A stream of texts is read in chunks; nothing is lost, nothing is read long before it is needed, and what is no text is named."""
+"""Chunks of a stream: no text is lost or read long before it is needed, and invalid texts are reported."""
 
 import itertools
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_effective_length(text, expected):
 
 
 def test_short_texts_count_more():
-    """Where a text counts so many characters at least, a chunk has no more than that many short ones."""
+    """If each text counts for a minimum of characters, the number of short texts per chunk is limited."""
     chunks = list(iter_chunks(["a"] * 100, characters=80, min_text_length=8))
 
     assert [len(chunk.texts) for chunk in chunks[:4]] == [2, 3, 5, 10]
@@ -86,7 +86,7 @@ WHOLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 class UsersString(str):
-    """A string of a class of its own, as some libraries give."""
+    """An instance of a subclass of str, as some libraries return."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ def test_unusual_strings_are_read(text):
 
 
 def test_path_that_is_no_text():
-    """A path in a stream is no text, and how to pass paths is said."""
+    """The error of a path in a stream explains how to pass paths."""
     said = str(text_error(Path("notes/smith.txt"), 3, split=False))
 
     assert said.startswith("Text 3 must be a string, not ")

@@ -165,7 +165,7 @@ FORMS = {
 
 
 class TestStringsThatNameFiles:
-    """A string is a text. If it looks like the name of a file, a warning says so."""
+    """A string is always a text. If it looks like a file name, a warning is issued."""
 
     @pytest.fixture
     def folder(self, tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ class TestStringsThatNameFiles:
 
     @pytest.mark.parametrize("form", FORMS)
     def test_annotate_warns_once(self, form, folder, found_in):
-        """The warning quotes no name, and the run goes on."""
+        """The warning does not quote the name, and the run continues."""
         texts = FORMS[form](folder) if callable(FORMS[form]) else FORMS[form]
 
         with pytest.warns(OpenMedWarning, match=r"^Text [01] (is the name of a|looks like a file name) ?") as caught:
@@ -215,7 +215,7 @@ class TestOtherSeries:
 
     @pytest.mark.parametrize("kind", ["array", "chunked_array"])
     def test_annotate_refuses_arrow_column(self, kind, found_in):
-        """Arrow gives scalars of its own."""
+        """Iteration over an Arrow column yields Arrow scalars."""
         pyarrow = pytest.importorskip("pyarrow")
         column = getattr(pyarrow, kind)([["asthma"]] if kind == "chunked_array" else ["asthma"])
 

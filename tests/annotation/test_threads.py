@@ -11,7 +11,7 @@ THREADS = 6
 
 
 class Passes:
-    """Counts the forward passes of a model that are under way at once."""
+    """Counts the concurrent forward passes of a model."""
 
     def __init__(self, model):
         self.now = self.most = self.all = 0
@@ -31,7 +31,7 @@ class Passes:
 
 @pytest.fixture
 def at_once():
-    """A function that calls functions in threads of their own that begin together, and returns what they return."""
+    """A function that runs functions in concurrent threads and returns their results."""
 
     def at_once(functions):
         barrier = threading.Barrier(len(functions))
@@ -84,7 +84,7 @@ def test_interleaved_streams(new_pipe, sentences, rounded):
 
 
 def test_other_arguments_in_every_thread(new_pipe, sentences, rounded, at_once):
-    """Arguments of a call count in that call alone, whatever other threads ask for meanwhile."""
+    """Arguments of a call do not affect concurrent calls of other threads."""
     pipe, texts = new_pipe(), sentences(20, longest=90)
     several = [{"aggregation_strategy": "none"}, {"stride": 8}, {"batch_tokens": 70}, {"ignore_labels": []}, {}, {}]
     expected = [new_pipe()(texts, **arguments) for arguments in several]
@@ -111,7 +111,7 @@ def test_model_moved_during_run(new_pipe, sentences, rounded, at_once, second_de
 
 
 def test_model_moves_in_the_middle_of_a_stream(new_pipe, sentences, rounded, second_device):
-    """A stream goes on where the model is, after it was moved between two answers."""
+    """A stream continues on the new device if the model is moved between two results."""
     pipe, texts = new_pipe(), sentences(250)
     expected = new_pipe()(texts)
     answers = pipe(text for text in texts)

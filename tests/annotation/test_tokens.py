@@ -56,7 +56,7 @@ class TestFrame:
         assert frame.num_special_tokens == len(before) + len(after) == tokenizer.num_special_tokens_to_add()
 
     def test_no_padding(self, architectures):
-        """A tokenizer without a token for padding fills rows up with token 0, which the mask hides."""
+        """Without a padding token, rows are padded with token 0, which is masked."""
         assert SpecialTokens.from_tokenizer(architectures.tokenizer_of("gpt2")).pad_token_id == 0
 
 
@@ -118,7 +118,7 @@ class TestParts:
 
 
 class TestSubwords:
-    """Which tokens go on with the word of the one before."""
+    """Tokens that continue the previous word."""
 
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -130,7 +130,7 @@ class TestSubwords:
         ],
     )
     def test_marked(self, architectures, text, expected):
-        """A tokenizer that marks pieces inside words says which they are; punctuation and unknown words begin one."""
+        """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
         assert tokenize(architectures.tokenizer_of("bert"), [text]).is_subword.tolist() == expected
 
     @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ class TestTruncation:
 
 
 def test_types_of_numbers(architectures):
-    """All numbers of tokens are whole ones of 64 bits, and what goes on with a word is yes or no, also of no tokens."""
+    """All arrays are int64, except for the bool array ``is_subword``, even without tokens."""
     for kind in KINDS:
         tokenizer = architectures.tokenizer_of(kind)
         for texts in (["no asthma", "", "患者"], [""], []):
@@ -253,7 +253,7 @@ class TestPlanWindows:
 
     @given(sequences())
     def test_every_token_has_one_owner(self, drawn):
-        """Every token is owned by exactly one window, of its own sequence, and windows own stretches in order."""
+        """Each token is owned by exactly one window of its sequence, and windows own ranges in order."""
         bounds, word_starts, limit = drawn
         windows = rows(plan_windows(bounds, word_starts, limit))
         owned = [token for *_, first, last in sorted(windows) for token in range(first, last)]
@@ -301,7 +301,7 @@ def whole(tiny):
 
 @pytest.fixture(scope="module")
 def keywords(tiny):
-    """A function that returns a pipeline over the keyword model that reads so many tokens at once."""
+    """A function that returns a pipeline over the keyword model with a maximum number of tokens per window."""
     model = tiny.keyword_bert()
 
     def keywords(limit=tiny.POSITIONS):
@@ -321,7 +321,7 @@ class TestLongTexts:
 
     @given(some.lists(WORD, max_size=120), some.integers(3, 64), some.sampled_from(STRATEGIES))
     def test_edges_change_nothing(self, architectures, keywords, whole, words, limit, strategy):  # noqa: PLR0913, PLR0917
-        """What a model says of words alone is found as by a model that takes the whole text, however little fits."""
+        """A model that depends on single words has the same results for any window size."""
         text = " ".join(words)
         found = keywords(limit)(text, aggregation_strategy=strategy)
         architectures.assert_same([found], [whole(text, aggregation_strategy=strategy)])

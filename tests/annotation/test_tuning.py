@@ -18,7 +18,7 @@ from openmed_nb.session import SESSION
 
 @pytest.fixture
 def pipe(own_pipe_of, keyword_model):
-    """A pipeline of its own over the keyword model."""
+    """A separate pipeline over the keyword model."""
     return own_pipe_of(keyword_model)
 
 
@@ -63,7 +63,7 @@ def test_report_names_device_and_choice():
 
 
 def test_sizes_that_do_not_fit_are_left_out(pipe):
-    """Where a larger batch does not fit in memory, the smaller ones are the figures."""
+    """The measurements are those of the batches that fit."""
 
     def too_large(_model, _arguments, inputs):
         if inputs["input_ids"].numel() > 600:
@@ -75,7 +75,7 @@ def test_sizes_that_do_not_fit_are_left_out(pipe):
 
 
 def test_other_errors_are_not_hidden(pipe):
-    """An error that is no lack of memory is not taken for one."""
+    """Other errors are not treated as a lack of memory."""
     pipe.model.register_forward_pre_hook(lambda *_: torch.zeros(2) @ torch.zeros(3))
 
     with pytest.raises(RuntimeError, match="size"):
@@ -239,7 +239,7 @@ def test_failed_compilation_keeps_original_model():
 
 @pytest.mark.parametrize("stance", ["force_eager", pytest.param("default", marks=pytest.mark.slow)])
 def test_pipeline_that_was_asked_to_compile(own_pipe_of, keyword_model, words_of, stance):
-    """A pipeline that was asked to compile gives the same entities, compiled or not, and says which; so does torch's compiler."""
+    """``compilation`` reports whether the compiled model is used. The results are the same."""
     plain = own_pipe_of(keyword_model)
     with torch.compiler.set_stance(stance):
         compiled = own_pipe_of(keyword_model, compile=True)
