@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from ._events.activity import ProgressEvent
 from ._utils.text import model_label, short_type_name
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from .annotation.stream import AnnotationSource
 
 
+# Whether a run stops at the first error or records errors.
+OnError = Literal["raise", "record"]
+
+
 @overload
 def annotate(texts: str, model: Any = None, **options: Any) -> AnnotatedText: ...
 @overload
@@ -54,7 +58,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     batch_tokens: int | None = None,
     progress: bool = True,
     resume: Any = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     show_text: bool = True,
     **arguments: Any,
 ) -> Annotations | AnnotatedText:
@@ -323,7 +327,7 @@ class _AnnotationRun:
                 self._completed_size += current.size
                 self.results.add(current.fingerprint, answer, dropped)
 
-    def run(self, on_error: str, file: ResultsFile | None) -> None:
+    def run(self, on_error: OnError, file: ResultsFile | None) -> None:
         """Annotate the remaining texts. With ``on_error="raise"``, raise the first error after storing the results before it."""
 
         def on_progress(count: int, fraction: float) -> None:
@@ -345,7 +349,7 @@ class _AnnotationRun:
                 raise chunk.errors[count]
         self._retry_failed(on_error, file)
 
-    def _retry_failed(self, on_error: str, file: ResultsFile | None) -> None:
+    def _retry_failed(self, on_error: OnError, file: ResultsFile | None) -> None:
         """Annotate texts without a result in the earlier run, after all others, because they may fail or crash workers again."""
         results: dict[int, FingerprintedResult] = {}
         try:
@@ -395,7 +399,7 @@ class _AnnotationRun:
         )
 
 
-def _count_before_error(chunk: ResultStore, on_error: str) -> int:
+def _count_before_error(chunk: ResultStore, on_error: OnError) -> int:
     """Return the number of results to store: all of a chunk, or those before the first error if errors are raised."""
     return min(chunk.errors, default=len(chunk)) if on_error == "raise" else len(chunk)
 

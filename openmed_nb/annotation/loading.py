@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._utils.validation import check_bool
 from ..models.config import OpenMedConfig, check_strategy, check_task
 from ..session import SESSION, Session
+
+if TYPE_CHECKING:
+    from .pipeline import AnnotationPipeline
 
 
 def create_pipeline(
@@ -17,7 +20,7 @@ def create_pipeline(
     task: str = "token-classification",
     aggregation_strategy: str | None = None,
     **arguments: Any,
-) -> Any:
+) -> AnnotationPipeline:
     """Return a token-classification pipeline on the device of the configuration or the session."""
     with session.transaction():
         check_task(task)

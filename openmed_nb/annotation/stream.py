@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -179,6 +179,9 @@ def chunk_characters(budget: TokenBudget) -> int:
     return max(MIN_CHUNK_TOKENS, BATCHES_PER_CHUNK * budget.max_tokens) * CHARACTERS_PER_TOKEN
 
 
+AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
+
+
 @dataclass(frozen=True)
 class AnnotationSettings:
     """Settings that affect the results.
@@ -193,7 +196,7 @@ class AnnotationSettings:
         transformers_boundaries: Whether to use the word boundaries of transformers.
     """
 
-    aggregation_strategy: str
+    aggregation_strategy: AggregationStrategy
     ignore_labels: tuple[str, ...]
     max_tokens: int
     delimiter: str | None = None
