@@ -131,7 +131,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         try:
             texts = [texts] if is_single else texts
             if client is None:
-                name, texts, source = local_source(texts, model, arguments, batch_tokens)
+                name, texts, source = _local_source(texts, model, arguments, batch_tokens)
             else:
                 from .distributed.stream import cluster_source
 
@@ -188,7 +188,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
         )
 
 
-def local_source(
+def _local_source(
     texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
 ) -> tuple[str, Any, AnnotationSource]:
     """Return the model name, the texts, and the local source of their results."""
@@ -293,7 +293,7 @@ class _AnnotationRun:
         self.results = ResultStore("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
         # Fingerprints and texts without a result in the earlier run, by text index.
         self._retries: dict[int, tuple[int, Any]] = {}
-        self._total_size = total_characters(inputs.texts)
+        self._total_size = _total_characters(inputs.texts)
         self._completed_size = 0
 
     def restore(self, previous: ResultsFile | Annotations) -> None:
@@ -415,7 +415,7 @@ def _group_consecutive(indices: Iterable[int]) -> list[list[int]]:
     return groups
 
 
-def total_characters(texts: Any) -> int | None:
+def _total_characters(texts: Any) -> int | None:
     """Return the approximate number of characters of texts, or ``None`` if they would have to be read twice."""
     if type(texts) not in {list, tuple} and not type(texts).__module__.startswith("pandas."):
         return None

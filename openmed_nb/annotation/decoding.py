@@ -53,11 +53,11 @@ class LabelTables:
             id2label: Mapping of label ids to names, from the model's configuration.
             ignored: Token labels and entity names that are excluded from the results.
         """
-        return build_label_tables(tuple(id2label[label] for label in range(len(id2label))), tuple(ignored))
+        return _build_label_tables(tuple(id2label[label] for label in range(len(id2label))), tuple(ignored))
 
 
 @functools.lru_cache(maxsize=32)
-def build_label_tables(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
+def _build_label_tables(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
     """Return the lookup tables of labels.
 
     They are cached, because building them takes about as long as annotating a short text.
@@ -163,8 +163,8 @@ class Decoder:
 
     def decode_entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return every entity whose label is not ignored."""
-        units = build_units(tokens, predictions, self.strategy)
-        boundaries = group_boundaries(tokens, units, self.tables)
+        units = _build_units(tokens, predictions, self.strategy)
+        boundaries = _group_boundaries(tokens, units, self.tables)
         scores = np.add.reduceat(units.scores, boundaries[:-1], dtype=np.float64) / (boundaries[1:] - boundaries[:-1])
         kept = np.flatnonzero(self.tables.keep_entity[units.labels[boundaries[:-1]]])
         starts = units.starts[boundaries[kept]]
@@ -224,7 +224,7 @@ class Decoder:
         return {sequence: tuple(sequence_spans) for sequence, sequence_spans in spans.items()}
 
 
-def build_units(tokens: Tokens, predictions: Predictions, strategy: str) -> TaggedUnits:
+def _build_units(tokens: Tokens, predictions: Predictions, strategy: str) -> TaggedUnits:
     """Return the words with their labels according to a strategy, or the tokens for ``simple``."""
     if strategy == "simple":
         starts = np.arange(len(tokens))
@@ -244,7 +244,7 @@ def build_units(tokens: Tokens, predictions: Predictions, strategy: str) -> Tagg
     return TaggedUnits(starts, ends, predictions.labels[deciding], predictions.scores[deciding])
 
 
-def group_boundaries(tokens: Tokens, units: TaggedUnits, tables: LabelTables) -> np.ndarray:
+def _group_boundaries(tokens: Tokens, units: TaggedUnits, tables: LabelTables) -> np.ndarray:
     """Return the index of the first unit of each group, followed by the number of units.
 
     A group starts at a new entity type, at a ``B-`` label and at a new sequence.

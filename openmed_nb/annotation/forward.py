@@ -115,14 +115,14 @@ def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> l
     """Return batches that contain every window once, longest first, so that a lack of memory shows at the start."""
     order = np.argsort(-lengths, kind="stable")
     if budget.allow_padding and budget.limit_shapes:
-        return list(plan_few_shapes(order, lengths, budget, max_length))
+        return list(_plan_few_shapes(order, lengths, budget, max_length))
     if budget.allow_padding or len(lengths) == 1:
-        return list(plan_by_length(order, lengths, budget))
+        return list(_plan_by_length(order, lengths, budget))
     length_changes = np.flatnonzero(np.diff(lengths[order])) + 1
-    return [batch for rows in np.split(order, length_changes) for batch in plan_by_length(rows, lengths, budget)]
+    return [batch for rows in np.split(order, length_changes) for batch in _plan_by_length(rows, lengths, budget)]
 
 
-def plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget) -> Iterator[Batch]:
+def _plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget) -> Iterator[Batch]:
     """Yield batches, longest windows first.
 
     A batch ends before its padding exceeds the cost of launching another batch, or its number of text tokens.
@@ -138,7 +138,7 @@ def plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget) 
         position += len(rows)
 
 
-def plan_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget, max_length: int) -> Iterator[Batch]:
+def _plan_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget, max_length: int) -> Iterator[Batch]:
     """Yield batches of few shapes, each with the most text tokens for its cost.
 
     A batch of several rows contains at most as much padding as text.
@@ -323,7 +323,7 @@ def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
             done = 0
             total = sum(sizes)
             for size in sizes:
-                start_batch(network, run, *run.pending.popleft())
+                _start_batch(network, run, *run.pending.popleft())
                 done += size
                 # An accelerator has only started the work at this point.
                 if run.on_progress and done < total and not device.is_accelerator:
@@ -334,7 +334,7 @@ def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
             run.pending.clear()
 
 
-def start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, inputs: DeviceInputs | None = None) -> None:
+def _start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, inputs: DeviceInputs | None = None) -> None:
     """Start one batch, or its halves if memory is insufficient.
 
     If a single window does not fit, the error is stored in ``run.window_errors``.
@@ -361,7 +361,7 @@ def start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, inputs:
         run.max_fitting_tokens = size // 2
     halves = batch.split(run.windows.lengths + network.special_tokens.num_special_tokens)
     for half in halves:
-        start_batch(network, run, half)
+        _start_batch(network, run, half)
     if not halves:
         run.window_errors[int(batch.window_ids[0])] = window_error
 

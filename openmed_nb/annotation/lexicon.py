@@ -69,7 +69,7 @@ class WordTokens:
 
     Attributes:
         keys: Hash of each word, uint64 array of shape ``(W,)``.
-        slots: Hash table of word ids as built by :func:`build_hash_table`, int32 array of shape ``(S,)``.
+        slots: Hash table of word ids as built by :func:`_build_hash_table`, int32 array of shape ``(S,)``.
         token_starts: Index of the first token of each word, int64 array of shape ``(W,)``.
         counts: Number of tokens of each word, int64 array of shape ``(W,)``.
         ids: Token ids, int64 array of shape ``(P,)``.
@@ -87,7 +87,7 @@ class WordTokens:
 
     def lookup(self, keys: np.ndarray) -> np.ndarray:
         """Return the word id of each key, or 0 if the word is not cached."""
-        slots = home_slots(keys, len(self.slots))
+        slots = _home_slots(keys, len(self.slots))
         word_ids = np.zeros(len(keys), np.int32)
         remaining = np.arange(len(keys))
         while len(remaining):
@@ -116,7 +116,7 @@ class WordTokens:
         keys = np.append(self.keys, keys)
         return WordTokens(
             keys,
-            build_hash_table(keys),
+            _build_hash_table(keys),
             np.append(self.token_starts, token_starts + len(self.ids)),
             np.append(self.counts, counts),
             np.append(self.ids, ids),
@@ -125,11 +125,11 @@ class WordTokens:
         )
 
 
-def build_hash_table(keys: np.ndarray) -> np.ndarray:
+def _build_hash_table(keys: np.ndarray) -> np.ndarray:
     """Return a hash table with linear probing, an int32 array of word ids where 0 marks a free slot."""
     table = np.zeros(4 << len(keys).bit_length(), np.int32)
     word_ids = np.arange(1, len(keys), dtype=np.int32)
-    slots = home_slots(keys[1:], len(table))
+    slots = _home_slots(keys[1:], len(table))
     while len(word_ids):
         free = table[slots] == 0
         table[slots[free]] = word_ids[free]  # If several words map to one slot, one of them is stored.
@@ -139,7 +139,7 @@ def build_hash_table(keys: np.ndarray) -> np.ndarray:
     return table
 
 
-def home_slots(keys: np.ndarray, size: int) -> np.ndarray:
+def _home_slots(keys: np.ndarray, size: int) -> np.ndarray:
     """Return the first slot to probe for each key. The table size must be a power of two."""
     return (keys & np.uint64(size - 1)).astype(np.int64)
 
@@ -171,7 +171,7 @@ class WordTokenCache:
         normalized = bytearray(256)
         for code in range(1, 256):
             character = backend.normalizer.normalize_str(bytes([code]).decode("cp1252", "ignore"))
-            if len(as_bytes := encode_single_byte(character).strip(b"\0")) == 1:
+            if len(as_bytes := _encode_single_byte(character).strip(b"\0")) == 1:
                 words = backend.pre_tokenizer.pre_tokenize_str(f"a{character}a")
                 classes[code] = {1: LETTER, 2: SPACE, 3: PUNCTUATION}[len(words)]
                 normalized[code] = 0 if classes[code] == SPACE else as_bytes[0]
@@ -183,10 +183,10 @@ class WordTokenCache:
         if sizes.sum() < MIN_CHARACTERS or sizes.max() > MAX_PART_CHARACTERS:
             return self._tokenize_with_library(texts)
         joined = " ".join(texts)
-        characters = joined.encode() if joined.isascii() else b" ".join(map(encode_single_byte, texts))
+        characters = joined.encode() if joined.isascii() else b" ".join(map(_encode_single_byte, texts))
         text_starts = np.append(0, np.cumsum(sizes + 1))
         classes = np.frombuffer(characters.translate(self.character_table[0]), np.uint8)
-        starts, ends = find_word_spans(classes)
+        starts, ends = _find_word_spans(classes)
         unsupported = [
             np.flatnonzero(classes == OTHER),
             starts[ends - starts > MAX_WORD_LENGTH],
@@ -217,7 +217,7 @@ class WordTokenCache:
         )
         if not needs_library.any():
             return tokens
-        return merge_tokens(
+        return _merge_tokens(
             tokens,
             self._tokenize_with_library([texts[index] for index in np.flatnonzero(needs_library).tolist()]),
             needs_library,
@@ -228,7 +228,7 @@ class WordTokenCache:
 
     def _lookup_words(self, normalized: bytes, starts: np.ndarray, ends: np.ndarray) -> tuple[WordTokens, np.ndarray]:
         """Return cached words that include the given words, and the id of each word."""
-        keys = hash_words(normalized, starts, ends)
+        keys = _hash_words(normalized, starts, ends)
         cached = self._words
         word_ids = cached.lookup(keys)
         if word_ids.all():
@@ -246,14 +246,14 @@ class WordTokenCache:
 
     def _find_added_tokens(self, characters: bytes) -> np.ndarray:
         """Return the positions of added tokens."""
-        added = [encode_single_byte(token.content) for token in self.tokenizer.added_tokens_decoder.values()]
+        added = [_encode_single_byte(token.content) for token in self.tokenizer.added_tokens_decoder.values()]
         positions = [
-            position for token in added if token.strip(b"\0") for position in find_occurrences(token, characters)
+            position for token in added if token.strip(b"\0") for position in _find_occurrences(token, characters)
         ]
         return np.array(positions, np.int64)
 
 
-def encode_single_byte(text: str) -> bytes:
+def _encode_single_byte(text: str) -> bytes:
     """Encode a text as one byte per character. All bytes are 0 if a character is not in code page 1252."""
     try:
         return text.encode("ascii" if text.isascii() else "cp1252")
@@ -261,7 +261,7 @@ def encode_single_byte(text: str) -> bytes:
         return bytes(len(text))
 
 
-def find_occurrences(needle: bytes, haystack: bytes) -> Iterator[int]:
+def _find_occurrences(needle: bytes, haystack: bytes) -> Iterator[int]:
     """Yield the positions of all occurrences of a byte string, including overlapping occurrences."""
     position = haystack.find(needle)
     while position >= 0:
@@ -269,7 +269,7 @@ def find_occurrences(needle: bytes, haystack: bytes) -> Iterator[int]:
         position = haystack.find(needle, position + 1)
 
 
-def find_word_spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_word_spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the start and end positions of words in a sequence of character classes."""
     is_letter = classes == LETTER
     is_start = is_letter | (classes == PUNCTUATION)
@@ -280,7 +280,7 @@ def find_word_spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(is_start), np.flatnonzero(is_end) + 1
 
 
-def hash_words(characters: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _hash_words(characters: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return a uint64 hash of each word, computed from eight characters at a time. No character may be 0.
 
     Words of up to eight characters have distinct hashes. Longer words collide once in about 2**64 pairs.
@@ -290,7 +290,7 @@ def hash_words(characters: bytes, starts: np.ndarray, ends: np.ndarray) -> np.nd
     words = np.arange(len(starts))
     while len(words):
         num_excess = np.maximum(8 - (ends - starts), 0)
-        keys[words] = mix_bits(keys[words] ^ (eights[starts] << (8 * num_excess).astype(np.uint64)))
+        keys[words] = _mix_bits(keys[words] ^ (eights[starts] << (8 * num_excess).astype(np.uint64)))
         is_longer = ends - starts > 8  # noqa: PLR2004 - the bytes of a key
         words = words[is_longer]
         starts = starts[is_longer] + 8
@@ -298,7 +298,7 @@ def hash_words(characters: bytes, starts: np.ndarray, ends: np.ndarray) -> np.nd
     return keys
 
 
-def mix_bits(numbers: np.ndarray) -> np.ndarray:
+def _mix_bits(numbers: np.ndarray) -> np.ndarray:
     """Apply the final mixing step of SplitMix64, a bijection in which each output bit depends on all input bits.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -308,7 +308,7 @@ def mix_bits(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def merge_tokens(tokens: Tokens, others: Tokens, in_others: np.ndarray) -> Tokens:
+def _merge_tokens(tokens: Tokens, others: Tokens, in_others: np.ndarray) -> Tokens:
     """Return the tokens of all texts, from ``others`` for the texts that are marked in ``in_others``.
 
     The marked texts must have no tokens in ``tokens``.

@@ -133,7 +133,7 @@ class MaskedText(Displayable):
             return Report("Nothing masked", (self.error,), status=WARNING)
         if self.missing:
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
-        title_suffix, labels_sentence = describe_unmasked(self.known_labels)
+        title_suffix, labels_sentence = _describe_unmasked(self.known_labels)
         title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
         sentences = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
         if not self.show_text:
@@ -185,7 +185,7 @@ class MaskedTexts(Displayable, list[MaskedText]):
             report = masked.to_report()
             text_segments = report.segments or (TextSegment(report.sentences[-1]),)
             segments += [TextSegment(f"{index}: ", starts_text=True), *text_segments, TextSegment("\n")]
-        title_suffix, labels_sentence = describe_unmasked(self.known_labels)
+        title_suffix, labels_sentence = _describe_unmasked(self.known_labels)
         title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
         sentences: tuple[str, ...] = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
         html_sentences: tuple[str, ...] = ()
@@ -262,11 +262,11 @@ def select_masked_labels(labels: Iterable[str] | None, policy: Policy) -> tuple[
     return tuple(label for label in labels if label.casefold() not in kept_labels)
 
 
-def find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
+def _find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
     """Return the categories of identifying data that the labels of a model do not cover.
 
     Example:
-        >>> find_uncovered_categories(["DISEASE"]), find_uncovered_categories(["private_person", "First Name", "DATE", "MRN"])
+        >>> _find_uncovered_categories(["DISEASE"]), _find_uncovered_categories(["private_person", "First Name", "DATE", "MRN"])
         (('names', 'dates', 'places', 'numbers'), ('places',))
     """
     normalized = {re.sub(r"[^A-Z]", "", label.upper()) for label in labels}
@@ -275,11 +275,11 @@ def find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(category for category, identifiers in IDENTIFIER_LABELS.items() if normalized.isdisjoint(identifiers))
 
 
-def describe_unmasked(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
+def _describe_unmasked(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
     """Return a headline suffix with the categories that remain in the text, and a sentence with the labels of the model.
 
     Example:
-        >>> describe_unmasked(("DISEASE",))
+        >>> _describe_unmasked(("DISEASE",))
         ('; names, dates, places and numbers are not masked', ('Only entities with the label DISEASE are replaced.',))
     """
     if labels is None:
@@ -291,7 +291,7 @@ def describe_unmasked(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, .
         if len(labels) > MAX_DISPLAYED_LABELS:
             names += f" and {len(labels) - MAX_DISPLAYED_LABELS} more"
         sentence = f"Only entities with the label{'' if len(labels) == 1 else 's'} {names} are replaced."
-    categories = find_uncovered_categories(labels)
+    categories = _find_uncovered_categories(labels)
     if not categories:
         return "", (sentence,)
     names = " and ".join(filter(None, (", ".join(categories[:-1]), categories[-1])))
@@ -357,7 +357,7 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     masked_spans: list[MaskedSpan] = []
     position = 0
     length = 0
-    for start, end, label, _continues in merge_overlapping(expanded_spans):
+    for start, end, label, _continues in _merge_overlapping(expanded_spans):
         template = templates.get(label.casefold(), default_template) or ""
         before = text[position:start]
         replacement = template.format(label=label)
@@ -375,7 +375,7 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     )
 
 
-def merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
+def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
     """Return sorted spans without overlaps. Overlapping spans are merged and get the label of the longest span."""
     merged: list[LabeledSpan] = []
     max_length = 0
@@ -392,18 +392,18 @@ def merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
     return merged
 
 
-def continues_character(text: str, position: int) -> bool:
+def _continues_character(text: str, position: int) -> bool:
     """Return whether a character continues the previous character, as a combining mark or through a joiner."""
     return is_combining_mark(text[position]) or JOINER in text[position - 1 : position + 1]
 
 
-def expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:
+def _expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a span extended so that it does not separate a letter from its combining marks."""
     start = max(0, start)
     end = min(len(text), end)
-    while 0 < start < len(text) and continues_character(text, start):
+    while 0 < start < len(text) and _continues_character(text, start):
         start -= 1
-    while 0 < end < len(text) and continues_character(text, end):
+    while 0 < end < len(text) and _continues_character(text, end):
         end += 1
     return start, end
 
@@ -458,19 +458,19 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         if not 0 <= entity_start <= entity_end <= len(text):
             message = f"An entity from {entity_start} to {entity_end} is not within a text of {len(text)} characters."
             raise ConfigurationError(message, ENTITIES_REMEDY)
-        start, end = strip_span(text, *expand_to_words(text, entity_start, entity_end))
+        start, end = _strip_span(text, *_expand_to_words(text, entity_start, entity_end))
         span = text[start:end]
         matches = (pattern.search(span) for name, pattern in LABEL_PATTERNS.items() if name in label.lower())
         if match := next(filter(None, matches), None):
             end = start + match.end()
             start += match.start()
         elif label:
-            start, end = strip_span(text, start, start + len(CONJUNCTION.sub("", span)))
+            start, end = _strip_span(text, start, start + len(CONJUNCTION.sub("", span)))
         refined.append({"entity_group": label, "score": score, "word": text[start:end], "start": start, "end": end})
     return refined
 
 
-def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
+def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a span without surrounding white space."""
     span = text[start:end]
     start += len(span) - len(span.lstrip())

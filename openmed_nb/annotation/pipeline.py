@@ -211,7 +211,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         ):  # Raised outside of the handler, so that the original error, which quotes the options, is not the context.
             raise ConfigurationError(message, OPTIONS_REMEDY)
         if "ignore_labels" in postprocess:
-            postprocess["ignore_labels"] = normalize_ignore_labels(postprocess["ignore_labels"])
+            postprocess["ignore_labels"] = _normalize_ignore_labels(postprocess["ignore_labels"])
         if batch_tokens is not None:
             forward["batch_tokens"] = check_integer("batch_tokens", batch_tokens)
         if truncation is not None:
@@ -365,7 +365,7 @@ class ResultIterator(Iterator[list[Entity]]):
         return unwrap_result(next(self._results))
 
 
-def normalize_ignore_labels(labels: Any) -> tuple[str, ...]:
+def _normalize_ignore_labels(labels: Any) -> tuple[str, ...]:
     """Return the distinct ignored labels in sorted order, so that equal sets are equal settings."""
     if isinstance(labels, Collection) and not isinstance(labels, str):
         names = tuple(labels)

@@ -429,7 +429,7 @@ def iter_texts(texts: Any) -> Iterator[Any]:
     try:
         return iter(texts)
     except TypeError:
-        raise not_iterable_error(texts) from None
+        raise _not_iterable_error(texts) from None
 
 
 def index_of(texts: Any) -> Any:
@@ -462,10 +462,10 @@ def check_iterable(texts: Any) -> None:
     # Some sequences have no __iter__, such as KeyDataset of transformers.
     is_iterable = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
     if not is_iterable or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":
-        raise not_iterable_error(texts)
+        raise _not_iterable_error(texts)
 
 
-def not_iterable_error(texts: Any) -> ConfigurationError:
+def _not_iterable_error(texts: Any) -> ConfigurationError:
     """Return the error for a value that is not an iterable of texts."""
     message = f"{short_type_name(texts)} is not an iterable of strings."
     return ConfigurationError(message, "Pass a list, a generator or a column, such as [text].")

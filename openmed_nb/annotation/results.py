@@ -98,7 +98,7 @@ def entity_span(entity: Mapping[str, Any]) -> tuple[int, int, str]:
     return int(entity["start"]), int(entity["end"]), str(label)
 
 
-def masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
+def _masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
     """Return the span that masking replaces for an entity, or for a token that was not aggregated."""
     start, end, label = entity_span(entity)
     if "entity_group" in entity:
@@ -108,19 +108,19 @@ def masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
 
 def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[DroppedSpan]) -> list[LabeledSpan]:
     """Return the spans that masking replaces: the entities and the dropped spans."""
-    spans = [masked_span(entity) for entity in entities]
+    spans = [_masked_span(entity) for entity in entities]
     return spans + [LabeledSpan(span.start, span.end, span.label, continues=True) for span in dropped]
 
 
 def dropped_span(entity: Mapping[str, Any]) -> DroppedSpan:
     """Return an entity as a dropped span."""
-    span = masked_span(entity)
+    span = _masked_span(entity)
     return DroppedSpan(span.label, float(entity["score"]), span.start, span.end)
 
 
 def find_uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
     """Return the distinct spans that are not inside an entity with the same label, in order."""
-    entity_spans = [masked_span(entity)[:3] for entity in entities]
+    entity_spans = [_masked_span(entity)[:3] for entity in entities]
     uncovered = {
         span
         for span in spans
@@ -504,7 +504,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         if not self.show_text:
             return Report(title, (HIDDEN_TEXT_NOTICE,), tables=(self._table(),))
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
-        segments = list(highlight_entities(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
+        segments = list(_highlight_entities(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
         if len(text) < len(self.text):
             segments.append(TextSegment("…"))
         return Report(title, long_text_sentence(self.text), segments=tuple(segments))
@@ -535,11 +535,11 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         for entity in self.entities:
             start, end, label = entity_span(entity)
             word = " ".join(self.text[start:end].split()) if self.show_text else "…"
-            rows.append((display_label(label), f"{float(entity['score']):.2f}", f"{start}-{end}", word))
+            rows.append((_display_label(label), f"{float(entity['score']):.2f}", f"{start}-{end}", word))
         return Table("Entities", ("label", "score", "characters", "text"), tuple(rows))
 
 
-def highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[TextSegment]:
+def _highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[TextSegment]:
     """Yield the segments of a text with highlighted entities. An entity that overlaps an earlier entity is ignored."""
     position = 0
     for entity in sorted(entities, key=operator.itemgetter("start", "end")):
@@ -547,7 +547,7 @@ def highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iter
         if start >= position < end:
             yield TextSegment(text[position:start])
             yield TextSegment(
-                text[start:end], display_label(label), f"{float(entity['score']):.3f}", f"characters {start} to {end}"
+                text[start:end], _display_label(label), f"{float(entity['score']):.3f}", f"characters {start} to {end}"
             )
             position = end
     yield TextSegment(text[position:])
@@ -570,7 +570,7 @@ def _normalize_label(label: str) -> str:
     return strip_bio_prefix(label.upper()).casefold()
 
 
-def display_label(name: str) -> str:
+def _display_label(name: str) -> str:
     """Return a label for display, or a placeholder if it is empty."""
     return name if name.strip() else UNNAMED_LABEL
 
@@ -611,7 +611,7 @@ class Summary(Displayable):
     def to_report(self) -> Report:
         """Return the counts as sentences, tables and a chart."""
         entities = pluralize(sum(count for _label, count in self.labels), "entity", "entities")
-        labels = ", ".join(f"{display_label(label)} {count:,}" for label, count in self.labels)
+        labels = ", ".join(f"{_display_label(label)} {count:,}" for label, count in self.labels)
         by_label = f"By label: {labels}." if labels else ""
         rest = (
             f"Texts without entities: {self.texts_without_entities:,}." if self.texts_without_entities else "",
@@ -624,7 +624,7 @@ class Summary(Displayable):
         errors = tuple((str(number), error) for number, error in self.errors[:MAX_TABLE_ROWS])
         words = tuple((word, str(count)) for word, count in self.words[:MAX_TABLE_ROWS])
         title = f"{entities} found in {pluralize(self.texts, 'text')} by {self.model} on {self.device}"
-        bars = [(display_label(label), count) for label, count in sorted(self.labels, key=lambda pair: -pair[1])]
+        bars = [(_display_label(label), count) for label, count in sorted(self.labels, key=lambda pair: -pair[1])]
         chart = bar_chart("Entities by label", bars, "{:,}".format)
         return Report(
             title,
@@ -981,5 +981,5 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 yield TextSegment("(missing)\n")
                 continue
             preview = text[:MAX_TEXT_CHARACTERS]
-            yield from highlight_entities(preview, [entity for entity in entities if entity["end"] <= len(preview)])
+            yield from _highlight_entities(preview, [entity for entity in entities if entity["end"] <= len(preview)])
             yield TextSegment("…\n" if len(preview) < len(text) else "\n")

@@ -133,7 +133,7 @@ class ResultsFile:
             self._lock.acquire(timeout=0)
         except Timeout:
             problem = self._file_error("is being written by another run", "Wait for that run, or use a different file.")
-            if not os.access(lock, os.F_OK) and not can_hold_files(self.path.parent):
+            if not os.access(lock, os.F_OK) and not _can_hold_files(self.path.parent):
                 problem = self._file_error("is in a folder in which no files can be created", OTHER_FILE_REMEDY)
         except OSError as error:
             problem = self._file_error(
@@ -178,7 +178,7 @@ class ResultsFile:
                 break
             if line.startswith(REPLACEMENT_PREFIX):
                 result = self._parse_line(line, line_number)
-                text_index = from_json_line(line)["text"]
+                text_index = _from_json_line(line)["text"]
                 if type(text_index) is not int or not 0 <= text_index < num_texts:
                     raise self._corrupt_line_error(line_number)
                 replacements[text_index] = result
@@ -224,7 +224,7 @@ class ResultsFile:
             self._file.write(expected)
             self._file.flush()
             return
-        header = from_json_line(line)
+        header = _from_json_line(line)
         if not isinstance(header, dict) or header.get("format") not in {FORMAT, FORMAT_WITHOUT_CHECKSUMS}:
             raise self._file_error("is not a results file", OTHER_FILE_REMEDY)
         self._has_checksums = header["format"] == FORMAT
@@ -237,7 +237,7 @@ class ResultsFile:
     def _parse_line(self, line: bytes, line_number: int) -> FingerprintedResult:
         """Return the result in a line, or raise an error if :meth:`append` cannot have written the line."""
         try:
-            value = from_json_line(line)
+            value = _from_json_line(line)
             answer = value["error"] if "error" in value else value["entities"]
             is_complete = isinstance(answer, str) or (isinstance(answer, list) and all(map(is_entity, answer)))
             body = line[:-CHECKSUM_LENGTH]
@@ -267,7 +267,7 @@ def _parse_dropped_span(value: Mapping[str, Any]) -> DroppedSpan:
     return span
 
 
-def can_hold_files(folder: Path) -> bool:
+def _can_hold_files(folder: Path) -> bool:
     """Return whether a file can be created in a directory. In /proc this is impossible, regardless of permissions."""
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -290,7 +290,7 @@ def to_json_line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 
-def from_json_line(line: bytes) -> Any:
+def _from_json_line(line: bytes) -> Any:
     """Decode a line of JSON, or return ``None`` if it is not valid."""
     try:
         return json.loads(line)

@@ -104,7 +104,7 @@ def text_error(text: Any, number: int, split: bool) -> InvalidTextError | None:
     return None
 
 
-def all_readable(texts: list[Any]) -> bool:
+def _all_readable(texts: list[Any]) -> bool:
     """Return whether all texts are valid. This is faster than :func:`text_error` for each text."""
     try:
         "".join(texts).encode()
@@ -303,7 +303,7 @@ class Annotator:
                 if chunk.texts:
                     prefetched.append(start_task(self.start_tokenizing, chunk))
 
-        with background_tasks(self.network.device) as start_task:
+        with _background_tasks(self.network.device) as start_task:
             # The device waits for the first chunk, so it is tokenized in this thread: another thread takes longer to start.
             prefetch(1, functools.partial)
             while prefetched:
@@ -395,7 +395,7 @@ class Annotator:
         delimiter = settings.delimiter
         readable = chunk.texts
         errors: dict[int, OpenMedError] = {}
-        if delimiter is not None or not all_readable(readable):
+        if delimiter is not None or not _all_readable(readable):
             texts = [read_text(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
             for index, text in enumerate(texts):
                 error = text_error(text, chunk.first + index, delimiter is not None)
@@ -474,7 +474,7 @@ class Annotator:
 
 
 @contextlib.contextmanager
-def background_tasks(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
+def _background_tasks(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
     """Provide a function that starts a host task in the background, and returns a function that waits for its result.
 
     On the CPU, the task runs when its result is requested, because the model uses all cores.

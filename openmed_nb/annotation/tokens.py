@@ -87,14 +87,14 @@ def plan_windows(sequence_offsets: np.ndarray, word_starts: np.ndarray, max_toke
     long_windows = [
         window
         for sequence in np.flatnonzero(lengths > max_tokens).tolist()
-        for window in plan_overlapping_windows(
+        for window in _plan_overlapping_windows(
             int(sequence_offsets[sequence]), int(sequence_offsets[sequence + 1]), word_starts, max_tokens
         )
     ]
     return Windows(*np.concatenate([short_windows, np.array(long_windows, np.int64).reshape(-1, 4)]).T)
 
 
-def plan_overlapping_windows(
+def _plan_overlapping_windows(
     sequence_start: int, sequence_end: int, word_starts: np.ndarray, max_tokens: int
 ) -> list[tuple[int, int, int, int]]:
     """Return the windows over one long sequence as tuples of start, end, owned start and owned end."""
@@ -326,7 +326,7 @@ def encode_in_parts(
         current = JoinedEncoding(
             np.array(encoding.ids, np.int64),
             np.array(encoding.offsets, np.int64).reshape(-1, 2) + left,
-            find_changes(piece_ids([encoding], len(encoding))),
+            find_changes(_piece_ids([encoding], len(encoding))),
         )
         if previous is not None:
             expected = previous.tokens_overlapping(start - context // 2, start + context // 2)
@@ -362,7 +362,7 @@ def encode_batch(
     """
     if truncation is None and max(map(len, texts), default=0) > MAX_PART_CHARACTERS:
         return [encode_in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
-    return split_all_overflow(encode(tokenizer, texts, truncation), truncation)
+    return _split_all_overflow(encode(tokenizer, texts, truncation), truncation)
 
 
 def tokenize_words(
@@ -376,7 +376,7 @@ def tokenize_words(
 
     Offsets refer to the words joined by the delimiter.
     """
-    encodings, text_ids = split_all_overflow(encode(tokenizer, texts, truncation, words=True), truncation)
+    encodings, text_ids = _split_all_overflow(encode(tokenizer, texts, truncation, words=True), truncation)
     word_starts = [np.array([0, *accumulate(len(word) + len(delimiter) for word in words)]) for words in texts]
     shifts = [
         word_starts[text_id][np.array(encoding.word_ids, np.int64)]
@@ -389,7 +389,7 @@ def tokenize_words(
     )
 
 
-def split_all_overflow(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
+def _split_all_overflow(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
     """Return the windows of all texts, and the index of the text of each window."""
     if truncation is None:
         return encodings, np.arange(len(encodings))
@@ -414,7 +414,7 @@ def build_tokens(  # noqa: PLR0913 - the last two are options
         text_ids: Index of the text of each sequence, int64 array of shape ``(S,)``.
         texts: The texts.
         shift: Start of the word of each token in characters, int64 array of shape ``(T,)``, if texts are split into words.
-        transformers_boundaries: Whether to use the word boundaries of transformers; see :func:`transformers_subwords`.
+        transformers_boundaries: Whether to use the word boundaries of transformers; see :func:`_transformers_subwords`.
     """
     sequence_offsets = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, sequence_offsets[-1])
@@ -427,19 +427,19 @@ def build_tokens(  # noqa: PLR0913 - the last two are options
     if transformers_boundaries:
         lengths = ends - starts
         no_space = lacks_leading_space(texts, starts, token_text_ids)
-        is_subword = transformers_subwords(tokenizer, ids, lengths, no_space)
+        is_subword = _transformers_subwords(tokenizer, ids, lengths, no_space)
         return Tokens(ids, starts, ends, is_subword, sequence_offsets, text_ids)
-    starts_word = find_changes(piece_ids(encodings, int(sequence_offsets[-1])))
+    starts_word = find_changes(_piece_ids(encodings, int(sequence_offsets[-1])))
     if continuation_prefix(tokenizer):
         starts_word |= ~get_token_names(tokenizer, ids).continues[ids]
     else:
         # A token that shares a character with the previous token continues that character, even if it is a separator.
         shares_character = np.append(False, starts[1:] < ends[:-1])
-        starts_word |= is_next_to_separator(texts, starts, token_text_ids) & ~shares_character
+        starts_word |= _is_next_to_separator(texts, starts, token_text_ids) & ~shares_character
     return Tokens(ids, starts, ends, ~starts_word, sequence_offsets, text_ids)
 
 
-def transformers_subwords(
+def _transformers_subwords(
     tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, lengths: np.ndarray, no_space: np.ndarray
 ) -> np.ndarray:
     """Return whether each token is a subword according to ``TokenClassificationPipeline.gather_pre_entities``.
@@ -455,7 +455,7 @@ def transformers_subwords(
     return is_subword
 
 
-def piece_ids(encodings: Sequence[Encoding | JoinedEncoding], count: int) -> np.ndarray:
+def _piece_ids(encodings: Sequence[Encoding | JoinedEncoding], count: int) -> np.ndarray:
     """Return the index of the pre-tokenizer piece of each token, or -1 if a token has none."""
     word_ids = chain.from_iterable(encoding.word_ids for encoding in encodings)
     return np.fromiter((-1 if word_id is None else word_id for word_id in word_ids), np.int64, count)
@@ -512,7 +512,7 @@ def continuation_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return prefix or None
 
 
-def is_next_to_separator(texts: Sequence[str], starts: np.ndarray, text_ids: np.ndarray) -> np.ndarray:
+def _is_next_to_separator(texts: Sequence[str], starts: np.ndarray, text_ids: np.ndarray) -> np.ndarray:
     """Return whether the first character of each token, or the previous character, is a separator.
 
     Args:

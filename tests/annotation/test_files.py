@@ -89,7 +89,7 @@ class TestFiles:
     def test_names_of_files(self, folder, found_in):
         """Names as glob.glob gives them are texts like any other, with a warning that has no word of them."""
         with pytest.warns(
-            OpenMedWarning, match=r"^Text 0 is the name of a file, .* Pass pathlib\.Path\(name\)"
+            OpenMedWarning, match=r"^Text 0 is the name of a file .* Pass pathlib\.Path\(name\)"
         ) as warned:
             found = found_in([str(path) for path in sorted(folder.glob("*.txt"))])
 
