@@ -24,7 +24,7 @@ from .annotation.references import (
     TextReference,
     check_iterable,
     effective_length,
-    index_of,
+    get_row_index,
     iter_texts,
     text_fingerprint,
     warn_if_file_name,
@@ -394,7 +394,7 @@ class _AnnotationRun:
             self.source.settings,
             None if shapes is None else len(shapes),
             None if isinstance(texts, Iterator) else texts,
-            row_index=index_of(texts),
+            row_index=get_row_index(texts),
             known_labels=self.source.known_labels,
         )
 

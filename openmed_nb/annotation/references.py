@@ -432,7 +432,7 @@ def iter_texts(texts: Any) -> Iterator[Any]:
         raise _not_iterable_error(texts) from None
 
 
-def index_of(texts: Any) -> Any:
+def get_row_index(texts: Any) -> Any:
     """Return the index of a pandas Series or of the rows of a column, or ``None``."""
     pandas = sys.modules.get("pandas")  # If pandas is not imported, the texts cannot be a Series.
     if pandas is not None and isinstance(texts, pandas.Series):
