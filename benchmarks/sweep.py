@@ -24,13 +24,13 @@ import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
 from openmed_nb.runbook.bench.sweep import (
-    Measurement,
     Point,
+    SweepMeasurement,
     SweepReport,
-    best_of,
-    fitting,
+    find_best,
     memory_limit,
     release_memory,
+    select_fitting,
     sweep,
 )
 from openmed_nb.runbook.bench.workloads import make_target
@@ -57,25 +57,25 @@ def sizes() -> Iterator[int]:
         rows += max(1, (1 << rows.bit_length() - 1) // 4)
 
 
-def exhaustive(measurement: Measurement, largest: int) -> list[Point]:
+def exhaustive(measurement: SweepMeasurement, largest: int) -> list[Point]:
     """Return every size that fits, up to the largest; the clock of the search is not looked at."""
     points: list[Point] = []
     for rows in sizes():
         if rows > largest or (points and measurement.stop_reason(rows, points)):
             break
-        point = measurement.point(rows)
+        point = measurement.measure_size(rows)
         if not point.fits:
             break
         points.append(point)
     return points
 
 
-def again(measurement: Measurement, points: list[Point], knee: int) -> dict[int, Point]:
+def again(measurement: SweepMeasurement, points: list[Point], knee: int) -> dict[int, Point]:
     """Return the sizes near the best, and the knee, measured alternately."""
-    best = best_of(points)
+    best = find_best(points)
     assert best is not None  # noqa: S101 - one row fits
-    near = [point for point in fitting(points) if point.rows == knee or point.speed >= NEAR * best.speed]
-    return {point.rows: point for point in measurement.rounds(near, ROUNDS)}
+    near = [point for point in select_fitting(points) if point.rows == knee or point.speed >= NEAR * best.speed]
+    return {point.rows: point for point in measurement.measure_interleaved(near, ROUNDS)}
 
 
 def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict[str, Any]:
@@ -85,9 +85,11 @@ def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict
     seconds = time.perf_counter() - begin
     subject, device = make_target(**{"model": None, **asked}, arguments={})
     bench = subject.build(device)
-    measurement = Measurement(bench, 1e9, memory_limit(bench.device, SESSION.device_manager.memory_fraction(device)))
+    measurement = SweepMeasurement(
+        bench, 1e9, memory_limit(bench.device, SESSION.device_manager.memory_fraction(device))
+    )
     assert report.knee is not None  # noqa: S101 - one row fits
-    largest = BEYOND * fitting(report.points)[-1].rows if largest is None else largest
+    largest = BEYOND * select_fitting(report.points)[-1].rows if largest is None else largest
     points = exhaustive(measurement, largest)
     knee = report.knee_point
     assert knee is not None  # noqa: S101
@@ -95,7 +97,7 @@ def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict
         measurement, sorted({point.rows: point for point in [*points, knee]}.values(), key=rows_of), knee.rows
     )
     release_memory(device)
-    best = best_of(turned.values())
+    best = find_best(turned.values())
     assert best is not None  # noqa: S101
     return {
         "report": report,

@@ -134,7 +134,7 @@ def run_doctor(arguments: list[str]) -> tuple[str, int]:
 
 def run_report(arguments: list[str]) -> tuple[str, int]:
     """Benchmark this machine, and return the report, and the exit status, 1 if a step has no result."""
-    from .runbook.records.report.report import FOLDER, REVIEW_NOTICE, report
+    from .runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
     command = _Parser(
         "python -m openmed_nb report",
@@ -142,7 +142,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
         epilog="Writes to FOLDER only and sends nothing. Exits with status 1 if a step produces no result.",
     )
     command.add_argument(
-        "folder", nargs="?", type=Path, default=Path(FOLDER), help=f"output folder (default: {FOLDER})"
+        "folder", nargs="?", type=Path, default=Path(DEFAULT_FOLDER), help=f"output folder (default: {DEFAULT_FOLDER})"
     )
     command.add_argument(
         "--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five"
@@ -155,7 +155,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
 
 def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     """Bring up a model, and return the stage results, and the exit status, 1 until all stages pass."""
-    from .runbook.records.bring_up import FOLDER, SECONDS, bring_up
+    from .runbook.records.bring_up import DEFAULT_FOLDER, DEFAULT_SECONDS, bring_up
 
     command = _Parser(
         "python -m openmed_nb bring-up",
@@ -163,11 +163,13 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
         epilog="Rerun the command to continue at the first stage that has not passed. Exits with status 1 until all pass.",
     )
     command.add_argument("model", nargs="?", help="alias, Hub id or folder (default: the bundled model)")
-    command.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"output folder (default: {FOLDER})")
+    command.add_argument(
+        "--folder", type=Path, default=Path(DEFAULT_FOLDER), help=f"output folder (default: {DEFAULT_FOLDER})"
+    )
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
-    time_limit = f"approximate time limit of the sweep and of the comparison, in seconds (default: {SECONDS:g})"
-    command.add_argument("--seconds", type=float, default=SECONDS, help=time_limit)
+    time_limit = f"approximate time limit of the sweep and of the comparison, in seconds (default: {DEFAULT_SECONDS:g})"
+    command.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help=time_limit)
     result = bring_up(**vars(command.parse_args(arguments)))
     return str(result), result.exit_code
 

@@ -172,13 +172,13 @@ class RunInterrupted(KeyboardInterrupt):
         again: Clause that describes how to resume. If empty, the call is repeated with ``resume``.
     """
 
-    def __init__(self, done: int, annotations: object, file: str, noun: str = "text", again: str = "") -> None:
+    def __init__(self, done: int, annotations: object, file: str, noun: str = "text", resume_hint: str = "") -> None:
         self.done = done
         self.annotations = annotations
         self.file = file
-        again = again or (f"repeat the call with resume={file!r}" if file else RESUME_IN_MEMORY)
+        resume_hint = resume_hint or (f"repeat the call with resume={file!r}" if file else RESUME_IN_MEMORY)
         self.message = f"Interrupted after {done:,} {noun if done == 1 else f'{noun}s'}."
-        self.remedy = f"To resume, {again}."
+        self.remedy = f"To resume, {resume_hint}."
         super().__init__(done, annotations, file)
 
     def __str__(self) -> str:

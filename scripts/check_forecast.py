@@ -179,7 +179,7 @@ def reasons(info: Any, dtype: torch.dtype, table: OperatorTable) -> tuple[str, .
         except Exception as error:  # noqa: BLE001, PERF203 - samples for one device can fail in any way on another
             print(f"  {info.name}: {type(error).__name__}", file=sys.stderr)
     falling = {operator for operator, *_ in record.calls if table.classify(operator) == FALLS_BACK}
-    return tuple(sorted(falling | {f"{refusal.name} in {operator}" for refusal, (operator, *_) in record.refusals}))
+    return tuple(sorted(falling | {f"{refusal.name} in {operator}" for refusal, (operator, *_) in record.limitations}))
 
 
 def samples(info: Any, dtype: torch.dtype) -> list[Any]:

@@ -52,17 +52,17 @@ def test_parity_with_gradients_does_not_fail():
 
 
 def test_release_frees_tensor_memory():
-    from openmed_nb.devices.registry import parse_device_argument
+    from openmed_nb.devices.registry import get_device
 
     nb.use("mps")
-    before = parse_device_argument("mps").memory().allocated
+    before = get_device("mps").memory().allocated
     tensor = torch.ones(1 << 22, device="mps")
-    with_tensor = parse_device_argument("mps").memory().allocated
+    with_tensor = get_device("mps").memory().allocated
     del tensor
     nb.release(history=False, traceback=False)
 
     assert with_tensor - before >= 1 << 24
-    assert parse_device_argument("mps").memory().allocated <= before
+    assert get_device("mps").memory().allocated <= before
 
 
 def test_training_learns_with_flat_memory():

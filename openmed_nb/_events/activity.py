@@ -61,12 +61,12 @@ class ProgressEvent:
         return f"{self.operation}: {self.target}"
 
     @property
-    def amount(self) -> int:
+    def completed_size(self) -> int:
         """Completed part of :attr:`whole`."""
         return self.completed if self.size is None else self.size_done
 
     @property
-    def whole(self) -> int | None:
+    def total_size(self) -> int | None:
         """Total size or number of items; ``None`` if unknown."""
         return self.total if self.size is None else self.size
 
@@ -80,10 +80,10 @@ class ProgressEvent:
     @property
     def fraction(self) -> float | None:
         """Completed fraction in [0, 1]; ``None`` if the total is unknown or there is a single item."""
-        whole = self.whole
+        whole = self.total_size
         if whole is None or whole <= 1 or self.total == 1:
             return None
-        return min(1.0, self.amount / whole)
+        return min(1.0, self.completed_size / whole)
 
     def __str__(self) -> str:
         return f"{self.heading} ({self.counter})" if self.counter else self.heading

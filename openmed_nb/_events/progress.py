@@ -168,7 +168,7 @@ class _Series:
         sample = _Sample(time, activity)
         if (activity.heading, activity.unit) != (previous.heading, previous.unit):
             return _Series(activity, (sample,))
-        if (activity.amount, activity.completed) != (previous.amount, previous.completed):
+        if (activity.completed_size, activity.completed) != (previous.completed_size, previous.completed):
             return _Series(activity, (*self.samples[:2], sample), self.steps + 1)
         return _Series(activity, self.samples, self.steps)
 
@@ -209,10 +209,10 @@ class ProgressHistory:
         first = series.samples[0]
         last = series.samples[-1]
         eta_seconds = None
-        if activity.whole and series.steps >= MIN_STEPS_FOR_ETA:
+        if activity.total_size and series.steps >= MIN_STEPS_FOR_ETA:
             second = series.samples[1]
-            measured = last.activity.amount - second.activity.amount
-            remaining = activity.whole - last.activity.amount
+            measured = last.activity.completed_size - second.activity.completed_size
+            remaining = activity.total_size - last.activity.completed_size
             if measured > 0:
                 remaining_seconds = remaining * (last.time - second.time) / measured
                 eta_seconds = max(0.0, remaining_seconds - (time - last.time))

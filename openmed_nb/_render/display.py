@@ -590,7 +590,7 @@ def findings_table(caption: str, findings: Iterable[Finding]) -> Table:
     return Table(caption, ("check", "result", "evidence", "suggested action"), rows)
 
 
-VIEW = "application/vnd.jupyter.widget-view+json"
+WIDGET_MIME_TYPE = "application/vnd.jupyter.widget-view+json"
 
 
 class StaticReprMixin:
@@ -612,4 +612,4 @@ class StaticReprMixin:
         static = {"text/html": to_html(self.report()), "text/plain": repr(self)}
         if self.comm is None:  # The widget is closed.
             return static
-        return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **static}
+        return {WIDGET_MIME_TYPE: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **static}

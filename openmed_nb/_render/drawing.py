@@ -228,12 +228,12 @@ def _is_drawable(value: float | None) -> bool:
     return value is not None and abs(value) <= MAX_DRAWABLE
 
 
-def nice_ticks(maximum: float, whole: bool = False) -> tuple[float, ...]:
+def nice_ticks(maximum: float, integers: bool = False) -> tuple[float, ...]:
     """Return about five round numbers from 0 to at least a maximum.
 
     Args:
         maximum: Value that the ticks include.
-        whole: Whether the ticks are integers.
+        integers: Whether the ticks are integers.
 
     Example:
         >>> nice_ticks(170), nice_ticks(2, whole=True), nice_ticks(9, whole=True), nice_ticks(0)
@@ -243,7 +243,7 @@ def nice_ticks(maximum: float, whole: bool = False) -> tuple[float, ...]:
         return (0, 1)
     interval = maximum / NUM_INTERVALS
     power = 10.0 ** math.floor(math.log10(interval)) if interval > 1 / MAX_DRAWABLE else maximum
-    steps = [factor * power for factor in (1, 2, 2.5, 5, 10) if not whole or (factor * power).is_integer()]
+    steps = [factor * power for factor in (1, 2, 2.5, 5, 10) if not integers or (factor * power).is_integer()]
     step = next((step for step in steps if step * NUM_INTERVALS >= maximum), 1.0)
     step = int(step) if step.is_integer() else step
     return tuple(step * index for index in range(math.ceil(maximum / step) + 1))

@@ -83,10 +83,10 @@ def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None =
 
 
 def check_optional_integer(
-    name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = ""
+    name: str, value: Any, minimum: int = 1, maximum: int | None = None, otherwise: str = ""
 ) -> int | None:
     """Validate an integer argument as in :func:`check_integer`, which may be ``None``."""
-    return None if value is None else check_integer(name, value, least, most, otherwise)
+    return None if value is None else check_integer(name, value, minimum, maximum, otherwise)
 
 
 def check_number(

@@ -138,7 +138,7 @@ class Decoder:
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return the entities of each sequence."""
         if not len(tokens):
-            return ResultStore.of([[] for _ in tokens.text_ids])
+            return ResultStore.from_results([[] for _ in tokens.text_ids])
         find = self.decode_tokens if self.strategy == "none" else self.decode_entities
         return find(texts, tokens, predictions)
 

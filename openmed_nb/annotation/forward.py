@@ -24,7 +24,7 @@ from ..devices.backend import TENSOR_LOCK
 from ..devices.linear import cudnn_attention_disabled, fast_linear, wrap_mask
 from ..devices.memory import empty_cache, is_out_of_memory, out_of_memory_error
 from ..devices.moving import arrays_to_device, copy_to_host_async, to_numpy
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import DeviceUnavailableError, InvalidModelError, OpenMedError
 from .decoding import Predictions
 from .tokens import SpecialTokens, Tokens, Windows, expand_ranges
@@ -316,7 +316,7 @@ def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
     """Start all pending batches on the model's device. An error is stored, and :func:`collect` raises it."""
     if not run.pending:
         return
-    device = parse_device_argument(network.device)
+    device = get_device(network.device)
     with evaluation_mode(network.model):  # Once for all batches, because it visits every module.
         try:
             sizes = [batch.num_rows * batch.length for batch, _ in run.pending]
@@ -328,7 +328,7 @@ def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
                 # An accelerator has only started the work at this point.
                 if run.on_progress and done < total and not device.is_accelerator:
                     run.on_progress(done / total)
-            run.synchronizers[network.device] = device.work_done()
+            run.synchronizers[network.device] = device.record_completion()
         except Exception as error:  # noqa: BLE001 - the model's code may raise anything; collect raises it
             run.error = error
             run.pending.clear()
@@ -350,7 +350,7 @@ def _start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, inputs
         device = str(network.device)
         description = f"A window of {batch.length} tokens"
         # Continue outside of the handler, because the frames of the error keep references to tensors.
-        window_error = out_of_memory_error(description, device, error, parse_device_argument(device).unload_remedy)
+        window_error = out_of_memory_error(description, device, error, get_device(device).unload_remedy)
     else:
         network.shapes.add((batch.num_rows, batch.length))
         return
@@ -410,7 +410,7 @@ def collect(run: ForwardRun, network: TokenClassifier) -> Outputs:
         raise run.error
     if run.error is not None:
         message = f"The model could not run on {network.device}: {describe_error(run.error)}."
-        remedy = f"Restart the kernel, or use {parse_device_argument(network.device).alternative}."
+        remedy = f"Restart the kernel, or use {get_device(network.device).alternative_devices}."
         raise DeviceUnavailableError(message, remedy) from run.error
     return outputs
 
@@ -447,7 +447,7 @@ def assemble_predictions(
     for sequence in {*run.tokens.sequence_ids(nan_positions).tolist()}:
         message = f"The model produces NaN on {device} in {network.model.dtype}."
         check = "Load it in float32" if network.model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
-        remedy = f"{check}, or use {parse_device_argument(device).alternative}."
+        remedy = f"{check}, or use {get_device(device).alternative_devices}."
         errors.setdefault(sequence, InvalidModelError(message, remedy))
     scores[nan_positions] = 0  # Decoding compares scores, and NaN does not equal itself.
     return Predictions(labels, scores, probabilities), errors

@@ -17,7 +17,7 @@ from transformers import TokenClassificationPipeline
 from .._utils.text import describe_error, describe_value, short_type_name
 from .._utils.validation import check_bool, check_integer, check_optional_integer
 from ..devices.backend import TENSOR_LOCK, gc_disabled
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError, UnknownDeviceError
 from ..models.config import check_strategy
 from ..models.files import max_positions, usable_length
@@ -333,8 +333,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
 def budget_for_device(device: torch.device, model: Any) -> TokenBudget:
     """Return the default token budget of a model on a device."""
-    known_device = parse_device_argument(device)
-    max_padding = known_device.batch_waste_of(getattr(model.config, "hidden_size", None))
+    known_device = get_device(device)
+    max_padding = known_device.max_padding_tokens(getattr(model.config, "hidden_size", None))
     return TokenBudget(known_device.batch_tokens, max_padding, limit_shapes=known_device.few_shapes)
 
 

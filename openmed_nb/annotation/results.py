@@ -174,7 +174,7 @@ class ResultStore(Sequence[list[Entity]]):
         self._columns = {name: array("d" if name == "score" else "H") for name in _COLUMNS}
 
     @classmethod
-    def of(cls, results: Sequence[TextResult], key: str = "entity_group") -> ResultStore:
+    def from_results(cls, results: Sequence[TextResult], key: str = "entity_group") -> ResultStore:
         """Return the results of a chunk."""
         chunk = cls(key)
         for index, result in enumerate(results):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .._utils.text import short_type_name
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import InvalidTextError, OpenMedError
 from .decoding import Decoder, Predictions
 from .forward import (
@@ -259,7 +259,7 @@ class Annotator:
             return None
         return WordTokenCache(self.tokenizer, transformers_boundaries)
 
-    def whole_texts(self) -> Annotator:
+    def without_truncation(self) -> Annotator:
         """Return an annotator without truncation."""
         return replace(self, settings=replace(self.settings, truncation=False))
 
@@ -333,9 +333,7 @@ class Annotator:
                     run.on_progress = functools.partial(on_progress, len(tokenized.texts))
                 start_pending(network, run)  # On the CPU, all batches are pending.
                 budget = budget.capped_at(run.max_fitting_tokens)
-            if isinstance(next_chunk, TokenizedChunk) and (
-                current is None or parse_device_argument(device).queues_copies
-            ):
+            if isinstance(next_chunk, TokenizedChunk) and (current is None or get_device(device).supports_async_copies):
                 following = self._start_chunk(next_chunk, budget)
             if current:
                 outputs = collect(run, network)
@@ -351,7 +349,7 @@ class Annotator:
         """Return the results of one chunk, and the budget of the next chunk, which is smaller if memory was insufficient."""
         tokenized = self.tokenize(chunk)
         if tokenized is None:
-            return ResultStore.of([]), budget
+            return ResultStore.from_results([]), budget
         _tokenized, run = self._start_chunk(tokenized, budget)
         start_pending(self.network, run)
         outputs = assemble_predictions(run, self.network, collect(run, self.network))
@@ -361,7 +359,7 @@ class Annotator:
         """Return a chunk with its run. The run is started on an accelerator, and only planned on the CPU."""
         run = ForwardRun(tokenized.tokens, tokenized.windows)
         copy_batches(self.network, run, self.plan_batches(tokenized, budget))
-        if parse_device_argument(self.network.device).is_accelerator:
+        if get_device(self.network.device).is_accelerator:
             start_pending(self.network, run)
         return tokenized, run
 
@@ -468,7 +466,7 @@ class Annotator:
                     dropped[text_id] = uncovered
             else:
                 results.append(entities)
-        merged_store = ResultStore.of(results, store.key)
+        merged_store = ResultStore.from_results(results, store.key)
         merged_store.dropped = dropped
         return merged_store
 
@@ -479,7 +477,7 @@ def _background_tasks(device: torch.device) -> Iterator[Callable[..., Callable[[
 
     On the CPU, the task runs when its result is requested, because the model uses all cores.
     """
-    if not parse_device_argument(device).is_accelerator:
+    if not get_device(device).is_accelerator:
         yield functools.partial
         return
     pool = ThreadPoolExecutor(1)  # More threads would compete for the GIL.

@@ -14,7 +14,7 @@ from ..errors import DeviceUnavailableError, OpenMedError
 from .causes import DeviceContext, RejectionRule
 from .device import Device
 from .environment import EnvPlan
-from .registry import DEVICE_TYPES, gpu_type, parse_device_argument
+from .registry import DEVICE_TYPES, get_device, gpu_type
 from .request import DEFAULT_SOURCE, GPU, DeviceRequest, DeviceSetting, first_explicit, normalize_device
 
 
@@ -146,8 +146,8 @@ def select_device(request: DeviceRequest, context: DeviceContext) -> DeviceChoic
             cpu_switch = f"ACCELERATE_USE_CPU={use_cpu} requests the CPU"
     rejected: list[Rejection] = []
     for name in candidates:
-        device = parse_device_argument(name)
-        rule = next(device.causes(context), None)
+        device = get_device(name)
+        rule = next(device.rejection_rules(context), None)
         if cpu_switch and device.is_accelerator:
             rule = RejectionRule("switch", cpu_switch, "Unset ACCELERATE_USE_CPU.")
         if rule is not None:
@@ -205,7 +205,7 @@ class DeviceStatus(JsonMixin):
     @classmethod
     def of(cls, device: Device, context: DeviceContext) -> DeviceStatus:
         """Return the status of a device from the available facts. A GPU counts as tested after a device check."""
-        rule = next(device.causes(context), None)
+        rule = next(device.rejection_rules(context), None)
         if rule is not None:
             return cls(device.name, False, rule.reason, rule.remedy)
         if device.is_accelerator and context.torch.probe_failure(device.name) is None:

@@ -12,7 +12,7 @@ from .causes import DeviceContext
 from .choice import DeviceChoice, DeviceStatus, select_device
 from .environment import UNOBSERVED, VARIABLES, EnvPlan, TorchState, plan_mps_variables, watermarks
 from .machine import MachineInfo
-from .registry import DEVICE_TYPES, parse_device_argument
+from .registry import DEVICE_TYPES, get_device
 from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, normalize_device
 
 
@@ -120,10 +120,10 @@ class DeviceManager:
     def list_devices(self, chosen: str = "cpu") -> tuple[DeviceStatus, ...]:
         """Return every device of this machine with its status."""
         context = self.context
-        names = [name for kind in DEVICE_TYPES for name in parse_device_argument(kind).names(context.torch)]
+        names = [name for kind in DEVICE_TYPES for name in get_device(kind).names(context.torch)]
         if normalize_device(chosen) not in map(normalize_device, names):
             names.insert(-1, chosen)  # torch may not have reported its GPUs yet.
-        return tuple(DeviceStatus.of(parse_device_argument(name), context) for name in names)
+        return tuple(DeviceStatus.of(get_device(name), context) for name in names)
 
     def track_variable_reads(self, state: TorchState | None = None) -> TorchState:
         """Record the values of the MPS variables that torch may have read. Call it around every change and use of torch.
@@ -211,7 +211,7 @@ class DeviceManager:
 
     def limit_memory(self, device: str, fraction: float) -> None:
         """Limit the memory that torch may allocate to a fraction of the device memory."""
-        parse_device_argument(device).limit(fraction)
+        get_device(device).limit(fraction)
         self._memory_fractions[normalize_device(device)] = fraction
 
     def memory_fraction(self, device: str) -> float | None:

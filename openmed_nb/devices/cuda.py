@@ -24,12 +24,12 @@ BFLOAT16_CAPABILITY = (8, 0)  # First compute capability with bfloat16 in hardwa
 class Cuda(Device):
     """A CUDA or ROCm GPU."""
 
-    queues_copies = True
+    supports_async_copies = True
     uses_cudnn = True
     profiler_times_kernels = True
     sensor = "nvidia-smi"
     has_allocator = True
-    headroom = 0.9  # The allocator splits blocks, and later batches can be larger.
+    headroom_fraction = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 1.0  # torch/cuda/memory.py
     allocation_failure_pattern = r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
     out_of_memory_pattern = r"out of memory|CUBLAS|CUDNN"  # Also for HIP, whose devices torch calls "cuda".
@@ -52,7 +52,7 @@ class Cuda(Device):
     def names(self, torch: TorchInfo) -> list[str]:
         return [f"cuda:{index}" for index in range(len(torch.cuda_names or ()))] or ["cuda"]
 
-    def causes(self, context: DeviceContext) -> Iterator[RejectionRule]:
+    def rejection_rules(self, context: DeviceContext) -> Iterator[RejectionRule]:
         machine = context.machine
         torch = context.torch
         names = torch.cuda_names or ()
@@ -61,7 +61,7 @@ class Cuda(Device):
         vendor = "AMD" if is_rocm else "NVIDIA"
         if machine.system == "Darwin":
             yield RejectionRule(MACOS, "this machine runs macOS, which does not support CUDA")
-        yield from super().causes(context)
+        yield from super().rejection_rules(context)
         if machine.gpu_driver is False and not names:
             remedy = f"Install the driver if there is an {vendor} GPU."
             yield RejectionRule(NO_DRIVER, f"no {vendor} driver is loaded", remedy)
@@ -86,14 +86,14 @@ class Cuda(Device):
         gpu = self._gpu(context.torch)
         return f"the GPU is {gpu}" if gpu else ""
 
-    def own_name(self, _machine: MachineInfo, torch: TorchInfo) -> str:
+    def hardware_name(self, _machine: MachineInfo, torch: TorchInfo) -> str:
         return self._gpu(torch) or f"GPU {self.index}"
 
     def _gpu(self, torch: TorchInfo) -> str:
         """Return the name of the GPU, or an empty string if torch has not reported it."""
         return "".join((torch.cuda_names or ())[self.index : self.index + 1])
 
-    def batch_waste_of(self, hidden_size: int | None) -> int:
+    def max_padding_tokens(self, hidden_size: int | None) -> int:
         # A narrow model needs less time per token, but the launch overhead of a batch is the same.
         return self.batch_waste * BASE_HIDDEN_SIZE // (hidden_size or BASE_HIDDEN_SIZE)
 
@@ -118,10 +118,10 @@ class Cuda(Device):
         torch = import_torch()
         torch.cuda.set_per_process_memory_fraction(float(fraction), torch.device(self.name).index)
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         import_torch().cuda.synchronize(self.name)
 
-    def work_done(self) -> Callable[[], None]:
+    def record_completion(self) -> Callable[[], None]:
         wait: Callable[[], None] = import_torch().cuda.current_stream(self.name).record_event().synchronize
         return wait
 
@@ -135,7 +135,7 @@ class Cuda(Device):
         uuid = getattr(import_torch().cuda.get_device_properties(self.name), "uuid", None)
         return None if uuid is None else str(uuid)
 
-    def half_precision_obstacle(
+    def half_precision_rejection(
         self, dtype: str, _torch_release: tuple[int, ...], capability: tuple[int, int] | None
     ) -> RejectionRule | None:
         if dtype != "bfloat16" or (capability is not None and capability >= BFLOAT16_CAPABILITY):

@@ -53,11 +53,11 @@ class Device:
 
     # Behavior.
     is_accelerator = True  # Whether the device computes asynchronously and has its own memory.
-    queues_copies = False  # Whether copies to the device are queued while the program continues.
+    supports_async_copies = False  # Whether copies to the device are queued while the program continues.
     corrupts_unwaited_copies = False  # Whether ``non_blocking=True`` corrupts data that is copied to the device.
     can_be_simulated = False
     has_fallbacks = False  # Whether unsupported operators may fall back to the CPU.
-    joins_processes = True  # Whether several processes can train together on devices of this type.
+    supports_process_groups = True  # Whether several processes can train together on devices of this type.
     uses_cudnn = False
     profiler_times_kernels = False  # Whether torch's profiler records the kernels of the device and their duration.
     attention_lacks_dropout = False  # Whether scaled_dot_product_attention raises an error for dropout.
@@ -66,8 +66,8 @@ class Device:
     # Memory.
     has_allocator = False  # Whether torch counts and limits the memory of the device.
     max_fraction = 0.0  # Largest fraction that torch accepts as a memory limit.
-    takes_no_limit = False  # Whether a fraction of 0 removes the limit.
-    headroom = 0.7  # Fraction of the limit that a batch is expected to be able to use.
+    accepts_zero_limit = False  # Whether a fraction of 0 removes the limit.
+    headroom_fraction = 0.7  # Fraction of the limit that a batch is expected to be able to use.
     capacity = "the memory of the GPU"  # The amount of which a memory limit is a fraction.
     capacity_caption = "memory of the device"
     limit_caption = "limit"
@@ -75,7 +75,7 @@ class Device:
     # out-of-memory errors of any wording that identify the device type.
     allocation_failure_pattern = ""
     out_of_memory_pattern = ""
-    alternative = "the CPU"  # Suggestion for a model that fails on the device.
+    alternative_devices = "the CPU"  # Suggestion for a model that fails on the device.
     pins_memory = False
     pin_reason = ""
 
@@ -88,7 +88,7 @@ class Device:
     # Data types.
     float32_reason = "reduced precision has not been validated for this model"
     has_int8 = False
-    narrower: ClassVar[Mapping[str, str]] = {}  # Replacements of the dtypes that the device does not support.
+    dtype_fallbacks: ClassVar[Mapping[str, str]] = {}  # Replacements of the dtypes that the device does not support.
     fused_adamw_since = ""  # First torch release with a fused AdamW for the device; empty if none is known.
     fused_adamw_types: ClassVar[tuple[str, ...]] = ()
 
@@ -110,7 +110,7 @@ class Device:
     @property
     def unload_remedy(self) -> str:
         """Suggested action if a model does not fit into the memory of the device."""
-        return f"Unload other models first, or use {self.alternative}."
+        return f"Unload other models first, or use {self.alternative_devices}."
 
     @classmethod
     def is_gpu_of(cls, _machine: MachineInfo) -> bool:
@@ -121,7 +121,7 @@ class Device:
         """Return the names of all devices of this type that torch has reported."""
         return [self.type]
 
-    def causes(self, context: DeviceContext) -> Iterator[RejectionRule]:
+    def rejection_rules(self, context: DeviceContext) -> Iterator[RejectionRule]:
         """Yield the reasons against the device, in the order in which to fix them.
 
         The base class yields that torch is missing or too old.
@@ -152,11 +152,11 @@ class Device:
         """Return a clause that names the hardware, or an empty string if it is unknown."""
         return ""
 
-    def own_name(self, machine: MachineInfo, _torch: TorchInfo) -> str:
+    def hardware_name(self, machine: MachineInfo, _torch: TorchInfo) -> str:
         """Return the name of the hardware, such as ``"NVIDIA A100"`` or ``"Apple M2 Pro"``."""
         return machine.chip or processor_name()
 
-    def batch_waste_of(self, _hidden_size: int | None) -> int:
+    def max_padding_tokens(self, _hidden_size: int | None) -> int:
         """Return the maximum number of padding tokens per batch for a model with the given hidden size."""
         return self.batch_waste
 
@@ -173,10 +173,10 @@ class Device:
     def limit(self, fraction: float) -> None:
         """Limit the memory to a fraction of the total memory, or on MPS (0 to 2) of the recommended memory."""
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all work that was submitted to the device. Call it before reading a clock."""
 
-    def work_done(self) -> Callable[[], None]:
+    def record_completion(self) -> Callable[[], None]:
         """Return a function that waits for the work submitted so far, if reading a tensor does not wait for it."""
         return _wait_for_nothing
 
@@ -188,7 +188,7 @@ class Device:
         """Return the UUID that other programs use for the device, or ``None`` if it is unknown."""
         return None
 
-    def half_precision_obstacle(
+    def half_precision_rejection(
         self, _dtype: str, _torch_release: tuple[int, ...], _capability: tuple[int, int] | None
     ) -> RejectionRule | None:
         """Return the reason why a 16-bit dtype cannot be used in training, or ``None`` if it can."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .profilers import push_modes
-from .registry import parse_device_argument
+from .registry import get_device
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +32,7 @@ def fast_linear(device: torch.device, rows: int) -> contextlib.AbstractContextMa
             it intercepts every torch function, which would take longer than it saves.
     """
     use_onednn = (
-        not parse_device_argument(device).is_accelerator
-        and rows >= MIN_ROWS
-        and measure_onednn_speedup() >= MIN_ONEDNN_SPEEDUP
+        not get_device(device).is_accelerator and rows >= MIN_ROWS and measure_onednn_speedup() >= MIN_ONEDNN_SPEEDUP
     )
     return push_modes(get_linear_mode_class()()) if use_onednn else contextlib.nullcontext()
 
@@ -45,7 +43,7 @@ def cudnn_attention_disabled(device: torch.device, dtype: torch.dtype) -> contex
     torch uses cuDNN for attention in 16 bits only. The first pass over 20,000 notes took 15.3 s with plans and 4.4 s
     without, on one H200 with torch 2.11.
     """
-    if not parse_device_argument(device).uses_cudnn or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
+    if not get_device(device).uses_cudnn or dtype.itemsize > 2:  # noqa: PLR2004 - bytes
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -59,7 +57,7 @@ def wrap_mask(mask: torch.Tensor, full: bool) -> torch.Tensor:
 
     A model checks this for each batch, and the check of a plain tensor would synchronize with the device.
     """
-    if not parse_device_argument(mask.device).is_accelerator:
+    if not get_device(mask.device).is_accelerator:
         return mask
     wrapped: torch.Tensor = mask.as_subclass(get_mask_class())
     wrapped.full = full

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from .._render.display import JsonMixin, format_bytes
 from .._utils.text import describe_error
 from ..errors import DeviceUnavailableError
-from .registry import DEVICE_TYPES, parse_device_argument
+from .registry import DEVICE_TYPES, get_device
 
 
 def empty_cache(device: str) -> None:
     """Release cached blocks of a device to the system; no effect on the CPU."""
-    parse_device_argument(device).empty_cache()
+    get_device(device).empty_cache()
 
 
 # Texts of torch for a failed allocation that do not contain "out of memory". An empty pattern would match every error.

@@ -22,7 +22,7 @@ from .._utils.text import describe_error, short_type_name
 from .._utils.warning import warn
 from ..errors import ConfigurationError, DtypeOverflowError
 from .backend import TENSOR_LOCK
-from .registry import parse_device_argument
+from .registry import get_device
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def mps_dtype_fallbacks(device: str | torch.device) -> dict[torch.dtype, torch.d
     """Return the dtypes that a device does not support, each with its replacement."""
     import torch
 
-    narrower = parse_device_argument(device).narrower
+    narrower = get_device(device).dtype_fallbacks
     return {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in narrower.items()}
 
 
@@ -52,24 +52,24 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
     import numpy as np
     import torch
 
-    target = parse_device_argument(device)
+    target = get_device(device)
     if not target.is_accelerator or not arrays:
         return [torch.from_numpy(array) for array in arrays]
     flat = [array.reshape(-1) for array in arrays]
-    if target.queues_copies and sum(array.nbytes for array in flat) > MAX_UNPINNED_BYTES:
+    if target.supports_async_copies and sum(array.nbytes for array in flat) > MAX_UNPINNED_BYTES:
         dtype = torch.from_numpy(flat[0]).dtype
         packed = torch.empty(sum(map(len, flat)), dtype=dtype, device="cpu", pin_memory=True)
         np.concatenate(flat, out=packed.numpy())
     else:
         packed = torch.from_numpy(np.concatenate(flat))
-    moved = packed.to(device, non_blocking=target.queues_copies)
+    moved = packed.to(device, non_blocking=target.supports_async_copies)
     ends = itertools.accumulate(array.size for array in flat)
     return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
 
 
 def copy_to_host_async(tensor: torch.Tensor) -> torch.Tensor:
     """Start to copy a tensor to the host. On CUDA, wait with ``Device.work_done`` before the copy is read."""
-    return tensor.to("cpu", non_blocking=True) if parse_device_argument(tensor.device).queues_copies else tensor
+    return tensor.to("cpu", non_blocking=True) if get_device(tensor.device).supports_async_copies else tensor
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -325,7 +325,7 @@ class TensorMover:
 
     def _move_tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         # Only copies from pinned memory to CUDA are safe without waiting.
-        queues_copies = parse_device_argument(self.device).queues_copies
+        queues_copies = get_device(self.device).supports_async_copies
         non_blocking = queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
         return self._downcast(tensor, name).to(self.device, non_blocking=non_blocking)
 
@@ -397,7 +397,7 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
     tensors = [*inner.parameters(), *inner.buffers()]
     check_materialized(name, tensors)
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
-    for unsupported in sorted(dtypes.intersection(parse_device_argument(device).narrower)):
+    for unsupported in sorted(dtypes.intersection(get_device(device).dtype_fallbacks)):
         message = f"{name} has tensors in {unsupported}, which MPS does not support."
         raise ConfigurationError(message, "Pass model.float().")
 

@@ -40,13 +40,13 @@ class Mps(Device):
     corrupts_unwaited_copies = True  # pytorch#189690
     can_be_simulated = True
     has_fallbacks = True
-    joins_processes = False  # Neither gloo nor nccl supports MPS (pytorch#160732).
+    supports_process_groups = False  # Neither gloo nor nccl supports MPS (pytorch#160732).
     attention_lacks_dropout = True
     sensor = "ioreg"
     has_allocator = True
-    headroom = 0.9  # The allocator splits blocks, and later batches can be larger.
+    headroom_fraction = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 2.0  # torch/mps/__init__.py:105
-    takes_no_limit = True
+    accepts_zero_limit = True
     capacity = "the memory recommended by Metal"
     capacity_caption = "recommended by Metal"
     limit_caption = "high watermark"
@@ -60,7 +60,7 @@ class Mps(Device):
     batch_waste = 256
     few_shapes = True  # MPS compiles a graph for each new shape.
     float32_reason = "MPS does not support float64, and reduced precision has not been validated for this model"
-    narrower: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
+    dtype_fallbacks: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
     fused_adamw_since = "2.5"  # pytorch#127242
     fused_adamw_types = ("float32", "float16", "bfloat16")
 
@@ -68,7 +68,7 @@ class Mps(Device):
     def is_gpu_of(cls, machine: MachineInfo) -> bool:
         return machine.system == "Darwin"
 
-    def causes(self, context: DeviceContext) -> Iterator[RejectionRule]:
+    def rejection_rules(self, context: DeviceContext) -> Iterator[RejectionRule]:
         machine = context.machine
         torch = context.torch
         installed_macos = ".".join(str(part) for part in machine.macos or ())
@@ -95,7 +95,7 @@ class Mps(Device):
             )
             install = f"python -m pip install {torch_requirement(machine)}"
             yield RejectionRule(NEW_TORCH, reason, f"Update macOS, or install a torch that supports it: {install}.")
-        yield from super().causes(context)
+        yield from super().rejection_rules(context)
         if torch.mps_built is False:
             install = f"python -m pip install --force-reinstall {torch_requirement(machine)}"
             reason = f"torch {torch.version} was built without MPS"
@@ -134,11 +134,11 @@ class Mps(Device):
     def limit(self, fraction: float) -> None:
         import_torch().mps.set_per_process_memory_fraction(float(fraction))
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         with TENSOR_LOCK:
             import_torch().mps.synchronize()
 
-    def half_precision_obstacle(
+    def half_precision_rejection(
         self, dtype: str, torch_release: tuple[int, ...], _capability: tuple[int, int] | None
     ) -> RejectionRule | None:
         if dtype != "float16" or torch_release >= GRAD_SCALER_SINCE:

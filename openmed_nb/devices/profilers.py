@@ -16,7 +16,7 @@ from .._utils.text import describe_value
 from ..errors import ConfigurationError
 from .backend import import_torch
 from .machine import is_mps_simulated
-from .registry import parse_device_argument
+from .registry import get_device
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def profile_device(device: str, *, profile_memory: bool = False) -> Iterator[Any
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
-    profiled = parse_device_argument(device)
+    profiled = get_device(device)
     if profiled.profiler_times_kernels:
         activities.append(getattr(ProfilerActivity, profiled.type.upper()))
     # Without acc_events, torch 2.11 warns that later cycles clear events.
@@ -182,7 +182,7 @@ def check_metal_capture(device: str) -> None:
 
 def _check_mps(feature: str, device: str, remedy: str) -> None:
     """Raise an error if a device is not a real MPS device."""
-    if parse_device_argument(device).type != "mps":
+    if get_device(device).type != "mps":
         raise ConfigurationError(f"{feature} are supported on MPS only, not on {device}.", remedy)
     if is_mps_simulated():
         raise ConfigurationError(f"{feature} are not supported on a simulated MPS device.", remedy)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEVICE_TYPES: dict[str, type[Device]] = {"mps": Mps, "cuda": Cuda, "cpu": Cpu}
 
 
-def parse_device_argument(device: str | torch.device) -> Device:
+def get_device(device: str | torch.device) -> Device:
     """Return the device object for a name; a torch device without a class in this package has the defaults."""
     name = str(device)
     return DEVICE_TYPES.get(device_type(name), Device)(name)

@@ -12,7 +12,7 @@ from typing import Any
 from .._render.display import Displayable, Report, Table, pluralize, to_plain_data
 from .._utils.validation import check_optional_integer
 from ..annotation.resume import changed_settings
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError, WorkerMismatchError
 
 # Number of workers that are allowed on any CPU. With many more workers than cores, a machine is busy with their startup.
@@ -63,7 +63,7 @@ def plan_workers(
     """
     check_optional_integer("n", n)
     check_optional_integer("threads", threads)
-    target = parse_device_argument(device)
+    target = get_device(device)
     if not target.is_accelerator:
         count = n or 1
         _check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
@@ -159,7 +159,7 @@ class WorkerList(Displayable):
     @property
     def label(self) -> str:
         """Number of workers and types of their devices, such as ``"2 workers (mps)"``."""
-        kinds = sorted({parse_device_argument(worker.device).type for worker in self.workers})
+        kinds = sorted({get_device(worker.device).type for worker in self.workers})
         return f"{pluralize(len(self.workers), 'worker')} ({', '.join(kinds)})"
 
     def to_dict(self) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class ClusterAnnotator:
             host = parse_host(error.last_worker.address)
             message = f"Text {chunk.first} crashed its worker {times} times, most recently on {host}."
             remedy = "Annotate the text separately. It may need more memory than a worker has."
-            return ResultStore.of([WorkerKilledError(message, remedy)])
+            return ResultStore.from_results([WorkerKilledError(message, remedy)])
         return results
 
 

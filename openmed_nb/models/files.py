@@ -47,7 +47,7 @@ TOKENIZER_PATTERNS = (
 )
 
 # transformers adds these files to the weights if the package peft is installed.
-ADAPTER = ("adapter_config.json", "adapter_model.*")
+ADAPTER_PATTERNS = ("adapter_config.json", "adapter_model.*")
 
 # Tokenizers without a limit report a far larger number (VERY_LARGE_INTEGER in transformers).
 MAX_PLAUSIBLE_LENGTH = 1_000_000
@@ -179,14 +179,14 @@ class ModelHashes:
     """
 
     weights: str
-    settings: str
+    config: str
     tokenizer: str
 
 
 def hash_model_files(folder: Path) -> ModelHashes:
     """Return the hashes of the files of a model. Each file is read once per process, unless it changes."""
     return ModelHashes(
-        _hash_files([*weight_files(folder), *match_files(folder, ADAPTER)]),
+        _hash_files([*weight_files(folder), *match_files(folder, ADAPTER_PATTERNS)]),
         _hash_files(match_files(folder, CONFIG_PATTERNS)),
         _hash_files(match_files(folder, TOKENIZER_PATTERNS)),
     )

@@ -25,7 +25,7 @@ from .._utils.text import describe_error, describe_file, describe_names, describ
 from .._utils.warning import warn
 from ..devices.backend import TENSOR_LOCK, gc_disabled, import_torch
 from ..devices.moving import mps_dtype_fallbacks
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, ModelError
 from . import files, limits
 from .config import OpenMedConfig, normalize_dtype
@@ -358,7 +358,7 @@ def move_model(model: PreTrainedModel, device: str, name: str) -> None:
                 raise
             # torch raises an AssertionError if it was built without the device.
             what = f"The model {describe_value(name)} could not be moved to {device}: {describe_error(error)}."
-            raise DeviceUnavailableError(what, parse_device_argument(device).unload_remedy) from error
+            raise DeviceUnavailableError(what, get_device(device).unload_remedy) from error
 
 
 class StoredTensor(NamedTuple):
@@ -506,7 +506,7 @@ def _check_loaded(
 
 def check_int8(dtype: str, device: str) -> None:
     """Raise an error for int8 on a device other than the CPU."""
-    if dtype == INT8 and not parse_device_argument(device).has_int8:
+    if dtype == INT8 and not get_device(device).has_int8:
         what = f"int8 is supported on the CPU only, not on {device}."
         raise ConfigurationError(what, "Pass device='cpu', or dtype='bfloat16'.")
 

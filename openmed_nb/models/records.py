@@ -26,7 +26,7 @@ from .._utils.warning import warn
 from ..devices.backend import import_torch
 from ..devices.computer import DeviceManager
 from ..devices.machine import is_marked_simulated
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError
 from .files import hash_model_files
 from .limits import read_json
@@ -101,15 +101,15 @@ def identify_model(spec: LoadSpec, dtype: str, device: str, computer: DeviceMana
     """
     import_torch()  # torch.__version__ has the build of a CUDA wheel, which the package metadata may lack.
     hashes = hash_model_files(model_folder(spec))
-    parsed_device = parse_device_argument(device)
+    parsed_device = get_device(device)
     return ModelIdentity(
         model=spec.reference.name.encode("utf-8", "replace").decode(),  # A path may contain undecodable bytes.
         weights=hashes.weights,
-        config=hashes.settings,
+        config=hashes.config,
         tokenizer=hashes.tokenizer,
         dtype=dtype,
         device=parsed_device.type,
-        device_name=parsed_device.own_name(computer.machine, computer.torch),
+        device_name=parsed_device.hardware_name(computer.machine, computer.torch),
         torch=str(computer.torch.version),
         transformers=importlib.metadata.version("transformers"),
         simulated=computer.machine.simulated and parsed_device.can_be_simulated,
@@ -129,7 +129,7 @@ class ValidationMetrics:
         non_finite_tokens: Number of tokens with NaN or infinity.
         exact: Number of reference entities with the same offsets and label.
         moved: Number of reference entities with different boundaries.
-        relabelled: Number of reference entities with a different label.
+        relabeled: Number of reference entities with a different label.
         missing: Number of reference entities that were not found.
         extra: Number of entities that the reference does not have.
         distinct_entities: Number of reference entities with distinct text or label.
@@ -144,8 +144,8 @@ class ValidationMetrics:
     tokens: Count
     non_finite_tokens: Count
     exact: Count
-    moved: Count
-    relabelled: Count
+    boundary_changed: Count
+    label_changed: Count
     missing: Count
     extra: Count
     distinct_entities: Count
@@ -161,7 +161,7 @@ METRIC_LABELS = {
     "non_finite_tokens": "tokens with NaN or infinity",
     "exact": "entities that are the same",
     "moved": "entities with different boundaries",
-    "relabelled": "entities with a different label",
+    "relabeled": "entities with a different label",
     "missing": "entities that were not found",
     "extra": "entities that float32 does not find",
     "distinct_entities": "entities with distinct text or label",
@@ -199,7 +199,7 @@ class ValidationRecord(Displayable):
     def summary(self) -> str:
         """Result of the validation in one sentence."""
         evidence = self.evidence
-        reference = evidence.exact + evidence.moved + evidence.relabelled + evidence.missing
+        reference = evidence.exact + evidence.boundary_changed + evidence.label_changed + evidence.missing
         entities = pluralize(reference, "entity", "entities")
         return f"{evidence.exact:,} of {entities} in {pluralize(evidence.texts, 'text')} are the same as in float32."
 
@@ -277,7 +277,7 @@ class RecordStore:
             with self._writing():
                 file.unlink(missing_ok=True)
 
-    def find(self, identity: ModelIdentity) -> ValidationRecord | None:
+    def get(self, identity: ModelIdentity) -> ValidationRecord | None:
         """Return the validation record that is valid for an identity, or ``None``."""
         record = _read(self.file(identity), ValidationRecord)
         # The user may have renamed the file or edited the identity in it.
@@ -290,9 +290,9 @@ class RecordStore:
             if isinstance(record, TunedBatchSize):
                 yield record
 
-    def explain(self, identity: ModelIdentity) -> str:
+    def explain_missing(self, identity: ModelIdentity) -> str:
         """Return the reason why an identity has no valid validation record, as a clause; empty if it has one."""
-        if self.find(identity):
+        if self.get(identity):
             return ""
         record = _read(self.file(identity), ValidationRecord)
         if isinstance(record, str):
@@ -477,10 +477,10 @@ def select_dtype(
     best_speedup = 0.0
     selected = "float32" if spec.dtype == "auto" else spec.dtype
     for dtype in REDUCED_DTYPES if spec.dtype == "auto" else (spec.dtype,):
-        if dtype == INT8 and not parse_device_argument(device).has_int8:
+        if dtype == INT8 and not get_device(device).has_int8:
             continue
         dtype_identity = replace(identity, dtype=dtype)
-        candidate = ReducedDtype(dtype, store.find(dtype_identity), store.explain(dtype_identity))
+        candidate = ReducedDtype(dtype, store.get(dtype_identity), store.explain_missing(dtype_identity))
         candidates.append(candidate)
         if spec.dtype == "auto" and candidate.record and candidate.faster is not False:
             speedup = candidate.record.evidence.speedup or 1.0
@@ -516,7 +516,7 @@ def get_dtype_validation(
     if spec.dtype not in REDUCED_DTYPES:
         return None
     identity = identify_model(spec, spec.dtype, device, computer)
-    reason = record_store(environ).explain(identity)
+    reason = record_store(environ).explain_missing(identity)
     folder = spec.reference.location
     if spec.files and (not Path(folder).is_dir() or snapshot_files(folder) != spec.files):
         reason = "its files changed since it was loaded"  # The identity of the loaded copy is then unknown.

@@ -430,9 +430,9 @@ class OpenMedMagics(Magics):
     @_parsed_line_magic
     def openmed_report(self, arguments: argparse.Namespace) -> Any:
         """Benchmark this computer, each step in a separate process, and write a report."""
-        from ..runbook.records.report.report import FOLDER, REVIEW_NOTICE, report
+        from ..runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
-        folder = FOLDER if arguments.folder is None else arguments.folder
+        folder = DEFAULT_FOLDER if arguments.folder is None else arguments.folder
         device_report = report(folder, quick=arguments.quick, training=arguments.training)
         print(REVIEW_NOTICE.format(folder=folder))
         return device_report

@@ -83,7 +83,7 @@ def infer_limits(model: torch.nn.Module, **limits: int | None) -> ModelLimits:
         first_position = positions - (max_positions(model) or positions)
     inferred = ModelLimits(
         num_labels=_count_labels(model),
-        vocab_size=token_count(model),
+        vocab_size=count_tokens(model),
         type_vocab_size=None if token_types is None else token_types.num_embeddings,
         max_position_embeddings=positions,
         position_offset=first_position,
@@ -133,10 +133,10 @@ def _count_labels(model: Any) -> int | None:
     if not any(base.__name__.endswith("Classification") for base in type(model).__mro__):
         return None
     count = getattr(getattr(model, "config", None), "num_labels", None)
-    return count if count and count > 1 and count == head_width(model) else None  # A single label means regression.
+    return count if count and count > 1 and count == get_head_width(model) else None  # A single label means regression.
 
 
-def head_width(model: torch.nn.Module) -> int | None:
+def get_head_width(model: torch.nn.Module) -> int | None:
     """Return the output size of the last linear layer."""
     import torch
 
@@ -144,7 +144,7 @@ def head_width(model: torch.nn.Module) -> int | None:
     return widths[-1] if widths else None
 
 
-def token_count(model: Any) -> int | None:
+def count_tokens(model: Any) -> int | None:
     """Return the number of tokens in the input embeddings of a model."""
     import torch
 

@@ -28,7 +28,7 @@ from .._render.display import (
 from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
 from ..devices.device import MemoryStats
 from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_footprint, run_command
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
 from .holders import TensorReferrer, live_tensor_bytes, make_referrer_table
@@ -85,7 +85,7 @@ class MemorySample(Displayable):
 def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bool = True) -> MemorySample:
     """Sample the memory of a device, and reset its peak."""
     memory = read_device_memory(device)
-    parse_device_argument(device).reset_peak()
+    get_device(device).reset_peak()
     pressure = None
     if sys.platform == "darwin":
         pressure = parse_pressure(run_command(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]))
@@ -96,7 +96,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         boundary,
         allocated=memory.allocated,
         reserved=memory.reserved,
-        recommended=installed_bytes() if memory.recommended is None else memory.recommended,
+        recommended=total_memory_bytes() if memory.recommended is None else memory.recommended,
         peak=memory.peak,
         resident=resident_bytes(),
         # macOS does not free swap after use, so only its growth is informative.
@@ -108,7 +108,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
 
 def read_device_memory(device: str) -> MemoryStats:
     """Return the memory of a device; on the CPU, ``allocated`` counts tensors reachable from Python."""
-    memory = parse_device_argument(device).memory()
+    memory = get_device(device).memory()
     return replace(memory, allocated=live_tensor_bytes()) if memory.allocated is None else memory
 
 
@@ -118,7 +118,7 @@ def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int
     return int(import_psutil().Process().memory_info().rss) if footprint is None else footprint.current
 
 
-def installed_bytes() -> int:
+def total_memory_bytes() -> int:
     return int(import_psutil().virtual_memory().total)
 
 
@@ -266,7 +266,7 @@ KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.tr
 DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
 PROCESS_LINE_NAMES = {"resident": "process"}
 # A limit is drawn if it is at most this multiple of the highest memory. Otherwise the lines would be flat on the axis.
-NEAR = 3
+MAX_REFERENCE_LINE_RATIO = 3
 
 # Most likely cause of growth for each metric, with the remedy.
 GROWTH_CAUSES = {
@@ -352,9 +352,9 @@ class MemoryCurve(Displayable):
     limit: float | None = None
     process: ProcessInfo = ProcessInfo()
     total_epochs: int | None = None
-    filling: int = 0
+    history_growth: int = 0
 
-    JSON_EXCLUDE = ("process", "total_epochs", "filling")
+    JSON_EXCLUDE = ("process", "total_epochs", "history_growth")
     JSON_PROPERTIES = ("simulated", "verdict", "reason", "advice", "trends")
 
     @property
@@ -392,7 +392,7 @@ class MemoryCurve(Displayable):
 
     def _is_bounded_history(self, trend: Trend) -> bool:
         """Return whether bounded histories explain the growth of a metric."""
-        return trend.last - trend.baseline <= MAX_HISTORY_RATIO * self.filling
+        return trend.last - trend.baseline <= MAX_HISTORY_RATIO * self.history_growth
 
     @property
     def trend(self) -> Trend:
@@ -422,7 +422,7 @@ class MemoryCurve(Displayable):
             SAWTOOTH: f"it rose and fell by {100 * trend.spread:.0f} % in between",
             INSUFFICIENT_DATA: "it rose in the last epochs only",
         }
-        if self.filling and trend.kind == INSUFFICIENT_DATA:
+        if self.history_growth and trend.kind == INSUFFICIENT_DATA:
             explanations[INSUFFICIENT_DATA] = "the bounded history of an optimizer such as LBFGS is not full yet"
         metric = METRIC_LABELS[self.deciding_metric].capitalize()
         return f"{metric} went from {first} to {last}; {explanations[trend.kind]}."
@@ -433,7 +433,7 @@ class MemoryCurve(Displayable):
         likely_cause = self.likely_cause
         if self.verdict != GROWING:
             advice = ADVICE[self.verdict]
-            if self.verdict == INSUFFICIENT_DATA and self.filling:
+            if self.verdict == INSUFFICIENT_DATA and self.history_growth:
                 advice = "Keep training until the history is full, or reduce history_size."
             if (
                 self.verdict == FLAT
@@ -476,20 +476,20 @@ class MemoryCurve(Displayable):
         """
         cause = f" ({self.likely_cause.name})" if self.likely_cause else ""
         title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{cause}"
-        return require_plotting(".plot").draw(title, self.pictures)
+        return require_plotting(".plot").draw(title, self.charts)
 
     @property
     def limits(self) -> tuple[AxisMarker, ...]:
         """Recommended maximum of the device and the limit of torch, in bytes."""
         recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
-        device = parse_device_argument(self.device)
+        device = get_device(self.device)
         limits = [AxisMarker(recommended, device.capacity_caption)]
         if self.limit:
             limits.append(AxisMarker(int(recommended * self.limit), f"{device.limit_caption} ({self.limit:g})"))
         return tuple(limits) if recommended else ()
 
     @property
-    def pictures(self) -> tuple[Chart, ...]:
+    def charts(self) -> tuple[Chart, ...]:
         """Charts of the memory of the device, with its limits, and of the process, over the epochs."""
         return (
             self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, self.epoch_samples[:1]),
@@ -519,14 +519,16 @@ class MemoryCurve(Displayable):
             )
             lines.append(Series(names[name], x, tuple(size / unit for size in sizes), tuple(tooltips)))
         last = max((self.total_epochs or 0, *(sample.epoch for sample in self.samples)))
-        epochs = nice_ticks(last, whole=True)
+        epochs = nice_ticks(last, integers=True)
         epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # No tick close to the last.
         axes = Axes(
             UNITS[exponent],
             "epoch",
             tuple(AxisMarker(epoch, f"{epoch:g}") for epoch in epochs),
             tuple(
-                AxisMarker(limit.position / unit, limit.name) for limit in limits if limit.position <= NEAR * highest
+                AxisMarker(limit.position / unit, limit.name)
+                for limit in limits
+                if limit.position <= MAX_REFERENCE_LINE_RATIO * highest
             ),
             tuple(AxisMarker(sample.epoch, "warm-up ends") for sample in warm_up),
             height,
@@ -549,7 +551,7 @@ class MemoryCurve(Displayable):
                 make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),
             ),
             status=STATUS.get(self.verdict, ""),
-            charts=self.pictures,
+            charts=self.charts,
         )
 
 

@@ -28,7 +28,7 @@ from .._utils.validation import (
     invalid_value,
 )
 from .._utils.warning import warn
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..devices.request import normalize_device
 from ..errors import ConfigurationError, DeviceUnavailableError
 from ..session import SESSION
@@ -148,7 +148,7 @@ class EpochHooks:
             DeviceUnavailableError: If one of several processes uses MPS.
         """
         process = _current_process()
-        if process.world_size > 1 and not parse_device_argument(device).joins_processes:
+        if process.world_size > 1 and not get_device(device).supports_process_groups:
             message = (
                 f"MPS cannot train in {process.world_size} processes: the backends gloo and nccl do not support it"
             )
@@ -165,7 +165,7 @@ class EpochHooks:
         self._epochs = epoch
         self._steps = step
         self._warm_up_referrers: TensorReferrers | None = None
-        parse_device_argument(device).reset_peak()
+        get_device(device).reset_peak()
 
     @property
     def device(self) -> str:
@@ -259,7 +259,7 @@ class EpochHooks:
         if self.guards is not None:
             self.guards.clear()
         gc.collect()
-        parse_device_argument(self.device).empty_cache()
+        get_device(self.device).empty_cache()
 
     def _compare_referrers(self) -> None:
         """Store the referrers after warm-up, and find those that hold more memory once it grows."""
@@ -267,7 +267,7 @@ class EpochHooks:
         last = self.curve.epoch_samples[-1]
         if self._warm_up_referrers is None:
             self._warm_up_referrers = find_tensor_referrers()
-        growing = replace(self.curve, filling=0).verdict == GROWING
+        growing = replace(self.curve, history_growth=0).verdict == GROWING
         grown: dict[TensorReferrer, int] = {}
         if growing or (last.allocated or 0) > (first.allocated or 0):
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers() if growing else named_referrers())
@@ -276,7 +276,7 @@ class EpochHooks:
         referrers = (
             referrer for referrer in grown if referrer.kind != HISTORY and (growing or referrer.num_graphs > 1)
         )
-        self.curve = replace(self.curve, referrers=tuple(referrers), filling=filling)
+        self.curve = replace(self.curve, referrers=tuple(referrers), history_growth=filling)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:
@@ -358,7 +358,7 @@ def _current_process() -> ProcessInfo:
 
 def process_device(device: str, process: ProcessInfo) -> str:
     """Return the device of a process; each process uses a separate CUDA GPU."""
-    use_local_rank = process.world_size > 1 and parse_device_argument(device).is_numbered and ":" not in device
+    use_local_rank = process.world_size > 1 and get_device(device).is_numbered and ":" not in device
     return f"{device}:{process.local_rank}" if use_local_rank else device
 
 
@@ -405,7 +405,7 @@ def arguments(library: str, device: Any = None) -> dict[str, Any]:
         ({'use_cpu': True, 'dataloader_pin_memory': False}, {'cpu': True})
     """
     check_choice("library", library, ("trainer", "accelerate"))
-    backend = parse_device_argument(SESSION.device(device).device)
+    backend = get_device(SESSION.device(device).device)
     if library == "accelerate":
         return {"cpu": not backend.is_accelerator}
     return {"use_cpu": not backend.is_accelerator, "dataloader_pin_memory": backend.pins_memory}
@@ -457,7 +457,7 @@ class GuardedTraining:
 def warn_device_mismatch(library: str, device: str, selected: str, remedy: str) -> None:
     """Warn if a library uses a device other than the selected one; a device without index matches the first GPU."""
     kind, _, index = normalize_device(selected).partition(":")
-    if kind == parse_device_argument(device).type:
+    if kind == get_device(device).type:
         if index in {"", "0"} or normalize_device(device) == selected:
             return
         remedy = f"Set CUDA_VISIBLE_DEVICES={index} before torch is imported, and select 'cuda'."
@@ -506,7 +506,7 @@ def _lightning_class() -> Any:
         """Callback that ends each epoch and guards each step."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            remedy = f"Pass accelerator={parse_device_argument(self._selected_device).type!r} to its Trainer."
+            remedy = f"Pass accelerator={get_device(self._selected_device).type!r} to its Trainer."
             epoch = trainer.current_epoch
             device = self.begin("Lightning", pl_module.device, epoch, trainer.global_step, trainer.max_epochs, remedy)
             self.guards.watch(pl_module, device, SESSION.device_manager.machine, scaled=trainer.precision == "16-mixed")

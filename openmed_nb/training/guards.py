@@ -20,7 +20,7 @@ from .._utils.warning import warn
 from ..devices.backend import TENSOR_LOCK, import_torch, parse_release
 from ..devices.machine import MachineInfo, apple_chip_generation, read_machine
 from ..devices.moving import unwrap_model
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError, NonFiniteError
 from .batch_checks import (
     BEFORE_2_14,
@@ -73,7 +73,7 @@ class DropoutWatch:
         message = "A forward pass ran in train mode with dropout but without gradients; its results are random."
         opt_out = "use Guards(disable=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
-        if in_attention and sdpa and parse_device_argument(self.device).attention_lacks_dropout:
+        if in_attention and sdpa and get_device(self.device).attention_lacks_dropout:
             message += (
                 " On MPS attention raises an error here: scaled_dot_product_attention for MPS does not support dropout."
             )
@@ -203,7 +203,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         WATCHED_MODELS[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
         unsafe_sizes = None
-        if parse_device_argument(device).type == "mps":
+        if get_device(device).type == "mps":
             is_fixed = (torch_release or parse_release(torch.__version__))[:2] >= LSTM_FIXED_IN
             # An unknown chip is assumed to be safe.
             if apple_chip_generation(machine or read_machine()) in (1, 2):

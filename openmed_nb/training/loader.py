@@ -23,7 +23,7 @@ from .._utils.text import describe_error, short_type_name
 from .._utils.validation import check_choice, check_integer, check_optional_integer, invalid_type, invalid_value
 from ..devices import moving
 from ..devices.machine import MachineInfo, import_psutil
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError
 from ..session import SESSION
 
@@ -111,7 +111,7 @@ class LoaderSettings(Displayable):
         table = Table("Arguments", ("argument", "value", "reason"), rows)
         return Report(
             f"DataLoader for {self.device}",
-            (note,) if parse_device_argument(self.device).corrupts_unwaited_copies else (),
+            (note,) if get_device(self.device).corrupts_unwaited_copies else (),
             (table,),
         )
 
@@ -140,7 +140,7 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
 def make_settings(
     device: str, dataset: Any, machine: MachineInfo, *, in_notebook: bool | None = None, start_method: str | None = None
 ) -> LoaderSettings:
-    backend = parse_device_argument(device)
+    backend = get_device(device)
     method = start_method or default_start_method(machine.system)
     workers = _choose_num_workers(
         dataset, machine, method, is_interactive_main() if in_notebook is None else in_notebook
@@ -394,7 +394,7 @@ def check(
         SESSION.notify(ProgressEvent("Timing", "the step", 1, 2, "part"))
         step_seconds = median(_time_steps(step, samples, torch.device(name), count))
         SESSION.notify(ProgressEvent("Timing", "the loader and the step", 2, 2, "part"))
-    simulated = parse_device_argument(name).is_simulated
+    simulated = get_device(name).is_simulated
     return LoaderCheck(name, timing.seconds, step_seconds, timing.workers, count, simulated)
 
 
@@ -444,7 +444,7 @@ def benchmark_workers(  # noqa: PLR0913 - each argument is an independent option
     for name, replacement in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
         if name in arguments:
             raise ConfigurationError(f"benchmark_workers sets {name} itself.", f"Pass {replacement}= instead.")
-    check_optional_integer("batch_size", batch_size, most=sys.maxsize)
+    check_optional_integer("batch_size", batch_size, maximum=sys.maxsize)
     is_stream = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
     is_sequence = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
     if not is_stream and (not is_sequence or isinstance(dataset, Mapping)):
@@ -560,10 +560,10 @@ def _time_steps(step: Callable[..., Any], samples: Sequence[Any], device: torch.
     try:
         with torch.no_grad() if modes else contextlib.nullcontext():
             for batch in itertools.islice(itertools.cycle(samples), NUM_WARM_UP_BATCHES + count):
-                parse_device_argument(device).finish()
+                get_device(device).synchronize()
                 start = current_time()
                 run(moving.to_device(batch, device))
-                parse_device_argument(device).finish()
+                get_device(device).synchronize()
                 times.append(current_time() - start)
     finally:
         for module, training in modes.items():

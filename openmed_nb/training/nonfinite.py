@@ -110,7 +110,7 @@ class ForwardRecorder:
     def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """Record the loss of a pass without waiting for it; a forward hook."""
         self._depth = max(0, self._depth - 1)  # If an earlier hook failed, the start of the pass was not recorded.
-        if self._should_record(model) and (loss := loss_of(output)) is not None:
+        if self._should_record(model) and (loss := get_loss(output)) is not None:
             self.losses.append(loss.detach())
 
     def clear(self) -> None:
@@ -118,7 +118,7 @@ class ForwardRecorder:
         self.losses.clear()
 
 
-def loss_of(output: Any) -> torch.Tensor | None:
+def get_loss(output: Any) -> torch.Tensor | None:
     """Return the loss in the output of a model: its ``loss``, or its first value if that is a scalar."""
     import torch
 
@@ -305,7 +305,7 @@ def _rerun_pass(model: torch.nn.Module, recorded: RecordedPass) -> Origin | None
             outputs.append(origin.name)
 
     with _watch_layers(model, check, recorded.module):
-        loss = loss_of(model(*recorded.args, **recorded.kwargs))
+        loss = get_loss(model(*recorded.args, **recorded.kwargs))
         if outputs:
             return Origin("output", outputs[0])
         if loss is None:

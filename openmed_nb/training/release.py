@@ -18,7 +18,7 @@ from ..devices.backend import is_torch_imported
 from ..devices.device import MemoryStats
 from ..devices.machine import is_mps_simulated
 from ..devices.memory import OutOfMemoryDetails
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
 from .curve import read_device_memory, resident_bytes
@@ -100,16 +100,16 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
         name = SESSION.device(device).device
         fraction = validate_fraction(name, fraction)
         SESSION.device_manager.limit_memory(name, fraction)
-    recommended = parse_device_argument(name).memory().recommended or 0
+    recommended = get_device(name).memory().recommended or 0
     return MemoryLimit(name, fraction, recommended, SESSION.device_manager.low_watermark(name), is_mps_simulated())
 
 
 def validate_fraction(device: str, fraction: Any) -> float:
-    backend = parse_device_argument(device)
+    backend = get_device(device)
     if not backend.has_allocator:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
     return check_number(
-        f"The fraction of {device}", fraction, backend.max_fraction, above=None if backend.takes_no_limit else 0
+        f"The fraction of {device}", fraction, backend.max_fraction, above=None if backend.accepts_zero_limit else 0
     )
 
 
@@ -248,7 +248,7 @@ def _release_and_measure(device: str, sources: dict[str, Callable[[], bool]]) ->
     for source, release_source in SESSION.track(RELEASING, "memory", sources.items(), "source"):
         if release_source():
             gc.collect()
-        parse_device_argument(device).empty_cache()
+        get_device(device).empty_cache()
         after = _memory_in_use(device)
         freed.append(FreedMemory(source, *(old - new for old, new in zip(before, after, strict=True))))
         before = after

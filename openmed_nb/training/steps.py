@@ -27,7 +27,7 @@ from ..devices.backend import import_torch, parse_release
 from ..devices.machine import MachineInfo
 from ..devices.memory import ACCUMULATE_REMEDY
 from ..devices.mps import IGNORES_SCALER
-from ..devices.registry import parse_device_argument
+from ..devices.registry import get_device
 from ..errors import ConfigurationError
 from ..session import SESSION
 from .batch_checks import IGNORE_INDEX, get_labels
@@ -75,7 +75,7 @@ class Precision(Displayable):
 
         dtype = getattr(torch, self.dtype) if self.enabled else None
         context: contextlib.AbstractContextManager[Any] = torch.autocast(
-            parse_device_argument(self.device).type, dtype=dtype, enabled=self.enabled
+            get_device(self.device).type, dtype=dtype, enabled=self.enabled
         )
         return context
 
@@ -83,7 +83,7 @@ class Precision(Displayable):
         """Return a ``GradScaler``, which is disabled if it is not needed."""
         import torch
 
-        return torch.amp.GradScaler(parse_device_argument(self.device).type, enabled=self.needs_scaler)
+        return torch.amp.GradScaler(get_device(self.device).type, enabled=self.needs_scaler)
 
     def to_report(self) -> Report:
         """Return the type, its reason and the notes."""
@@ -112,9 +112,7 @@ def precision(requested: str | None = None, device: Any = None) -> Precision:
     """
     name = SESSION.device(device).device
     manager = SESSION.device_manager
-    return select_precision(
-        name, manager.torch.release, manager.machine, requested, parse_device_argument(name).capability()
-    )
+    return select_precision(name, manager.torch.release, manager.machine, requested, get_device(name).capability())
 
 
 def select_precision(
@@ -131,7 +129,7 @@ def select_precision(
         raise ConfigurationError(
             f"Invalid value for precision: {describe_value(requested)}.", f"Use one of {accepted}."
         )
-    backend = parse_device_argument(device)
+    backend = get_device(device)
     dtype = DTYPE_SPELLINGS[spelling]
     reason = "float32 was requested."
     cause = "was requested"
@@ -139,11 +137,11 @@ def select_precision(
         dtype = "float32"
         reason = f"float32 is the default: {backend.float32_reason}."
     elif dtype == "auto":  # bfloat16 has the range of float32 and needs no scaler.
-        dtype = "float16" if backend.half_precision_obstacle("bfloat16", torch_release, capability) else "bfloat16"
+        dtype = "float16" if backend.half_precision_rejection("bfloat16", torch_release, capability) else "bfloat16"
         cause = "is the best 16-bit type on this device"
     if dtype == "float32":
         return Precision(device, dtype, reason)
-    if obstacle := backend.half_precision_obstacle(dtype, torch_release, capability):
+    if obstacle := backend.half_precision_rejection(dtype, torch_release, capability):
         raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", obstacle.remedy)
     reason = f"bfloat16 {cause}; it has the range of float32 and needs no GradScaler."
     if dtype == "float16":
@@ -260,8 +258,8 @@ def fused_support(
         settings = ", ".join(f"{name}={describe_value(options[name])}" for name in selected)
         return FusedSupport(bool(options.get("fused")), f"{settings} was set and is not changed.")
     support = []
-    for kind, dtype in sorted({(parse_device_argument(device).type, dtype) for device, dtype in tensors}):
-        backend = parse_device_argument(kind)
+    for kind, dtype in sorted({(get_device(device).type, dtype) for device, dtype in tensors}):
+        backend = get_device(kind)
         types = backend.fused_adamw_types
         if not backend.fused_adamw_since:
             return FusedSupport(fused=False, reason=f"torch is not known to support it on {kind}.")
@@ -369,7 +367,7 @@ def check_fused(
     if scaler is None or not scaler.is_enabled():
         return
     fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
-    if any(parse_device_argument(weight.device).ignores_scaler(torch_release) for weight in fused):
+    if any(get_device(weight.device).ignores_scaler(torch_release) for weight in fused):
         remedy = "Create the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 

@@ -22,7 +22,7 @@ from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.machine import format_device
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, InvalidTextError, RunInterrupted
 from openmed_nb.session import SESSION
 
@@ -42,7 +42,7 @@ def pipe(pipe_of, keyword_model):
 @pytest.fixture(scope="module")
 def few_at_once(pipe_of, keyword_model):
     """A pipeline with as many tokens at once as on the CPU, so that a few texts are many chunks on every device."""
-    return pipe_of(keyword_model, batch_tokens=parse_device_argument("cpu").batch_tokens)
+    return pipe_of(keyword_model, batch_tokens=get_device("cpu").batch_tokens)
 
 
 def words(found):

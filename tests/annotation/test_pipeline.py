@@ -20,7 +20,7 @@ from transformers.pipelines.token_classification import AggregationStrategy
 from openmed_nb.annotation.pipeline import OVERRIDABLE_METHODS, AnnotationPipeline
 from openmed_nb.annotation.tuning import Compilation
 from openmed_nb.devices.backend import TENSOR_LOCK
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidTextError
 
 TEXT = "the patient has diabetes mellitus and hypertension ."
@@ -330,7 +330,7 @@ def test_measured_budget_stays_on_its_kind_of_device(new_pipe, home):
     pipe = new_pipe()
     pipe.tuned_batch_tokens = {"cuda": 4096}
 
-    assert pipe.batch_tokens == parse_device_argument(home).batch_tokens
+    assert pipe.batch_tokens == get_device(home).batch_tokens
     pipe.tuned_batch_tokens = {home: 4096}
     assert pipe.batch_tokens == 4096
 

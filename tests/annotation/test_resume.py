@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 import openmed_nb as nb
 from openmed_nb.annotation.results import FingerprintedResult
 from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, append_checksum, to_json_line
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, RunInterrupted
 
 TEXTS = [
@@ -346,7 +346,7 @@ def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
     """The error has the completed results, and the run resumes when there is disk space."""
     import resource
 
-    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=parse_device_argument("cpu").batch_tokens)
+    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=get_device("cpu").batch_tokens)
 
     def run(file, texts):
         return annotated(pipe, texts, resume=file, on_error="record")

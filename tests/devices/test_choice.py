@@ -19,7 +19,7 @@ from openmed_nb.devices.choice import (
 )
 from openmed_nb.devices.environment import plan_mps_variables
 from openmed_nb.devices.machine import MachineInfo
-from openmed_nb.devices.registry import DEVICE_TYPES, parse_device_argument
+from openmed_nb.devices.registry import DEVICE_TYPES, get_device
 from openmed_nb.devices.request import DeviceRequest, DeviceSetting, resolution_order, resolve_request
 from openmed_nb.errors import DeviceUnavailableError, OpenMedError, UnknownDeviceError
 
@@ -141,7 +141,7 @@ def test_remedies_never_suggest_another_machine():
     for name, machine in MACHINES.items():
         for torch in TORCHES.values():
             for device in DEVICE_TYPES:
-                remedy = DeviceStatus.of(parse_device_argument(device), DeviceContext(machine, torch, {})).remedy
+                remedy = DeviceStatus.of(get_device(device), DeviceContext(machine, torch, {})).remedy
                 assert ("the Mac itself" if "Mac" in name else "") in remedy or "Mac" not in remedy, (name, remedy)
                 assert "Use a " not in remedy, (name, remedy)
 

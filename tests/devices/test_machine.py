@@ -22,7 +22,7 @@ from openmed_nb.devices.machine import (
     read_machine,
     run_command,
 )
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -153,7 +153,7 @@ def test_device_own_name():
         ("cpu", SIMULATED, UNKNOWN, HERE),
         ("cpu", LINUX, UNKNOWN, HERE),
     ):
-        assert parse_device_argument(device).own_name(machine, torch) == name
+        assert get_device(device).hardware_name(machine, torch) == name
 
 
 def test_processor_name_on_linux(tmp_path):

@@ -19,7 +19,7 @@ from openmed_nb.devices.memory import (
     out_of_memory_error,
 )
 from openmed_nb.devices.mps import Mps
-from openmed_nb.devices.registry import DEVICE_TYPES, parse_device_argument
+from openmed_nb.devices.registry import DEVICE_TYPES, get_device
 from openmed_nb.simulation.device import simulated_device
 
 # Errors without a recorded file.
@@ -157,13 +157,13 @@ def test_parse_every_unit(number, unit):
     [("cuda", Cuda), ("cuda:1", Cuda), ("mps", Mps), ("mps:0", Mps), ("cpu", Cpu), ("lazy:0", Device)],
 )
 def test_parse_device_argument_selects_class(name, kind):
-    device = parse_device_argument(name)
+    device = get_device(name)
     assert (type(device), device.name, device.type) == (kind, name, name.partition(":")[0])
-    assert parse_device_argument(torch.device(name)).type == device.type
+    assert get_device(torch.device(name)).type == device.type
 
 
 def test_cpu_has_no_memory_stats():
-    cpu = parse_device_argument("cpu")
+    cpu = get_device("cpu")
     empty_cache("cpu")
     cpu.reset_peak()
     cpu.limit(0.5)
@@ -173,13 +173,13 @@ def test_cpu_has_no_memory_stats():
 
 def measure_memory(device):
     """Return memory statistics before a tensor of 64 MiB, with it, after its deletion and after emptying the cache."""
-    before = parse_device_argument(device).memory()
+    before = get_device(device).memory()
     tensor = torch.zeros(16 * M, device=device)
-    held = parse_device_argument(device).memory()
+    held = get_device(device).memory()
     del tensor
-    freed = parse_device_argument(device).memory()
+    freed = get_device(device).memory()
     empty_cache(device)
-    return before, held, freed, parse_device_argument(device).memory()
+    return before, held, freed, get_device(device).memory()
 
 
 def test_mps_memory_stats_and_cache():
@@ -195,7 +195,7 @@ def test_mps_memory_stats_and_cache():
 
 def test_mps_peak_since_torch_2_13():
     with simulated_device("8 GiB"):
-        mps = parse_device_argument("mps")
+        mps = get_device("mps")
         mps.reset_peak()
         tensor = torch.zeros(16 * M, device="mps")
         del tensor
@@ -211,7 +211,7 @@ def test_mps_peak_since_torch_2_13():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_memory_stats_and_cache():
-    cuda = parse_device_argument("cuda:0")
+    cuda = get_device("cuda:0")
     cuda.empty_cache()
     before, held, freed, emptied = measure_memory("cuda:0")
     cuda.reset_peak()
@@ -226,7 +226,7 @@ def test_cuda_memory_stats_and_cache():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_limit_is_enforced():
-    cuda = parse_device_argument("cuda:0")
+    cuda = get_device("cuda:0")
     fraction = 0.05
     cuda.limit(fraction)
     try:

@@ -23,7 +23,7 @@ from openmed_nb.devices.moving import (
     to_device,
     to_numpy,
 )
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, DtypeOverflowError, OpenMedWarning
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.modes import DeviceCopy
@@ -425,7 +425,7 @@ def test_arrays_to_device_and_back(name, arrays):
         tensors = arrays_to_device(arrays, torch.device(name))
         assert mps.copies == [DeviceCopy("cpu", "mps", False)] * (name == "mps")
         hosts = [copy_to_host_async(tensor) for tensor in tensors]
-        parse_device_argument(name).finish()
+        get_device(name).synchronize()
         for tensor, host, array in zip(tensors, hosts, arrays, strict=True):
             assert tensor.device.type == name
             np.testing.assert_array_equal(to_numpy(host), array)

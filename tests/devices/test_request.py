@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openmed_nb._utils.text import describe_value
 from openmed_nb.devices.registry import DEVICE_TYPES
-from openmed_nb.devices.registry import parse_device_argument as parse_device
+from openmed_nb.devices.registry import get_device as parse_device
 from openmed_nb.devices.request import (
     ACCEPTED_SPELLINGS,
     DEFAULT_SOURCE,

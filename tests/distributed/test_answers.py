@@ -611,6 +611,6 @@ def test_stop_after_repeated_kills_counts_consecutive_texts(results, raises):
     if raises:
         expectation = pytest.raises(ClusterUnavailableError, match="5 consecutive texts crashed")
     with expectation:
-        for store in stop_after_repeated_kills(ResultStore.of(outcomes) for outcomes in [*results, [[]]]):
+        for store in stop_after_repeated_kills(ResultStore.from_results(outcomes) for outcomes in [*results, [[]]]):
             received.append(list(store.outcomes()))  # noqa: PERF401 - the items before the error are checked
     assert received == (results if raises else [*results, [[]]])

@@ -189,7 +189,7 @@ def test_store_rejects_unwritable_directory(tmp_path):
     (tmp_path / "file").write_text("no folder")
     store = record_store({"OPENMED_NB_DATA": str(tmp_path / "file")})
 
-    assert store.explain(HERE) == NOT_VALIDATED
+    assert store.explain_missing(HERE) == NOT_VALIDATED
     with pytest.raises(ConfigurationError, match="OPENMED_NB_DATA") as caught:
         store.store(RECORD)
     assert str(store.folder) in caught.value.message
@@ -259,7 +259,7 @@ def test_identity_has_hashes_versions_and_simulation(computers, keyword_model):
     ).session.device_manager
     hashes = hash_model_files(keyword_model)
 
-    files = (hashes.weights, hashes.settings, hashes.tokenizer)
+    files = (hashes.weights, hashes.config, hashes.tokenizer)
     device = ("float16", "mps", "Apple M2", "2.13.0", transformers.__version__)
     assert identify_model(spec, "float16", "mps", mac) == ModelIdentity(
         str(keyword_model), *files, *device, simulated=False

@@ -17,10 +17,10 @@ from openmed_nb.training.nonfinite import (
     all_finite,
     find_backward_origin,
     get_gradients,
+    get_loss,
     is_finite,
     iter_float_tensors,
     locate_from_gradients,
-    loss_of,
     replay_pass,
 )
 
@@ -289,9 +289,9 @@ class TestRecorder:
         loss = torch.tensor(2.0)
         logits = torch.zeros(2, 3)
         for output in ({"loss": loss}, (loss, logits), loss):
-            assert loss_of(output) is loss
+            assert get_loss(output) is loss
         for output in ({"logits": logits}, (logits,), (), logits, None, {"loss": None}):
-            assert loss_of(output) is None
+            assert get_loss(output) is None
 
 
 def test_origins_have_description_and_remedy():

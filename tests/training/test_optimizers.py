@@ -5,7 +5,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.backend import parse_release
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import adamw
 from openmed_nb.training.steps import fused_support
@@ -104,6 +104,6 @@ def test_adamw_is_fused_on_simulated_mps():
 
         assert optimizer.defaults["fused"]
         assert not torch.equal(before, model.weight)
-        obeyed = not parse_device_argument("mps").ignores_scaler(parse_release(torch.__version__))
+        obeyed = not get_device("mps").ignores_scaler(parse_release(torch.__version__))
         assert adamw.explain(model.parameters(), scaled=True).fused == obeyed
         assert bool(adamw(model.parameters(), scaled=True).defaults["fused"]) == obeyed

@@ -207,7 +207,7 @@ def test_trainer_with_dataset_without_length(make_batch, make_trainer):
     trainer = make_trainer(callback, **settings)
     trainer.train_dataset = Stream(make_batch(rows=8))
     trainer.train()
-    axes = callback.curve.pictures[0].axes
+    axes = callback.curve.charts[0].axes
 
     assert callback.curve.total_epochs is None
     assert len(callback.curve.epoch_samples) == 3

@@ -32,10 +32,10 @@ def test_limits_are_reference_lines():
     limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
     far = make_curve([50, 80], recommended=64 * GIB)
 
-    assert [(limit.name, limit.position) for limit in CURVE.pictures[0].axes.reference_lines] == limits
+    assert [(limit.name, limit.position) for limit in CURVE.charts[0].axes.reference_lines] == limits
     assert device.get_legend_handles_labels()[1] == ["tensors", limits[0][0], limits[1][0], "warm-up ends"]
     assert process.get_legend_handles_labels()[1] == ["process"]
-    assert far.pictures[0].axes.reference_lines == ()
+    assert far.charts[0].axes.reference_lines == ()
 
 
 def test_large_memory_uses_gib():

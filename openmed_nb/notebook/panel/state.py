@@ -9,11 +9,11 @@ from ..._events.activity import ProgressEvent
 from ..._render.display import Displayable, Report, Table, format_bytes
 from ...devices.choice import DeviceChoice, DeviceList, Explanation
 from ...devices.machine import format_device, is_mps_simulated
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import OpenMedError
 from ...models.store import LoadedModels
-from ...training.curve import installed_bytes, resident_bytes
+from ...training.curve import resident_bytes, total_memory_bytes
 
 if TYPE_CHECKING:
     from ...annotation.results import AnnotatedText
@@ -71,10 +71,10 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
         choice: Active device.
         fraction: Fraction of the recommended memory that the allocator may use. If ``None``, it has no such limit.
     """
-    process = MemoryBar("process", (MemoryPart("", resident_bytes()),), installed_bytes(), "of this computer")
-    if choice is None or not choice.confirmed or not parse_device_argument(choice.device).has_allocator:
+    process = MemoryBar("process", (MemoryPart("", resident_bytes()),), total_memory_bytes(), "of this computer")
+    if choice is None or not choice.confirmed or not get_device(choice.device).has_allocator:
         return (process,)
-    device = parse_device_argument(choice.device)
+    device = get_device(choice.device)
     memory = device.memory()
     name = device.capacity
     allocated = memory.allocated or 0

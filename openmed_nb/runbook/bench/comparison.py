@@ -21,7 +21,7 @@ from ..._utils.clock import current_time
 from ..._utils.text import describe_value
 from ..._utils.validation import check_integer, check_number, check_optional_integer
 from ...devices.machine import format_device
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION
@@ -211,7 +211,7 @@ class Comparison(StepReport):
         return "; ".join(map(self._describe, self.devices[1:])) or CPU_ONLY_NOTICE
 
     def _describe(self, metrics: DeviceMetrics) -> str:
-        name = self.shown(metrics.device)
+        name = self.device_label(metrics.device)
         if metrics.simulated or metrics.speedup is None:
             return f"{name} cannot be timed: {SIMULATED_SPEED}"
         low = metrics.speedup.low
@@ -233,12 +233,12 @@ class Comparison(StepReport):
             low = rows / slow_seconds
             high = rows / fast_seconds
         label = f"{format_rate(metrics.rows_per_second)} rows/s"
-        name = self.shown(metrics.device)
+        name = self.device_label(metrics.device)
         return Bar(name, metrics.rows_per_second, label, low=low, high=high, emphasized=metrics is self.fastest)
 
     def to_report(self) -> Report:
         """Return a report with the findings as text; measurements appear only in the HTML."""
-        names = [self.shown(metrics.device) for metrics in self.devices]
+        names = [self.device_label(metrics.device) for metrics in self.devices]
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
         sizes = " and ".join(dict.fromkeys(pluralize(metrics.rows, "row") for metrics in self.devices))
         method = f"{sizes} per step; interleaved rounds per device: {self.rounds}."
@@ -260,14 +260,14 @@ class Comparison(StepReport):
         )
 
     def _speed_finding(self, metrics: DeviceMetrics) -> Finding:
-        name = self.shown(metrics.device)
+        name = self.device_label(metrics.device)
         if metrics.speedup_category is None or metrics.simulated or name != metrics.device:
             return Finding(f"speed on {name}", NOT_APPLICABLE, SIMULATED_SPEED)
         status, remedy = SPEED_FINDINGS[metrics.speedup_category]
         return Finding(f"speed on {name}", status, metrics.speedup_category, remedy)
 
     def _phase_finding(self, metrics: DeviceMetrics) -> Finding:
-        name = f"time on {self.shown(metrics.device)}"
+        name = f"time on {self.device_label(metrics.device)}"
         # The CPU copies nothing: if "transfer" dominates there, all other phases are even shorter.
         if metrics.device == CPU and metrics.phase_times.dominant_phase == TRANSFER:
             return Finding(name, OK, "the workload is too small to measure")
@@ -276,7 +276,7 @@ class Comparison(StepReport):
     def _speed_row(self, metrics: DeviceMetrics) -> tuple[str, ...]:
         low, high = metrics.quartiles
         return (
-            self.shown(metrics.device),
+            self.device_label(metrics.device),
             f"{1000 * metrics.seconds:.2f}",
             f"{1000 * low:.2f} to {1000 * high:.2f}",
             f"{metrics.rows_per_second:,.1f}",
@@ -469,7 +469,7 @@ def _device_metrics(
         None if device == CPU else median_interval(ratios),
         utilization,
         mean_rows=workload.mean_rows,
-        simulated=parse_device_argument(device).is_simulated,
+        simulated=get_device(device).is_simulated,
     )
 
 
@@ -552,7 +552,7 @@ def _measure_utilization(device: str, workload: Workload, seconds: float) -> Uti
     if not seconds:
         return Utilization()
     read = make_utilization_reader(
-        device, SESSION.device_manager.machine, environ=SESSION.environ, uuid=parse_device_argument(device).uuid()
+        device, SESSION.device_manager.machine, environ=SESSION.environ, uuid=get_device(device).uuid()
     )
     with workload.open_batches() as batches:
         return _utilization_during(read, seconds, lambda: workload.run(next(batches)))

@@ -35,7 +35,7 @@ from ..._utils.plain import find_changes, read_json_file, save_text, to_json, ut
 from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_bool, check_integer, check_optional_integer, check_path
 from ...devices import profilers
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...session import SESSION
 from ..checks.operators.fallbacks import Fallback
@@ -131,7 +131,7 @@ class Profile(StepReport):
     )
 
     @property
-    def shares(self) -> dict[str, float]:
+    def phase_fractions(self) -> dict[str, float]:
         """Fraction of a step per phase, in [0, 1]."""
         return self.phase_times.fractions
 
@@ -246,7 +246,7 @@ class Profile(StepReport):
 
     def to_report(self) -> Report:
         """Return a report with the bottlenecks as text; measurements appear only in the HTML."""
-        title = f"Profile of {self.name} ({self.task}) on {self.shown(self.device)}"
+        title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
         method = (
             f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}, after {self.warm_up} warm-up steps."
         )
@@ -291,12 +291,14 @@ class Profile(StepReport):
     @property
     def headline(self) -> str:
         """Sentence that states the duration of a step and its longest phase."""
-        longest = max(self.shares, key=self.shares.__getitem__, default="")
-        phase = f": {100 * self.shares[longest]:.0f} % of it is {longest}" if longest not in {"", "step"} else ""
-        return f"A step takes {format_milliseconds(self.seconds)} on {self.shown(self.device)}{phase}"
+        longest = max(self.phase_fractions, key=self.phase_fractions.__getitem__, default="")
+        phase = (
+            f": {100 * self.phase_fractions[longest]:.0f} % of it is {longest}" if longest not in {"", "step"} else ""
+        )
+        return f"A step takes {format_milliseconds(self.seconds)} on {self.device_label(self.device)}{phase}"
 
     def _data_finding(self) -> Finding:
-        if self.shares.get(DATA, 0.0) > MAX_DATA_FRACTION:
+        if self.phase_fractions.get(DATA, 0.0) > MAX_DATA_FRACTION:
             return Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
         return Finding(DATA_FINDING, OK, "data are ready in time")
 
@@ -311,7 +313,7 @@ class Profile(StepReport):
         locations = ", ".join(map(str, avoidable[:MAX_LOCATIONS]))
         if len(avoidable) > MAX_LOCATIONS:
             locations += f", and {pluralize(len(avoidable) - MAX_LOCATIONS, 'other')}"
-        if not parse_device_argument(self.device).is_accelerator:
+        if not get_device(self.device).is_accelerator:
             evidence = f"the CPU does not wait; on a GPU, these calls would: {locations}"
             return Finding(SYNCHRONIZATION, NOT_APPLICABLE, evidence)
         remedy = WAIT_REMEDIES[avoidable[0].reason]
@@ -319,7 +321,7 @@ class Profile(StepReport):
 
     def _tiny_batch_finding(self) -> Finding:
         """Return the finding on whether most of a step is launch overhead."""
-        if self.simulated and parse_device_argument(self.device).can_be_simulated:
+        if self.simulated and get_device(self.device).can_be_simulated:
             return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device launches no kernels")
         if self.kernel_fraction is not None:
             is_tiny = self.kernel_fraction < MIN_KERNEL_FRACTION
@@ -335,7 +337,7 @@ class Profile(StepReport):
         return Finding(TINY_BATCH, OK, "most of a step is computation")
 
     def _fallback_finding(self) -> Finding:
-        if not parse_device_argument(self.device).has_fallbacks:
+        if not get_device(self.device).has_fallbacks:
             return Finding(FALLBACK, NOT_APPLICABLE, "only operators on MPS fall back to the CPU")
         names = sorted({fallback.operator for fallback in self.fallbacks})
         if not names:
@@ -439,7 +441,7 @@ class ProfileDiff(Displayable):
     SCHEMA = "openmed_nb/profile_diff/1"
     JSON_EXCLUDE = ("first", "second")
     JSON_PROPERTIES = (
-        "written",
+        "created_at",
         "days",
         "differences",
         "progress",
@@ -458,7 +460,7 @@ class ProfileDiff(Displayable):
         return self.first.simulated or self.second.simulated
 
     @property
-    def written(self) -> tuple[str, str]:
+    def created_at(self) -> tuple[str, str]:
         """Times of both measurements."""
         return self.first.created_at, self.second.created_at
 
@@ -466,7 +468,7 @@ class ProfileDiff(Displayable):
     def days(self) -> int | None:
         """Number of full days between the profiles, or ``None`` if one of them has no date."""
         try:
-            first, second = (datetime.fromisoformat(time.replace("Z", "+00:00")) for time in self.written)
+            first, second = (datetime.fromisoformat(time.replace("Z", "+00:00")) for time in self.created_at)
         except ValueError:
             return None
         return (second - first).days
@@ -583,7 +585,7 @@ class ProfileDiff(Displayable):
         table = Table("Time of a step", ("operator", "ms before", "ms after", "change"), rows)
         later = self.second
         return Report(
-            f"Two profiles of {later.name} ({later.task}) on {later.shown(later.device)}, {interval}: {result}",
+            f"Two profiles of {later.name} ({later.task}) on {later.device_label(later.device)}, {interval}: {result}",
             tables=(findings_table("", self.findings),),
             metrics=() if self.differences else (table,),
             status=self.status,
@@ -739,7 +741,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         SESSION.notify(ProgressEvent("Profiling", workload.name, stage, NUM_STAGES, "stage"))
 
     notify_stage(0)
-    parsed_device = parse_device_argument(device)
+    parsed_device = get_device(device)
     minimal_workload = build_minimal_workload(device)
     with workload.open_batches() as batches:
         batch = next(batches)
@@ -755,7 +757,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         notify_stage(3)
         data_seconds = repeat_measurement(lambda: next_batch(batches)[1], steps)
         interleaved_seconds = repeat_measurement(
-            lambda: (workload.seconds(batch), minimal_workload.seconds(None)), steps
+            lambda: (workload.time_step(batch), minimal_workload.time_step(None)), steps
         )
         notify_stage(4)
         with profilers.signposts() if signposts else contextlib.nullcontext():

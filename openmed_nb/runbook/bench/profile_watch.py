@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices.moving import iter_operator_tensors
 from ...devices.profilers import is_host_event, profile_device, push_modes
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...devices.request import device_type
 from ...training.holders import INSTALLED_FOLDERS
 from ..checks.operators.fallbacks import Fallback, fallbacks
@@ -93,9 +93,7 @@ def profile_operators(
                 interleaved.run(None, phase_range)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    return _aggregate_operator_times(
-        profiler.events(), steps, parse_device_argument(workload.device).profiler_times_kernels
-    )
+    return _aggregate_operator_times(profiler.events(), steps, get_device(workload.device).profiler_times_kernels)
 
 
 def _aggregate_operator_times(events: Iterable[Any], steps: int, records_device: bool) -> tuple[OperatorTime, ...]:
@@ -204,7 +202,7 @@ class StepTrace(NamedTuple):
 def trace_steps(workload: Workload, batches: Iterator[Any]) -> StepTrace:
     """Trace the calls of some steps."""
     recorder = StepRecorder(device_type(workload.device))
-    has_fallbacks = parse_device_argument(recorder.device).has_fallbacks
+    has_fallbacks = get_device(recorder.device).has_fallbacks
     with fallbacks() if has_fallbacks else contextlib.nullcontext() as fallback_log:
         for _ in range(MAX_TRACED_STEPS):
             batch = next(batches)
@@ -287,7 +285,7 @@ def _trace_calls(recorder: StepRecorder) -> Iterator[None]:
     """
     recorder.has_started = False
     modules: tuple[Any, ...] = ()
-    if parse_device_argument(recorder.device).is_accelerator:
+    if get_device(recorder.device).is_accelerator:
         modules = (getattr(torch, recorder.device), torch.accelerator)
     with contextlib.ExitStack() as stack:
         for module in modules:
@@ -352,7 +350,7 @@ def _describe_copy_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     On CUDA, ``memcpy_and_sync`` does (``CUDAFunctions.h``).
     """
     first, *others = [*args, *kwargs.values()] or [None]
-    if not parse_device_argument(device).is_accelerator or _is_non_blocking(args, kwargs):
+    if not get_device(device).is_accelerator or _is_non_blocking(args, kwargs):
         return ""
     if _is_on(first, device):
         return _describe_copy_into(name, others) if others else ""

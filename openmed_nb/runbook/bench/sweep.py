@@ -26,12 +26,12 @@ from ..._utils.validation import check_number, check_optional_integer
 from ...devices.machine import import_psutil, is_mps_simulated
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.profilers import is_profiler_active, iter_memory_changes, profile_device
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...models.registry import is_model_name
 from ...session import SESSION
-from ...training.curve import NEAR, memory_exponent, require_plotting
+from ...training.curve import MAX_REFERENCE_LINE_RATIO, memory_exponent, require_plotting
 from .timing import Measured, format_rate, interleave, repeat_measurement
 from .workloads import (
     ANNOTATION,
@@ -66,7 +66,7 @@ StopCode = Literal["", "throughput", "memory", "out of memory", "largest", "time
 THROUGHPUT: Final = "throughput"
 MEMORY: Final = "memory"
 OUT_OF_MEMORY: Final = "out of memory"
-LARGEST: Final = "largest"
+BATCH_SIZE_LIMIT: Final = "largest"
 TIME: Final = "time"
 
 # Sentences for the stop codes, with placeholders for the largest size that fits and the memory limit.
@@ -74,7 +74,7 @@ STOP_MESSAGES: Mapping[StopCode, str] = {
     THROUGHPUT: "Batch sizes up to {rows} gave too little improvement, so larger ones were not tried.",
     MEMORY: "A batch of more than {rows} is expected to come too close to the memory limit of {limit}.",
     OUT_OF_MEMORY: "Batches up to {rows} fit; a larger batch ran out of memory.",
-    LARGEST: "Batches of more than {rows} were not requested.",
+    BATCH_SIZE_LIMIT: "Batches of more than {rows} were not requested.",
     TIME: "The time budget ended before batch sizes above {rows}; increase seconds.",
 }
 
@@ -82,7 +82,7 @@ STOP_MESSAGES: Mapping[StopCode, str] = {
 STILL_INCREASING_MESSAGES: Mapping[StopCode, str] = {
     MEMORY: "larger batches were not tried because of the memory limit",
     OUT_OF_MEMORY: "larger batches do not fit in memory",
-    LARGEST: "larger batches were not requested",
+    BATCH_SIZE_LIMIT: "larger batches were not requested",
     TIME: "larger batches were not tried because of the time budget",
 }
 
@@ -133,14 +133,14 @@ class Point(JsonMixin):
         return replace(self, throughput=self.rows / statistics.median(seconds), spread=spread, steps=len(seconds))
 
 
-def fitting(points: Iterable[Point]) -> list[Point]:
+def select_fitting(points: Iterable[Point]) -> list[Point]:
     """Return the points that fit in memory, sorted by size."""
     return sorted((point for point in points if point.fits), key=attrgetter("rows"))
 
 
-def best_of(points: Iterable[Point]) -> Point | None:
+def find_best(points: Iterable[Point]) -> Point | None:
     """Return the point with the highest throughput, the smallest one in a tie, or ``None`` if none fits in memory."""
-    return max(fitting(points), key=attrgetter("speed"), default=None)
+    return max(select_fitting(points), key=attrgetter("speed"), default=None)
 
 
 def _find_knee(points: Iterable[Point], min_gain: float = MIN_KNEE_GAIN) -> Point | None:
@@ -152,7 +152,7 @@ def _find_knee(points: Iterable[Point], min_gain: float = MIN_KNEE_GAIN) -> Poin
         >>> _find_knee([Point(8, 50.0), Point(16, 99.0), Point(32, 101.0), Point(64, fits=False)]).rows
         16
     """
-    candidates = fitting(points)
+    candidates = select_fitting(points)
     for index, point in enumerate(candidates):
         if not _any_improves_on(candidates[index + 1 :], point, min_gain):
             return point
@@ -166,8 +166,8 @@ def _any_improves_on(points: Iterable[Point], reference: Point, min_gain: float)
 
 def _points_near_best(points: Iterable[Point]) -> list[Point]:
     """Return the points whose throughput is near the best, sorted by size."""
-    best = best_of(points)
-    return [point for point in fitting(points) if best and point.speed * (1 + NEAR_BEST_FRACTION) >= best.speed]
+    best = find_best(points)
+    return [point for point in select_fitting(points) if best and point.speed * (1 + NEAR_BEST_FRACTION) >= best.speed]
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,12 +219,12 @@ class SweepReport(StepReport):
     @property
     def best(self) -> Point | None:
         """Measurement with the highest throughput, or ``None`` if no size fits in memory."""
-        return best_of(self.remeasured_points) or best_of(self.points)
+        return find_best(self.remeasured_points) or find_best(self.points)
 
     @property
     def still_increasing(self) -> bool:
         """Whether throughput still increases at the largest measured size that fits in memory."""
-        fitting_points = fitting(self.points)
+        fitting_points = select_fitting(self.points)
         return bool(fitting_points) and fitting_points[-1].rows == self.knee
 
     @property
@@ -235,9 +235,9 @@ class SweepReport(StepReport):
             return self._no_knee_reason
         size = pluralize(knee.rows, "row")
         # The interleaved measurement is the more precise one.
-        larger = best_of(point for point in self.remeasured_points if point.rows > knee.rows)
+        larger = find_best(point for point in self.remeasured_points if point.rows > knee.rows)
         if larger is None:
-            larger = best_of(point for point in self.points if point.rows > knee.rows)
+            larger = find_best(point for point in self.points if point.rows > knee.rows)
         if larger is None:
             return f"{size}: {self._still_increasing_reason}."
         percentage = round(100 * (larger.speed / knee.speed - 1))
@@ -250,7 +250,7 @@ class SweepReport(StepReport):
     @property
     def stop_reason(self) -> str:
         """Sentence that explains why no larger batch was measured."""
-        fitting_points = fitting(self.points)
+        fitting_points = select_fitting(self.points)
         if not fitting_points:
             return self._no_knee_reason
         rows = pluralize(fitting_points[-1].rows, "row")
@@ -264,7 +264,7 @@ class SweepReport(StepReport):
     @property
     def _no_knee_reason(self) -> str:
         rows = min((point.rows for point in self.points), default=1)
-        if fitting(self.points):
+        if select_fitting(self.points):
             verb = "was" if rows == 1 else "were"
             return f"Only {pluralize(rows, 'row')} {verb} measured; at least two sizes are needed to find the knee."
         return f"Not even {pluralize(rows, 'row')} {'fits' if rows == 1 else 'fit'} in memory."
@@ -287,14 +287,14 @@ class SweepReport(StepReport):
         """Device and knee as text."""
         if self.knee:
             result = pluralize(self.knee, "row")
-        elif not fitting(self.points):
+        elif not select_fitting(self.points):
             result = "no batch size fits in memory"
-        elif self.stop_code == LARGEST:
+        elif self.stop_code == BATCH_SIZE_LIMIT:
             result = f"no best batch size found; only {pluralize(self.points[0].rows, 'row')} tried"
         else:
             suggested_seconds = max(60.0, 2 * self.seconds)
             result = f"no best batch size found in {self.seconds:g} s; try seconds={suggested_seconds:g}"
-        return f"on {self.shown(self.device)}: {result}"
+        return f"on {self.device_label(self.device)}: {result}"
 
     def to_report(self) -> Report:
         """Return a report with the knee and the method as text; measurements appear only in the HTML."""
@@ -314,8 +314,10 @@ class SweepReport(StepReport):
             sentences.append(f"To use this batch size: nb.annotate(notes, batch_tokens={self.batch_tokens}).")
         if self.method:
             sentences.append(f"Memory: {self.method}.")
-        at_least = "at least " if self.still_increasing and self.stop_code in {LARGEST, TIME} else ""
-        best_size = f"The best batch size on {self.shown(self.device)} is {at_least}{pluralize(self.knee or 0, 'row')}"
+        at_least = "at least " if self.still_increasing and self.stop_code in {BATCH_SIZE_LIMIT, TIME} else ""
+        best_size = (
+            f"The best batch size on {self.device_label(self.device)} is {at_least}{pluralize(self.knee or 0, 'row')}"
+        )
         reasons = (("knee", self.knee_reason), ("end of the search", self.stop_reason))
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first step", "timed steps", "")
         table = Table("Batch sizes", columns, tuple(map(self._row, self.points)), collapsed=True)
@@ -325,7 +327,7 @@ class SweepReport(StepReport):
             html_sentences=(best_size, *sentences) if self.knee else (),
             metrics=(Table("Reasons", ("result", "reason"), reasons if self.knee else ()), table),
             # A chart of a single size is a dot.
-            charts=self.charts if len(fitting(self.points)) > 1 else (),
+            charts=self.charts if len(select_fitting(self.points)) > 1 else (),
         )
 
     def _row(self, point: Point) -> tuple[str, ...]:
@@ -344,7 +346,7 @@ class SweepReport(StepReport):
     @property
     def charts(self) -> tuple[Chart, ...]:
         """Charts of throughput and memory over the binary logarithm of the batch size."""
-        points = fitting(self.points)
+        points = select_fitting(self.points)
         positions = tuple(math.log2(point.rows) for point in points)
         labels = [pluralize(point.rows, "row") for point in points]
         powers = [1 << exponent for exponent in range(self.points[-1].rows.bit_length())]
@@ -360,7 +362,7 @@ class SweepReport(StepReport):
             tuple(f"{label}: {format_rate(point.speed)} rows/s" for label, point in zip(labels, points, strict=True)),
             tuple(point.spread or (point.speed, point.speed) for point in points),
         )
-        caption = f"Throughput on {self.shown(self.device)}, with the quartiles of the steps"
+        caption = f"Throughput on {self.device_label(self.device)}, with the quartiles of the steps"
         axes = Axes("rows/s", "rows per batch", ticks, vertical_markers=tuple(markers))
         throughput_chart = Chart(caption, lines=(throughput,), axes=axes)
         memory_sizes = [point.memory for point in points if point.memory is not None]
@@ -375,7 +377,11 @@ class SweepReport(StepReport):
             tuple(size / unit for size in memory_sizes),
             tuple(f"{label}: {format_bytes(size)}" for label, size in zip(labels, memory_sizes, strict=True)),
         )
-        limits = (AxisMarker(self.limit / unit, "limit"),) if self.limit and self.limit <= NEAR * max_memory else ()
+        limits = (
+            (AxisMarker(self.limit / unit, "limit"),)
+            if self.limit and self.limit <= MAX_REFERENCE_LINE_RATIO * max_memory
+            else ()
+        )
         memory_axes = replace(axes, y_unit=UNITS[exponent], reference_lines=limits, vertical_markers=(), height=6)
         return throughput_chart, Chart("Memory of a step", lines=(memory,), axes=memory_axes)
 
@@ -499,19 +505,19 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     device = normalize_device(benchmark.device)
     release_memory(device)
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
-    measurement = Measurement(benchmark, seconds, limit, start)
+    measurement = SweepMeasurement(benchmark, seconds, limit, start)
     search = KneeSearch(measurement.stop_reason, measurement.remeasure, min_gain, max_batch_size, min_batch_size)
     for rows in search.sizes():
-        search.points[rows] = measurement.point(rows)
+        search.points[rows] = measurement.measure_size(rows)
     # The search measured each size at a different time. The sizes near the best are measured again in interleaved rounds, so
     # that thermal throttling and other programs affect all of them alike. Only these measurements are compared.
     near_best = _points_near_best(search.measured_points)
     if len(near_best) > 1:
-        near_best = measurement.rounds(near_best, MAX_ROUNDS)
+        near_best = measurement.measure_interleaved(near_best, MAX_ROUNDS)
     SESSION.notify(ProgressEvent("Sweeping", target.name))
     search.points.update((point.rows, point) for point in near_best)
     knee = _find_knee(near_best, min_gain)
-    if len(search.points) == 1 and search.stop_code in {LARGEST, TIME}:
+    if len(search.points) == 1 and search.stop_code in {BATCH_SIZE_LIMIT, TIME}:
         knee = None
     workload = measurement.last_workload
     default_fields = {"name": target.name, "task": target.task, "simulated": is_mps_simulated()}
@@ -570,7 +576,7 @@ class KneeSearch:
                 self.stop_code = OUT_OF_MEMORY
                 upper_bound = rows
             elif next_rows == rows:
-                self.stop_code = LARGEST
+                self.stop_code = BATCH_SIZE_LIMIT
             elif not self._last_gains_enough():
                 self.stop_code = THROUGHPUT
             else:
@@ -579,7 +585,7 @@ class KneeSearch:
             rows = next_rows
 
         # If throughput still increases at the largest size that fits, bisect between it and the upper bound.
-        fitting_points = fitting(self.measured_points)
+        fitting_points = select_fitting(self.measured_points)
         still_increasing = bool(fitting_points) and _find_knee(fitting_points, self.min_gain) == fitting_points[-1]
         if upper_bound is not None and still_increasing:
             low = fitting_points[-1].rows
@@ -601,23 +607,23 @@ class KneeSearch:
 
     def _last_gains_enough(self) -> bool:
         """Return whether one of the last doublings gained enough over all points before them."""
-        best = best_of(self.measured_points[:-PATIENCE])
+        best = find_best(self.measured_points[:-PATIENCE])
         last = self.measured_points[-PATIENCE:]
         if best is None or _any_improves_on(last, best, self.min_gain):
             return True
         # Another program may have slowed the last points down, so they and the best are measured again in interleaved rounds.
         self.points.update((point.rows, point) for point in self.remeasure([best, *last]))
-        best = best_of(self.measured_points[:-PATIENCE])
+        best = find_best(self.measured_points[:-PATIENCE])
         return best is None or _any_improves_on(self.measured_points[-PATIENCE:], best, self.min_gain)
 
     def _refinement_sizes(self) -> list[int]:
         """Return the midpoints between the knee, the best and their neighbors where the gap is still too large."""
-        max_fitting = max((point.rows for point in fitting(self.measured_points)), default=0)
+        max_fitting = max((point.rows for point in select_fitting(self.measured_points)), default=0)
         # A size that did not fit although larger sizes fit is kept as a neighbor, so that it is not tried again.
         sizes = [point.rows for point in self.measured_points if point.rows <= max_fitting]
         centers = {
             point.rows
-            for point in (_find_knee(self.measured_points, self.min_gain), best_of(self.measured_points))
+            for point in (_find_knee(self.measured_points, self.min_gain), find_best(self.measured_points))
             if point
         }
         return [
@@ -642,7 +648,7 @@ SEARCH_TIME_FRACTION = 0.6  # Fraction of the time budget for the search. The re
 
 
 @dataclass
-class Measurement:
+class SweepMeasurement:
     """Measurement of the batch sizes of one benchmark.
 
     Attributes:
@@ -666,7 +672,7 @@ class Measurement:
         """Seconds since the start of the sweep."""
         return current_time() - self.start
 
-    def point(self, rows: int) -> Point:
+    def measure_size(self, rows: int) -> Point:
         """Measure a batch size."""
         SESSION.notify(ProgressEvent("Sweeping", f"{self.benchmark.name}, batches of {pluralize(rows, 'row')}"))
         return self._measure_if_fits(partial(self._measure_point, rows)) or Point(rows, fits=False)
@@ -675,8 +681,8 @@ class Measurement:
         workload = self.benchmark.fixed_shape_workload(rows)
         self.last_workload = workload
         batch = next(workload.batches())
-        first_step_seconds = workload.seconds(batch)
-        time_step = partial(workload.seconds, batch)
+        first_step_seconds = workload.time_step(batch)
+        time_step = partial(workload.time_step, batch)
         repeat_measurement(time_step, min_repeats=1, max_seconds=WARM_UP_SECONDS)
         memory, self.memory_method = _measure_step_memory(self.benchmark.device, partial(workload.run, batch))
         step_seconds = time_step()
@@ -693,10 +699,10 @@ class Measurement:
         The reasons are the memory that the batch is expected to use, and the time that its measurement is expected to take.
         """
         memory = _expected_memory(points, rows)
-        headroom = parse_device_argument(self.benchmark.device).headroom
+        headroom = get_device(self.benchmark.device).headroom_fraction
         if self.limit is not None and memory is not None and memory > self.limit * headroom:
             return MEMORY
-        step_seconds = rows / fitting(points)[-1].speed
+        step_seconds = rows / select_fitting(points)[-1].speed
         timed_seconds = max(step_seconds * _min_steps(step_seconds), SECONDS_PER_POINT)
         expected_end = self.elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
         return TIME if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
@@ -705,10 +711,10 @@ class Measurement:
         """Measure points again in interleaved rounds if time allows; otherwise return them unchanged."""
         seconds = sum(2 * point.rows / point.speed for point in points) * MIN_ROUNDS
         if self.elapsed + seconds < self.time_budget * SEARCH_TIME_FRACTION:
-            return self.rounds(points, MIN_ROUNDS)
+            return self.measure_interleaved(points, MIN_ROUNDS)
         return points
 
-    def rounds(self, points: Sequence[Point], max_rounds: int) -> list[Point]:
+    def measure_interleaved(self, points: Sequence[Point], max_rounds: int) -> list[Point]:
         """Measure points in interleaved rounds; after MIN_ROUNDS, the time budget may end them."""
         name = f"{self.benchmark.name}, interleaved rounds of the best sizes"
         tracked_rounds = SESSION.track("Sweeping", name, range(max_rounds), "round")
@@ -726,7 +732,7 @@ class Measurement:
         """Return the seconds of a few steps."""
         workload = self.benchmark.fixed_shape_workload(rows)
         batch = next(workload.batches())
-        time_step = partial(workload.seconds, batch)
+        time_step = partial(workload.time_step, batch)
         # The first step warms the shape up again. A long step needs no warm-up.
         first_seconds = time_step()
         if first_seconds < SECONDS_PER_VISIT:
@@ -771,7 +777,7 @@ CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.c
 
 def _measure_step_memory(device: str, step: Callable[[], object]) -> tuple[int | None, str]:
     """Run a step on a device and return its peak memory in bytes and the method of the measurement."""
-    parsed_device = parse_device_argument(device)
+    parsed_device = get_device(device)
     if not parsed_device.has_allocator:
         return _profile_peak_memory(step)
     if parsed_device.memory().peak is None:
@@ -803,7 +809,7 @@ def memory_limit(device: str, fraction: float | None) -> int | None:
     Returns:
         The limit, or ``None`` if it is unknown.
     """
-    parsed_device = parse_device_argument(device)
+    parsed_device = get_device(device)
     if not parsed_device.has_allocator:
         return _available_memory()
     recommended = parsed_device.memory().recommended
@@ -845,7 +851,7 @@ def _expected_memory(points: Sequence[Point], rows: int) -> int | None:
         >>> _expected_memory([Point(1, memory=10), Point(2, memory=40), Point(4, memory=160)], 8)
         640
     """
-    measured = [(point.rows, point.memory) for point in fitting(points) if point.memory is not None]
+    measured = [(point.rows, point.memory) for point in select_fitting(points) if point.memory is not None]
     if not measured:
         return None
     last_rows, last_memory = measured[-1]

@@ -27,7 +27,7 @@ from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states,
 from ...devices.machine import is_mps_simulated
 from ...devices.memory import SMALLER_BATCH_REMEDY, SMALLER_MODEL_REMEDY, empty_cache, explain_out_of_memory
 from ...devices.moving import check_materialized, copy_model, map_tensors, named_tensors, to_device, to_numpy
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...models.config import DEFAULT_STRATEGY, normalize_dtype
 from ...models.loading import LoadSpec, dtype_of, is_quantized, load_from_spec
@@ -35,7 +35,7 @@ from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.curve import GROWTH_EPOCHS, MemoryCurve
 from ...training.epochs import epochs, function_name
-from ...training.nonfinite import loss_of
+from ...training.nonfinite import get_loss
 from ...training.steps import adamw
 from .timing import DATA, DECODE, FORWARD, MIN_REPEATS, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
 
@@ -62,7 +62,7 @@ DEFAULT_LENGTH = 128  # Tokens per row of a fixed-shape workload.
 LEARNING_RATE = 1e-5  # Its value does not affect the speed of a step.
 
 # Synthetic texts for calls without data.
-TEXTS = (
+SYNTHETIC_TEXTS = (
     "Patient with type 2 diabetes mellitus and hypertension, admitted with chest pain and shortness of breath.",
     "No evidence of pneumonia. History of asthma and atrial fibrillation.",
     "The biopsy showed a moderately differentiated adenocarcinoma of the colon without lymph node metastasis.",
@@ -74,7 +74,7 @@ MORE_WORKERS_REMEDY = (
     "Use more loader workers with persistent_workers=True, preprocess the data once and cache it, "
     "or run nb.training.loader.check()."
 )
-TOKENIZE_MORE = (
+TOKENIZATION_REMEDY = (
     "Tokenize on more cores: nb.cluster(...) distributes texts over several computers. "
     "A larger model or longer texts increase the work per token on the device."
 )
@@ -103,9 +103,9 @@ class StepReport(Displayable):
     # The title labels the simulated device itself, because the same report may also cover the CPU.
     SIMULATION_MARKERS = (SIMULATION_NOTICE, "")
 
-    def shown(self, device: str) -> str:
+    def device_label(self, device: str) -> str:
         """Return the display name of a device, labeled if the device is simulated."""
-        if self.simulated and parse_device_argument(device).can_be_simulated:
+        if self.simulated and get_device(device).can_be_simulated:
             return f"{device}{SIMULATED_SUFFIX}"
         return device
 
@@ -113,7 +113,7 @@ class StepReport(Displayable):
     def data_remedy(self) -> str:
         """Remedy for steps that wait for their data."""
         if self.task == ANNOTATION:
-            return TOKENIZE_MORE
+            return TOKENIZATION_REMEDY
         return MORE_WORKERS_REMEDY if self.workers else REMEDIES[DATA]
 
 
@@ -203,13 +203,13 @@ class Workload:
             for name, phase in self.phases:
                 with phase_context(name):
                     batch = phase(batch)
-            parse_device_argument(self.device).finish()
+            get_device(self.device).synchronize()
         return batch
 
-    def seconds(self, batch: Any) -> float:
+    def time_step(self, batch: Any) -> float:
         """Return the duration of a step at full speed in seconds, without its data, starting on an idle device."""
         with TENSOR_LOCK:
-            parse_device_argument(self.device).finish()
+            get_device(self.device).synchronize()
             start = current_time()
             self.run(batch)
             return current_time() - start
@@ -219,7 +219,7 @@ class Workload:
         total = 0.0
         for _ in range(steps):
             batch, data_seconds = next_batch(batches)
-            total += data_seconds + self.seconds(batch)
+            total += data_seconds + self.time_step(batch)
         return total / steps
 
     def time_phases(self, batches: Iterator[Any]) -> dict[str, float]:
@@ -230,11 +230,11 @@ class Workload:
         value, data_seconds = next_batch(batches)
         times = {DATA: data_seconds}
         with TENSOR_LOCK:
-            parse_device_argument(self.device).finish()
+            get_device(self.device).synchronize()
             for name, phase in self.phases:
                 start = current_time()
                 value = phase(value)
-                parse_device_argument(self.device).finish()
+                get_device(self.device).synchronize()
                 times[name] = current_time() - start
         return times
 
@@ -242,9 +242,7 @@ class Workload:
         """Measure the time per phase over at most ``max_steps`` steps; slow steps are repeated less often."""
         measured = repeat_measurement(partial(self.time_phases, batches), max_steps, max(MIN_REPEATS, min_steps))
         seconds = {name: self.average([step[name] for step in measured]) for name in measured[0]}
-        return PhaseTimes(
-            seconds, overlapped=self.task == ANNOTATION and parse_device_argument(self.device).is_accelerator
-        )
+        return PhaseTimes(seconds, overlapped=self.task == ANNOTATION and get_device(self.device).is_accelerator)
 
     @property
     def average(self) -> Callable[[list[float]], float]:
@@ -445,8 +443,8 @@ def target_from_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int |
     name = spec.reference.name
 
     def build(device: str) -> AnnotationBenchmark:
-        annotator = pipeline_from_files(spec, device).default_annotator().whole_texts()
-        return AnnotationBenchmark(name, annotator, texts or TEXTS, length)
+        annotator = pipeline_from_files(spec, device).default_annotator().without_truncation()
+        return AnnotationBenchmark(name, annotator, texts or SYNTHETIC_TEXTS, length)
 
     return BenchmarkTarget(name, ANNOTATION, build)
 
@@ -466,20 +464,20 @@ def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None,
     from ...annotation.pipeline import budget_for_device
 
     name = type(pipe.model).__name__
-    annotator = pipe.default_annotator().whole_texts()
+    annotator = pipe.default_annotator().without_truncation()
 
     def build(device: str) -> AnnotationBenchmark:
         import torch
 
         torch_device = torch.device(device)
         if torch_device.type == pipe.device.type and torch_device.index in {None, pipe.device.index}:
-            return AnnotationBenchmark(name, annotator, texts or TEXTS, length)
+            return AnnotationBenchmark(name, annotator, texts or SYNTHETIC_TEXTS, length)
         if is_quantized(pipe.model):
             raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the name of the model.")
         copied_annotator = annotator.with_model(copy_model(pipe.model, device).eval())
         device_budget = budget_for_device(torch_device, annotator.network.model)
         budget = replace(device_budget, allow_padding=annotator.budget.allow_padding)
-        return AnnotationBenchmark(name, replace(copied_annotator, budget=budget), texts or TEXTS, length)
+        return AnnotationBenchmark(name, replace(copied_annotator, budget=budget), texts or SYNTHETIC_TEXTS, length)
 
     return BenchmarkTarget(name, ANNOTATION, build)
 
@@ -504,9 +502,7 @@ def validate_texts(data: Any) -> Sequence[Any] | None:
 
 def share_batch_plan(benchmarks: Mapping[str, Benchmark]) -> Mapping[str, Benchmark]:
     """Return annotation benchmarks that all use the batch budget of the first accelerator, if there is one."""
-    reference = next(
-        (benchmark for name, benchmark in benchmarks.items() if parse_device_argument(name).is_accelerator), None
-    )
+    reference = next((benchmark for name, benchmark in benchmarks.items() if get_device(name).is_accelerator), None)
     if not isinstance(reference, AnnotationBenchmark):
         return benchmarks
     budget = reference.annotator.budget
@@ -546,7 +542,7 @@ class AnnotationBenchmark:
 
     name: str
     annotator: Annotator
-    texts: Sequence[Any] = TEXTS
+    texts: Sequence[Any] = SYNTHETIC_TEXTS
     length: int | None = None
 
     @property
@@ -666,7 +662,7 @@ class ModelInputs:
         """Call a model with these arguments and return its output."""
         return model(*self.args, **self.kwargs)
 
-    def copied(self) -> ModelInputs:
+    def copy(self) -> ModelInputs:
         """Return copies of the tensors for a model that may modify them."""
         return ModelInputs(map_tensors(self.args, _copy_to_cpu), map_tensors(self.kwargs, _copy_to_cpu))
 
@@ -738,7 +734,7 @@ def loss_or_mean(output: Any) -> torch.Tensor | None:
     """
     import torch
 
-    loss = loss_of(output)
+    loss = get_loss(output)
     if loss is not None and loss.requires_grad:
         return loss
     tensors = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
@@ -860,8 +856,8 @@ class ModuleBenchmark:
 
     def transfer(self, example: ModelInputs) -> ModelInputs:
         """Return a batch on the device; on the CPU, copy it only if the model modifies its inputs or this is unknown."""
-        if not parse_device_argument(self.device).is_accelerator and self.mutates_inputs is not False:
-            return example.copied()
+        if not get_device(self.device).is_accelerator and self.mutates_inputs is not False:
+            return example.copy()
         return ModelInputs(to_device(example.args, self.device), to_device(example.kwargs, self.device))
 
     def forward(self, example: ModelInputs) -> Any:

@@ -29,11 +29,19 @@ from ..verdict.verdict import Verdict, evaluate
 from .logbook.gathering import logbook
 from .logbook.privacy import sanitize_path
 from .logbook.sections import ReportMetrics, UtcTimestamp
-from .runner import StagedReport, Subject, current_subject, evidence_from_json, load_previous, read_reports, run_stages
+from .runner import (
+    ReportSubject,
+    StagedReport,
+    current_subject,
+    evidence_from_json,
+    load_previous,
+    read_reports,
+    run_stages,
+)
 
-FOLDER = "openmed_bring_up"
+DEFAULT_FOLDER = "openmed_bring_up"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
-SECONDS = 30.0
+DEFAULT_SECONDS = 30.0
 
 STEPS_PER_EPOCH = 4  # Of the memory curve.
 
@@ -84,11 +92,11 @@ def _measure_environment(options: BringUpOptions) -> NamedReports:
 
 
 def _measure_correctness(options: BringUpOptions) -> NamedReports:
-    from ..bench.workloads import TEXTS
+    from ..bench.workloads import SYNTHETIC_TEXTS
     from ..checks.precision.parity import parity
 
     yield "device", SESSION.device(options.device)
-    texts = TEXTS if options.texts is None else options.texts
+    texts = SYNTHETIC_TEXTS if options.texts is None else options.texts
     # A pipeline stays on its device.
     device_argument: dict[str, Any] = {"device": options.device} if is_model_name(options.model) else {}
     yield (
@@ -255,7 +263,7 @@ class BringUpReport(StagedReport):
     model: str
     texts: int
     device: str
-    subject: Subject
+    subject: ReportSubject
     results: tuple[StageResult, ...] = ()
     note: str = ""
 
@@ -334,7 +342,7 @@ class BringUpReport(StagedReport):
             charts=(Chart("Progress", indicators=indicators),),
         )
 
-    def logbook_figures(self) -> ReportMetrics:
+    def logbook_metrics(self) -> ReportMetrics:
         """Return the numbers of stages for a logbook."""
         values = {"stages": float(len(STAGES)), "stages_passed": float(len(self.passed))}
         return ReportMetrics(
@@ -400,10 +408,10 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     model: Any = None,
     texts: Iterable[Any] | None = None,
     *,
-    folder: str | os.PathLike[str] = FOLDER,
+    folder: str | os.PathLike[str] = DEFAULT_FOLDER,
     device: str | None = None,
     training: bool = False,
-    seconds: float = SECONDS,
+    seconds: float = DEFAULT_SECONDS,
     progress: bool = True,
     **arguments: Any,
 ) -> BringUpReport:
@@ -449,7 +457,7 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     from ...annotation.references import iter_texts
 
     check_bool("training", training)
-    seconds = check_number("seconds", seconds, above=0, example=f"{SECONDS:g}")
+    seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")
     directory = check_path(folder, "the folder of a bring-up")
     with SESSION.operation(progress):
         text_list = None if texts is None else list(iter_texts(texts))

@@ -17,16 +17,16 @@ from ..._utils.plain import find_changes, read_json_file, save_files
 from ...devices.machine import processor_name
 from ...errors import ConfigurationError, RunInterrupted
 from ...session import SESSION
-from ...training.curve import installed_bytes
+from ...training.curve import total_memory_bytes
 from ..verdict.metrics import Evidence
-from .logbook.gathering import software, version_of
+from .logbook.gathering import package_version, read_software
 from .logbook.sections import Count, ReportMetrics, Software
 
 RESTARTED_PREFIX = "Restarted: "
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportSubject:
     """Subject of a report: machine, software and workload. A report is resumed only for the same subject.
 
     Attributes:
@@ -58,20 +58,20 @@ class Subject:
 
 def current_subject(
     training: bool, quick: bool = False, simulated: bool = False, defects: Sequence[str] = ()
-) -> Subject:
+) -> ReportSubject:
     """Return the subject of a run that starts now, without importing torch."""
     device_manager = SESSION.device_manager
     override = SESSION.override
     machine = device_manager.machine
-    return Subject(
+    return ReportSubject(
         simulated=simulated,
         defects=tuple(defects),
         request=override.value if override else None,
         quick=quick,
         training=training,
         chip=machine.chip or processor_name(),
-        memory_bytes=machine.memory_bytes or installed_bytes(),
-        software=replace(software(device_manager), torch=version_of("torch")),
+        memory_bytes=machine.memory_bytes or total_memory_bytes(),
+        software=replace(read_software(device_manager), torch=package_version("torch")),
     )
 
 
@@ -97,7 +97,7 @@ class StagedReport(Displayable):
     FILE: ClassVar[str]
     CONTENT: ClassVar[str]
     REMEDY: ClassVar[str]
-    subject: Subject
+    subject: ReportSubject
 
     @property
     def simulated(self) -> bool:

@@ -28,7 +28,7 @@ from ..._render.display import (
     worst_status,
 )
 from ...devices.machine import MachineInfo, import_psutil, is_mps_simulated, run_command
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...errors import OpenMedError
 from ...session import SESSION
 from ...training.curve import PRESSURE_LEVELS
@@ -275,10 +275,10 @@ def system_status() -> SystemStatus:
     with SESSION.lock:
         choice = SESSION.choice_or_error(confirm=False)
         device = "cpu" if isinstance(choice, OpenMedError) else choice.device
-        return read_signals(SESSION.device_manager.machine, device, uuid=parse_device_argument(device).uuid())
+        return read_system_status(SESSION.device_manager.machine, device, uuid=get_device(device).uuid())
 
 
-def read_signals(
+def read_system_status(
     machine: MachineInfo,
     device: str,
     run: RunCommand = run_command,
@@ -291,7 +291,7 @@ def read_signals(
     values = _read_system()
     if machine.system == "Darwin":
         values |= {name: value for name, value in _read_mac(run).items() if value is not None}
-    if parse_device_argument(device).sensor == "nvidia-smi":
+    if get_device(device).sensor == "nvidia-smi":
         values["gpu"] = _read_nvidia(device, run, environ, uuid)
     return SystemStatus(chip=machine.chip, **values)
 
@@ -557,7 +557,7 @@ def make_utilization_reader(
     """
     if machine.simulated or is_mps_simulated():
         return None
-    target = parse_device_argument(device)
+    target = get_device(device)
     if not target.is_accelerator:
         return _CpuReader() if _cpu_times() else None
 

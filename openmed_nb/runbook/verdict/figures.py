@@ -35,7 +35,7 @@ REPORTS_REMEDY = (
 def extract_metrics(report: Any) -> ReportMetrics:
     """Return the metrics that a logbook stores for a report; texts are never stored.
 
-    Reports of the layers above provide them in a method ``logbook_figures``.
+    Reports of the layers above provide them in a method ``logbook_metrics``.
 
     Raises:
         ConfigurationError: If the object is not a report for a logbook.
@@ -44,9 +44,9 @@ def extract_metrics(report: Any) -> ReportMetrics:
         >>> extract_metrics(LoaderCheck("cpu", 0.03, 0.01, 2, 20)).run.workers
         2
     """
-    if not hasattr(type(report), "logbook_figures"):
+    if not hasattr(type(report), "logbook_metrics"):
         raise ConfigurationError(f"{short_type_name(report)} is not a report for a logbook.", REPORTS_REMEDY)
-    metrics: ReportMetrics = report.logbook_figures()
+    metrics: ReportMetrics = report.logbook_metrics()
     return metrics
 
 
@@ -98,7 +98,7 @@ def _profile_metrics(report: Profile) -> ReportMetrics:
         "operators_per_step": report.operators_per_step,
         "synchronizations_per_step": sum(synchronization.count for synchronization in report.synchronizations),
         "fallbacks_per_step": report.fallbacks_per_step,
-        **_name_phases(report.shares),
+        **_name_phases(report.phase_fractions),
     }
     name = sanitize_path(report.name)
     run = _run(report, report.rows)
@@ -155,8 +155,8 @@ def _loss_metrics(report: LossParity) -> ReportMetrics:
 @extract_metrics.register
 def _precision_metrics(report: PrecisionVerdict) -> ReportMetrics:
     parity = _parity_metrics(report.parity)
-    gain = report.certificate and report.certificate.evidence.speedup
-    values = finite_numbers({**parity.values, "speedup": gain, "refusals": len(report.refusals)})
+    gain = report.record and report.record.evidence.speedup
+    values = finite_numbers({**parity.values, "speedup": gain, "refusals": len(report.reasons)})
     return replace(parity, report="precision", values=values, verdict="accepted" if report.accepted else "refused")
 
 

@@ -15,16 +15,25 @@ from typing import Any, Literal
 
 from ..._render.display import FAILED, NOT_APPLICABLE, WARNING, Displayable, Finding, Report, Table
 from ..._utils.validation import check_number, invalid_value
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import Comparison, DeviceMetrics
 from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
-from ..bench.sweep import HEADROOM_FRACTION, LARGEST, MIN_KNEE_GAIN, TIME, Point, SweepReport, best_of, fitting
+from ..bench.sweep import (
+    BATCH_SIZE_LIMIT,
+    HEADROOM_FRACTION,
+    MIN_KNEE_GAIN,
+    TIME,
+    Point,
+    SweepReport,
+    find_best,
+    select_fitting,
+)
 from ..bench.timing import DATA, MAX_DATA_FRACTION, TRANSFER
 from ..bench.workloads import ANNOTATION
 from ..checks.doctor.checks import COMPUTATION, REQUIRED_DTYPES, SILENT_ERRORS
 from ..checks.doctor.report import DoctorReport
-from ..checks.operators.fallbacks import FELL_BACK, REFUSED, FallbackLog
+from ..checks.operators.fallbacks import FELL_BACK, RAISED_ERROR, FallbackLog
 from ..checks.operators.forecast import Forecast
 from ..checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
 from ..checks.precision.report import ParityReport
@@ -247,7 +256,7 @@ def _is_tiny_batch(report: Profile, _context: EvidenceContext) -> bool | None:
 
 
 def _best_batch(report: SweepReport, _context: EvidenceContext) -> int | None:
-    best = best_of(report.points)
+    best = find_best(report.points)
     return best.rows if best else None
 
 
@@ -258,13 +267,13 @@ def _knee_gain(report: SweepReport, context: EvidenceContext) -> float | None:
     best = None if report.knee is None else _throughput_at(report.points, report.knee)
     gain = best / current - 1 if best and current else None
     # The sweep ended while throughput still increased, and not for lack of memory: larger batches may be faster.
-    ended_early = report.still_increasing and report.stop_code in {LARGEST, TIME}
+    ended_early = report.still_increasing and report.stop_code in {BATCH_SIZE_LIMIT, TIME}
     return None if ended_early and (gain or 0) <= context.gates.knee_gain else gain
 
 
 def _throughput_at(points: Sequence[Point], rows: int) -> float | None:
     """Return the linearly interpolated throughput of a batch size, or ``None`` outside the measured range."""
-    measured = [(point.rows, point.speed) for point in fitting(points) if point.throughput]
+    measured = [(point.rows, point.speed) for point in select_fitting(points) if point.throughput]
     for (smaller, smaller_speed), (larger, larger_speed) in pairwise(measured):
         if smaller < rows < larger:
             return smaller_speed + (larger_speed - smaller_speed) * (rows - smaller) / (larger - smaller)
@@ -288,7 +297,7 @@ def _free_fraction(used: int, limit: float) -> float:
 def _headroom_from_sweep(report: SweepReport, context: EvidenceContext) -> float | None:
     """Return the headroom of the smallest measured batch from the batch size in use, or the knee, on."""
     rows = context.values.get("batch") or report.knee
-    larger = [] if rows is None else [point for point in fitting(report.points) if point.rows >= rows]
+    larger = [] if rows is None else [point for point in select_fitting(report.points) if point.rows >= rows]
     sizes = [point.memory for point in larger if point.memory is not None]
     return _free_fraction(sizes[0], report.limit) if sizes and report.limit else None
 
@@ -318,7 +327,7 @@ def _recall_loss(report: ParityReport, _context: EvidenceContext) -> float | Non
 
 
 def _keeps_entities(report: PrecisionVerdict, context: EvidenceContext) -> bool:
-    is_rejected = any(refusal.conclusive for refusal in report.refusals)
+    is_rejected = any(refusal.conclusive for refusal in report.reasons)
     is_same = report.parity.spans.agreement >= context.gates.entity_agreement
     return is_same and not report.parity.non_finite_tokens and not is_rejected
 
@@ -332,7 +341,7 @@ def _reduced_dtype_agreement(report: PrecisionVerdict, context: EvidenceContext)
 
 
 def _refused_dtype(report: PrecisionVerdict, context: EvidenceContext) -> str | None:
-    compared = report.parity.spans.all or report.refuted
+    compared = report.parity.spans.all or report.is_refuted
     return report.parity.dtype if compared and not _keeps_entities(report, context) else None
 
 
@@ -354,7 +363,7 @@ def _operators_with_outcome(outcome: str) -> Reader:
 
 def _ran_on_mps(report: Profile | FallbackLog) -> bool:
     if isinstance(report, Profile):
-        return parse_device_argument(report.device).has_fallbacks
+        return get_device(report.device).has_fallbacks
     return bool(report.operators_on_mps)
 
 
@@ -538,7 +547,7 @@ class Evidence(Displayable):
         ),
     )
     phase_fractions: Mapping[str, float] | None = _metric_field(
-        "time per phase", PHASES, {DeviceMetrics: "phase_fractions", Profile: "shares"}
+        "time per phase", PHASES, {DeviceMetrics: "phase_fractions", Profile: "phase_fractions"}
     )
     synchronizations: tuple[str, ...] | None = _metric_field(
         "synchronization points", NAMES, {Profile: _synchronizations}
@@ -663,8 +672,8 @@ class Evidence(Displayable):
         "operators not supported on MPS",
         NAMES,
         {
-            Profile: _operators_with_outcome(REFUSED),
-            FallbackLog: _operators_with_outcome(REFUSED),
+            Profile: _operators_with_outcome(RAISED_ERROR),
+            FallbackLog: _operators_with_outcome(RAISED_ERROR),
             Forecast: _forecast_operators("unsupported"),
         },
     )
@@ -730,7 +739,7 @@ class Evidence(Displayable):
     @property
     def device_type(self) -> str | None:
         """Type of the device: ``"mps"``, ``"cuda"`` or ``"cpu"``."""
-        return parse_device_argument(self.device).type if self.device else None
+        return get_device(self.device).type if self.device else None
 
     @property
     def data_fraction(self) -> float | None:

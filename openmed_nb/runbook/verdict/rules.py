@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...devices.registry import parse_device_argument
+from ...devices.registry import get_device
 from ...training.curve import GROWING, INSUFFICIENT_DATA
-from ..bench.workloads import ANNOTATION, TOKENIZE_MORE
+from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.precision.policy import ROUNDING, TOLERANCES
 from .metrics import (
     GATES,
@@ -141,7 +141,7 @@ class EvidenceCase:
     def on_accelerator(self) -> bool:
         """Whether the device can be compared with the CPU, which an unknown device can."""
         device_type = self.evidence.device_type
-        return device_type is None or parse_device_argument(device_type).is_accelerator
+        return device_type is None or get_device(device_type).is_accelerator
 
     @property
     def generates_on_mps(self) -> bool:
@@ -222,7 +222,7 @@ class EvidenceCase:
     def find_costly_fallbacks(self) -> MetricValues:
         """Return the operators that MPS does not support, and those that fall back if their cost is too high."""
         device_type = self.evidence.device_type
-        if device_type is not None and not parse_device_argument(device_type).has_fallbacks:
+        if device_type is not None and not get_device(device_type).has_fallbacks:
             return ()
         cost = self.exceeding("fallback_calls" if self.evidence.fallback_time is None else "fallback_time")
         operators = self.select_nonempty("fallback_operators") if cost else ()
@@ -386,7 +386,7 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
             Area.FALLBACKS,
             FALLBACKS,
             case.is_fallback_cost_known(),
-            is_relevant=device_type is None or parse_device_argument(device_type).has_fallbacks,
+            is_relevant=device_type is None or get_device(device_type).has_fallbacks,
         ),
         Requirement(
             "speedup",
@@ -536,7 +536,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             Area.DATA,
             f"more than {gate['data_fraction']} of a step is spent waiting for tokenization",
             slow_data if is_annotation else (),
-            TOKENIZE_MORE,
+            TOKENIZATION_REMEDY,
             less_data_time,
         ),
         VerdictRule(

@@ -316,7 +316,7 @@ class Verdict(Displayable):
             charts=(Chart("Gates of this verdict", indicators=indicators),),
         )
 
-    def logbook_figures(self) -> ReportMetrics:
+    def logbook_metrics(self) -> ReportMetrics:
         """Return the numeric evidence for a logbook."""
         evidence = self.evidence
         values = finite_numbers(

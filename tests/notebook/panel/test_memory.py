@@ -9,12 +9,12 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.choice import DeviceChoice
 from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.notebook.panel.state import PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
 CPU = DeviceChoice("cpu", "auto", "default", "", confirmed=True)
-CAPACITY = parse_device_argument("mps").capacity
+CAPACITY = get_device("mps").capacity
 PLANNED = DeviceChoice("mps", "auto", "default", "", confirmed=False)
 
 

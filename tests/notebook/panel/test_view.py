@@ -8,7 +8,7 @@ from dataclasses import replace
 import ipywidgets
 import pytest
 
-from openmed_nb._render.display import VIEW, to_html
+from openmed_nb._render.display import WIDGET_MIME_TYPE, to_html
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.view import RERUN_NOTICE, iter_widgets
@@ -66,8 +66,12 @@ def test_panel_has_live_html_and_text_forms(open_panel, computers):
     view.device_buttons["cpu"].click()
     second = view._repr_mimebundle_()
 
-    assert list(first) == [VIEW, "text/html", "text/plain"]
-    assert first[VIEW] == second[VIEW] == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
+    assert list(first) == [WIDGET_MIME_TYPE, "text/html", "text/plain"]
+    assert (
+        first[WIDGET_MIME_TYPE]
+        == second[WIDGET_MIME_TYPE]
+        == {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
+    )
     assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
     assert "Device: cpu" in first["text/html"]
     report = replace(view.model.state, notice=RERUN_NOTICE).final_report()

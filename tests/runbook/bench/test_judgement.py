@@ -157,7 +157,7 @@ def test_profile_derived_metrics_are_saved(tmp_path):
     assert profile.microseconds_per_operator == pytest.approx(1000)
     assert profile.launch_fraction == pytest.approx(0.1)
     assert (profile.fallbacks_per_step, profile.fallback_fraction) == (1.0, 0.01)
-    assert profile.shares == {"data": pytest.approx(0.04), "forward": pytest.approx(0.96)}
+    assert profile.phase_fractions == {"data": pytest.approx(0.04), "forward": pytest.approx(0.96)}
     assert data == json.loads(json.dumps(profile.to_dict()))
     assert (data["schema"], data["synchronizations"][0]["line"]) == ("openmed_nb/profile/1", 12)
     with pytest.raises(ConfigurationError):

@@ -100,7 +100,7 @@ def test_profile_measures_launch_overhead_on_cpu():
     assert 0 < profile.launch_seconds <= profile.operator_seconds
     assert 0 < profile.launch_fraction <= 1
     assert all(0 <= time.launch_seconds <= time.seconds for time in profile.operators)
-    assert {time.phase for time in profile.operators} <= {*profile.shares, ""}
+    assert {time.phase for time in profile.operators} <= {*profile.phase_fractions, ""}
     assert ("tiny batch" in profile.bottlenecks) == (profile.launch_fraction > 0.5)
 
 
@@ -167,7 +167,7 @@ def test_profile_training_has_operators_in_each_phase():
     profile = run_profile(nn.Linear(8, 8), torch.ones(4, 8), training=True, device="cpu")
 
     assert {time.phase for time in profile.operators} >= {"forward", "backward", "optimizer"}
-    assert list(profile.shares) == ["data", "transfer", "forward", "backward", "optimizer"]
+    assert list(profile.phase_fractions) == ["data", "transfer", "forward", "backward", "optimizer"]
     assert profile.device_seconds is None
 
 
@@ -176,7 +176,7 @@ def test_profile_annotation_has_no_text_content():
     with nb.simulated_mps():
         profile = run_profile("bundled_small", [NOTE], batch_size=3, steps=1)
 
-    assert list(profile.shares) == ["data", "transfer", "forward", "decode"]
+    assert list(profile.phase_fractions) == ["data", "transfer", "forward", "decode"]
     assert "synchronization" not in profile.bottlenecks
     assert not any(wait.place.library.startswith("openmed_nb") for wait in profile.synchronizations)
     assert "diabetes" not in str(profile) + json.dumps(profile.to_dict())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import MEMORY, OUT_OF_MEMORY, TIME
 
@@ -102,7 +102,7 @@ class TestSmallDevice:
         with nb.simulated_mps(memory="2 GiB"):
             report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=600)
             gc.collect()
-            memory = parse_device_argument("mps").memory()
+            memory = get_device("mps").memory()
 
         assert report.knee == 8
         assert report.remeasured_points[-1].throughput == pytest.approx(8, rel=0.05)

@@ -8,7 +8,7 @@ import pytest
 
 from openmed_nb._render.display import SIMULATION_NOTICE
 from openmed_nb.runbook.bench.sweep import (
-    LARGEST,
+    BATCH_SIZE_LIMIT,
     MEMORY,
     OUT_OF_MEMORY,
     THROUGHPUT,
@@ -17,7 +17,7 @@ from openmed_nb.runbook.bench.sweep import (
     SweepReport,
     _find_knee,
     _points_near_best,
-    best_of,
+    find_best,
 )
 
 MEBIBYTE = 1 << 20
@@ -72,9 +72,9 @@ def test_find_knee_returns_smallest_without_larger_gain(speeds, gain, knee):
 def test_points_near_best_are_within_a_tenth():
     points = [Point(8, 50.0), Point(16, 95.0), Point(32, 100.0), Point(64, fits=False)]
 
-    assert best_of(points).rows == 32
+    assert find_best(points).rows == 32
     assert [point.rows for point in _points_near_best(points)] == [16, 32]
-    assert (best_of(points[3:]), _points_near_best(points[3:])) == (None, [])
+    assert (find_best(points[3:]), _points_near_best(points[3:])) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_knee_reason_compares_best_larger_size(knee, points, reason):
         (THROUGHPUT, "too little", "that fits was measured", ""),
         (MEMORY, "1.0 MiB", "because of the memory limit", ""),
         (OUT_OF_MEMORY, "ran out", "do not fit in memory", ""),
-        (LARGEST, "not requested", "were not requested", "at least "),
+        (BATCH_SIZE_LIMIT, "not requested", "were not requested", "at least "),
         (TIME, "time budget", "because of the time budget", "at least "),
     ],
 )
@@ -173,7 +173,7 @@ def test_report_text_has_only_the_knee():
     [
         (TIME, 8, "no best batch size found in 8 s; try seconds=60"),
         (TIME, 90.5, "no best batch size found in 90.5 s; try seconds=181"),
-        (LARGEST, 30, "no best batch size found; only 1 row tried"),
+        (BATCH_SIZE_LIMIT, 30, "no best batch size found; only 1 row tried"),
     ],
 )
 def test_single_size_has_no_knee(stop_code, seconds, heading):

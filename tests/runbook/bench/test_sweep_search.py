@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.machine import is_mps_simulated
-from openmed_nb.devices.registry import parse_device_argument
+from openmed_nb.devices.registry import get_device
 from openmed_nb.runbook.bench.sweep import (
     ALLOCATOR,
+    BATCH_SIZE_LIMIT,
     HEADROOM_FRACTION,
-    LARGEST,
     MEMORY,
     MIN_KNEE_GAIN,
     NOT_KNOWN,
@@ -26,8 +26,8 @@ from openmed_nb.runbook.bench.sweep import (
     _find_knee,
     _measure_step_memory,
     _profile_peak_memory,
-    fitting,
     memory_limit,
+    select_fitting,
 )
 
 MIN_FRACTION_OF_BEST = 0.95
@@ -108,7 +108,7 @@ def test_sizes_without_gain_are_remeasured(synthetic_device):
 def test_search_respects_requested_sizes(synthetic_device, min_rows, max_rows):
     device = synthetic_device(float)
 
-    assert device.search(min_rows=min_rows, max_rows=max_rows).stop_code == LARGEST
+    assert device.search(min_rows=min_rows, max_rows=max_rows).stop_code == BATCH_SIZE_LIMIT
     assert (min(device.measured), max(device.measured)) == (min_rows, max_rows)
 
 
@@ -147,8 +147,8 @@ def test_search_of_any_curve_terminates(synthetic_device, speeds, full, max_rows
 
     assert len(device.measured) == len(set(device.measured)) == len(points)
     assert all(1 <= rows <= (max_rows or rows) for rows in device.measured)
-    assert (knee is None) == (not fitting(points))
-    assert all(point.speed <= knee.speed * (1 + MIN_KNEE_GAIN) for point in fitting(points))
+    assert (knee is None) == (not select_fitting(points))
+    assert all(point.speed <= knee.speed * (1 + MIN_KNEE_GAIN) for point in select_fitting(points))
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,7 @@ def test_peak_memory_on_mps_is_from_allocator():
 def test_memory_limit_of_devices():
     """On the CPU, the limit is the available memory of the system. On all GPUs, the same fraction stays free."""
     assert 0 < memory_limit("cpu", 0.5) == pytest.approx(_available_memory(), rel=0.3)
-    assert (
-        parse_device_argument("mps").headroom == parse_device_argument("cuda").headroom == 1 - HEADROOM_FRACTION == 0.9
-    )
+    assert get_device("mps").headroom_fraction == get_device("cuda").headroom_fraction == 1 - HEADROOM_FRACTION == 0.9
 
 
 @pytest.mark.parametrize(

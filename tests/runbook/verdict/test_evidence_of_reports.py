@@ -19,7 +19,7 @@ from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import CodeLocation, Interval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
-from openmed_nb.runbook.checks.operators.fallbacks import REFUSED as UNSUPPORTED
+from openmed_nb.runbook.checks.operators.fallbacks import RAISED_ERROR as UNSUPPORTED
 from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.checks.operators.table import FALLS_BACK, ModuleLocation
 from openmed_nb.runbook.checks.precision.policy import AcceptanceCriteria, RejectionReason

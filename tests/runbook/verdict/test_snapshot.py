@@ -33,7 +33,7 @@ def render_reports():
         "gates": [str(limits).splitlines(), limits.to_dict()],
         "evidence": [asdict(evidence.to_report()), evidence.to_dict()],
         "nothing": asdict(evaluate(Evidence()).to_report()),
-        "everything": [asdict(verdict.to_report()), verdict.to_dict(), asdict(verdict.logbook_figures())],
+        "everything": [asdict(verdict.to_report()), verdict.to_dict(), asdict(verdict.logbook_metrics())],
         "lanes": [str(verdict.lanes).splitlines(), verdict.lanes.to_dict()],
     }
     return json.dumps(reports, indent=1, sort_keys=True) + "\n"

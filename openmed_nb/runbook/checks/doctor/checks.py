@@ -26,13 +26,13 @@ from ....devices.choice import DeviceChoice
 from ....devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan
 from ....devices.machine import MachineInfo, distribution_of, format_device
 from ....devices.moving import get_module, unwrap_model
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....devices.request import normalize_device
 from ....errors import OpenMedError
 from ....models.config import normalize_dtype
 from ....models.loading import INT8, is_quantized
 from ....models.records import REDUCED_DTYPES, DtypeValidation
-from ....training.batch_checks import head_width, token_count
+from ....training.batch_checks import count_tokens, get_head_width
 from ...records.signals import SystemStatus
 
 # Names of findings that the verdict reads as well.
@@ -167,7 +167,7 @@ def _check_system(facts: SystemFacts) -> Iterator[Finding]:
     }
     for check in SYSTEM_CHECKS:
         finding = Finding(check.name, OK, evidence[check.name])
-        matches = {rule.name: rule for rule in parse_device_argument(check.device).causes(context)}
+        matches = {rule.name: rule for rule in get_device(check.device).rejection_rules(context)}
         if not torch.is_imported:
             matches[NOT_LOADED] = RejectionRule(NOT_LOADED, "torch is unavailable")
         if facts.machine.macos is None:
@@ -258,7 +258,7 @@ def _check_dtypes(facts: SystemFacts) -> Iterator[Finding]:
     for name, failure in facts.computation.dtypes.items():
         if not failure:
             supported.append(name)
-        elif name in parse_device_argument(device).narrower:
+        elif name in get_device(device).dtype_fallbacks:
             unsupported = "; MPS does not support float64"
         else:
             required = name in REQUIRED_DTYPES
@@ -316,11 +316,11 @@ def model_findings(
 def _check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find float64 and complex128 tensors, which MPS does not support."""
     tensors = examined.tensors()
-    names = [name for name, tensor in tensors if normalize_dtype(tensor.dtype) in mps.Mps.narrower]
+    names = [name for name, tensor in tensors if normalize_dtype(tensor.dtype) in mps.Mps.dtype_fallbacks]
     if names:
         fraction = f"{len(names):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
         evidence = f"{fraction} float64 or complex128, which MPS does not support: {_join_first(names)}"
-        status = FAILED if parse_device_argument(examined.device).narrower else WARNING
+        status = FAILED if get_device(examined.device).dtype_fallbacks else WARNING
         remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
         yield Finding("float64", status, evidence, remedy)
 
@@ -344,7 +344,7 @@ def _check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a label map whose length differs from the output size of the last layer."""
     labels = getattr(getattr(examined.model, "config", None), "id2label", None)
     classifies = any(cls.__name__.endswith("Classification") for cls in type(examined.model).__mro__)
-    width = head_width(examined.model) if labels and classifies else None
+    width = get_head_width(examined.model) if labels and classifies else None
     if width is not None and labels is not None and len(labels) != width:
         evidence = f"the configuration has {pluralize(len(labels), 'label')}, but the last layer has {width:,} outputs"
         remedy = "Load the model with the num_labels of the data, or correct id2label in its configuration."
@@ -353,7 +353,7 @@ def _check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
 
 def _check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a tokenizer with token ids outside the embedding of the model."""
-    rows = token_count(examined.model)
+    rows = count_tokens(examined.model)
     tokens: dict[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
     largest = max(tokens.values(), default=-1)
     if rows is not None and largest >= rows:

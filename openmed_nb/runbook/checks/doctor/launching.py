@@ -17,7 +17,7 @@ from ...._utils.text import shorten
 from ...._utils.validation import as_integer
 from ....devices.backend import TorchInfo
 from ....devices.machine import MachineInfo
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....errors import ConfigurationError
 from ....training.steps import select_precision
 
@@ -98,7 +98,7 @@ def _check_processes(settings: Mapping[str, Any], device: str, gpus: int) -> Ite
     num_processes = as_integer(settings.get("num_processes")) or 1
     num_machines = as_integer(settings.get("num_machines")) or 1
     local_processes = num_processes // num_machines
-    joins_processes = parse_device_argument(device).joins_processes
+    joins_processes = get_device(device).supports_process_groups
     if not distributed_type:
         yield Finding("distributed_type", FAILED, "missing, but accelerate launch requires it", RECONFIGURE_REMEDY)
     elif distributed_type == "MPS":

@@ -30,13 +30,13 @@ from ....devices.backend import TorchInfo
 from ....devices.causes import torch_requirement
 from ....devices.choice import DeviceChoice
 from ....devices.moving import get_module, unwrap_model
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....errors import DeviceError, InvalidModelError, OpenMedError, TorchImportError
 from ....models.config import OpenMedConfig
 from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION, Session
-from ...records.signals import read_signals
+from ...records.signals import read_system_status
 from .checks import (
     CHECKED_VARIABLES,
     ComputationCheck,
@@ -228,9 +228,7 @@ def collect_facts(
             rejected_computation=compute(incorrect_gpu) if incorrect_gpu else None,
             packages=package_findings(*read_packages(), torch_requirement(manager.machine)),
             launch_settings=() if torch_error else accelerate_findings(environ, manager.machine, manager.torch),
-            system_status=read_signals(
-                manager.machine, device or "cpu", uuid=parse_device_argument(device or "cpu").uuid()
-            ),
+            system_status=read_system_status(manager.machine, device or "cpu", uuid=get_device(device or "cpu").uuid()),
             models=tuple(
                 finding
                 for name, checked_model in models

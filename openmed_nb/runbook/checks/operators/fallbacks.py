@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 Outcome = Literal["fell back to the CPU", "raised an error"]
 
 FELL_BACK: Final = "fell back to the CPU"
-REFUSED: Final = "raised an error"
+RAISED_ERROR: Final = "raised an error"
 
 # Remedy of each outcome.
-REMEDIES: dict[Outcome, str] = {FELL_BACK: "", REFUSED: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported."}
+REMEDIES: dict[Outcome, str] = {
+    FELL_BACK: "",
+    RAISED_ERROR: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported.",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class FallbackLog(Displayable):
         """Fallbacks by operator, module and phase, most frequent first."""
         groups: dict[tuple[str, Outcome, Phase, ModuleLocation], list[FallbackEvent]] = {}
         for event in self._recorder.all_events():
-            outcome: Outcome = REFUSED if event.raised else FELL_BACK
+            outcome: Outcome = RAISED_ERROR if event.raised else FELL_BACK
             key = (event.operator, outcome, event.call.phase, event.call.module_location)
             groups.setdefault(key, []).append(event)
         entries = []

@@ -85,10 +85,10 @@ def _trace(
     with TENSOR_LOCK, preserve_rng_states(), torch.inference_mode(mode=False):
         recorder = CallRecorder(table)
         # Each run uses a separate copy, because a step changes the weights.
-        _trace_inference(_verified_copy(model, example), example.copied(), recorder)
+        _trace_inference(_verified_copy(model, example), example.copy(), recorder)
         if not training:
             return recorder, (NO_TRAINING_NOTICE,)
-        return recorder, _trace_training(_verified_copy(model, example), example.copied(), recorder)
+        return recorder, _trace_training(_verified_copy(model, example), example.copy(), recorder)
 
 
 def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Module:
@@ -101,7 +101,7 @@ def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Mod
     copied = copy_model(model).eval()
     try:
         with torch.no_grad():
-            example.copied()(copied)
+            example.copy()(copied)
     except Exception as error:  # Custom model code can raise any exception.
         remedy = "Check example_inputs. The model must run with them."
         raise _model_error("The forward pass", copied, error, remedy) from error
@@ -126,13 +126,13 @@ def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: Cal
     for name, location in _float64_tensors(model, example, recorder):
         recorder.record_limitation(name, [FLOAT64], location)
     calls = Counter(recorder.calls)
-    refusals = Counter(recorder.refusals)
+    refusals = Counter(recorder.limitations)
     try:
         with torch.inference_mode(), record_calls(recorder, model):
             example(model)
     except RuntimeError:  # The model computes gradients itself, which inference mode does not support.
         recorder.calls = calls
-        recorder.refusals = refusals
+        recorder.limitations = refusals
         with torch.no_grad(), record_calls(recorder, model):
             example(model)
 
@@ -492,5 +492,5 @@ def forecast(
             example = _synthetic_example(module, tokenizer)
         inner = getattr(module, "_orig_mod", module)  # The module without torch.compile.
         recorder, notes = _trace(module, example, table, training)
-        rows = build_rows(recorder.calls, recorder.refusals, table)
+        rows = build_rows(recorder.calls, recorder.limitations, table)
         return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, is_mps_simulated())

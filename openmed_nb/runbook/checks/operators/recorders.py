@@ -31,7 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...._utils.clock import current_time
 from ....devices.moving import iter_operator_tensors, mps_dtype_fallbacks
 from ....devices.profilers import push_modes
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....simulation.operators import names_above_autograd
 from .table import (
     ALWAYS_ON_CPU,
@@ -133,7 +133,7 @@ class CallRecorder:
     phase: Phase = FORWARD
     module_tracker: ModuleTracker = field(default_factory=ModuleTracker)
     calls: Counter[CallSite] = field(default_factory=Counter)
-    refusals: Counter[tuple[MpsLimitation, CallSite]] = field(default_factory=Counter)
+    limitations: Counter[tuple[MpsLimitation, CallSite]] = field(default_factory=Counter)
     names: Mapping[str, str] = field(default_factory=dict)
     wide: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
 
@@ -143,7 +143,7 @@ class CallRecorder:
         """Count the limitations of MPS that a call meets."""
         for limitation in limitations:
             call_site = CallSite(operator, self.phase, location or self.module_tracker.current)
-            self.refusals[limitation, call_site] += 1
+            self.limitations[limitation, call_site] += 1
 
     def record_dtypes(self, operator: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Record an unsupported dtype at the operator that introduces it, and not at the operators that use it.
@@ -348,7 +348,7 @@ class FallbackRecorder(TorchDispatchMode):
         # A fallback waits for queued work, which must not count as its duration. In a backward pass, another thread may hold
         # the lock and wait for this one.
         if call.name and call.phase != BACKWARD:
-            parse_device_argument("mps").finish()
+            get_device("mps").synchronize()
         start = current_time()
         try:
             result = operator(*args, **kwargs)

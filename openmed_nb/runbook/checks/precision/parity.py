@@ -21,7 +21,7 @@ from ....devices.backend import TENSOR_LOCK, without_autocast
 from ....devices.machine import format_device
 from ....devices.memory import empty_cache, is_out_of_memory
 from ....devices.moving import copy_model, to_numpy
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
 from ....models.config import DEFAULT_STRATEGY, STRATEGIES
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load_from_spec
@@ -209,7 +209,7 @@ def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = No
     model = (loaded or load_from_spec(spec, device)).model
     # Building a pipeline runs the model once. Only the reference is built, so that a failing candidate is a finding.
     pipe = build_pipeline(load_from_spec(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
-    reference = pipe.default_annotator().whole_texts()
+    reference = pipe.default_annotator().without_truncation()
     budget = replace(budget_for_device(model.device, model), allow_padding=reference.budget.allow_padding)
     candidate = replace(reference.with_model(model), budget=budget)
     return ModelPair(spec.reference.name, reference, candidate, spec.dtype)
@@ -227,7 +227,7 @@ def _pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
     if dtype not in TOLERANCES:
         message = f"{name} in {dtype} cannot be compared because no tolerance is defined for this dtype."
         raise ConfigurationError(message, "Call .float() on the model.")
-    candidate = pipe.default_annotator().whole_texts()
+    candidate = pipe.default_annotator().without_truncation()
     notes: tuple[str, ...] = ()
     if dtype != "float32":
         rounded = f"The reference uses the weights of this pipeline, which are rounded to {dtype}."
@@ -287,7 +287,7 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: np.ndar
             logits.float()[is_token], torch.from_numpy(labels).to(device)[is_token]
         )
         gradients = torch.autograd.grad(LOSS_SCALE * loss, list(parameters.values()), allow_unused=True)
-        parse_device_argument(device).finish()
+        get_device(device).synchronize()
         computed = zip(parameters, gradients, strict=True)
         return {
             name: gradient.detach().cpu().float() / LOSS_SCALE for name, gradient in computed if gradient is not None

@@ -42,13 +42,13 @@ from .policy import (
     Tolerance,
 )
 
-ChangeKind = Literal["moved", "relabelled", "missing", "extra"]
+ChangeKind = Literal["moved", "relabeled", "missing", "extra"]
 
 # Start and end of an entity in characters, half-open, and its label.
 Span = tuple[int, int, str]
 
 # Outcomes of the comparison of an entity.
-KINDS = ("exact", "moved", "relabelled", "missing", "extra")
+KINDS = ("exact", "moved", "relabeled", "missing", "extra")
 
 # Maximum number of changes that are stored with their offsets. All changes are counted.
 MAX_CHANGES = 20
@@ -60,7 +60,7 @@ class EntityChange(JsonMixin):
 
     Attributes:
         text: Index of the text.
-        kind: ``"moved"``, ``"relabelled"``, ``"missing"`` or ``"extra"``.
+        kind: ``"moved"``, ``"relabeled"``, ``"missing"`` or ``"extra"``.
         reference: Offsets and label in the reference, or ``None`` if the entity is extra.
         candidate: Offsets and label in the candidate, or ``None`` if the entity is missing.
     """
@@ -80,7 +80,7 @@ class EntityAgreement(JsonMixin):
     Attributes:
         exact: Number of entities with the same offsets and label.
         moved: Number of entities with the same label and overlapping, but different offsets.
-        relabelled: Number of entities with the same offsets and a different label.
+        relabeled: Number of entities with the same offsets and a different label.
         missing: Number of entities of the reference only.
         extra: Number of entities of the candidate only.
         changes: The first entities that are not exact.
@@ -88,7 +88,7 @@ class EntityAgreement(JsonMixin):
 
     exact: int = 0
     moved: int = 0
-    relabelled: int = 0
+    relabeled: int = 0
     missing: int = 0
     extra: int = 0
     changes: tuple[EntityChange, ...] = ()
@@ -130,16 +130,16 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     actual = Counter(candidate)
     only_expected = list((expected - actual).elements())
     only_actual = list((actual - expected).elements())
-    relabelled, only_expected, only_actual = _pair_spans(only_expected, only_actual, _have_equal_boundaries)
+    relabeled, only_expected, only_actual = _pair_spans(only_expected, only_actual, _have_equal_boundaries)
     moved, missing, extra = _pair_spans(only_expected, only_actual, _overlap_with_equal_labels)
     changes = (
         *(EntityChange(text, "moved", before, after) for before, after in moved),
-        *(EntityChange(text, "relabelled", before, after) for before, after in relabelled),
+        *(EntityChange(text, "relabeled", before, after) for before, after in relabeled),
         *(EntityChange(text, "missing", span, None) for span in missing),
         *(EntityChange(text, "extra", None, span) for span in extra),
     )
     exact = (expected & actual).total()
-    return EntityAgreement(exact, len(moved), len(relabelled), len(missing), len(extra), changes[:MAX_CHANGES])
+    return EntityAgreement(exact, len(moved), len(relabeled), len(missing), len(extra), changes[:MAX_CHANGES])
 
 
 def _have_equal_boundaries(span: Span, other: Span) -> bool:

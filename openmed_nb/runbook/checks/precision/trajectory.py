@@ -26,7 +26,7 @@ from ....devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states
 from ....devices.machine import format_device, is_marked_simulated
 from ....devices.memory import empty_cache, explain_out_of_memory, is_out_of_memory
 from ....devices.moving import copy_model, get_module, map_tensors, to_device
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
 from ....models.registry import is_model_name
 from ....session import SESSION
@@ -187,7 +187,7 @@ class LossParity(Displayable):
         return Table("Losses at selected steps", columns, rows, collapsed=True)
 
     def _chart(self) -> Chart:
-        steps = (*(step for step in nice_ticks(self.steps, whole=True) if 0 < step < self.steps), self.steps)
+        steps = (*(step for step in nice_ticks(self.steps, integers=True) if 0 < step < self.steps), self.steps)
         marks = (
             (AxisMarker(self.divergence_step, f"diverges in step {self.divergence_step}"),)
             if self.divergence_step
@@ -400,7 +400,7 @@ def _train_replicas(
         initial_model,
         device,
         recipe.dtype,
-        None if parse_device_argument(device).is_accelerator else _alternate_thread_count,
+        None if get_device(device).is_accelerator else _alternate_thread_count,
     )
     for step in range(steps):
         SESSION.notify(ProgressEvent("Training on both", recipe.name, step, steps, "step"))
@@ -424,7 +424,7 @@ def _train_replicas(
         reference=tuple(reference.losses),
         rounded=tuple(rounded.losses),
         candidate=tuple(candidate.losses),
-        notes=() if parse_device_argument(device).is_accelerator else (thread_note,),
+        notes=() if get_device(device).is_accelerator else (thread_note,),
     )
 
 
@@ -437,11 +437,7 @@ def _translate_device_errors(device: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError) as error:
-        if (
-            not parse_device_argument(device).is_accelerator
-            or isinstance(error, OpenMedError)
-            or is_out_of_memory(error)
-        ):
+        if not get_device(device).is_accelerator or isinstance(error, OpenMedError) or is_out_of_memory(error):
             raise
         message = f"A training step failed on {format_device(device)}: {describe_error(error)}."
         raise DeviceUnavailableError(message, "Use another device or dtype.") from error

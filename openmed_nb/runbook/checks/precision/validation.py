@@ -14,7 +14,7 @@ from ...._utils.clock import time_call
 from ...._utils.plain import utc_timestamp
 from ...._utils.text import describe_value, model_label, short_type_name
 from ....devices.backend import without_autocast
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....errors import ConfigurationError, InvalidModelError
 from ....models.config import normalize_dtype
 from ....models.files import hash_model_files
@@ -64,21 +64,21 @@ class PrecisionVerdict(Displayable):
     """
 
     parity: ParityReport
-    gate: AcceptanceCriteria
-    refusals: tuple[RejectionReason, ...] = ()
-    certificate: ValidationRecord | None = None
+    criteria: AcceptanceCriteria
+    reasons: tuple[RejectionReason, ...] = ()
+    record: ValidationRecord | None = None
 
     JSON_PROPERTIES = ("accepted",)
 
     @property
     def accepted(self) -> bool:
         """Whether the dtype is accepted."""
-        return not self.refusals
+        return not self.reasons
 
     @property
-    def refuted(self) -> bool:
+    def is_refuted(self) -> bool:
         """Whether there is evidence against the dtype. Too few texts are not."""
-        return any(refusal.conclusive for refusal in self.refusals)
+        return any(refusal.conclusive for refusal in self.reasons)
 
     @property
     def simulated(self) -> bool:
@@ -90,19 +90,21 @@ class PrecisionVerdict(Displayable):
         parity = self.parity
         parity_report = parity.to_report()
         verdict = "Accepted" if self.accepted else "Rejected"
-        status = FAILED if self.refuted else WARNING
-        reasons = [f"{refusal.reason} {refusal.remedy}" for refusal in self.refusals]
+        status = FAILED if self.is_refuted else WARNING
+        reasons = [f"{refusal.reason} {refusal.remedy}" for refusal in self.reasons]
         metrics = parity_report.metrics
         if self.accepted:
             status = OK
-        if self.certificate:
+        if self.record:
             condition = "where it is faster than float32"
             if self.simulated:
                 condition = "under the simulation, where no speed is measured"
-            reasons = [self.certificate.summary, f"dtype='auto' now selects it {condition}."]
-            record_tables = (replace(table, collapsed=True) for table in self.certificate.to_report().metrics)
+            reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
+            record_tables = (replace(table, collapsed=True) for table in self.record.to_report().metrics)
             metrics = (*record_tables, *metrics)
-        required = f"Required: {100 * self.gate.span_agreement:.0f}% identical entities in every aggregation strategy."
+        required = (
+            f"Required: {100 * self.criteria.span_agreement:.0f}% identical entities in every aggregation strategy."
+        )
         sentences = (*reasons, required, *parity_report.sentences)
         return Report(
             f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
@@ -249,15 +251,15 @@ def judge(
 
 def update_store(verdict: PrecisionVerdict, identity: ModelIdentity, store: RecordStore) -> None:
     """Store the validation record of a verdict, or remove an older one if there is evidence against the dtype."""
-    if verdict.certificate:
-        store.store(verdict.certificate)
-    elif verdict.refuted:
+    if verdict.record:
+        store.store(verdict.record)
+    elif verdict.is_refuted:
         store.remove(identity)
 
 
 def float32_on_device(pair: ModelPair, spec: LoadSpec, device: str) -> Annotator:
     """Load the model in float32 on the device of the candidate. On the CPU, return the reference."""
-    if not parse_device_argument(device).is_accelerator:
+    if not get_device(device).is_accelerator:
         return pair.reference
     return pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), device).model)
 

@@ -30,7 +30,7 @@ from ....devices.machine import distribution_of
 from ....devices.request import MASK
 from ....errors import ConfigurationError
 from ....models.files import (
-    ADAPTER,
+    ADAPTER_PATTERNS,
     CONFIG_PATTERNS,
     TOKENIZER_PATTERNS,
     file_digest,
@@ -42,9 +42,9 @@ from ....models.loading import LoadSpec, model_folder
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.curve import FLAT
-from ...bench.workloads import TEXTS as SHORT_TEXTS
+from ...bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ...bench.workloads import validate_texts
-from ..logbook.gathering import TOOLKIT
+from ..logbook.gathering import DISTRIBUTION_NAME
 from ..logbook.logbook import SCHEMA_FILE, Logbook, escape_markdown
 from ..logbook.privacy import fingerprint_dataset, portable_variables, sanitize_path
 from .smoke import CHECKSUMS, GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
@@ -372,7 +372,7 @@ def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
         raise ConfigurationError(message, "Save the model as safetensors, and pass that folder.")
     for file in (
         *weights,
-        *match_files(folder, (*CONFIG_PATTERNS, *TOKENIZER_PATTERNS, *ADAPTER, *MODEL_CARD_PATTERNS)),
+        *match_files(folder, (*CONFIG_PATTERNS, *TOKENIZER_PATTERNS, *ADAPTER_PATTERNS, *MODEL_CARD_PATTERNS)),
     ):
         yield os.path.relpath(file, folder), file
 
@@ -425,7 +425,7 @@ def _render_template(template: str, **values: object) -> str:
 def _pinned_packages() -> dict[str, str]:
     """Return the installed versions of this package and of its direct and indirect dependencies, without build suffixes."""
     versions: dict[str, str] = {}
-    pending = [TOOLKIT]
+    pending = [DISTRIBUTION_NAME]
     while pending:
         name = canonicalize_name(pending.pop())
         package = distribution_of(name)
@@ -450,7 +450,7 @@ def _write_wheel(folder: Path) -> Path:
 
     ``pip wheel`` is not used, because it needs the source tree, which an installed package does not have.
     """
-    installed = distribution_of(TOOLKIT)
+    installed = distribution_of(DISTRIBUTION_NAME)
     if installed is None:
         message = "openmed_nb is not installed, so its dependencies are unknown."
         raise ConfigurationError(message, "Install it: python -m pip install openmed-nb.")

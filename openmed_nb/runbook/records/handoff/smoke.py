@@ -46,7 +46,7 @@ from ....models.loading import LoadSpec, model_folder
 from ....session import SESSION
 from ....training.curve import FLAT, GROWING, METRIC_LABELS, MemoryCurve, take_sample
 from ...bench.workloads import target_from_files
-from ..logbook.gathering import collect_logbook, version_of
+from ..logbook.gathering import collect_logbook, package_version
 from ..logbook.logbook import Logbook, LogbookDiff
 from ..logbook.privacy import fingerprint_dataset, model_from_files
 from ..logbook.sections import Dataset, ReportMetrics, finite_numbers
@@ -191,7 +191,7 @@ class SmokeBenchmark(Displayable):
         """Texts per second in the fastest round, which is the least affected by other processes."""
         return max(self.texts_per_second)
 
-    def logbook_figures(self) -> ReportMetrics:
+    def logbook_metrics(self) -> ReportMetrics:
         """Return the metrics for a logbook."""
         from ...verdict.figures import extract_metrics
 
@@ -280,7 +280,7 @@ def _unmet_requirements(requirements: str) -> dict[str, str]:
     """Return the installed packages whose version differs from a requirements file. Build suffixes are ignored."""
     unmet = {}
     for name, pinned in re.findall(r"^(\S+)==(\S+)", requirements, re.MULTILINE):
-        installed = version_of(name)
+        installed = package_version(name)
         if installed is not None and installed.partition("+")[0] != pinned:
             unmet[name] = f"{installed} instead of {pinned}"
     return unmet

@@ -32,7 +32,7 @@ from ....devices.machine import (
     run_command,
 )
 from ....devices.moving import get_module
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....devices.request import DeviceRequest, normalize_device
 from ....errors import ConfigurationError
 from ....models.loading import dtype_of, model_folder
@@ -40,16 +40,16 @@ from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.activations import ActivationCheckpointing
-from ....training.curve import installed_bytes
+from ....training.curve import total_memory_bytes
 from ....training.steps import GradientAccumulation, Precision
-from ..signals import RunCommand, read_signals
+from ..signals import RunCommand, read_system_status
 from . import privacy, sections
 from .logbook import Logbook, report_device
 
 if TYPE_CHECKING:
     import torch
 
-TOOLKIT = "openmed-nb"  # Distribution name of this package.
+DISTRIBUTION_NAME = "openmed-nb"  # Distribution name of this package.
 # Packages that affect speed, results or their display.
 PACKAGES = (
     "numpy",
@@ -139,8 +139,8 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         device = SESSION.device().device
         model_identity, model_files = _resolve_model(model, device)
         # The arguments are validated before the machine is inspected.
-        batch_size = check_optional_integer("batch_size", batch_size, most=MAX_INTEGER - 1)
-        length = check_optional_integer("length", length, most=MAX_INTEGER - 1)
+        batch_size = check_optional_integer("batch_size", batch_size, maximum=MAX_INTEGER - 1)
+        length = check_optional_integer("length", length, maximum=MAX_INTEGER - 1)
         reported_device = report_device(map(extract_metrics, reports))
         dataset_identity = None if dataset is None else privacy.fingerprint_dataset(dataset)
         run = sections.Run(batch_size=batch_size, length=length, **_describe_strategies(strategies))
@@ -210,7 +210,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         applications: Whether to store the names of the busiest other processes.
     """
     machine = device_manager.machine
-    status = read_signals(machine, device, uuid=parse_device_argument(device).uuid())
+    status = read_system_status(machine, device, uuid=get_device(device).uuid())
     conditions = {
         field.name: getattr(status, field.name) for field in fields(sections.SystemConditions) if field.name != "phase"
     }
@@ -231,8 +231,8 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
     return Logbook(
         schema=sections.SCHEMA,
         created_at=utc_timestamp(),
-        simulated=machine.simulated and parse_device_argument(device).can_be_simulated,
-        software=software(device_manager),
+        simulated=machine.simulated and get_device(device).can_be_simulated,
+        software=read_software(device_manager),
         code=read_code(code),
         hardware=_read_hardware(device_manager, device),
         model=model,
@@ -248,7 +248,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
     )
 
 
-def software(device_manager: DeviceManager) -> sections.Software:
+def read_software(device_manager: DeviceManager) -> sections.Software:
     """Return the versions of the software without importing packages."""
     machine = device_manager.machine
     macos = ".".join(map(str, machine.macos)) if machine.macos else None
@@ -256,8 +256,8 @@ def software(device_manager: DeviceManager) -> sections.Software:
         _package_version(),
         platform.python_version(),
         device_manager.torch.version,
-        version_of("transformers"),
-        {name: version for name in PACKAGES if (version := version_of(name)) is not None},
+        package_version("transformers"),
+        {name: version for name in PACKAGES if (version := package_version(name)) is not None},
         f"macOS {macos}" if macos else f"{platform.system()} {platform.release()}",
         machine.architecture,
     )
@@ -268,7 +268,7 @@ def _package_version() -> str:
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
-def version_of(name: str) -> str | None:
+def package_version(name: str) -> str | None:
     """Return the version of an installed package, or ``None`` if the package is not installed."""
     distribution = distribution_of(name)
     return None if distribution is None else distribution.version
@@ -281,12 +281,12 @@ def _read_hardware(device_manager: DeviceManager, device: str) -> sections.Hardw
     machine = device_manager.machine
     return sections.Hardware(
         device=device,
-        name=parse_device_argument(device).own_name(machine, device_manager.torch),
+        name=get_device(device).hardware_name(machine, device_manager.torch),
         chip=machine.chip or processor_name(),
-        memory_bytes=machine.memory_bytes or installed_bytes(),
+        memory_bytes=machine.memory_bytes or total_memory_bytes(),
         threads=torch.get_num_threads(),
         memory_limit=device_manager.memory_fraction(device),
-        device_peak_bytes=parse_device_argument(device).memory().peak,
+        device_peak_bytes=get_device(device).memory().peak,
         resident_peak_bytes=resident_peak(),
     )
 

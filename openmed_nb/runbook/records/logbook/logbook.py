@@ -26,7 +26,7 @@ from ...._render.display import (
 from ...._utils.plain import find_changes, read_json_file, save_text, to_json
 from ...._utils.text import collapse_whitespace, describe_file, short_type_name
 from ...._utils.validation import check_path
-from ....devices.registry import parse_device_argument
+from ....devices.registry import get_device
 from ....devices.request import normalize_device
 from ....errors import ConfigurationError
 from .privacy import LOG_VARIABLES, VARIABLES, VERBOSE_PATTERN
@@ -408,7 +408,7 @@ def _derive_compared_values(book: LogbookData, run: Mapping[str, Any]) -> dict[s
         **{name: run[name] or NOT_REPORTED for name in optional},
         "thermal_state": "limited" if conditions.thermal_state == "limited" else "not limited",
         "memory_pressure": conditions.memory_pressure if slow_memory else "none reported",
-        "cudnn_benchmark": parse_device_argument(book.hardware.device).uses_cudnn and book.randomness.cudnn_benchmark,
+        "cudnn_benchmark": get_device(book.hardware.device).uses_cudnn and book.randomness.cudnn_benchmark,
         "commit": book.code.commit and book.code.commit[:FINGERPRINT_CHARACTERS],
         "dirty": book.code.dirty,
         "seeds": ", ".join(f"{name} {seed}" for name, seed in sorted(book.randomness.seeds.items())) or None,

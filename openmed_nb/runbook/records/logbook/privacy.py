@@ -313,7 +313,7 @@ def model_from_files(name: str, folder: Path, dtype: str | None) -> Model:
         dtype: Data type of the weights in memory, or ``None`` if it is unknown.
     """
     hashes = hash_model_files(folder)
-    return Model(sanitize_path(name), "files", hashes.weights, hashes.settings, hashes.tokenizer, dtype)
+    return Model(sanitize_path(name), "files", hashes.weights, hashes.config, hashes.tokenizer, dtype)
 
 
 def model_from_module(module: torch.nn.Module, tokenizer: Any = None) -> Model:

@@ -16,7 +16,7 @@ from ...._render.display import Report
 from ...._utils.text import escape_control_characters
 from ..logbook.privacy import home_folder, redact_secrets
 from ..logbook.sections import ReportMetrics, UtcTimestamp
-from ..runner import Subject
+from ..runner import ReportSubject
 
 SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
 
@@ -94,7 +94,7 @@ class ReportData:
 
     schema: Literal["openmed_nb/report/1"]
     created_at: UtcTimestamp
-    subject: Subject
+    subject: ReportSubject
     device: str | None
     planned_steps: tuple[str, ...]
     steps: tuple[StepOutcome, ...] = ()

@@ -23,8 +23,8 @@ from ...verdict.metrics import TRAINING
 from ...verdict.verdict import Verdict, evaluate
 from ..runner import (
     RESTARTED_PREFIX,
+    ReportSubject,
     StagedReport,
-    Subject,
     current_subject,
     evidence_from_json,
     load_previous,
@@ -35,7 +35,7 @@ from .record import DONE, SCHEMA, ReportData, StepOutcome
 from .running import run_step
 from .steps import STEPS, Step
 
-FOLDER = "openmed_report"
+DEFAULT_FOLDER = "openmed_report"
 JSON = "report.json"
 
 # Notice for users who requested a report.
@@ -197,7 +197,7 @@ def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
     yield "created at", report.created_at
 
 
-def find_shipped_report(subject: Subject, folder: Path = SHIPPED_REPORTS_FOLDER) -> DeviceReport | None:
+def find_shipped_report(subject: ReportSubject, folder: Path = SHIPPED_REPORTS_FOLDER) -> DeviceReport | None:
     """Return a shipped report of the same chip, torch, system and workload, or ``None`` if there is none."""
     reports = map(DeviceReport.read, sorted(folder.glob("*.json")))
     wanted = (subject.comparison_key, subject.training)
@@ -248,7 +248,11 @@ def _speed_metrics(report: ReportData) -> dict[str, float]:
 
 
 def report(
-    folder: str | os.PathLike[str] = FOLDER, *, quick: bool = False, training: bool = False, progress: bool = True
+    folder: str | os.PathLike[str] = DEFAULT_FOLDER,
+    *,
+    quick: bool = False,
+    training: bool = False,
+    progress: bool = True,
 ) -> DeviceReport:
     """Benchmark and check this computer, and write a page, a JSON file and a text for an issue.
 

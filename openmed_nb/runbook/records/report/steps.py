@@ -114,13 +114,13 @@ def _signals(_options: StepOptions) -> StepResult:
 
 
 def _parity(options: StepOptions) -> StepResult:
-    from ...bench.workloads import TEXTS
+    from ...bench.workloads import SYNTHETIC_TEXTS
     from ...checks.precision.parity import parity
 
     long_texts = (
-        () if options.quick else (" ".join(TEXTS), " ".join(TEXTS * 12))
+        () if options.quick else (" ".join(SYNTHETIC_TEXTS), " ".join(SYNTHETIC_TEXTS * 12))
     )  # The last text needs several windows.
-    report = parity(MODEL, [*TEXTS, *long_texts], device=options.device, gradients=True)
+    report = parity(MODEL, [*SYNTHETIC_TEXTS, *long_texts], device=options.device, gradients=True)
     logits = f"Logits differ by at most {report.logits.maximum:.2g}"
     gradients = f", gradients by {report.gradients.largest:.2g} of their norm" if report.gradients else ""
     entities = f"{report.spans.exact} of {report.spans.all} entities are the same"
@@ -197,8 +197,8 @@ def _measure_shape(benchmark: AnnotationBenchmark, rows: int, length: int) -> Sh
     workload = replace(benchmark, length=length).fixed_shape_workload(rows)
     with workload.open_batches() as batches:
         batch = next(batches)
-        first = workload.seconds(batch)
-        return ShapeTimes(first, statistics.median(workload.seconds(batch) for _ in range(3)))
+        first = workload.time_step(batch)
+        return ShapeTimes(first, statistics.median(workload.time_step(batch) for _ in range(3)))
 
 
 def _shapes(options: StepOptions) -> StepResult:
@@ -309,11 +309,11 @@ def _compare(options: StepOptions) -> StepResult:
         seconds=60,
     )
     parts = [
-        f"{comparison.shown(device.device)}: {format_rate(device.rows_per_second)} rows per second"
+        f"{comparison.device_label(device.device)}: {format_rate(device.rows_per_second)} rows per second"
         for device in comparison.devices
     ]
     parts += [
-        f"{comparison.shown(device.device)} is {device.speedup} times as fast as the CPU"
+        f"{comparison.device_label(device.device)} is {device.speedup} times as fast as the CPU"
         for device in comparison.devices
         if device.speedup
     ]
@@ -337,7 +337,7 @@ def _profile(options: StepOptions) -> StepResult:
     steps = 5 if options.quick else 20
     warm_up = 2 if options.quick else 5
     report = profile(MODEL, steps=steps, warm_up=warm_up, training=options.training, device=options.device)
-    longest = max(report.shares, key=report.shares.__getitem__)
+    longest = max(report.phase_fractions, key=report.phase_fractions.__getitem__)
     summary = f"A step takes {format_milliseconds(report.seconds)}; {longest} takes most of it."
     return StepResult(report, (report,), summary=summary)
 
@@ -353,14 +353,14 @@ def _memory(options: StepOptions) -> StepResult:
 
 def _fallbacks(options: StepOptions) -> StepResult:
     from ....annotation.loading import load_pipeline
-    from ...bench.workloads import TEXTS
+    from ...bench.workloads import SYNTHETIC_TEXTS
     from ...checks.operators.fallbacks import fallbacks
     from ...checks.operators.forecast import forecast
 
     pipe = load_pipeline(MODEL, device=options.device)
     prediction = forecast(pipe, training=True)
     with _open_benchmark(options, training=True) as benchmark, fallbacks() as log:
-        pipe(list(TEXTS))
+        pipe(list(SYNTHETIC_TEXTS))
         workload = benchmark.fixed_shape_workload(2)
         with workload.open_batches() as batches:
             workload.run(next(batches))

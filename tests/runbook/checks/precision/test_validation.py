@@ -71,7 +71,7 @@ def test_judge_lists_rejection_reasons():
         ({"spans": EntityAgreement()}, [INCONCLUSIVE.format("0 of 50 entities")]),
         ({"spans": EntityAgreement(exact=99, missing=1)}, []),
         ({"spans": EntityAgreement(exact=99, moved=2)}, ["Only 99 of 101 entities are identical."]),
-        ({"spans": EntityAgreement(exact=98, relabelled=2)}, ["Only 98 of 100 entities are identical."]),
+        ({"spans": EntityAgreement(exact=98, relabeled=2)}, ["Only 98 of 100 entities are identical."]),
         ({"spans": EntityAgreement(exact=100, extra=2)}, ["Only 100 of 102 entities are identical."]),
         (
             {"spans": EntityAgreement(exact=10, missing=5)},
@@ -90,16 +90,16 @@ def test_judge_lists_rejection_reasons():
     ]
     for changes, reasons in cases:
         verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")
-        assert [refusal.reason for refusal in verdict.refusals] == reasons, changes
-        assert all(refusal.remedy for refusal in verdict.refusals), changes
-        assert verdict.accepted == (not reasons) == (verdict.certificate is not None), changes
+        assert [refusal.reason for refusal in verdict.reasons] == reasons, changes
+        assert all(refusal.remedy for refusal in verdict.reasons), changes
+        assert verdict.accepted == (not reasons) == (verdict.record is not None), changes
 
 
 def test_record_contains_identity_metrics_and_criteria():
     report = replace(
         REPORT, spans=EntityAgreement(99, 0, 0, 1), gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 90))
     )
-    certificate = judge(report, IDENTITY, 1.4321, "2026-03-01").certificate
+    certificate = judge(report, IDENTITY, 1.4321, "2026-03-01").record
 
     evidence = certificate.evidence
     assert certificate.identity == IDENTITY
@@ -144,8 +144,8 @@ def test_model_with_changed_entities_is_rejected(session, close_model, border_mo
         (tail_model, hypertension),
     ):
         verdict = nb.runbook.validate_precision(str(model), texts, "bfloat16", device="cpu")
-        assert verdict.refusals[0].reason == "Only 0 of 60 entities are identical.", model
-        assert verdict.certificate is None, model
+        assert verdict.reasons[0].reason == "Only 0 of 60 entities are identical.", model
+        assert verdict.record is None, model
     moved = nb.runbook.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
     by_first = nb.runbook.parity(str(tail_model), hypertension, dtype="bfloat16", device="cpu").spans
 
@@ -162,7 +162,7 @@ def test_model_with_identical_entities_is_accepted(session, keyword_model, dtype
 
     assert verdict.accepted, verdict
     assert verdict.parity.spans.reference == 60
-    assert verdict.certificate.evidence.speedup >= 1.0
+    assert verdict.record.evidence.speedup >= 1.0
     pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
     assert [entity["word"] for entity in pipe(SURE[1])] == ["asthma mellitus"]
 
@@ -179,7 +179,7 @@ SAME = {
 def test_duplicate_texts_are_inconclusive(keyword_model, texts):
     verdict = nb.runbook.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
 
-    (refused,) = verdict.refusals
+    (refused,) = verdict.reasons
     assert "1 of 10 different entities, 1 of 50 different texts that are required." in refused.reason
     assert ("59 duplicate texts were ignored." in str(verdict)) == (len(texts) > 1)
 
@@ -188,7 +188,7 @@ def test_record_contains_recall_of_gold(session, keyword_model):
     model, pipe = str(keyword_model), create_pipeline(session, str(keyword_model), OpenMedConfig())
     right = [[entity for entity in result if entity["word"] != "asthma"] for result in pipe(SURE)]
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
-        evidence = nb.runbook.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).certificate.evidence
+        evidence = nb.runbook.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).record.evidence
         assert (evidence.reference_recall, evidence.recall) == (recall, recall)
 
 
@@ -302,12 +302,12 @@ def test_simulated_record_is_valid_on_simulated_device_only(session, keyword_mod
         there = nb.load_pipeline(str(keyword_model), dtype="bfloat16", device="mps")
     SESSION.unload()
 
-    assert verdict.certificate.identity.simulated
+    assert verdict.record.identity.simulated
     assert "SIMULATED MPS" in str(verdict)
-    assert "SIMULATED" in str(verdict.certificate)
-    assert verdict.certificate.evidence.speedup is None
+    assert "SIMULATED" in str(verdict.record)
+    assert verdict.record.evidence.speedup is None
     assert "where no speed is measured" in str(verdict)
     assert not [name for table in verdict.to_report().metrics for name, _ in table.rows if name == "speedup"]
-    assert there.precision.candidates[0].record == verdict.certificate
+    assert there.precision.candidates[0].record == verdict.record
     with pytest.warns(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
         create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16")

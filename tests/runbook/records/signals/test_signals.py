@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.devices.machine import MachineInfo
-from openmed_nb.runbook.records.signals import MAC_COMMANDS, NVIDIA_SMI, QUERY, GpuStatus, SystemStatus, read_signals
+from openmed_nb.runbook.records.signals import (
+    MAC_COMMANDS,
+    NVIDIA_SMI,
+    QUERY,
+    GpuStatus,
+    SystemStatus,
+    read_system_status,
+)
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
@@ -54,12 +61,12 @@ def read_mac(**outputs):
         commands.append(command)
         return next((outputs.get(name) for name, mac_command in MAC_COMMANDS.items() if mac_command == command), None)
 
-    return read_signals(MAC, "mps", run), commands
+    return read_system_status(MAC, "mps", run), commands
 
 
 def read_nvidia(output, device="cuda:0", environ=None, uuid=None):
     """Return the GPU of a machine with the given output of ``nvidia-smi``."""
-    return read_signals(BOX, device, lambda _command: output, environ or {}, uuid).gpu
+    return read_system_status(BOX, device, lambda _command: output, environ or {}, uuid).gpu
 
 
 def test_read_signals_runs_each_command_of_macos_once():
@@ -81,17 +88,17 @@ def test_read_signals_searches_nvidia_smi():
         commands.append(command)
         return load_outputs("nvidia_h200") if command == [NVIDIA_SMI[1], *QUERY] else None
 
-    status = read_signals(BOX, "cuda:0", run, {})
+    status = read_system_status(BOX, "cuda:0", run, {})
 
     assert (status.gpu, [command[0] for command in commands]) == (H200, list(NVIDIA_SMI[:2]))
     assert status.memory_available > 0
-    assert read_signals(BOX, "cpu", run, {}).gpu == GpuStatus()
+    assert read_system_status(BOX, "cpu", run, {}).gpu == GpuStatus()
     assert len(commands) == 2
 
 
 def test_read_signals_reads_no_values_of_a_simulated_mac():
     simulated = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
-    status = read_signals(simulated, "mps", pytest.fail)
+    status = read_system_status(simulated, "mps", pytest.fail)
 
     assert status == SystemStatus(simulated=True)
     assert "SIMULATED" in str(status)
@@ -171,7 +178,7 @@ UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "
 def test_read_signals_returns_none_for_unreadable_output(output):
     """Only the values of psutil remain."""
     status, _ = read_mac(**dict.fromkeys(MAC_COMMANDS, output))
-    psutil_alone = read_signals(BOX, "cpu")
+    psutil_alone = read_system_status(BOX, "cpu")
 
     assert replace(status, memory_available=None) == replace(psutil_alone, memory_available=None, chip=MAC.chip)
     assert read_nvidia(output) == GpuStatus()
