@@ -236,7 +236,7 @@ def nice_ticks(maximum: float, integers: bool = False) -> tuple[float, ...]:
         integers: Whether the ticks are integers.
 
     Example:
-        >>> nice_ticks(170), nice_ticks(2, whole=True), nice_ticks(9, whole=True), nice_ticks(0)
+        >>> nice_ticks(170), nice_ticks(2, integers=True), nice_ticks(9, integers=True), nice_ticks(0)
         ((0, 50, 100, 150, 200), (0, 1, 2), (0, 2, 4, 6, 8, 10), (0, 1))
     """
     if not maximum > 0:

@@ -95,14 +95,14 @@ def from_json_data(kind: Any, stored: Any, place: str = "it") -> Any:
     return value
 
 
-def _field_types(kind: Any) -> dict[str, Any]:
+def field_types(kind: Any) -> dict[str, Any]:
     """Return the types of the fields of a dataclass. Reports import ``Chart`` for type checkers only."""
     return get_type_hints(kind, localns={"Chart": Chart}, include_extras=True)
 
 
 def _read_dataclass(kind: Any, stored: Any, place: str) -> Any:
     """Return a dataclass from a JSON object."""
-    types_by_name = _field_types(kind)
+    types_by_name = field_types(kind)
     schema = getattr(kind, "SCHEMA", "")
     hints = {field.name: types_by_name[field.name] for field in fields(kind)}
     if schema and not (isinstance(stored, Mapping) and stored.get("schema") == schema):
@@ -154,7 +154,7 @@ def read_json_file(kind: Any, file: Path, description: str, remedy: str) -> Any:
         ConfigurationError: If the file cannot be read or is not valid.
     """
     # The schema is a field of the dataclass or a class constant.
-    hints = _field_types(kind) if is_dataclass(kind) else {}
+    hints = field_types(kind) if is_dataclass(kind) else {}
     schema: str = getattr(kind, "SCHEMA", "") or next(iter(get_args(hints.get("schema"))), "")
     try:
         stored = json.loads(file.read_text("utf-8-sig"), object_pairs_hook=_reject_duplicate_keys)

@@ -174,7 +174,7 @@ class ModelHashes:
 
     Attributes:
         weights: Hash of the weights.
-        settings: Hash of the ``config.json`` and of remote code.
+        config: Hash of the ``config.json`` and of remote code.
         tokenizer: Hash of the tokenizer files.
     """
 

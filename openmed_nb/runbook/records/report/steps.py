@@ -286,7 +286,7 @@ def _calibration(options: StepOptions) -> StepResult:
     from ....annotation.loading import load_pipeline
 
     calibration = load_pipeline(MODEL, device=options.device).calibrate()
-    fastest = max(speed for _tokens, speed in calibration.speeds)
+    fastest = max(speed for _tokens, speed in calibration.throughput)
     values = {"batch_tokens": calibration.batch_tokens, "tokens_per_second": fastest}
     metrics = ReportMetrics("calibration", MODEL, calibration.device, None, is_mps_simulated(), values)
     summary = (
