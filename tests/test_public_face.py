@@ -71,7 +71,7 @@ def test_a_word_means_the_same_everywhere():
     loader = nb.training.loader
     faces = ((face, name) for face in (nb, nb.training, nb.runbook) for name in face.__all__)
     public = {name: getattr(face, name) for face, name in faces if callable(getattr(face, name))}
-    others = {"settings": loader.settings, "check": loader.check, "ladder": loader.ladder}
+    others = {"settings": loader.settings, "check": loader.check, "benchmark_workers": loader.benchmark_workers}
     takes = {
         name: inspect.signature(one).parameters
         for name, one in {**public, **others}.items()
@@ -100,8 +100,8 @@ def test_a_word_means_the_same_everywhere():
 
 LONG = {
     *("annotate", "cluster", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
-    *("release", "report", "sweep", "training.loader.check", "training.loader.ladder"),
-    *(f"runbook.{name}" for name in ("forecast", "ladder", "parity", "profile", "validate_precision")),
+    *("release", "report", "sweep", "training.loader.check", "training.loader.benchmark_workers"),
+    *(f"runbook.{name}" for name in ("forecast", "bring_up", "parity", "profile", "validate_precision")),
 }
 """The functions that may take longer than half a second; what imports torch alone is switched off by a setting only."""
 
@@ -110,7 +110,7 @@ def test_every_long_function_can_be_silenced():
     """What takes long has ``progress=True``, which one may pass as False; no function that shows a line is without it."""
     faces = {"": nb, "runbook.": nb.runbook, "training.": nb.training, "compat.": nb.compat}
     public = {f"{place}{name}": getattr(face, name) for place, face in faces.items() for name in face.__all__}
-    public |= {f"training.loader.{name}": getattr(nb.training.loader, name) for name in ("check", "ladder", "settings")}
+    public |= {f"training.loader.{name}": getattr(nb.training.loader, name) for name in ("check", "benchmark_workers", "settings")}
     functions = {name: one for name, one in public.items() if inspect.isfunction(one)}
     shown = {name for name, one in functions.items() if "operation(" in inspect.getsource(one)}
     silenced = {name for name, one in functions.items() if "progress" in inspect.signature(one).parameters}

@@ -144,8 +144,8 @@ class ValidationMetrics:
     tokens: Count
     non_finite_tokens: Count
     exact: Count
-    boundary_changed: Count
-    label_changed: Count
+    moved: Count
+    relabeled: Count
     missing: Count
     extra: Count
     distinct_entities: Count
@@ -199,7 +199,7 @@ class ValidationRecord(Displayable):
     def summary(self) -> str:
         """Result of the validation in one sentence."""
         evidence = self.evidence
-        reference = evidence.exact + evidence.boundary_changed + evidence.label_changed + evidence.missing
+        reference = evidence.exact + evidence.moved + evidence.relabeled + evidence.missing
         entities = pluralize(reference, "entity", "entities")
         return f"{evidence.exact:,} of {entities} in {pluralize(evidence.texts, 'text')} are the same as in float32."
 
