@@ -197,22 +197,22 @@ def test_binder_installs_what_a_notebook_imports(notebook, packages):
 
 
 WRONG = [
-    ("05", "stay on this device", "move to MLX"),
-    ("05", "Nothing to do.", "Buy a new computer."),
-    ("05", "everything that matters was measured", "data dominates"),
+    ("05", "keep this device", "move to MLX"),
+    ("05", "No action is needed.", "Buy a new computer."),
+    ("05", "all required metrics were measured", "data dominates"),
     ("05", "forward dominates", "data dominates"),
     ("05", "on cpu", "on mps"),
-    ("05", "There is only the CPU here", "There is a GPU here"),
+    ("05", "Only the CPU is available", "There is a GPU"),
     ("05", "speedup from 22 % to 30 %", "speedup from 22 % to 3 %"),
     ("04", "0 failed", "3 failed"),
-    ("04", "right, and its result is on cpu", "wrong, and its result is on cpu"),
-    ("04", "9 packages fit together", "9 packages do not fit together"),
+    ("04", "correct; the result is on cpu", "wrong; the result is on cpu"),
+    ("04", "9 packages are compatible", "9 packages are not compatible"),
     ("04", "cpu computes with float32", "cpu does not compute with float32"),
-    ("04", "Accepted: bundled|bundled may be used", "bundled may not be used"),
-    ("04", "Signals", "Sounds"),
+    ("04", "Accepted: bundled|bundled in bfloat16 on cpu", "Rejected: bundled"),
+    ("04", "System status", "Sounds"),
     ("04", "memory pressure", "blood pressure"),
     ("10", "2 entities masked", "3 entities masked"),
-    ("10", "This is not a guarantee", "This is a guarantee"),
+    ("10", "Masking is not guaranteed", "Masking is guaranteed"),
 ]
 
 

@@ -8,7 +8,7 @@ from openmed_nb._render.display import Report, Table
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.runbook.records.logbook.sections import Software
 from openmed_nb.runbook.records.report.page import render_page
-from openmed_nb.runbook.records.report.record import SCHEMA, ReportData, StepOutcome, Subject
+from openmed_nb.runbook.records.report.record import SCHEMA, ReportData, StepOutcome, ReportSubject
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def page_file(tmp_path_factory):
     )
     steps = (well, replace(well, step="doctor", status="failed"), replace(well, step="memory", status="warning"), died)
     software = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
-    subject = Subject(False, (), None, True, False, "Apple M2", 16 << 30, software)
+    subject = ReportSubject(False, (), None, True, False, "Apple M2", 16 << 30, software)
     record = ReportData(SCHEMA, WRITTEN, subject, "mps", (), steps, "One. Two.", ("Not known: power.",))
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(render_page(record, Report("Report on mps", ("One. Two.",), metrics=(wide,))), "utf-8")
