@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from .cpu import Cpu
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 DEVICE_TYPES: dict[str, type[Device]] = {"mps": Mps, "cuda": Cuda, "cpu": Cpu}
 
 
+@functools.lru_cache(maxsize=64)  # Annotating one short text asks for its device a dozen times.
 def get_device(device: str | torch.device) -> Device:
     """Return the device object for a name; a torch device without a class in this package has the defaults."""
     name = str(device)
