@@ -59,8 +59,8 @@ AMOUNTS = {"cpu": {"notes": 200}, "cuda": {"sentences": 4000, "notes": 1500}}
 # How many times faster than transformers, and at most how many times the bare pass with the bundled model and with the other.
 BARS = {"cpu": (1.6, 1.08, 1.08), "cuda": (10.0, 1.35, 1.08)}
 NOTES_AN_HOUR = 45  # millions, with the bundled model on one GPU
-FEW_TEXTS, MANY_TEXTS = 10_000, 100_000
-MANY_NOTES, PASSES, BARE_PASSES = 20_000, 4, 2
+NUM_TEXTS_SMALL, NUM_TEXTS_LARGE = 10_000, 100_000
+NUM_NOTES, PASSES, BARE_PASSES = 20_000, 4, 2
 # How often the pipeline and the bare pass take turns in a round, before transformers' turn.
 IN_TURN = {"cpu": 1, "cuda": 7}
 SHORT = "Patient with type 2 diabetes mellitus and hypertension."
@@ -157,7 +157,9 @@ def batches(pipe: AnnotationPipeline, texts: list[str]) -> list[dict[str, torch.
         assert made is not None  # noqa: S101 - a chunk of texts
         plan = annotator.plan_batches(made, annotator.budget)
         inputs = (pad_batch(made.tokens, made.windows, batch, annotator.network) for batch in plan)
-        ready += [{name: torch.from_numpy(array).to(pipe.device) for name, array in one.items()} for one in inputs]
+        ready += [
+            {name: torch.from_numpy(array).to(pipe.device) for name, array in arrays.items()} for arrays in inputs
+        ]
     return ready
 
 
@@ -193,7 +195,7 @@ def compare(model: Any, tokenizer: Any, texts: list[str], device: str, rounds: i
     entities = sum(map(len, ours(texts)))
     few = texts[:200]
     pairs = zip(ours(few, stride=STRIDE), theirs(few), strict=True)
-    same = sum(spans(one) == spans(other) for one, other in pairs)
+    same = sum(spans(first) == spans(other) for first, other in pairs)
     fastest = min(taken for name, taken in middle.items() if name.startswith("transformers"))
     return {
         "texts": len(texts),
@@ -234,12 +236,12 @@ def latency(model: Any, tokenizer: Any, device: str, times: int = 60) -> dict[st
 def memory(most: int) -> dict[str, Any]:
     """Return the peak memory of a process that annotates few and many short texts of a generator, in MiB."""
     peaks = {}
-    for amount in (FEW_TEXTS, most):
+    for amount in (NUM_TEXTS_SMALL, most):
         # The peak of a process counts the one that started it, at that moment: a shell, which is small.
         command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", MEMORY, str(amount)]
         peaks[amount] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
     return {f"{amount:,} texts MiB": round(peak) for amount, peak in peaks.items()} | {
-        "ratio": round(peaks[most] / peaks[FEW_TEXTS], 2)
+        "ratio": round(peaks[most] / peaks[NUM_TEXTS_SMALL], 2)
     }
 
 
@@ -255,7 +257,7 @@ def sweep(model: Any, tokenizer: Any, texts: list[str], device: str) -> dict[str
 
 def passes(corpora: Path, name: str, dtype: str) -> dict[str, Any]:
     """Return the times of this process's first passes over many notes, and of the bare forward pass over their batches."""
-    texts = random.Random(0).choices(notes(corpora), k=MANY_NOTES)  # noqa: S311
+    texts = random.Random(0).choices(notes(corpora), k=NUM_NOTES)  # noqa: S311
     model, tokenizer = bundled("cuda") if name == "bundled" else distilbert("cuda", texts[:50])
     pipe = AnnotationPipeline(
         model=model.to(getattr(torch, dtype)), tokenizer=tokenizer, device=model.device, aggregation_strategy="first"
@@ -264,7 +266,7 @@ def passes(corpora: Path, name: str, dtype: str) -> dict[str, Any]:
     ready = batches(pipe, texts)
     least = min(seconds(lambda: bare(model, ready), "cuda") for _ in range(BARE_PASSES))
     return {
-        "passes, seconds": [round(one, 2) for one in taken],
+        "passes, seconds": [round(seconds, 2) for seconds in taken],
         "bare, seconds": round(least, 2),
         "characters": sum(map(len, texts)),
         "million notes an hour": round(3600 * len(texts) / np.median(taken[1:]) / 1e6, 1),
@@ -295,10 +297,10 @@ def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
     for name, dtype in itertools.product(("bundled", "DistilBERT"), ("float32", "bfloat16")):
         command = [sys.executable, __file__, asked.corpora, "--device", "cuda", "--passes", name, dtype]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        yield f"{name}, {dtype}, {MANY_NOTES:,} notes", json.loads(done.stdout.splitlines()[-1])
+        yield f"{name}, {dtype}, {NUM_NOTES:,} notes", json.loads(done.stdout.splitlines()[-1])
 
 
-def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
+def verdicts(metrics: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
     """Yield a line for each metric with a bar: its name, its value, the bar, and whether it is reached."""
     faster, small, large = BARS[device]
     bars = {
@@ -308,7 +310,7 @@ def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
         "first pass / second": ("<=", 1.3),
         "ratio": ("<=", 1.2),
     }
-    for work, measured in figures.items():
+    for work, measured in metrics.items():
         of_the_model = {"times the bare forward pass": ("<=", large)}
         if work.startswith("bundled"):
             of_the_model = {
@@ -329,9 +331,11 @@ def main() -> None:
     parser.add_argument("--device", choices=sorted(AMOUNTS), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sweep", action="store_true", help="also try several values of batch_tokens")
-    parser.add_argument("--memory", type=int, default=MANY_TEXTS, metavar="TEXTS", help="how many short texts are many")
+    parser.add_argument(
+        "--memory", type=int, default=NUM_TEXTS_LARGE, metavar="TEXTS", help="how many short texts are many"
+    )
     parser.add_argument("--passes", nargs=2, metavar=("MODEL", "DTYPE"), help="only the passes of this process")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--json", type=Path, help="a file for the metrics")
     asked = parser.parse_args()
     transformers.logging.set_verbosity_error()
     if asked.passes:
@@ -343,14 +347,14 @@ def main() -> None:
         else f", oneDNN gain {measure_onednn_speedup():.2f}"
     )
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads{gpu}")
-    figures = {}
+    metrics = {}
     for name, measured in measurements(asked):
-        figures[name] = measured
+        metrics[name] = measured
         print(name, *(f"  {key:<32}{value}" for key, value in measured.items()), sep="\n", flush=True)
-    print(*verdicts(figures, asked.device), sep="\n")
-    print(json.dumps(figures))
+    print(*verdicts(metrics, asked.device), sep="\n")
+    print(json.dumps(metrics))
     if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=2), "utf-8")
+        asked.json.write_text(json.dumps(metrics, indent=2), "utf-8")
 
 
 if __name__ == "__main__":

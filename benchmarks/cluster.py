@@ -10,7 +10,7 @@ Compared are, over invented notes with the bundled model:
 - on the CPU, the memory of the client for many short texts of a generator against that for 10,000, sampled while they run.
   Nothing is found in these texts by the small model made for that; of what is found, 16 bytes for each entity of a short text are kept.
 
-The faults of workers are tests, with their figures: ``tests/distributed/test_faults.py``.
+The faults of workers are tests, with their metrics: ``tests/distributed/test_faults.py``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FILLER = (
 SENTENCES = (4, 24)
 """How many sentences a note has."""
 
-FEW, MANY = 10_000, 1_000_000
+NUM_TEXTS_SMALL, NUM_TEXTS_LARGE = 10_000, 1_000_000
 BARS = {"cpu": {2: 1.7}, "cuda": {2: 1.9, 4: 3.6}}
 MEMORY_BAR = 1.3
 TEXTS = {"cpu": 1500, "cuda": 80_000}
@@ -107,7 +107,7 @@ def throughput(device: str, texts: list[str], rounds: int) -> Iterator[tuple[str
     for dtype in dtypes:
         middle = {name: statistics.median(taken) for (kind, name), taken in times.items() if kind == dtype}
         answers = [each for (kind, _name), each in found.items() if kind == dtype]
-        spans = [[[(one["start"], one["end"]) for one in entities] for entities in each] for each in answers]
+        spans = [[[(entity["start"], entity["end"]) for entity in entities] for entities in each] for each in answers]
         yield (
             f"throughput on {device} in {dtype}",
             {
@@ -116,7 +116,7 @@ def throughput(device: str, texts: list[str], rounds: int) -> Iterator[tuple[str
                 **{f"{name}, seconds": round(taken, 2) for name, taken in middle.items()},
                 "texts per second": round(len(texts) / min(middle.values())),
                 "texts with the same spans everywhere": sum(
-                    all(one == first for one in others) for first, *others in zip(*spans, strict=True)
+                    all(answer == first for answer in others) for first, *others in zip(*spans, strict=True)
                 ),
                 **{f"{n} workers / one": round(middle["1 workers"] / middle[f"{n} workers"], 2) for n in counts[1:]},
             },
@@ -150,12 +150,12 @@ def memory(many: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         model, program = small_model(Path(name)), Path(name) / "program.py"
         program.write_text(MEMORY, "utf-8")
-        for count in (FEW, many):
+        for count in (NUM_TEXTS_SMALL, many):
             command = [sys.executable, program, str(count), model]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             peaks[count] = int(done.stdout) / 2**20
-    told = {f"{count:,} texts, MiB": round(peak, 1) for count, peak in peaks.items()}
-    return {**told, "memory of many / few": round(peaks[many] / peaks[FEW], 2)}
+    memory = {f"{count:,} texts, MiB": round(peak, 1) for count, peak in peaks.items()}
+    return {**memory, "memory of many / few": round(peaks[many] / peaks[NUM_TEXTS_SMALL], 2)}
 
 
 def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -166,11 +166,11 @@ def measurements(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
         yield "memory of the client", memory(asked.many)
 
 
-def verdicts(figures: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
+def verdicts(metrics: dict[str, dict[str, Any]], device: str) -> Iterator[str]:
     """Yield a line for each metric with a bar."""
     bars = {f"{n} workers / one": (">=", bar) for n, bar in BARS[device].items()}
     bars["memory of many / few"] = "<=", MEMORY_BAR
-    for measured in figures.values():
+    for measured in metrics.values():
         for name, (side, bar) in bars.items():
             if name in measured:
                 reached = measured[name] >= bar if side == ">=" else measured[name] <= bar
@@ -183,17 +183,19 @@ def main() -> None:
     parser.add_argument("--device", choices=sorted(BARS), default="cpu")
     parser.add_argument("--texts", type=int, help="how many notes")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--many", type=int, default=MANY, help="how many short texts; 0 leaves the memory out")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument(
+        "--many", type=int, default=NUM_TEXTS_LARGE, help="how many short texts; 0 leaves the memory out"
+    )
+    parser.add_argument("--json", type=Path, help="a file for the metrics")
     asked = parser.parse_args()
-    figures = {}
+    metrics = {}
     for name, measured in measurements(asked):
-        figures[name] = measured
+        metrics[name] = measured
         print(name, *(f"  {key:<40}{value}" for key, value in measured.items()), sep="\n", flush=True)
-    print(*verdicts(figures, asked.device), sep="\n")
-    print(json.dumps(figures))
+    print(*verdicts(metrics, asked.device), sep="\n")
+    print(json.dumps(metrics))
     if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=2), "utf-8")
+        asked.json.write_text(json.dumps(metrics, indent=2), "utf-8")
 
 
 if __name__ == "__main__":

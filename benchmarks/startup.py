@@ -132,7 +132,7 @@ def print_annotate(rounds: int) -> None:
     taken = [{name: seconds_of(*stages) for name, stages in works.items()} for _ in range(rounds)]
 
     def middle(name: str, stage: int = 0) -> tuple[float, float]:
-        clock, processor = (statistics.median(one[name][stage][kind] for one in taken) for kind in (0, 1))
+        clock, processor = (statistics.median(run[name][stage][kind] for run in taken) for kind in (0, 1))
         return clock, processor
 
     rows = {stage: middle("stages", number) for number, stage in enumerate(STAGES)}
@@ -150,9 +150,9 @@ def print_annotate(rounds: int) -> None:
 def print_panel(rounds: int) -> None:
     """Print what opening the panel costs."""
     answers = [kernel_seconds(PANEL)[1].split() for _ in range(rounds)]
-    opened, imported = (statistics.median(float(one[column]) for one in answers) for column in (0, 1))
+    opened, imported = (statistics.median(float(answer[column]) for answer in answers) for column in (0, 1))
     print(f"panel {opened * 1000:.0f} ms, import ipywidgets {imported * 1000:.0f} ms: {opened / imported:.2f} x")
-    torch = any(one[2] == "True" for one in answers)
+    torch = any(answer[2] == "True" for answer in answers)
     print(f"  bar: under {PANEL_SECONDS * 1000:.0f} ms, without torch: {opened < PANEL_SECONDS and not torch}")
 
 

@@ -146,8 +146,8 @@ def main() -> None:
     }
     print(f"torch {torch.__version__}, {SESSION.device(arguments.device).device}")
     reports = {}
-    for name, asked in ((name, asked) for name, asked in wanted.items() if arguments.only in name):
-        found = compared(asked, arguments.largest, arguments.seconds)
+    for name, workload in ((name, workload) for name, workload in wanted.items() if arguments.only in name):
+        found = compared(workload, arguments.largest, arguments.seconds)
         show(name, found)
         reports[name] = {**found, "report": found["report"].to_dict()}
     if arguments.json is not None:

@@ -3,7 +3,7 @@
     python benchmarks/training.py [--device cpu] [--steps 100] [--rounds 3]
 
 Three things are timed alternately, in one run: bare steps, steps with ``hooks.step()`` and the guards, and epoch boundaries.
-The cost of one call is the time inside that call, because a share of one per cent is less than two runs of the same
+The cost of one call is the time inside that call, because a fraction of one per cent is less than two runs of the same
 steps differ by; what the guards do while the model runs is timed as a forward pass of an empty model with and without
 them. The bar is 1 % of a step for what is done at every step, and for a boundary shared out over an epoch of 500 steps.
 """
@@ -107,8 +107,8 @@ def measure(device: str, steps: int) -> dict[str, float]:
     for _ in range(steps):
         bare.append(run.bare())
         with guards.watch(run.model, device):
-            for times, one in zip((guarded, step, checks), run.guarded(hooks, guards), strict=True):
-                times.append(one)
+            for times, measured in zip((guarded, step, checks), run.guarded(hooks, guards), strict=True):
+                times.append(measured)
         guards.unwatch()
     boundaries = [timed(hooks.end_epoch, device) for _ in range(5)]
     names = ("bare", "guarded", "hooks", "guards", "boundary")
@@ -116,8 +116,8 @@ def measure(device: str, steps: int) -> dict[str, float]:
     return {**times, "guards": times["guards"] + empty_pass(device)}
 
 
-def shares(times: dict[str, float]) -> list[tuple[str, float, bool]]:
-    """Return each share of a bare step, and whether the bar is for it."""
+def fractions(times: dict[str, float]) -> list[tuple[str, float, bool]]:
+    """Return each fraction of a bare step, and whether the bar is for it."""
     return [
         ("hooks.step()", times["hooks"] / times["bare"], True),
         ("the guards: check(), after_backward(), and in the forward pass", times["guards"] / times["bare"], True),
@@ -137,9 +137,9 @@ def main() -> None:
         times = measure(nb.use(arguments.device).device, arguments.steps)
         bare, boundary = 1000 * times["bare"], 1000 * times["boundary"]
         print(f"Round {round_number}: a bare step {bare:.1f} ms, a boundary {boundary:.0f} ms")
-        for what, share, barred in shares(times):
-            verdict = (" reached" if share < BAR else " MISSED") + f" (bar {BAR:.0%})" if barred else ""
-            print(f"  {what}: {share:.3%}{verdict}")
+        for what, fraction, barred in fractions(times):
+            verdict = (" reached" if fraction < BAR else " MISSED") + f" (bar {BAR:.0%})" if barred else ""
+            print(f"  {what}: {fraction:.3%}{verdict}")
 
 
 if __name__ == "__main__":

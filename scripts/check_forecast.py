@@ -69,16 +69,18 @@ def check_models(table: OperatorTable) -> bool:
     good = True
     for name, make in models().items():
         model, example = make()
-        told = forecast(model, example, training=True)
-        wrong = disagreements(told, table, recorded) if recorded else []
-        good &= not (told.problems or wrong)
-        print(f"{name:<14}{counts(told, ('inference',)):>12}{counts(told, TRAINING):>14}  {told.verdict}", *wrong)
+        printed = forecast(model, example, training=True)
+        wrong = disagreements(printed, table, recorded) if recorded else []
+        good &= not (printed.problems or wrong)
+        print(
+            f"{name:<14}{counts(printed, ('inference',)):>12}{counts(printed, TRAINING):>14}  {printed.verdict}", *wrong
+        )
     return good
 
 
-def counts(told: Forecast, phases: tuple[str, ...]) -> str:
+def counts(printed: Forecast, phases: tuple[str, ...]) -> str:
     """Return the numbers of calls and operators in some phases."""
-    rows = [row for row in told.rows if row.phase in phases]
+    rows = [row for row in printed.rows if row.phase in phases]
     return f"{sum(row.count for row in rows)}/{len({row.operator for row in rows})}"
 
 
@@ -93,10 +95,10 @@ def recorded_operators() -> frozenset[str]:
     return frozenset(line for line in lines if line.startswith("aten::") and "by hand" not in line)
 
 
-def disagreements(told: Forecast, table: OperatorTable, recorded: frozenset[str]) -> list[str]:
+def disagreements(printed: Forecast, table: OperatorTable, recorded: frozenset[str]) -> list[str]:
     """Return the operators that the binary says something else about than the forecast."""
     wrong = []
-    for row in told.rows:
+    for row in printed.rows:
         on_mps = DEVICE_SWITCHES.get(row.operator, row.operator) or "aten::add.out"
         registered = bool({on_mps, table.delegates.get(on_mps, on_mps)} & recorded)
         if registered != (row.verdict == NATIVE):
@@ -158,10 +160,10 @@ def judged(infos: list[Any], lists: Lists, table: OperatorTable) -> Iterator[Out
     failing = (lists["UNIMPLEMENTED_XFAILLIST"], lists["ON_MPS_XFAILLIST"])
     for info in infos:
         name, types = info.name + info.variant_test_name, info.supported_dtypes("cpu")
-        dtype = next((one for one in TYPES if one in types), None)
+        dtype = next((dtype_name for dtype_name in TYPES if dtype_name in types), None)
         if dtype is None or named(name, dtype, lists["UNDEFINED_XFAILLIST"]):
             continue
-        yield Outcome(name, dtype, reasons(info, dtype, table), any(named(name, dtype, one) for one in failing))
+        yield Outcome(name, dtype, reasons(info, dtype, table), any(named(name, dtype, entry) for entry in failing))
 
 
 def named(name: str, dtype: torch.dtype, failures: Mapping[str, list[torch.dtype] | None]) -> bool:
@@ -201,8 +203,8 @@ def on_cpu(value: Any) -> Any:
     if isinstance(value, (str, torch.device)) and str(value).startswith("mps"):
         return "cpu"
     if isinstance(value, Mapping):
-        return {name: on_cpu(one) for name, one in value.items()}
-    return type(value)(on_cpu(one) for one in value) if type(value) in {list, tuple} else value
+        return {name: on_cpu(item) for name, item in value.items()}
+    return type(value)(on_cpu(item) for item in value) if type(value) in {list, tuple} else value
 
 
 if __name__ == "__main__":

@@ -66,10 +66,10 @@ def score_entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     >>> score_entities([["B-DISEASE", "I-DISEASE", "O", "B-DISEASE"]], [["B-DISEASE", "O", "O", "B-DISEASE"]])
     Score(precision=50.0, recall=50.0, f1=50.0)
     """
-    pairs = [(entity_spans(expected), entity_spans(found)) for expected, found in zip(gold, predicted, strict=True)]
-    correct = sum(len(expected & found) for expected, found in pairs)
+    pairs = [(entity_spans(expected), entity_spans(actual)) for expected, actual in zip(gold, predicted, strict=True)]
+    correct = sum(len(expected & actual) for expected, actual in pairs)
     expected_count = sum(len(expected) for expected, _ in pairs)
-    found_count = sum(len(found) for _, found in pairs)
+    found_count = sum(len(actual) for _, actual in pairs)
     return Score(
         precision=100 * correct / max(found_count, 1),
         recall=100 * correct / max(expected_count, 1),
@@ -113,16 +113,16 @@ def evaluate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: P
     return scores
 
 
-def record_figures(folder: Path, scores: dict[str, dict[str, Score]]) -> None:
-    """Add the scores of each split to the model's `figures.json`."""
-    path = folder / "figures.json"
-    figures = json.loads(path.read_text()) if path.exists() else {}
+def record_metrics(folder: Path, scores: dict[str, dict[str, Score]]) -> None:
+    """Add the scores of each split to the model's `metrics.json`."""
+    path = folder / "metrics.json"
+    metrics = json.loads(path.read_text()) if path.exists() else {}
     for split, by_corpus in scores.items():
-        figures[split] = {
+        metrics[split] = {
             corpus: {name: round(value, 2) for name, value in score._asdict().items()}
             for corpus, score in by_corpus.items()
         }
-    path.write_text(json.dumps(figures, indent=2) + "\n")
+    path.write_text(json.dumps(metrics, indent=2) + "\n")
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of the model and its tokenizer")
     parser.add_argument("data", type=Path, help="folder of the corpora")
     parser.add_argument("--dev", action="store_true", help="also score the development sentences")
-    parser.add_argument("--record", action="store_true", help="write the scores to MODEL/figures.json")
+    parser.add_argument("--record", action="store_true", help="write the scores to MODEL/metrics.json")
     for name in CORPORA:
         parser.add_argument(f"--minimum-{name}", type=float, default=0.0, metavar="F1", help="test F1 to reach")
     arguments = parser.parse_args()
@@ -146,7 +146,7 @@ def main() -> None:
         for name, score in by_corpus.items():
             print(f"{name:8} {split:6} {score.precision:9.2f} {score.recall:7.2f} {score.f1:6.2f}")
     if arguments.record:
-        record_figures(arguments.model, scores)
+        record_metrics(arguments.model, scores)
     missed = [name for name in CORPORA if scores["test"][name].f1 < getattr(arguments, f"minimum_{name}")]
     if missed:
         sys.exit(f"F1 below its minimum: {', '.join(missed)}")

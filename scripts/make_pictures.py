@@ -37,7 +37,7 @@ BORDER = 2
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)\n```$", README, flags=re.DOTALL | re.MULTILINE)
-DEVICE, NER, PANEL, MANY = (code for language, code in BLOCKS if not language)
+DEVICE, NER, PANEL, SUMMARY = (code for language, code in BLOCKS if not language)
 DEFECT = """with nb.simulated_mps(defects=["pytorch#177116"]):
     found = nb.doctor("bundled_small")
 found"""
@@ -50,7 +50,7 @@ loop.curve"""
 CELLS = {
     "device": DEVICE,
     "ner": NER,
-    "summary": MANY,
+    "summary": SUMMARY,
     "doctor": DEFECT,
     "sweep": 'nb.sweep("bundled")',
     "curve": LEAK,

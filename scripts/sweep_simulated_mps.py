@@ -51,7 +51,7 @@ def main() -> int:
             _run_batch(kind, batch, options.samples, outcomes, aborts)
     report = summary(names, outcomes, aborts)
     print(json.dumps(report, indent=1))
-    return 1 if report["figures"]["aborts"] else 0
+    return 1 if report["counts"]["aborts"] else 0
 
 
 def _run_batch(kind: str, names: list[str], samples: int, outcomes: dict[Any, Any], aborts: dict[Any, Any]) -> None:
@@ -267,7 +267,7 @@ class Report:
     """The counts of a sweep, and the operators that differ from torch's tests or from the rules, each with an example."""
 
     def __init__(self, names: list[str]) -> None:
-        self.figures: Counter[str] = Counter(operators=len(names), aborts=0)
+        self.counts: Counter[str] = Counter(operators=len(names), aborts=0)
         self.accepted_against_rules: dict[str, str] = {}
         self.refused_against_rules: dict[str, str] = {}
         self.failed_otherwise: dict[str, str] = {}
@@ -276,16 +276,16 @@ class Report:
 
     def add(self, name: str, simulated: dict[str, Any], rules: dict[str, Any]) -> None:
         """Count the outcomes of an operator."""
-        self.figures["operators without samples"] += not simulated["samples"]
+        self.counts["operators without samples"] += not simulated["samples"]
         failures = [sample["on_device"] for sample in simulated["samples"] if sample["on_device"]]
-        self.figures["operators refused on the device"] += bool(failures)
+        self.counts["operators refused on the device"] += bool(failures)
         if failures and not (simulated["fails_by_tests"] or simulated["fails_in_backward_by_tests"]):
             self.refused_against_tests[name] = failures[0][:200]
         elif simulated["samples"] and not failures and simulated["fails_by_tests"]:
             self.accepted_against_tests[name] = ""
         for place, sample in enumerate(simulated["samples"]):
-            self.figures["samples"] += 1
-            self.figures["samples accepted on the device"] += not sample["on_device"]
+            self.counts["samples"] += 1
+            self.counts["samples accepted on the device"] += not sample["on_device"]
             ruled = rules["samples"][place] if place < len(rules["samples"]) else {"on_device": "aborted", "moved": []}
             if not sample["on_device"]:  # Otherwise its arguments tell nothing.
                 self._compare(name, sample, ruled)
@@ -293,19 +293,19 @@ class Report:
     def _compare(self, name: str, sample: dict[str, Any], ruled: dict[str, Any]) -> None:
         """Count the outcomes for arguments of a sample on the other device, one at a time."""
         for argument, text in enumerate(sample["moved"]):
-            self.figures["arguments on the other device"] += 1
+            self.counts["arguments on the other device"] += 1
             if text and not refused(text):
-                self.figures["failed otherwise"] += 1
+                self.counts["failed otherwise"] += 1
                 self.failed_otherwise.setdefault(name, text[:200])
                 continue
-            self.figures["refused" if text else "accepted"] += 1
+            self.counts["refused" if text else "accepted"] += 1
             rule = "" if argument >= len(ruled["moved"]) else ruled["moved"][argument]
             if ruled["on_device"] or argument >= len(ruled["moved"]) or (rule and not refused(rule)):
-                self.figures["no rule to compare with"] += 1
+                self.counts["no rule to compare with"] += 1
             elif bool(rule) == bool(text):
-                self.figures["as the rules"] += 1
+                self.counts["as the rules"] += 1
             else:
-                self.figures["not as the rules"] += 1
+                self.counts["not as the rules"] += 1
                 differing = self.refused_against_rules if text else self.accepted_against_rules
                 differing.setdefault(
                     name, f"argument {argument}, {sample['dims'][argument]} dimensions: {text or rule}"
@@ -319,9 +319,9 @@ def summary(names: list[str], outcomes: dict[Any, Any], aborts: dict[Any, Any]) 
         simulated, rules = (outcomes.get((kind, name), {"samples": []}) for kind in ("simulated", "rules"))
         report.add(name, simulated, rules)
     aborted = [name for kind, name in aborts if kind == "simulated"]
-    report.figures["aborts"] = len(aborted)
+    report.counts["aborts"] = len(aborted)
     return {
-        "figures": dict(report.figures),
+        "counts": dict(report.counts),
         "aborts": aborted,
         "accepted though the rules refuse": report.accepted_against_rules,
         "refused though the rules accept": report.refused_against_rules,

@@ -19,7 +19,7 @@ A student of the size "default" or "small" learns from the gold labels and from 
     train distil DATA WORK/default MODEL --size default --soft-labels WORK/second-*.npz
     python scripts/evaluate_bundled_model.py MODEL DATA --dev --record
 
-Only train splits and unlabelled text are trained on. The test splits are read by the last command alone.
+Only train splits and unlabeled text are trained on. The test splits are read by the last command alone.
 """
 
 import argparse
@@ -93,8 +93,8 @@ class Example(NamedTuple):
     targets: np.ndarray
 
 
-def read_unlabelled(data: Path, limit: int | None) -> list[list[str]]:
-    """Read the words of the first `limit` unlabelled sentences."""
+def read_unlabeled(data: Path, limit: int | None) -> list[list[str]]:
+    """Read the words of the first `limit` unlabeled sentences."""
     with gzip.open(data / "unlabelled-sentences.txt.gz", "rt", encoding="utf-8") as lines:
         return [line.split() for line in islice(lines, limit)]
 
@@ -150,7 +150,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     tokenizer = Tokenizer.from_file(str(arguments.source / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    kept = prune_vocabulary(tokenizer, read_unlabelled(arguments.data, arguments.limit))
+    kept = prune_vocabulary(tokenizer, read_unlabeled(arguments.data, arguments.limit))
     kept_ids = [tokenizer.token_to_id(piece) for piece in kept]
 
     encoder = BertModel.from_pretrained(arguments.source, add_pooling_layer=False, dtype=torch.float16)
@@ -257,7 +257,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     base = BertModel.from_pretrained(arguments.source, add_pooling_layer=False, dtype=torch.float32)
     schedule = choose_schedule(SIZES[arguments.size].pretraining, arguments)
     model = build_encoder(base, SIZES[arguments.size], schedule.dropout).to(DEVICE)
-    blocks = token_blocks(tokenizer, read_unlabelled(arguments.data, arguments.limit)).to(DEVICE)
+    blocks = token_blocks(tokenizer, read_unlabeled(arguments.data, arguments.limit)).to(DEVICE)
 
     def batch_loss(indices: Tensor) -> Tensor:
         masked, chosen = mask_tokens(blocks[indices], tokenizer)
@@ -295,7 +295,7 @@ def gold_examples(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Senten
 def soft_examples(
     tokenizer: PreTrainedTokenizerBase, sentences: Sequence[list[str]], paths: Sequence[Path]
 ) -> list[Example]:
-    """Give unlabelled sentences the mean label probabilities of the teachers."""
+    """Give unlabeled sentences the mean label probabilities of the teachers."""
     total = sum(np.load(path)["probabilities"].astype(np.float32) for path in paths)
     probabilities = total / total.sum(axis=1, keepdims=True)
     encoded = [input_ids for input_ids, _ in encode(tokenizer, sentences)]
@@ -345,9 +345,9 @@ def collate(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def train_recogniser(
-    arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, unlabelled: Sequence[list[str]]
+    arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, unlabeled: Sequence[list[str]]
 ) -> tuple[BertForTokenClassification, int]:
-    """Train a token classifier on the gold sentences and on what earlier teachers say of the unlabelled ones."""
+    """Train a token classifier on the gold sentences and on what earlier teachers say of the unlabeled ones."""
     schedule = choose_schedule(SIZES[arguments.size].tuning, arguments)
     model = BertForTokenClassification.from_pretrained(
         arguments.source,
@@ -358,8 +358,8 @@ def train_recogniser(
         attention_probs_dropout_prob=schedule.dropout,
     ).to(DEVICE)
     gold = gold_examples(tokenizer, read_train(arguments.data, arguments.limit))
-    soft = soft_examples(tokenizer, unlabelled, arguments.soft_labels) if arguments.soft_labels else []
-    gold_copies = 4 if soft else 1  # the unlabelled sentences are far more than the gold ones
+    soft = soft_examples(tokenizer, unlabeled, arguments.soft_labels) if arguments.soft_labels else []
+    gold_copies = 4 if soft else 1  # the unlabeled sentences are far more than the gold ones
 
     def epoch_batches() -> list[list[Example]]:
         examples = [example for _ in range(gold_copies) for example in join_neighbours(gold)]
@@ -399,24 +399,24 @@ def label_probabilities(
 
 
 def teach(arguments: argparse.Namespace) -> None:
-    """Train one teacher and write its label probabilities for the unlabelled sentences, as bytes."""
+    """Train one teacher and write its label probabilities for the unlabeled sentences, as bytes."""
     tokenizer = AutoTokenizer.from_pretrained(arguments.source)
-    unlabelled = read_unlabelled(arguments.data, arguments.limit)
-    model, _ = train_recogniser(arguments, tokenizer, unlabelled)
-    probabilities = label_probabilities(model, tokenizer, unlabelled)
+    unlabeled = read_unlabeled(arguments.data, arguments.limit)
+    model, _ = train_recogniser(arguments, tokenizer, unlabeled)
+    probabilities = label_probabilities(model, tokenizer, unlabeled)
     np.savez_compressed(arguments.target, probabilities=np.round(255 * probabilities).astype(np.uint8))
 
 
 def distil(arguments: argparse.Namespace) -> None:
     """Train a student on gold and soft labels and write it with the metrics of its training."""
     tokenizer = AutoTokenizer.from_pretrained(arguments.source)
-    model, steps = train_recogniser(arguments, tokenizer, read_unlabelled(arguments.data, arguments.limit))
+    model, steps = train_recogniser(arguments, tokenizer, read_unlabeled(arguments.data, arguments.limit))
     # Half precision halves the file; the configuration asks for float32 because half precision is slow on a CPU.
     model.half().save_pretrained(arguments.target)
     path = arguments.target / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
     copy_tokenizer(arguments.source, arguments.target)
-    figures = {
+    metrics = {
         "parameters": model.num_parameters(),
         "bytes": (arguments.target / "model.safetensors").stat().st_size,
         "seed": arguments.seed,
@@ -426,7 +426,7 @@ def distil(arguments: argparse.Namespace) -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    (arguments.target / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    (arguments.target / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
 
 
 def choose_schedule(schedule: Schedule, arguments: argparse.Namespace) -> Schedule:

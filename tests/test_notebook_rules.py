@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-LONGEST = 12
+MAX_CELLS = 12
 SKIPPING = re.compile(r"nbval[-_](skip|ignore[-_]output|raises[-_]exception)|raises-exception", re.IGNORECASE)
 ABSOLUTE = re.compile(r"(?<![\w./:<])(/(home|root|Users|tmp|work|opt|usr|var|private|content)/|[A-Z]:\\)")
 
@@ -104,7 +104,7 @@ def test_every_cell_was_run_from_the_top(notebook):
 
 def test_a_page_is_short(notebook):
     """A notebook has at most a dozen code cells, and begins with a title."""
-    assert len(code_cells(notebook)) <= LONGEST
+    assert len(code_cells(notebook)) <= MAX_CELLS
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith("# ")
 
@@ -131,14 +131,14 @@ def test_no_output_is_an_error(notebook):
             assert not re.search(r"UsageError|Traceback", str(output)), cell.source
 
 
-def test_nothing_names_the_computer_it_was_made_on(notebook):
+def test_notebook_has_no_absolute_path(notebook):
     """No source and no output holds an absolute path."""
     for cell in notebook.cells:
         texts = [cell.source, *(str(output) for output in cell.get("outputs", ()))]
-        assert not [found[0] for text in texts for found in ABSOLUTE.finditer(text)]
+        assert not [path[0] for text in texts for path in ABSOLUTE.finditer(text)]
 
 
-def test_notebook_keeps_what_it_measures_in_a_folder_of_its_own(notebook):
+def test_notebook_stores_measurements_in_a_temporary_folder(notebook):
     """Measurements of synthetic texts must not be stored as validation records or batch sizes of the user."""
     code = "\n".join(cell.source for cell in code_cells(notebook))
     kept = re.search(r"\b(validate_precision|nb\.sweep|%openmed_sweep|nb\.report|%openmed_report)\b", code)
@@ -191,7 +191,7 @@ def test_binder_installs_what_a_notebook_imports(notebook, packages):
     """Every import of a notebook is of the standard library, of the package, or installed by Binder."""
     installed = requirements(ROOT / "binder" / "requirements.txt")
     foreign = imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}
-    providers = {name: {normalized(one) for one in packages.get(name, [name])} for name in foreign}
+    providers = {name: {normalized(package) for package in packages.get(name, [name])} for name in foreign}
 
     assert {name for name, distributions in providers.items() if not distributions & installed} == set()
 

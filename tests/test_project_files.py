@@ -35,7 +35,11 @@ def requirements(name):
 def seen_by(python, system, name="constraints.txt"):
     """Return the requirements in a file of the binder folder that count for a Python on a system."""
     environment = {"python_version": python, "sys_platform": system}
-    return [one for one in requirements(name) if one.marker is None or one.marker.evaluate(environment)]
+    return [
+        requirement
+        for requirement in requirements(name)
+        if requirement.marker is None or requirement.marker.evaluate(environment)
+    ]
 
 
 def readme_command(name):
@@ -56,25 +60,25 @@ def test_a_package_is_pinned_once_for_each_python():
     """No Python version on any system sees two pins of one package."""
     for python in PYTHONS:
         for system in SYSTEMS:
-            seen = [one.name for one in seen_by(python, system)]
+            seen = [requirement.name for requirement in seen_by(python, system)]
             assert len(set(seen)) == len(seen), (python, system)
 
 
 def test_every_dependency_is_pinned():
     """The constraints cover every dependency of the project and of its test extra."""
     declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
-    pinned = {one.name.lower().replace("_", "-") for one in requirements("constraints.txt")}
+    pinned = {requirement.name.lower().replace("_", "-") for requirement in requirements("constraints.txt")}
 
-    assert {Requirement(one).name.lower().replace("_", "-") for one in declared} <= pinned
+    assert {Requirement(name).name.lower().replace("_", "-") for name in declared} <= pinned
 
 
 def test_binder_installs_the_pinned_versions():
     """Binder's versions are those of the constraints, torch's in its CPU build."""
     python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
-    pins = {one.name: str(one.specifier) for one in seen_by(python, "linux")}
+    pins = {pin.name: str(pin.specifier) for pin in seen_by(python, "linux")}
 
-    for one in requirements("requirements.txt"):
-        assert str(one.specifier).removesuffix("+cpu") == pins[one.name]
+    for requirement in requirements("requirements.txt"):
+        assert str(requirement.specifier).removesuffix("+cpu") == pins[requirement.name]
     assert "torch==2.13.0+cpu" in (ROOT / "binder" / "requirements.txt").read_text()
 
 
@@ -155,7 +159,7 @@ def test_ci_runs_the_slow_lane_part_by_part():
         assert f"`{part}`" in documented
 
 
-def test_changelog_tells_of_this_version():
+def test_changelog_has_a_section_for_this_version():
     """The changelog has a section for the version of the package."""
     assert f"## {openmed_nb.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -166,7 +170,11 @@ def test_torch_has_one_pin_for_each_system(name):
     assert MAC_TORCH == "torch==2.14.1"
     for system, pin in {"darwin": "==2.14.1", "linux": "==2.13.0", "win32": "==2.13.0"}.items():
         for python in PYTHONS:
-            pins = [str(one.specifier) for one in seen_by(python, system, name) if one.name == "torch"]
+            pins = [
+                str(requirement.specifier)
+                for requirement in seen_by(python, system, name)
+                if requirement.name == "torch"
+            ]
             assert pins == [pin], (python, system)
 
 
@@ -201,6 +209,8 @@ def test_pins_can_be_installed(python, platform, system):
     )
 
     assert answer.returncode == 0, answer.stderr
-    found = {one.name: str(one.specifier) for one in map(Requirement, answer.stdout.splitlines())}
-    pins = {canonicalize_name(one.name): str(one.specifier) for one in seen_by(python, system)}
+    found = {
+        requirement.name: str(requirement.specifier) for requirement in map(Requirement, answer.stdout.splitlines())
+    }
+    pins = {canonicalize_name(requirement.name): str(requirement.specifier) for requirement in seen_by(python, system)}
     assert {name: found.get(name) for name in pins} == pins

@@ -52,7 +52,7 @@ def test_public_names_and_signatures_stay(request):
     assert face() == json.loads(SNAPSHOT.read_text("utf-8"))
 
 
-def test_what_is_public_is_described():
+def test_public_names_have_docstrings():
     """Every public name, and every public method and property of a public class, has a docstring."""
     faces = (nb, nb.training, nb.runbook, nb.compat)
     public = [(name, one) for face in faces for name in face.__all__ if callable(one := getattr(face, name))]
@@ -73,25 +73,29 @@ def test_a_word_means_the_same_everywhere():
     public = {name: getattr(face, name) for face, name in faces if callable(getattr(face, name))}
     others = {"settings": loader.settings, "check": loader.check, "benchmark_workers": loader.benchmark_workers}
     takes = {
-        name: inspect.signature(one).parameters
-        for name, one in {**public, **others}.items()
-        if not (isinstance(one, type) and issubclass(one, (Displayable, Exception)) and one is not nb.Guards)
+        name: inspect.signature(value).parameters
+        for name, value in {**public, **others}.items()
+        if not (isinstance(value, type) and issubclass(value, (Displayable, Exception)) and value is not nb.Guards)
     }
 
-    def said(word, what):
-        return {name: getattr(one[word], what) for name, one in takes.items() if word in one}
+    def collect(word, what):
+        return {name: getattr(parameters[word], what) for name, parameters in takes.items() if word in parameters}
 
     required = inspect.Parameter.empty
-    assert {name for name, default in said("device", "default").items() if default is not None} == {"use"}
-    assert said("devices", "default") == {"compare": None}
-    assert set(said("training", "default").values()) == {False}
-    assert set(said("seconds", "default").values()) == {30.0}
-    assert set(said("progress", "default").values()) == {True}
-    assert set(said("progress", "kind").values()) == {inspect.Parameter.KEYWORD_ONLY}
-    assert set(said("texts", "annotation").values()) == {"Any", "Iterable[Any] | None"}
-    assert set(said("model", "default").values()) <= {None, required}
-    before = {name: [*one][: [*one].index("model")] for name, one in takes.items() if "model" in one}
-    assert {name: one for name, one in before.items() if one} == {
+    assert {name for name, default in collect("device", "default").items() if default is not None} == {"use"}
+    assert collect("devices", "default") == {"compare": None}
+    assert set(collect("training", "default").values()) == {False}
+    assert set(collect("seconds", "default").values()) == {30.0}
+    assert set(collect("progress", "default").values()) == {True}
+    assert set(collect("progress", "kind").values()) == {inspect.Parameter.KEYWORD_ONLY}
+    assert set(collect("texts", "annotation").values()) == {"Any", "Iterable[Any] | None"}
+    assert set(collect("model", "default").values()) <= {None, required}
+    before = {
+        name: [*parameters][: [*parameters].index("model")]
+        for name, parameters in takes.items()
+        if "model" in parameters
+    }
+    assert {name: names for name, names in before.items() if names} == {
         "annotate": ["texts"],
         "handoff": ["folder"],
         "logbook": ["reports"],
@@ -110,10 +114,13 @@ def test_every_long_function_can_be_silenced():
     """What takes long has ``progress=True``, which one may pass as False; no function that shows a line is without it."""
     faces = {"": nb, "runbook.": nb.runbook, "training.": nb.training, "compat.": nb.compat}
     public = {f"{place}{name}": getattr(face, name) for place, face in faces.items() for name in face.__all__}
-    public |= {f"training.loader.{name}": getattr(nb.training.loader, name) for name in ("check", "benchmark_workers", "settings")}
-    functions = {name: one for name, one in public.items() if inspect.isfunction(one)}
-    shown = {name for name, one in functions.items() if "operation(" in inspect.getsource(one)}
-    silenced = {name for name, one in functions.items() if "progress" in inspect.signature(one).parameters}
+    public |= {
+        f"training.loader.{name}": getattr(nb.training.loader, name)
+        for name in ("check", "benchmark_workers", "settings")
+    }
+    functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
+    shown = {name for name, function in functions.items() if "operation(" in inspect.getsource(function)}
+    silenced = {name for name, function in functions.items() if "progress" in inspect.signature(function).parameters}
 
     assert silenced >= LONG | shown - {"training.limit_memory"}
 

@@ -16,7 +16,7 @@ from openmed_nb._annotate import annotate_text
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
 from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
-from openmed_nb.runbook.records.report.record import SCHEMA, StepOutcome, ReportSubject
+from openmed_nb.runbook.records.report.record import SCHEMA, ReportSubject, StepOutcome
 from openmed_nb.runbook.records.report.report import DeviceReport
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit

@@ -25,7 +25,7 @@ def sentences(count: int) -> list[tuple[str, str]]:
     """Return made-up sentences, each with the disease in it."""
     made = random.Random(0)  # noqa: S311 - the same sentences in every process
     diseases = [made.choice(DISEASES) for _ in range(count)]
-    return [(f"{made.choice(PEOPLE)} {made.choice(BEGINNINGS)} {one} .", one) for one in diseases]
+    return [(f"{made.choice(PEOPLE)} {made.choice(BEGINNINGS)} {disease} .", disease) for disease in diseases]
 
 
 def samples(tokenizer, pairs):

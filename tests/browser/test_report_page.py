@@ -8,7 +8,7 @@ from openmed_nb._render.display import Report, Table
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.runbook.records.logbook.sections import Software
 from openmed_nb.runbook.records.report.page import render_page
-from openmed_nb.runbook.records.report.record import SCHEMA, ReportData, StepOutcome, ReportSubject
+from openmed_nb.runbook.records.report.record import SCHEMA, ReportData, ReportSubject, StepOutcome
 
 pytestmark = pytest.mark.slow
 
