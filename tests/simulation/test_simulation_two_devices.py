@@ -377,7 +377,7 @@ REPRESENTATIVES = (
 
 
 def test_representative_operators_do_not_abort():
-    counts = _sweep(*REPRESENTATIVES, "--samples", "1", timeout=240)["figures"]
+    counts = _sweep(*REPRESENTATIVES, "--samples", "1", timeout=240)["counts"]
     assert counts["operators"] == len(REPRESENTATIVES)
     assert counts["aborts"] == 0
     assert counts["operators refused on the device"] == 1  # linalg.eigh, which MPS does not have.
@@ -391,8 +391,8 @@ def test_all_operators_match_documented_differences():
     """docs/simulated_mps.md lists the differences with their reasons."""
     report = _sweep(timeout=3500)
     page = (Path(__file__).parents[2] / "docs" / "simulated_mps.md").read_text()
-    assert report["figures"]["operators"] > 600
-    assert report["figures"]["aborts"] == 0
+    assert report["counts"]["operators"] > 600
+    assert report["counts"]["aborts"] == 0
     assert report["failed otherwise"] == {}
     differing = {name for kind in DIFFERENCES for name in report[kind]}
     assert sorted(name for name in differing if f"`{name}`" not in page) == []
