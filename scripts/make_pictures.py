@@ -202,7 +202,7 @@ def played(front: Any) -> Iterator[tuple[bytes, int]]:
         yield seen.screenshot(), 2000
     front.panel.scroll_into_view_if_needed()
     yield seen.screenshot(), 1500
-    front.device_button("cpu").tooltip()
+    front.device_button("cpu").hover()
     yield seen.screenshot(), 800
     front.device_button("cpu").click()
     front.expect_pressed("cpu")

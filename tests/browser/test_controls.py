@@ -110,7 +110,7 @@ def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
 def test_annotate_shows_the_entities_the_time_and_the_device(front):
     """Annotate loads the model, marks what it found in the text, and says how long it took, and where."""
     front.run("%openmed_device cpu")
-    front.region("Try it").get_by_role("textbox").submit_chunks("No asthma, but hypertension.")
+    front.region("Try it").get_by_role("textbox").fill("No asthma, but hypertension.")
     front.button("Annotate").click()
 
     marks = front.region("Try it").locator("mark")

@@ -48,7 +48,7 @@ def expect_nothing_ran(front):
 
 def test_a_model_and_its_labels(front):
     """Tables, highlights, tooltips and buttons show the name and the labels of a model as text."""
-    front.region("Try it").get_by_role("textbox").submit_chunks(f"{PAYLOAD} has asthma")
+    front.region("Try it").get_by_role("textbox").fill(f"{PAYLOAD} has asthma")
     front.button("Annotate").click()
 
     expect(front.region("Try it").locator("mark").first).to_contain_text(PAYLOAD)

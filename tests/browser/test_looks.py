@@ -216,7 +216,7 @@ def test_a_picture_of_the_panel(pages, picture, name, view):
     """A picture in light and one in dark are taken, each small enough for the README."""
     front = pages(view)
     front.page.set_viewport_size({"width": 1600, "height": 1400})
-    front.region("Try it").get_by_role("textbox").submit_chunks(EXAMPLE_TEXT)
+    front.region("Try it").get_by_role("textbox").fill(EXAMPLE_TEXT)
     front.button("Annotate").click()
     expect(front.region("Try it").locator("mark")).to_have_count(3)
     front.panel.evaluate(UNFOLD, False)

@@ -84,11 +84,11 @@ def test_the_text_of_the_page_is_annotated(front):
     expect(front.button("Unload bundled_small")).to_be_visible()
     box, annotate = front.region("Try it").get_by_role("textbox"), front.button("Annotate")
     for word in ("asthma", "hypertension", "influenza"):
-        box.submit_chunks(f"No {word}.")
+        box.fill(f"No {word}.")
         annotate.click()
         expect(front.region("Try it").locator("mark").first).to_contain_text(word)
     with front.running_cell():
-        box.submit_chunks("No diabetes.")
+        box.fill("No diabetes.")
         annotate.click()
         front.page.wait_for_timeout(300)
 

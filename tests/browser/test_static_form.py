@@ -21,7 +21,7 @@ def saved(server, fronts, new_page, shipped):
     """The shipped notebook as JupyterLab saves it after Run All, a text typed into the panel and annotated."""
     front = fronts.Lab(server, new_page(), shipped("lab"))
     front.run_all()
-    front.region("Try it").get_by_role("textbox").submit_chunks(NOTE)
+    front.region("Try it").get_by_role("textbox").fill(NOTE)
     front.button("Annotate").click()
     expect(front.region("Try it")).to_contain_text("found by bundled_small")
     front.save()

@@ -79,7 +79,7 @@ def test_a_click_waits_for_the_running_cell(front):
 def test_a_text_is_annotated_and_stays_text(front):
     """Annotate marks what the model finds in the text of the page, with the time and the device; nothing in it runs or is saved."""
     front.run("%openmed_device cpu")
-    front.region("Try it").get_by_role("textbox").submit_chunks(f"{PAYLOAD} has asthma")
+    front.region("Try it").get_by_role("textbox").fill(f"{PAYLOAD} has asthma")
     front.button("Annotate").click()
 
     expect(front.region("Try it").locator("mark").first).to_contain_text("asthma")
