@@ -211,7 +211,7 @@ def load_both(store, *folders):
     """Load models that follow the session device into a store, and return their names."""
     specs = [LoadSpec.from_name(str(folder), OpenMedConfig()) for folder in folders]
     for spec in specs:
-        store.get(spec, "cpu", follows=True)
+        store.get(spec, "cpu", follows_session=True)
     return [spec.reference.name for spec in specs]
 
 
@@ -335,8 +335,8 @@ def test_release_sends_events(listener):
     nb.release(namespace={})
     remove()
 
-    causes = [f"cause {number} of 4" for number in range(1, 5)] + ["4 causes"]
-    assert listener.events == ["Releasing: memory", *(f"Releasing: memory ({cause})" for cause in causes), None]
+    sources = [f"source {number} of 4" for number in range(1, 5)] + ["4 sources"]
+    assert listener.events == ["Releasing: memory", *(f"Releasing: memory ({source})" for source in sources), None]
     assert loaded == [0]
 
 

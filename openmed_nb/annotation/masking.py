@@ -211,7 +211,7 @@ def validate_policy(replacement: Any) -> Policy:
     """
     if not isinstance(replacement, (str, Mapping)):
         raise invalid_value(
-            "A replacement",
+            "a replacement",
             replacement,
             f"Pass a string such as {REPLACEMENT!r}, or a mapping of labels to such strings.",
         )
@@ -223,7 +223,7 @@ def validate_policy(replacement: Any) -> Policy:
     for label, template in templates.items():
         if not isinstance(label, str) or not (template is None or isinstance(template, str)):
             remedy = "Pass a string for each label, or None to keep the entities of a label."
-            raise invalid_value("A replacement", template, remedy)
+            raise invalid_value("a replacement", template, remedy)
         try:
             fields = [field for _text, *field in string.Formatter().parse(template or "") if field[0] is not None]
         except ValueError as error:
@@ -439,7 +439,7 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         [{'entity_group': 'private_email', 'score': 0.9, 'word': 'ann@x.org', 'start': 5, 'end': 14}]
     """
     if not isinstance(text, str):
-        raise invalid_type("The text", text, "Pass the text that contains the entities.")
+        raise invalid_type("the text", text, "Pass the text that contains the entities.")
     if not isinstance(entities, Iterable):
         raise invalid_type("entities", entities, ENTITIES_REMEDY)
     refined = []

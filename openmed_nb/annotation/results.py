@@ -921,7 +921,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             return self
         for label in labels:
             if not isinstance(label, str):
-                raise invalid_value("A label", label, "Pass a label as in the results, such as 'disease'.")
+                raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
         _warn_unknown_labels(labels, self.results.labels, self.known_labels)
         names = " or ".join(map(shorten, labels)) or "entities"
         sentence = (

@@ -103,9 +103,9 @@ def validate_limits(limits: Mapping[str, Any]) -> dict[str, int]:
             continue
         limit = as_integer(value)
         if name in MIN_LIMITS:
-            limit = check_integer(f"The limit {name}", value, MIN_LIMITS[name])
+            limit = check_integer(f"the limit {name}", value, MIN_LIMITS[name])
         if limit is None:
-            raise invalid_value(f"The limit {name}", value, f"Pass an integer, such as {IGNORE_INDEX}.")
+            raise invalid_value(f"the limit {name}", value, f"Pass an integer, such as {IGNORE_INDEX}.")
         validated[name] = limit
     return validated
 

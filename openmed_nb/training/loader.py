@@ -381,12 +381,12 @@ def check(
 
     name = SESSION.device(device).device
     if not any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__")):
-        raise invalid_type("The loader", loader, "Pass a torch.utils.data.DataLoader.")
+        raise invalid_type("the loader", loader, "Pass a torch.utils.data.DataLoader.")
     if isinstance(loader, Iterator):
         message = f"A {short_type_name(loader)} can be iterated only once and would be exhausted."
         raise ConfigurationError(message, "Pass the loader itself.")
     if not callable(step):
-        raise invalid_type("The step", step, "Pass the model, or a function of a batch.")
+        raise invalid_type("the step", step, "Pass the model, or a function of a batch.")
     check_integer("batches", batches, maximum=sys.maxsize)
     with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
         SESSION.notify(ProgressEvent("Timing", "the loader", 0, 2, "part"))

@@ -363,7 +363,7 @@ def check_fused(
 ) -> None:
     """Raise an error if the value is not an optimizer, or is a fused one that ignores its scaler."""
     if not isinstance(optimizer, import_torch().optim.Optimizer):
-        raise invalid_type("The optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
+        raise invalid_type("the optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
     if scaler is None or not scaler.is_enabled():
         return
     fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])

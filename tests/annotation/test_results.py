@@ -397,7 +397,7 @@ class TestOneOfMany:
     @pytest.mark.parametrize("number", [4, -1, 1.0, "1", True])
     def test_a_number_that_no_text_has(self, number):
         """Any other number is refused, with those that there are."""
-        with pytest.raises(ConfigurationError, match=r"number cannot be .*\. Pass .* from 0 to 3\."):
+        with pytest.raises(ConfigurationError, match=r"Invalid value for number: .*\. Pass .* from 0 to 3\."):
             rereadable(TEXTS).show(number)
 
     def test_a_text_without_an_answer(self):
@@ -483,9 +483,16 @@ class TestSomeOfTheEntities:
             assert list(annotations(MIXED, ()).filter("diseas")) == [[], [], []]
         assert list(annotations([[]], ["x"]).filter("disease")) == [[]]
 
-    @pytest.mark.parametrize(("labels", "score"), [((5,), 0.0), ((None,), 0.0), ((), 2), ((), -0.1), ((), "high")])
-    def test_filter_rejects_invalid_arguments(self, labels, score):
-        with pytest.raises(ConfigurationError, match="cannot be"):
+    @pytest.mark.parametrize(
+        ("labels", "score", "message"),
+        [
+            ((5,), 0.0, "a label: 5"),
+            ((None,), 0.0, "a label: None"),
+            *(((), score, f"min_score: {score!r}") for score in (2, -0.1, "high")),
+        ],
+    )
+    def test_filter_rejects_invalid_arguments(self, labels, score, message):
+        with pytest.raises(ConfigurationError, match=f"^Invalid value for {message}"):
             annotations(MIXED, ()).filter(*labels, min_score=score)
 
 

@@ -263,9 +263,9 @@ class TestFallback:
 def test_invalid_memory_is_rejected_before_start():
     wrong = ["lots", "", "8", "-1 GiB", "0 GiB", "1e3 GiB", "8 PB", -1, 0, None, True, [], float("nan"), float("inf")]
     for memory in wrong:
-        with pytest.raises(ConfigurationError, match="is not an amount of memory") as caught, simulated_device(memory):
+        with pytest.raises(ConfigurationError, match="is not a valid memory size") as caught, simulated_device(memory):
             pass
-        assert caught.value.remedy == "Use one such as '8 GiB'."
+        assert caught.value.remedy == "Use a size such as '8 GiB'."
         assert not torch.backends.mps.is_available()
 
 

@@ -83,13 +83,13 @@ class TestNames:
         for arguments, message in (
             ({"disable": "label"}, "'label' is not the name of a guard. Did you mean 'labels'?"),
             ({"disable": ("nonfinit",)}, "Did you mean 'nonfinite'?"),
-            ({"disable": ("xyz",)}, "'xyz' is not the name of a guard. Known are labels, token_ids,"),
-            ({"disable": True}, "'True' is not the name of a guard. Known are labels,"),
-            ({"num_labels": "3"}, "limit num_labels "),
-            ({"num_labels": -1}, "limit num_labels "),
-            ({"num_labels": True}, "limit num_labels "),
-            ({"pad_token_id": -1}, "limit pad_token_id "),
-            ({"ignore_index": "x"}, "limit ignore_index "),
+            ({"disable": ("xyz",)}, "'xyz' is not the name of a guard. Valid values: labels, token_ids,"),
+            ({"disable": True}, "'True' is not the name of a guard. Valid values: labels,"),
+            ({"num_labels": "3"}, "Invalid value for the limit num_labels: '3'."),
+            ({"num_labels": -1}, "Invalid value for the limit num_labels: -1."),
+            ({"num_labels": True}, "Invalid value for the limit num_labels: True."),
+            ({"pad_token_id": -1}, "Invalid value for the limit pad_token_id: -1."),
+            ({"ignore_index": "x"}, "Invalid value for the limit ignore_index: 'x'."),
             ({"num_label": 3}, "'num_label' is not a limit of Guards. Did you mean 'num_labels'?"),
         ):
             assert message in str(catch_error(partial(nb.Guards, **arguments))), arguments

@@ -196,7 +196,7 @@ def test_check_rejects_iterators():
 
 def test_check_rejects_invalid_number_of_batches():
     for batches in (0, -1, "x", 2.5, True, None):
-        with pytest.raises(ConfigurationError, match=f"^batches cannot be {batches!r}"):
+        with pytest.raises(ConfigurationError, match=f"^Invalid value for batches: {batches!r}"):
             nb.training.loader.check([torch.ones(2)] * 5, print, "cpu", batches=batches)
 
 

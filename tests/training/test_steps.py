@@ -252,9 +252,9 @@ def test_count_rejects_unsupported_batches(count, batch):
 
 
 REJECTED = [
-    *(({"steps": steps}, "steps cannot be") for steps in (0, -1, 1.5, True, None)),
-    *(({"max_norm": norm}, f"max_norm cannot be {norm!r}") for norm in (-1, 0, 0.0, float("nan"), "1", True)),
-    ({"optimizer": make_model()}, r"The optimizer cannot be of type Linear\. Pass one of torch\.optim"),
+    *(({"steps": steps}, f"Invalid value for steps: {steps}") for steps in (0, -1, 1.5, True, None)),
+    *(({"max_norm": norm}, f"Invalid value for max_norm: {norm!r}") for norm in (-1, 0, 0.0, float("nan"), "1", True)),
+    ({"optimizer": make_model()}, r"Invalid type for the optimizer: Linear\. Pass one of torch\.optim"),
     *(
         ({"weight": lambda _, weight=weight: weight}, f"Invalid value for the weight of a batch: {weight}")
         for weight in (-1.0, float("nan"), float("inf"))
