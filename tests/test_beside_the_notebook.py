@@ -19,11 +19,11 @@ def run(*arguments, **options):
 def test_file_that_hides_psutil(tmp_path):
     """A psutil.py next to the notebook is reported as hiding the package."""
     (tmp_path / "psutil.py").write_text("")
-    code = "import sys; sys.path.insert(0, '.'); import openmed_nb as nb; nb.signals()"
+    code = "import sys; sys.path.insert(0, '.'); import openmed_nb as nb; nb.system_status()"
     ended = run("-c", code, cwd=tmp_path)
 
     assert "ConfigurationError" in ended.stderr
-    assert "psutil.py hides the real psutil. Rename it" in ended.stderr
+    assert "psutil.py shadows the package psutil. Rename it" in ended.stderr
 
 
 def test_python_without_docstrings():
@@ -41,12 +41,12 @@ def test_answer_that_cannot_be_written():
         ended = run("-m", "openmed_nb", stdout=full)
 
     assert ended.returncode == 2
-    assert ended.stderr.startswith("ConfigurationError: The answer cannot be written: ")
+    assert ended.stderr.startswith("ConfigurationError: The result cannot be written: ")
     assert len(ended.stderr.splitlines()) == 1
 
 
 def test_module_that_stands_in_for_torch(monkeypatch):
     """A module in the place of torch that has no file, as other packages' tests use one, is named without one."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    with pytest.raises(TorchImportError, match="A module named 'torch' without a file hides the real torch"):
+    with pytest.raises(TorchImportError, match="A module named 'torch' without a file shadows the package torch"):
         import_torch()

@@ -180,7 +180,7 @@ def check_path(path: Any, name: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (TypeError, ValueError, RuntimeError, OSError) as error:
-        reason = getattr(error, "strerror", None) or "not a string or path-like object"
+        reason = getattr(error, "strerror", None) or "not the name of a file or directory"
     if reason:  # Outside the handler, because the original error contains the path and would become the context.
         raise ConfigurationError(f"Invalid path for {name}: {reason}.", "Pass another path.")
     return expanded

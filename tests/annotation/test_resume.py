@@ -320,7 +320,7 @@ class TestNoResults:
     @pytest.mark.parametrize("name", ["a" * 300, "a\0b"], ids=["long", "null"])
     def test_impossible_name(self, run, tmp_path, name):
         """A name that no file can have is refused."""
-        with pytest.raises(ConfigurationError, match="is not a usable path"):
+        with pytest.raises(ConfigurationError, match="Invalid path for resume"):
             run(f"{tmp_path}/{name}")
 
     @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="an administrator may write anywhere")

@@ -90,7 +90,7 @@ class TestLearned:
         """Where it is kept, and a session without models."""
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path))
         SESSION.unload()
-        yield tmp_path / "certificates"
+        yield tmp_path / "validation_records"
         SESSION.unload()
 
     def fresh(self, folder, home):
@@ -110,7 +110,7 @@ class TestLearned:
 
         assert (measured in CALIBRATION_TOKENS, again.batch_tokens) == (True, 96)
         assert [tokens for _, tokens in choice.tuned_batch_tokens] == [96]
-        assert "Batches as they were measured here" in str(choice)
+        assert "Tuned batch sizes on this machine" in str(choice)
         assert "96" not in str(choice)
         again.reset_calibration()
         assert (again.batch_tokens, nb.device(home).tuned_batch_tokens) == (usual, ())
@@ -138,7 +138,7 @@ class TestLearned:
         (file,) = data.iterdir()
         kept = json.loads(file.read_text("utf-8"))
         file.write_text(json.dumps({**kept, "identity": {**kept["identity"], name: "other"}}), "utf-8")
-        (data / "damaged.learned").write_text("{", "utf-8")
+        (data / "damaged.batch_size").write_text("{", "utf-8")
 
         assert self.fresh(keyword_model, home).batch_tokens == usual
 
@@ -159,7 +159,7 @@ class TestLearned:
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         pipe = self.fresh(keyword_model, home)
 
-        with pytest.warns(OpenMedWarning, match="cannot be kept"):
+        with pytest.warns(OpenMedWarning, match="cannot be stored"):
             measured = pipe.calibrate()
         assert pipe.batch_tokens == measured.batch_tokens
 

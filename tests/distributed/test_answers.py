@@ -334,7 +334,7 @@ class TestWorker:
         assert warnings.showwarning is showwarning
 
     def test_warnings_of_workers_are_issued_once_at_the_caller(self, on_pool):
-        with pytest.warns(nb.OpenMedWarning, match="'bundled_small' is used in bfloat16 on cpu") as caught:
+        with pytest.warns(nb.OpenMedWarning, match="'bundled_small' is loaded in bfloat16 on cpu") as caught:
             on_pool(["She has asthma."], "bundled_small", dtype="bfloat16")
         assert [warning.filename for warning in caught] == [__file__]
 

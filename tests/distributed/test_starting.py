@@ -57,10 +57,10 @@ IMPOSSIBLE_PLANS = {
     "two on one GPU": (("cuda:1", 2, ("0", "1"), 8), "n=2 is not possible with 1 GPU for 'cuda:1'."),
     "more than cores": (("cpu", 500, (), 4), "n=500 is not possible with 4 cores of the CPU. Use n=4."),
     "three on a core": (("cpu", 3, (), 1), "n=3 is not possible with 1 core of the CPU. Use n=2."),
-    "none": (("cpu", 0, (), 8), "n cannot be 0."),
-    "no number": (("cpu", "2", (), 8), "n cannot be '2'."),
-    "true": (("cpu", True, (), 8), "n cannot be True."),
-    "no thread": (("cpu", 1, (), 8, 0), "threads cannot be 0."),
+    "none": (("cpu", 0, (), 8), "Invalid value for n: 0."),
+    "no number": (("cpu", "2", (), 8), "Invalid value for n: '2'."),
+    "true": (("cpu", True, (), 8), "Invalid value for n: True."),
+    "no thread": (("cpu", 1, (), 8, 0), "Invalid value for threads: 0."),
     "hosts": ((["gpu1"] * 3, TWO_GPUS, None, None), "gpu1 is named 3 times but has 2 GPUs. Name it at most 2 times"),
 }
 

@@ -267,7 +267,7 @@ def test_invalid_arguments_are_rejected(catch_error):
 
 @pytest.mark.parametrize("epochs", [-1, 1.5, True, None, "3", b"3"])
 def test_invalid_epochs_are_rejected(epochs):
-    with pytest.raises(ConfigurationError, match="^Invalid value for epochs: "):
+    with pytest.raises(ConfigurationError, match=r"^Invalid value for epochs: "):
         nb.epochs(epochs, "cpu")
 
 
