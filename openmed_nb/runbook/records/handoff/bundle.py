@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from ...._events.activity import ProgressEvent
 from ...._render.display import OK, WARNING, Displayable, Report, Table, format_bytes, pluralize
 from ...._utils.plain import to_json
-from ...._utils.text import describe_error, describe_file, describe_value, short_type_name
+from ...._utils.text import describe_error, describe_file, describe_value, model_label, short_type_name
 from ...._utils.validation import check_bool, check_path
 from ....devices.machine import distribution_of
 from ....devices.request import MASK
@@ -251,7 +251,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         files = {} if trace is None else _trace_file(trace)
         target = _check_new_folder(folder)
         spec, golden_device = SESSION.load_spec(model, load_arguments)
-        SESSION.notify(ProgressEvent("Preparing handoff", spec.reference.name))
+        SESSION.notify(ProgressEvent("Preparing handoff", model_label(spec.reference.name)))
         golden = GoldenRun(
             model=MODEL if copy_model else _portable_model_name(spec),
             copied=copy_model,
