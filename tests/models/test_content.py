@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from openmed_nb.models.files import hash_model_files, read_digest, weight_files
 
-PARTS = ("weights", "settings", "tokenizer")
+PARTS = ("weights", "config", "tokenizer")
 
 
 def differing(one, other):
@@ -29,7 +29,7 @@ def test_one_weight_counts(folder):
 
 
 FILES = {
-    "settings": ("config.json", "config.4.0.0.json", "modeling_mine.py"),
+    "config": ("config.json", "config.4.0.0.json", "modeling_mine.py"),
     "tokenizer": ("tokenizer.json", "tokenizer.4.0.0.json", "tokenizer_config.json", "vocab.txt", "spiece.model"),
     "weights": ("adapter_config.json", "adapter_model.safetensors"),
     "": ("README.md", "figures.json", "training_args.bin", "optimizer.pt"),

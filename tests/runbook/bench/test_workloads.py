@@ -196,7 +196,7 @@ class TestModule:
 
         assert list(phases) == names
         assert min(phases.values()) >= 0
-        assert workload.seconds(next(workload.batches())) > 0
+        assert workload.time_step(next(workload.batches())) > 0
         assert workload.task == ("training step" if training else "forward pass")
         assert benchmark.model is not model
         assert benchmark.model.training == training

@@ -214,7 +214,7 @@ All checks
   torch                             ok              2.13.0
   MPS in torch                      ok              torch was built with MPS
   MPS                               ok              torch finds the Metal device
-  CUDA                              not applicable  this computer runs macOS, which has no CUDA
+  CUDA                              not applicable  this machine runs macOS, which does not support CUDA
   active device                     ok              mps: {reason}
   computation                       ok              correct; the result is on mps
   PYTORCH_ENABLE_MPS_FALLBACK       ok              1, set by openmed_nb: {active}
@@ -275,11 +275,11 @@ EVIDENCE = [
         "torch",
         "2.15.0a0+git1234567, built from source, not released",
     ),
-    (make_mac_facts(environment={UNKNOWN: "1"}), UNKNOWN, "1, set by you: not read; no torch up to 2.15 reads it"),
+    (make_mac_facts(environment={UNKNOWN: "1"}), UNKNOWN, "1, set by you: ignored; not read by any torch release up to 2.15"),
     (
         make_cpu_facts(PLAIN, PLAIN_TORCH, environment=plan_mps_variables({UNKNOWN: "1"}, "cpu")),
         UNKNOWN,
-        "1, set by you: not for this device; no torch up to 2.15 reads it",
+        "1, set by you: not applicable; not read by any torch release up to 2.15",
     ),
     (make_cpu_facts(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
     (make_cpu_facts(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),

@@ -157,7 +157,7 @@ def test_read_rejects_newer_logbook_with_both_versions(logbooks, tmp_path):
     file = Path(logbooks.COMPLETE.save(tmp_path / "run.json"))
     file.write_text(file.read_text("utf-8").replace(SCHEMA_NAME, "openmed_nb/logbook/2"), "utf-8")
 
-    with pytest.raises(ConfigurationError, match=r"of version 2, and this openmed_nb reads version 1") as caught:
+    with pytest.raises(ConfigurationError, match=r"of version 2, but this openmed_nb reads version 1") as caught:
         Logbook.read(file)
     assert "with a newer one" in caught.value.remedy
 

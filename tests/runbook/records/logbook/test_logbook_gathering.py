@@ -174,7 +174,7 @@ def test_logbook_stores_training_strategies():
     assert (alone.checkpointed, alone.accumulation, alone.autocast) == (None, 4, None)
 
 
-@pytest.mark.filterwarnings("ignore:'bundled_small' is used in bfloat16")
+@pytest.mark.filterwarnings("ignore:'bundled_small' is loaded in bfloat16")
 def test_logbook_stores_validation_status_of_a_reduced_dtype():
     pipe = nb.load_pipeline("bundled_small", device="cpu", dtype="bfloat16")
     full = nb.load_pipeline("bundled_small", device="cpu")
