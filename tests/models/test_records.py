@@ -43,7 +43,7 @@ def test_store_finds_record_regardless_of_model_name(store):
     file = store.store(RECORD)
 
     for identity in (HERE, replace(HERE, model="other name")):
-        assert (store.find(identity), store.explain(identity)) == (RECORD, "")
+        assert (store.get(identity), store.explain_missing(identity)) == (RECORD, "")
     assert [path.name for path in store.folder.iterdir()] == [file.name] == ["ba1a376e6a051f7998af8665.json"]
 
 
@@ -54,7 +54,7 @@ def test_store_keeps_batch_size_and_validation_record_separately(store):
     assert list(store.iter_batch_sizes()) == [batch_size]
 
     store.remove(HERE)
-    assert (store.find(HERE), list(store.iter_batch_sizes())) == (None, [batch_size])
+    assert (store.get(HERE), list(store.iter_batch_sizes())) == (None, [batch_size])
     store.remove(HERE, TunedBatchSize)
     assert list(store.folder.iterdir()) == []
     store.remove(HERE)
@@ -109,7 +109,7 @@ def test_explain_names_changes_in_order(store, stored, requested, reason):
         store.store(make_record(**changes))
     identity = replace(HERE, **requested)
 
-    assert (store.find(identity), store.explain(identity)) == (None, reason)
+    assert (store.get(identity), store.explain_missing(identity)) == (None, reason)
 
 
 def test_identity_key_depends_on_every_field_except_model():
@@ -144,10 +144,10 @@ DAMAGED = {
 @pytest.mark.parametrize(("content", "problem"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_record_is_ignored_and_replaced(store, content, problem):
     store.store(RECORD).write_text(content, "utf-8")
-    assert store.find(HERE) is None
-    assert store.explain(HERE).startswith(f"its validation record is damaged ({problem}")
+    assert store.get(HERE) is None
+    assert store.explain_missing(HERE).startswith(f"its validation record is damaged ({problem}")
     store.store(RECORD)
-    assert store.find(HERE) == RECORD
+    assert store.get(HERE) == RECORD
 
 
 def test_store_ignores_other_files(store):
@@ -157,9 +157,9 @@ def test_store_ignores_other_files(store):
     (store.folder / "folder.json").mkdir()
     (store.folder / "notes.txt").write_text("not a record")
 
-    assert store.explain(HERE) == f"{NOT_VALIDATED}, and 2 validation records cannot be read"
+    assert store.explain_missing(HERE) == f"{NOT_VALIDATED}, and 2 validation records cannot be read"
     store.store(RECORD)
-    assert store.explain(replace(HERE, torch="2.14.0")).startswith("its validation expired: torch")
+    assert store.explain_missing(replace(HERE, torch="2.14.0")).startswith("its validation expired: torch")
     assert {path.name for path in store.folder.iterdir()} > {"notes.json", "folder.json", "notes.txt"}
 
 
@@ -167,17 +167,17 @@ def test_renamed_record_is_not_valid(store):
     file = store.store(RECORD)
     other = replace(HERE, weights="w2")
     file.rename(store.file(other))
-    assert (store.find(other), store.explain(other)) == (None, "its validation expired: the weights changed")
+    assert (store.get(other), store.explain_missing(other)) == (None, "its validation expired: the weights changed")
 
     store.file(other).rename(file.with_name("copy.json"))
-    assert (store.find(HERE), store.explain(HERE)) == (None, NOT_VALIDATED)
+    assert (store.get(HERE), store.explain_missing(HERE)) == (None, NOT_VALIDATED)
 
 
 def test_record_with_edited_dtype_is_valid_for_neither_dtype(store):
     other = make_record(dtype="float16")
     store.store(RECORD).write_text(json.dumps(other.to_dict()), "utf-8")
 
-    assert (store.find(HERE), store.find(other.identity), store.explain(HERE)) == (None, None, NOT_VALIDATED)
+    assert (store.get(HERE), store.get(other.identity), store.explain_missing(HERE)) == (None, None, NOT_VALIDATED)
 
 
 def test_record_store_rejects_home_of_unknown_user():
@@ -248,7 +248,7 @@ def test_store_finds_record_of_undecodable_path(store, computers, keyword_model)
     identity = identify_model(spec, "bfloat16", "mps", computers.mac().session.device_manager)
     store.store(replace(RECORD, identity=identity))
 
-    assert store.find(identity).identity == identity
+    assert store.get(identity).identity == identity
 
 
 def test_identity_has_hashes_versions_and_simulation(computers, keyword_model):

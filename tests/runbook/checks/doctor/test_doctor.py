@@ -275,7 +275,11 @@ EVIDENCE = [
         "torch",
         "2.15.0a0+git1234567, built from source, not released",
     ),
-    (make_mac_facts(environment={UNKNOWN: "1"}), UNKNOWN, "1, set by you: ignored; not read by any torch release up to 2.15"),
+    (
+        make_mac_facts(environment={UNKNOWN: "1"}),
+        UNKNOWN,
+        "1, set by you: ignored; not read by any torch release up to 2.15",
+    ),
     (
         make_cpu_facts(PLAIN, PLAIN_TORCH, environment=plan_mps_variables({UNKNOWN: "1"}, "cpu")),
         UNKNOWN,

@@ -92,11 +92,11 @@ class TestAuto:
     def test_precision_explains_float32(self, load_in_dtype):
         precision = load_in_dtype("auto").precision
 
-        assert "no reduced type is validated here for this model and faster" in str(precision)
+        assert "no reduced dtype is both validated here for this model and faster" in str(precision)
         assert json.loads(json.dumps(precision.to_dict()))["candidates"][0] == {
             "dtype": "bfloat16",
             "faster": False,
-            "summary": "There is no certificate.",
+            "summary": "It has not been validated.",
         }
 
     def test_auto_in_configuration_is_overridden_by_argument(self, store_record, session, keyword_model):
@@ -150,7 +150,7 @@ class TestAuto:
             session.end_simulation()
 
         assert (precision.dtype, precision.device) == ("bfloat16", "mps (SIMULATED)")
-        assert "the first that is validated here; under the simulation no speed is measured" in str(precision)
+        assert "the first dtype validated here. Speed is not measured on" in str(precision)
         assert "faster" not in str(precision)
         assert precision.to_dict()["candidates"][0]["faster"] is None
 
@@ -163,9 +163,9 @@ class TestWarning:
             pipe = load_in_dtype("bfloat16")
 
         name = str(keyword_model)
-        what = f"{name!r} is used in bfloat16 on cpu, and there is no certificate. Its answers may differ from those in"
+        what = f"{name!r} is loaded in bfloat16 on cpu, but it has not been validated. Predictions may differ from"
         command = f"nb.runbook.validate_precision({name!r}, texts, dtype='bfloat16')"
-        assert [str(warning.message) for warning in caught] == [f"{what} float32. To validate it: {command}"]
+        assert [str(warning.message) for warning in caught] == [f"{what} float32. To validate it, run {command}"]
         assert Path(caught[0].filename) == Path(__file__)
         assert [entity["word"] for entity in pipe(NOTE)] == ["asthma"]
         assert [model.dtype for model in session.inventory()] == ["bfloat16"]
@@ -202,7 +202,7 @@ class TestWarning:
         try:
             assert str(pipe.device) == "cpu"
             assert [entity["word"] for entity in pipe(NOTE)] == ["asthma"]
-            with pytest.raises(ConfigurationError, match="int8 runs on the CPU alone, and the device is mps"):
+            with pytest.raises(ConfigurationError, match="int8 is supported on the CPU only, not on mps"):
                 load_in_dtype("int8")
         finally:
             session.end_simulation()
@@ -211,7 +211,7 @@ class TestWarning:
     def test_move_to_unvalidated_device_warns(self, store_record, session, load_in_dtype):
         store_record("bfloat16")
         pipe = load_in_dtype("bfloat16")
-        with pytest.warns(OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), and it was validated on cpu only"):
+        with pytest.warns(OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), but it was validated on cpu only"):
             session.simulate("8 GiB")
         session.end_simulation()
         assert str(pipe.device) == "cpu"
@@ -230,13 +230,13 @@ class TestWarning:
 
     def test_record_of_later_files_is_ignored(self, store_record, session, keyword_model, close_model, tmp_path):
         folder = shutil.copytree(close_model, tmp_path / "model")
-        with pytest.warns(OpenMedWarning, match="there is no certificate"):
+        with pytest.warns(OpenMedWarning, match="it has not been validated"):
             create_pipeline(session, str(folder), OpenMedConfig(), dtype="bfloat16")
         shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
         store_record("bfloat16", folder=folder)
         with pytest.warns(OpenMedWarning):
             session.simulate("8 GiB")
-        with pytest.warns(OpenMedWarning, match="on cpu, and its files changed since it was loaded"):
+        with pytest.warns(OpenMedWarning, match="on cpu, but its files changed since it was loaded"):
             session.end_simulation()
 
     def test_move_with_warning_as_error_changes_nothing(self, session, load_in_dtype):

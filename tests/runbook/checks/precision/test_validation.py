@@ -127,7 +127,7 @@ def test_verdict_text_starts_with_reasons():
     ]
     assert str(accepted).splitlines()[:2] == [
         "Accepted: mine in bfloat16 on cpu",
-        "  On 60 texts it kept 100 of 100 entities.",
+        "  100 of 100 entities in 60 texts are the same as in float32.",
     ]
     assert str(accepted) == str(judge(REPORT, IDENTITY, 2.8, "2027-01-01"))
     assert "2026-03-01" in accepted._repr_html_()
@@ -152,7 +152,7 @@ def test_model_with_changed_entities_is_rejected(session, close_model, border_mo
     assert (moved.moved, moved.all) == (1, 1)
     assert (moved.changes[0].reference, moved.changes[0].candidate) == ((16, 33, "DISEASE"), (16, 24, "DISEASE"))
     assert (by_first.exact, by_first.all) == (60, 60)
-    with pytest.warns(OpenMedWarning, match="there is no certificate"):
+    with pytest.warns(OpenMedWarning, match="it has not been validated"):
         create_pipeline(session, str(close_model), OpenMedConfig(), dtype="bfloat16")
 
 
@@ -241,7 +241,7 @@ class TestExpiry:
         weights["classifier.bias"][0] = torch.nextafter(weights["classifier.bias"][0], torch.tensor(1e9))
         save_file(weights, accepted / "model.safetensors", {"format": "pt"})
 
-        with pytest.warns(OpenMedWarning, match=r"its certificate expired: the weights changed\."):
+        with pytest.warns(OpenMedWarning, match=r"its validation expired: the weights changed\."):
             create_pipeline(session, str(accepted), OpenMedConfig(), dtype="bfloat16")
 
     def test_changed_torch_expires_record(self, new_session, accepted):
@@ -253,7 +253,7 @@ class TestExpiry:
 
     def test_inconclusive_result_keeps_record(self, accepted, data):
         assert not nb.runbook.validate_precision(str(accepted), SURE[:2], "bfloat16", device="cpu").accepted
-        assert len(list((data / "certificates").iterdir())) == 1
+        assert len(list((data / "validation_records").iterdir())) == 1
 
     def test_rejection_removes_record(self, session, accepted, data):
         refuted = replace(REPORT, spans=EntityAgreement(exact=50, missing=50))
@@ -262,7 +262,7 @@ class TestExpiry:
             LoadSpec.from_name(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.device_manager
         )
         update_store(judge(refuted, identity), identity, store)
-        assert list((data / "certificates").iterdir()) == []
+        assert list((data / "validation_records").iterdir()) == []
 
 
 class TestArguments:
@@ -286,13 +286,16 @@ class TestArguments:
                 nb.runbook.validate_precision(str(keyword_model), texts)
 
     def test_int8_requires_cpu(self, keyword_model):
-        with nb.simulated_mps(), pytest.raises(ConfigurationError, match="int8 runs on the CPU alone"):
+        with (
+            nb.simulated_mps(),
+            pytest.raises(ConfigurationError, match="int8 is supported on the CPU only, not on mps"),
+        ):
             nb.runbook.validate_precision(str(keyword_model), SURE, dtype="int8")
 
     def test_read_only_data_folder_raises(self, keyword_model, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
-        with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a folder that can be written"):
+        with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a writable directory"):
             nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16", device="cpu")
 
 
@@ -309,5 +312,5 @@ def test_simulated_record_is_valid_on_simulated_device_only(session, keyword_mod
     assert "where no speed is measured" in str(verdict)
     assert not [name for table in verdict.to_report().metrics for name, _ in table.rows if name == "speedup"]
     assert there.precision.candidates[0].record == verdict.record
-    with pytest.warns(OpenMedWarning, match=r"on cpu, and there is no certificate\."):
+    with pytest.warns(OpenMedWarning, match=r"on cpu, but it has not been validated\."):
         create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16")
