@@ -81,12 +81,12 @@ class TestAuto:
         store_record("float16", 0.3)
 
         assert str(load_in_dtype("auto").precision).splitlines() == [
-            "Type: bfloat16 on cpu",
-            "  'auto' took it: it is validated here for this model, and the fastest of those that are.",
-            "  type      certificate",
-            "  bfloat16  On 50 texts it kept 60 of 60 entities.",
-            "  float16   On 50 texts it kept 60 of 60 entities. It is not clearly faster than float32.",
-            "  int8      There is no certificate.",
+            "Data type: bfloat16 on cpu",
+            "  Selected by 'auto': the fastest dtype that is validated here for this model.",
+            "  dtype     validation",
+            "  bfloat16  60 of 60 entities in 50 texts are the same as in float32.",
+            "  float16   60 of 60 entities in 50 texts are the same as in float32. It is not clearly faster than float32.",
+            "  int8      It has not been validated.",
         ]
 
     def test_precision_explains_float32(self, load_in_dtype):
