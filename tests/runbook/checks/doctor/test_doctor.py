@@ -226,7 +226,7 @@ All checks
   memory pressure                   ok              normal
   power                             ok              adapter
   power mode                        ok              automatic
-  heat                              ok              nominal
+  thermal state                     ok              nominal
   bundled                           ok              float32 on mps"""
 PLAIN_TEXT = """\
 Doctor
@@ -234,23 +234,23 @@ Doctor
 All checks
   check                             result          evidence
   Python                            ok              3.12, built for x86_64
-  macOS                             not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
+  macOS                             not applicable  this machine runs Linux, and MPS is the GPU backend of macOS
   torch                             ok              2.13.0+cpu, for the CPU only
-  MPS in torch                      not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
-  MPS                               not applicable  this computer runs Linux, and MPS is the GPU backend of macOS
+  MPS in torch                      not applicable  this machine runs Linux, and MPS is the GPU backend of macOS
+  MPS                               not applicable  this machine runs Linux, and MPS is the GPU backend of macOS
   CUDA                              not applicable  no NVIDIA driver is loaded
   active device                     ok              cpu: mps and cuda cannot be used here.
   computation                       ok              correct; the result is on cpu
-  PYTORCH_ENABLE_MPS_FALLBACK       not applicable  not set: not for this device
-  PYTORCH_MPS_HIGH_WATERMARK_RATIO  not applicable  not set: not for this device
-  PYTORCH_MPS_LOW_WATERMARK_RATIO   not applicable  not set: not for this device
+  PYTORCH_ENABLE_MPS_FALLBACK       not applicable  not set: not applicable
+  PYTORCH_MPS_HIGH_WATERMARK_RATIO  not applicable  not set: not applicable
+  PYTORCH_MPS_LOW_WATERMARK_RATIO   not applicable  not set: not applicable
   data types                        ok              cpu computes with float32, float16, bfloat16, int64, float64
   known silent errors               not applicable  the CPU is the reference of the comparison
   packages                          ok              9 packages fit together
   memory pressure                   not applicable  not known
   power                             not applicable  not known
   power mode                        not applicable  not known
-  heat                              not applicable  not known
+  thermal state                     not applicable  not known
   models                            not applicable  no model is loaded"""
 
 
