@@ -234,10 +234,10 @@ Doctor
 All checks
   check                             result          evidence
   Python                            ok              3.12, built for x86_64
-  macOS                             not applicable  this machine runs Linux, and MPS is the GPU backend of macOS
+  macOS                             not applicable  MPS requires macOS; this machine runs Linux
   torch                             ok              2.13.0+cpu, for the CPU only
-  MPS in torch                      not applicable  this machine runs Linux, and MPS is the GPU backend of macOS
-  MPS                               not applicable  this machine runs Linux, and MPS is the GPU backend of macOS
+  MPS in torch                      not applicable  MPS requires macOS; this machine runs Linux
+  MPS                               not applicable  MPS requires macOS; this machine runs Linux
   CUDA                              not applicable  no NVIDIA driver is loaded
   active device                     ok              cpu: mps and cuda cannot be used here.
   computation                       ok              correct; the result is on cpu
