@@ -336,7 +336,7 @@ class MemoryCurve(Displayable):
             CUDA the value of ``limit_memory``; ``None`` if there is no limit.
         process: This process, in a training with several processes.
         total_epochs: Total number of epochs of the training; ``None`` if unknown.
-        filling: Growth of optimizer histories since the warm-up in bytes. They are bounded, as that of LBFGS.
+        history_growth: Growth of optimizer histories since the warm-up in bytes. They are bounded, as that of LBFGS.
 
     Example:
         >>> sizes = [50, 60, 90, 120, 150, 180]

@@ -271,12 +271,12 @@ class EpochHooks:
         grown: dict[TensorReferrer, int] = {}
         if growing or (last.allocated or 0) > (first.allocated or 0):
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers() if growing else named_referrers())
-        filling = sum(size for referrer, size in grown.items() if referrer.kind == HISTORY)
+        history_growth = sum(size for referrer, size in grown.items() if referrer.kind == HISTORY)
         # Graphs whose tensors were freed by a backward pass are small, but still a bug.
         referrers = (
             referrer for referrer in grown if referrer.kind != HISTORY and (growing or referrer.num_graphs > 1)
         )
-        self.curve = replace(self.curve, referrers=tuple(referrers), history_growth=filling)
+        self.curve = replace(self.curve, referrers=tuple(referrers), history_growth=history_growth)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:
