@@ -15,7 +15,7 @@ import numpy as np
 
 from .masking import strip_bio_prefix
 from .results import DroppedSpan, ResultStore
-from .tokens import Tokens, expand_ranges, find_changes, get_token_names
+from .tokens import Tokens, expand_ranges, get_token_names, mark_changes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -251,7 +251,7 @@ def _group_boundaries(tokens: Tokens, units: TaggedUnits, tables: LabelTables) -
     """
     types = tables.entity_type_ids[units.labels]
     starts_group = tables.is_begin[units.labels]
-    starts_group |= find_changes(types)
+    starts_group |= mark_changes(types)
     starts_group[np.searchsorted(units.starts, tokens.sequence_starts)] = True
     return np.append(np.flatnonzero(starts_group), len(starts_group))
 

@@ -326,7 +326,7 @@ def encode_in_parts(
         current = JoinedEncoding(
             np.array(encoding.ids, np.int64),
             np.array(encoding.offsets, np.int64).reshape(-1, 2) + left,
-            find_changes(_piece_ids([encoding], len(encoding))),
+            mark_changes(_piece_ids([encoding], len(encoding))),
         )
         if previous is not None:
             expected = previous.tokens_overlapping(start - context // 2, start + context // 2)
@@ -429,7 +429,7 @@ def build_tokens(  # noqa: PLR0913 - the last two are options
         no_space = lacks_leading_space(texts, starts, token_text_ids)
         is_subword = _transformers_subwords(tokenizer, ids, lengths, no_space)
         return Tokens(ids, starts, ends, is_subword, sequence_offsets, text_ids)
-    starts_word = find_changes(_piece_ids(encodings, int(sequence_offsets[-1])))
+    starts_word = mark_changes(_piece_ids(encodings, int(sequence_offsets[-1])))
     if continuation_prefix(tokenizer):
         starts_word |= ~get_token_names(tokenizer, ids).continues[ids]
     else:
@@ -461,7 +461,7 @@ def _piece_ids(encodings: Sequence[Encoding | JoinedEncoding], count: int) -> np
     return np.fromiter((-1 if word_id is None else word_id for word_id in word_ids), np.int64, count)
 
 
-def find_changes(values: np.ndarray) -> np.ndarray:
+def mark_changes(values: np.ndarray) -> np.ndarray:
     """Return whether each value differs from the previous value; ``True`` for the first."""
     changed = np.ones(len(values), bool)
     changed[1:] = values[1:] != values[:-1]

@@ -466,7 +466,7 @@ class FunctionMode(TorchFunctionMode):
         elif name == "linear":
             self._check_linear(args, kwargs)
         elif name == "copy_":
-            self._device.record_copy(self._contains(args[1]), _is_non_blocking(args[2:], kwargs))
+            self._device.record_copy(self._contains(args[1]), _requests_non_blocking(args[2:], kwargs))
 
     def _check_linear(self, args: Any, kwargs: Keywords) -> None:
         """Raise an error for a linear layer with tensors of two devices, which is one operator on MPS."""
@@ -543,7 +543,7 @@ class FunctionMode(TorchFunctionMode):
         to_device = target.type == "mps"
         if to_device == on_device:
             return function(*args, **kwargs)
-        self._device.record_copy(on_device, _is_non_blocking(args[1:], kwargs))
+        self._device.record_copy(on_device, _requests_non_blocking(args[1:], kwargs))
         if to_device:
             return self._device.copy_differentiable(function(*args, **kwargs), to_device)
         return function(self._device.copy_differentiable(tensor, to_device), *args[1:], **kwargs)
@@ -667,7 +667,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _is_non_blocking(args: Any, kwargs: Keywords) -> bool:
+def _requests_non_blocking(args: Any, kwargs: Keywords) -> bool:
     """Return whether a copy is non-blocking: in its arguments, only that flag is ``True``."""
     return any(argument is True for argument in (*args, kwargs.get("non_blocking")))
 

@@ -52,7 +52,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         ...
     """
     check_bool("show_text", show_text)
-    _check_model(model)
+    _validate_model_name(model)
     shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not shell.has_trait("kernel"):
         return PanelState(**read_state(SESSION), notice=NO_KERNEL_NOTICE)
@@ -80,7 +80,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     return view
 
 
-def _check_model(name: str | None) -> None:
+def _validate_model_name(name: str | None) -> None:
     """Raise an error for a model that cannot be used, as far as this can be checked without network access."""
     reference = find_model(name, OpenMedConfig().default_org)
     if not reference.on_hub:

@@ -450,7 +450,7 @@ def package_findings(
     """
     findings = [_unreadable_package(name, torch) for name, version in installed.items() if not version]
     for package, texts in requirements.items():
-        findings += filter(None, (_unmet_requirements(package, text, installed, torch) for text in texts))
+        findings += filter(None, (_unmet_package_requirements(package, text, installed, torch) for text in texts))
     for name, loaded_version in loaded.items():
         version = installed.get(name)
         if version and loaded_version.partition("+")[0] != version.partition("+")[0]:
@@ -459,7 +459,7 @@ def package_findings(
     return tuple(dict.fromkeys(findings)) or (Finding("packages", OK, f"{len(requirements)} packages are compatible"),)
 
 
-def _unmet_requirements(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
+def _unmet_package_requirements(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
     """Return the problem of one requirement of a package, or ``None`` if it is met or does not apply."""
     try:
         required = Requirement(text)

@@ -231,17 +231,17 @@ def _section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
         [(('changed', '2'),)]
     """
     for name, caption in SECTIONS.items():
-        if rows := tuple(_rows(book.get(name))):
+        if rows := tuple(_logbook_rows(book.get(name))):
             yield Table(caption, ("name", "value"), rows)
 
 
-def _rows(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _logbook_rows(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield one row for each known value of a nested section."""
     if isinstance(section, (list, tuple)):
         section = {str(number): item for number, item in enumerate(section, 1)}
     if isinstance(section, Mapping):
         for name, item in section.items():
-            yield from _rows(item, f"{prefix}: {name}" if prefix else name)
+            yield from _logbook_rows(item, f"{prefix}: {name}" if prefix else name)
     elif section is not None:
         yield prefix, _format_value(section)
 

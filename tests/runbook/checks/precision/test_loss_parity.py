@@ -284,7 +284,12 @@ class TestCpu:
             (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"steps": 0}, "Invalid value for steps: 0"),
             (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"loss": 3}, "Invalid value for loss: 3"),
             (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"loss": lambda *_: 1.0}, "Linear returns no loss"),
-            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"optimizer": lambda _: 3}, "Invalid type for the optimizer: int"),
+            (
+                torch.nn.Linear(1, 1),
+                [torch.ones(1, 1)],
+                {"optimizer": lambda _: 3},
+                "Invalid type for the optimizer: int",
+            ),
             (
                 torch.nn.Linear(1, 1).requires_grad_(False),
                 [torch.ones(1, 1)],
