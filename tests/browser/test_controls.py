@@ -119,7 +119,7 @@ def test_annotate_shows_the_entities_the_time_and_the_device(front):
         re.compile(r"found by bundled_small on cpu in ([\d,]+|less than 1)\sms")
     )
     front.expect_kernel(MODELS, [("bundled_small", "cpu")])
-    front.region("Models").get_by_text("1 model in memory: bundled_small").click()
+    front.region("Models").get_by_text("1 model loaded: bundled_small").click()
     expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
 
 

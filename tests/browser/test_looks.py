@@ -81,7 +81,7 @@ def test_activity_and_result_have_contrast(front, measures):
     """So do the words that a cell runs, and those that say what the last click did."""
     front.run("panel.model.use_device('cpu')")
     with front.running_cell():
-        expect(front.panel.get_by_text("A cell runs").first).to_have_css("opacity", "1")
+        expect(front.panel.get_by_text("A cell is running").first).to_have_css("opacity", "1")
         contrasts = measures.contrasts(front.panel)
 
     assert {"A cell runs: what you click may wait for its end.", "Moved: bundled_small."} <= set(contrasts)
@@ -184,7 +184,7 @@ REGIONS = {
     "Models": """
         - heading "Models" [level=2]
         - group:
-          - text: "1 model in memory: bundled_small"
+          - text: "1 model loaded: bundled_small"
           - table "Models in memory":
             - caption: Models in memory
             - rowgroup:

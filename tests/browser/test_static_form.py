@@ -50,7 +50,7 @@ def test_no_widget_state_is_saved(saved):
     assert set(data) == {VIEW, "text/html", "text/plain"}
     assert data["text/plain"] == "openmed_nb panel (text alternative: %openmed_device)"
     assert "widgets" not in saved.metadata
-    assert NOTE not in nbformat.mutates_inputs(saved)
+    assert NOTE not in nbformat.writes(saved)
 
 
 def test_reopened_without_running_it_shows_the_static_form(reopened):
