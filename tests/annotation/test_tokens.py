@@ -94,7 +94,7 @@ class TestParts:
         text, tokenizer = " ".join(words) * 9, architectures.tokenizer_of(name)
         found = encode_in_parts(tokenizer, text, length=100, context=80)
 
-        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.total_size(tokenizer, text)
+        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
 
     @pytest.mark.parametrize(
         "name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS if name != "roberta")]
@@ -105,7 +105,7 @@ class TestParts:
         tokens = tokenize(tokenizer, [text, "asthma"])
 
         assert isinstance(encode_in_parts(tokenizer, text), JoinedEncoding)
-        ids, offsets = self.total_size(tokenizer, text)
+        ids, offsets = self.whole(tokenizer, text)
         assert tokens.ids[: tokens.sequence_offsets[1]].tolist() == ids
         assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.sequence_offsets[1]].tolist() == offsets
 
@@ -114,7 +114,7 @@ class TestParts:
         text, tokenizer = "asthma " + "hypo" * 200, architectures.tokenizer_of("roberta")
         found = encode_in_parts(tokenizer, text, length=100, context=80)
 
-        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.total_size(tokenizer, text)
+        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
 
 
 class TestSubwords:

@@ -59,12 +59,12 @@ class Reply:
     @property
     def text(self) -> str:
         """The text form of the result, empty where there is none."""
-        return self.device_label[-1].get("text/plain", "") if self.device_label else ""
+        return self.shown[-1].get("text/plain", "") if self.shown else ""
 
     @property
     def html(self) -> str:
         """The HTML form of the result, empty where there is none."""
-        return self.device_label[-1].get("text/html", "") if self.device_label else ""
+        return self.shown[-1].get("text/html", "") if self.shown else ""
 
 
 class Kernel:

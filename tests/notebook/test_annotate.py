@@ -105,7 +105,7 @@ def test_notebook_result(notebook):
     assert reply.text.splitlines()[1] == "  By label: DISEASE 2."
     assert "0: the patient has [asthma](DISEASE) ." in reply.text
     assert "<mark" in reply.html
-    assert (len(reply.device_label), reply.streams) == (1, {})
+    assert (len(reply.shown), reply.streams) == (1, {})
 
 
 @pytest.mark.parametrize("resume", ["None", "'run.jsonl'"], ids=["memory", "file"])

@@ -87,7 +87,7 @@ def test_a_semicolon_at_the_end_shows_nothing(kernel, line):
     """A trailing semicolon does the work and shows nothing, as in Python."""
     reply = kernel.run(f"%openmed_device {line}")
 
-    assert (reply.status, reply.device_label, reply.streams) == ("ok", [], {})
+    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
 
 
 @pytest.mark.parametrize("line", ["$wanted", "{wanted}", "{wanted.upper()}"])
@@ -102,7 +102,7 @@ def test_an_assignment_gets_the_choice_and_shows_nothing(kernel):
     """Behind an assignment the magic gives a DeviceChoice, and nothing is shown."""
     reply = kernel.run("choice = %openmed_device cpu")
 
-    assert (reply.status, reply.device_label, reply.streams) == ("ok", [], {})
+    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
     assert kernel.value("(type(choice).__name__, choice.device, choice.requested)") == ("DeviceChoice", "cpu", "cpu")
 
 
@@ -124,7 +124,7 @@ def test_help_describes_every_flag(kernel, line):
 
     assert printed.startswith("%openmed_device [")
     assert all(flag in printed for flag in ("--reset", "--list", "--explain", "--json", "auto, cpu, cuda"))
-    assert reply.device_label == []
+    assert reply.shown == []
     assert kernel.state() == before
 
 

@@ -58,7 +58,7 @@ def test_loading_and_unloading_say_nothing(kernel):
     lines = ["%unload_ext openmed_nb", "%load_ext openmed_nb", *["%reload_ext openmed_nb"] * 3]
     replies = [kernel.run(line) for line in lines]
 
-    assert [(reply.status, reply.device_label, reply.streams) for reply in replies] == [("ok", [], {})] * len(lines)
+    assert [(reply.status, reply.shown, reply.streams) for reply in replies] == [("ok", [], {})] * len(lines)
 
 
 def test_unloading_leaves_nothing_behind(fresh):

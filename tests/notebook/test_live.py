@@ -91,7 +91,7 @@ def test_a_kernel_shows_one_output(kernel):
     reply = kernel.run("import openmed_nb as nb\nloop = nb.epochs(2, 'cpu', live=True)\nfor epoch in loop:\n    pass\n")
 
     assert reply.status == "ok"
-    assert [message["text/plain"] for message in reply.device_label] == [repr(LiveMemoryCurve())]
+    assert [message["text/plain"] for message in reply.shown] == [repr(LiveMemoryCurve())]
     assert reply.streams == {}
     live = "[hook for hook in loop.hooks.after if type(hook).__name__ == 'LiveMemoryCurve'][0]"
     assert "image/svg+xml" in kernel.value(f"{live}.value")

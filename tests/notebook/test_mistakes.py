@@ -100,5 +100,5 @@ def test_invalid_cell_raises_one_line_and_changes_nothing(kernel, cell, name, va
     assert len(evalue) < 500
     assert "Miller" not in evalue
     assert "leprosy" not in str(reply)
-    assert (reply.device_label, reply.streams) == ([], {})
+    assert (reply.shown, reply.streams) == ([], {})
     assert (kernel.state(), kernel.value("(os.listdir(), len(OPEN_PANELS))")) == before

@@ -151,7 +151,7 @@ def places_in_reply(reply: Any) -> list[tuple[str, str]]:
     name, value, lines = reply.error
     places = [("ename", name), ("evalue", value), *(("traceback", line) for line in lines)]
     places.extend(reply.streams.items())
-    places.extend((form, str(text)) for shown in reply.device_label for form, text in shown.items())
+    places.extend((form, str(text)) for shown in reply.shown for form, text in shown.items())
     places.append(("page", reply.page))
     return places
 

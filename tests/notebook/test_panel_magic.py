@@ -32,7 +32,7 @@ def test_magic_displays_panel(notebook):
     reply = notebook.run("%openmed_panel")
 
     assert reply.status == "ok"
-    (output,) = reply.device_label
+    (output,) = reply.shown
     assert set(output) == {VIEW, "text/html", "text/plain"}
     assert output["text/plain"] == "openmed_nb panel (text alternative: %openmed_device)"
     assert reply.streams == {}
@@ -41,9 +41,9 @@ def test_magic_displays_panel(notebook):
 
 def test_magic_returns_panel(notebook):
     """The panel can be kept in a variable, shown later, driven by code and closed."""
-    assert notebook.run("panel = %openmed_panel").device_label == []
+    assert notebook.run("panel = %openmed_panel").shown == []
     assert notebook.value("list(OPEN_PANELS) == [panel]")
-    assert VIEW in notebook.run("panel").device_label[-1]
+    assert VIEW in notebook.run("panel").shown[-1]
     notebook.run("panel.model.use_device('auto')")
     assert "the panel" in notebook.run("%openmed_device").text
     notebook.run("panel.close()")
@@ -54,7 +54,7 @@ def test_semicolon_suppresses_display(notebook):
     """With a semicolon behind it the panel is opened, and nothing is shown."""
     reply = notebook.run("%openmed_panel ;")
 
-    assert (reply.status, reply.device_label, reply.streams) == ("ok", [], {})
+    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
     assert notebook.value("len(OPEN_PANELS)") == 1
 
 

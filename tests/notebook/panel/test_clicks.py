@@ -125,7 +125,7 @@ class TestModels:
 
         assert view.model.state.annotation.text == f"Cystic fibrosis. {EVIL}"
         assert "onerror" in view.annotation.value
-        assert EVIL not in view.device_label
+        assert EVIL not in view.shown
 
     @pytest.mark.parametrize("text", ["", " \n "])
     def test_no_text(self, open_panel, text):
