@@ -60,7 +60,7 @@ def test_the_checkbox_by_keyboard(front):
 
 
 @pytest.mark.parametrize(
-    ("region", "summary"), [("Device", "Why not"), ("Models", "1 model in memory"), ("Environment", "MPS variables")]
+    ("region", "summary"), [("Device", "Why is"), ("Models", "1 model loaded"), ("Environment", "MPS variables")]
 )
 def test_details_expand_by_keyboard(front, region, summary):
     """Enter on the summary of devices, models and variables shows their table, and hides it again."""

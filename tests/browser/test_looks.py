@@ -141,7 +141,7 @@ REGIONS = {
         - button "cpu"
         - button "Reset"
         - group:
-          - text: Why not cuda?
+          - text: Why is cuda unavailable?
           - table "Devices":
             - caption: Devices
             - rowgroup:

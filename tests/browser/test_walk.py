@@ -20,7 +20,7 @@ REGION = """
     - strong: mps (SIMULATED)
 - button "mps ✓"
 - button "cuda" [disabled]
-- group: Why not cuda?
+- group: Why is cuda unavailable?
 """
 """Accessibility tree of the device region on a simulated Mac."""
 
