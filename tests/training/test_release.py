@@ -182,9 +182,10 @@ def test_error_with_unrelated_exceptions_attribute(last_error):
 
 
 def test_release_clears_batches_of_guards():
-    model = torch.nn.Linear(KIB, 1)
-    with nb.Guards().watch(model, "cpu"):
-        model(torch.zeros(1, KIB))
+    device = nb.device().device  # A release measures the memory of the session's device.
+    model = torch.nn.Linear(KIB, 1).to(device)
+    with nb.Guards().watch(model, device):
+        model(torch.zeros(1, KIB, device=device))
         report = nb.release(namespace={}, models=False)
 
     assert {freed.source: freed.tensors for freed in report.freed}["batches of guards"] >= 4 * KIB
