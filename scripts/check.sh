@@ -1,8 +1,8 @@
 #!/bin/sh
 # The checks of docs/checks.md, the quick ones first, in an environment with the "test" extra.
 #
-#   sh scripts/check.sh           the first lane: what a change can break, in minutes
-#   sh scripts/check.sh --slow    the slow lane too
+#   sh scripts/check.sh           the first suite: what a change can break, in minutes
+#   sh scripts/check.sh --slow    the slow suite too
 set -eu
 cd "$(dirname "$0")/.."
 # Tests wait for kernels, browsers and workers: one process more than there are cores.

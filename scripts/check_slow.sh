@@ -1,5 +1,5 @@
 #!/bin/sh
-# One part of the slow lane of docs/checks.md.
+# One part of the slow suite of docs/checks.md.
 #
 #   sh scripts/check_slow.sh --list    the names of the parts
 #   sh scripts/check_slow.sh marked    the tests that are marked slow
