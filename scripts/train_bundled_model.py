@@ -303,12 +303,12 @@ def soft_examples(
     return [Example(*pair) for pair in zip(encoded, np.split(probabilities, ends[:-1]), strict=True)]
 
 
-def join_neighbours(examples: Sequence[Example], share: float = 0.3) -> list[Example]:
+def join_neighbours(examples: Sequence[Example], fraction: float = 0.3) -> list[Example]:
     """Join some sentences with those that follow, since the pipeline passes whole paragraphs to the model."""
     passages, start = [], 0
     while start < len(examples):
         end, length = start + 1, len(examples[start].input_ids)
-        room = random.randint(40, CONTENT_LENGTH) if random.random() < share else 0
+        room = random.randint(40, CONTENT_LENGTH) if random.random() < fraction else 0
         while end < len(examples) and length + len(examples[end].input_ids) <= room:
             length += len(examples[end].input_ids)
             end += 1

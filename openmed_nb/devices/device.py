@@ -200,6 +200,6 @@ class Device:
         """Return notes about training in a 16-bit dtype."""
         return ()
 
-    def ignores_scaler(self, _torch_release: tuple[int, ...]) -> bool:
+    def has_scaler_defect(self, _torch_release: tuple[int, ...]) -> bool:
         """Return whether a fused optimizer steps although a ``GradScaler`` found infinite gradients."""
         return False

@@ -151,7 +151,7 @@ class Mps(Device):
 
     def half_precision_notes(self, dtype: str, torch_release: tuple[int, ...], machine: MachineInfo) -> tuple[str, ...]:
         if dtype == "float16":
-            if not self.ignores_scaler(torch_release):
+            if not self.has_scaler_defect(torch_release):
                 return ()
             weights = "Keep weights in float32, as autocast does: GradScaler can set 16-bit gradients to 0 on MPS"
             fused = f"Use AdamW without fused=True. {IGNORES_SCALER}."
@@ -165,7 +165,7 @@ class Mps(Device):
             return ()
         return (f"{note} (transformers#40458).",)
 
-    def ignores_scaler(self, torch_release: tuple[int, ...]) -> bool:
+    def has_scaler_defect(self, torch_release: tuple[int, ...]) -> bool:
         return tuple(torch_release) < FUSED_SCALER_SINCE
 
 

@@ -129,7 +129,7 @@ class ValidationMetrics:
         non_finite_tokens: Number of tokens with NaN or infinity.
         exact: Number of reference entities with the same offsets and label.
         moved: Number of reference entities with different boundaries.
-        relabeled: Number of reference entities with a different label.
+        label_changed: Number of reference entities with a different label.
         missing: Number of reference entities that were not found.
         extra: Number of entities that the reference does not have.
         distinct_entities: Number of reference entities with distinct text or label.
@@ -145,7 +145,7 @@ class ValidationMetrics:
     non_finite_tokens: Count
     exact: Count
     moved: Count
-    relabeled: Count
+    label_changed: Count
     missing: Count
     extra: Count
     distinct_entities: Count
@@ -161,7 +161,7 @@ METRIC_LABELS = {
     "non_finite_tokens": "tokens with NaN or infinity",
     "exact": "entities that are the same",
     "moved": "entities with different boundaries",
-    "relabeled": "entities with a different label",
+    "label_changed": "entities with a different label",
     "missing": "entities that were not found",
     "extra": "entities that float32 does not find",
     "distinct_entities": "entities with distinct text or label",
@@ -199,7 +199,7 @@ class ValidationRecord(Displayable):
     def summary(self) -> str:
         """Result of the validation in one sentence."""
         evidence = self.evidence
-        reference = evidence.exact + evidence.moved + evidence.relabeled + evidence.missing
+        reference = evidence.exact + evidence.moved + evidence.label_changed + evidence.missing
         entities = pluralize(reference, "entity", "entities")
         return f"{evidence.exact:,} of {entities} in {pluralize(evidence.texts, 'text')} are the same as in float32."
 

@@ -266,7 +266,7 @@ def fused_support(
         if dtype not in types:
             missing = f"torch supports it on {kind} for {', '.join(types)}, but there are parameters in {dtype}."
             return FusedSupport(fused=False, reason=missing)
-        if scaled and backend.ignores_scaler(torch_release):
+        if scaled and backend.has_scaler_defect(torch_release):
             return FusedSupport(fused=False, reason=f"{IGNORES_SCALER}.")
         support.append(f"{dtype} on {kind} since {backend.fused_adamw_since}")
     if not support:
@@ -367,7 +367,7 @@ def check_fused(
     if scaler is None or not scaler.is_enabled():
         return
     fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
-    if any(get_device(weight.device).ignores_scaler(torch_release) for weight in fused):
+    if any(get_device(weight.device).has_scaler_defect(torch_release) for weight in fused):
         remedy = "Create the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 

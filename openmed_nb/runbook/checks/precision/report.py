@@ -42,13 +42,13 @@ from .policy import (
     Tolerance,
 )
 
-ChangeKind = Literal["moved", "relabeled", "missing", "extra"]
+ChangeKind = Literal["moved", "label_changed", "missing", "extra"]
 
 # Start and end of an entity in characters, half-open, and its label.
 Span = tuple[int, int, str]
 
 # Outcomes of the comparison of an entity.
-KINDS = ("exact", "moved", "relabeled", "missing", "extra")
+KINDS = ("exact", "moved", "label_changed", "missing", "extra")
 
 # Maximum number of changes that are stored with their offsets. All changes are counted.
 MAX_CHANGES = 20
@@ -60,7 +60,7 @@ class EntityChange(JsonMixin):
 
     Attributes:
         text: Index of the text.
-        kind: ``"moved"``, ``"relabeled"``, ``"missing"`` or ``"extra"``.
+        kind: ``"moved"``, ``"label_changed"``, ``"missing"`` or ``"extra"``.
         reference: Offsets and label in the reference, or ``None`` if the entity is extra.
         candidate: Offsets and label in the candidate, or ``None`` if the entity is missing.
     """
@@ -80,7 +80,7 @@ class EntityAgreement(JsonMixin):
     Attributes:
         exact: Number of entities with the same offsets and label.
         moved: Number of entities with the same label and overlapping, but different offsets.
-        relabeled: Number of entities with the same offsets and a different label.
+        label_changed: Number of entities with the same offsets and a different label.
         missing: Number of entities of the reference only.
         extra: Number of entities of the candidate only.
         changes: The first entities that are not exact.
@@ -88,7 +88,7 @@ class EntityAgreement(JsonMixin):
 
     exact: int = 0
     moved: int = 0
-    relabeled: int = 0
+    label_changed: int = 0
     missing: int = 0
     extra: int = 0
     changes: tuple[EntityChange, ...] = ()
@@ -130,16 +130,16 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     actual = Counter(candidate)
     only_expected = list((expected - actual).elements())
     only_actual = list((actual - expected).elements())
-    relabeled, only_expected, only_actual = _pair_spans(only_expected, only_actual, _have_equal_boundaries)
+    label_changed, only_expected, only_actual = _pair_spans(only_expected, only_actual, _have_equal_boundaries)
     moved, missing, extra = _pair_spans(only_expected, only_actual, _overlap_with_equal_labels)
     changes = (
         *(EntityChange(text, "moved", before, after) for before, after in moved),
-        *(EntityChange(text, "relabeled", before, after) for before, after in relabeled),
+        *(EntityChange(text, "label_changed", before, after) for before, after in label_changed),
         *(EntityChange(text, "missing", span, None) for span in missing),
         *(EntityChange(text, "extra", None, span) for span in extra),
     )
     exact = (expected & actual).total()
-    return EntityAgreement(exact, len(moved), len(relabeled), len(missing), len(extra), changes[:MAX_CHANGES])
+    return EntityAgreement(exact, len(moved), len(label_changed), len(missing), len(extra), changes[:MAX_CHANGES])
 
 
 def _have_equal_boundaries(span: Span, other: Span) -> bool:
@@ -398,7 +398,12 @@ class ParityReport(Displayable):
             sentences.append("The candidate has the device and dtype of the reference, so the difference is an error.")
         sentences += self.notes
         changes = tuple(
-            (f"text {change.text}", change.kind, _format_span(change.reference), _format_span(change.candidate))
+            (
+                f"text {change.text}",
+                change.kind.replace("_", " "),
+                _format_span(change.reference),
+                _format_span(change.candidate),
+            )
             for change in self.spans.changes
         )
         count = self.spans.all - self.spans.exact
@@ -498,7 +503,9 @@ def _check_entities(report: ParityReport, remedy: str) -> Finding:
     if not spans.all:
         evidence = "no entities found by either model: inconclusive"
         return Finding("entities", WARNING, evidence, "Use texts that contain entities.")
-    changes = "".join(f", {count:,} {kind}" for kind, count in spans.counts.items() if count and kind != "exact")
+    changes = "".join(
+        f", {count:,} {kind.replace('_', ' ')}" for kind, count in spans.counts.items() if count and kind != "exact"
+    )
     evidence = f"{spans.exact:,} of {spans.reference:,} exact{changes}"
     if spans.exact == spans.all:
         return Finding("entities", OK, evidence)

@@ -41,7 +41,7 @@ def parse_entities(text):
         ("", "", {}),
         ("0-6 D", "0-6 D", {"exact": 1}),
         ("0-6 D", "0-9 D", {"moved": 1}),
-        ("0-6 D", "0-6 G", {"relabeled": 1}),
+        ("0-6 D", "0-6 G", {"label_changed": 1}),
         ("0-6 D", "0-9 G", {"missing": 1, "extra": 1}),
         ("0-6 D", "6-9 D", {"missing": 1, "extra": 1}),
         ("0-6 D", "", {"missing": 1}),
@@ -63,8 +63,8 @@ def test_compare_spans_counts_kinds(reference, candidate, counts):
 def test_compare_spans_counts_each_entity_once(reference, candidate):
     agreement = compare_spans(reference, candidate, text=7)
 
-    assert agreement.exact + agreement.moved + agreement.relabeled + agreement.missing == len(reference)
-    assert agreement.exact + agreement.moved + agreement.relabeled + agreement.extra == len(candidate)
+    assert agreement.exact + agreement.moved + agreement.label_changed + agreement.missing == len(reference)
+    assert agreement.exact + agreement.moved + agreement.label_changed + agreement.extra == len(candidate)
     changed = {
         kind: [change for change in agreement.changes if change.kind == kind] for kind in ("moved", "missing", "extra")
     }
@@ -79,7 +79,7 @@ def test_compare_spans_counts_each_entity_once(reference, candidate):
 def test_compare_spans_is_symmetric(reference, candidate):
     there, back = compare_spans(reference, candidate), compare_spans(candidate, reference)
 
-    assert (there.exact, there.moved, there.relabeled) == (back.exact, back.moved, back.relabeled)
+    assert (there.exact, there.moved, there.label_changed) == (back.exact, back.moved, back.label_changed)
     assert (there.missing, there.extra) == (back.extra, back.missing)
     assert there.agreement == back.agreement
 
@@ -102,7 +102,7 @@ def test_agreement_sum_limits_changes():
 def test_agreement_is_relative_to_all_entities():
     assert EntityAgreement().agreement == 1.0
     assert EntityAgreement(exact=99, missing=1).agreement == EntityAgreement(exact=99, extra=1).agreement == 0.99
-    assert EntityAgreement(exact=98, moved=1, relabeled=1).agreement == 0.98
+    assert EntityAgreement(exact=98, moved=1, label_changed=1).agreement == 0.98
     assert EntityAgreement(missing=1).agreement == 0.0
 
 

@@ -71,7 +71,7 @@ def test_judge_lists_rejection_reasons():
         ({"spans": EntityAgreement()}, [INCONCLUSIVE.format("0 of 50 entities")]),
         ({"spans": EntityAgreement(exact=99, missing=1)}, []),
         ({"spans": EntityAgreement(exact=99, moved=2)}, ["Only 99 of 101 entities are identical."]),
-        ({"spans": EntityAgreement(exact=98, relabeled=2)}, ["Only 98 of 100 entities are identical."]),
+        ({"spans": EntityAgreement(exact=98, label_changed=2)}, ["Only 98 of 100 entities are identical."]),
         ({"spans": EntityAgreement(exact=100, extra=2)}, ["Only 100 of 102 entities are identical."]),
         (
             {"spans": EntityAgreement(exact=10, missing=5)},
