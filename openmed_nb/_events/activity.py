@@ -62,7 +62,7 @@ class ProgressEvent:
 
     @property
     def completed_size(self) -> int:
-        """Completed part of :attr:`whole`."""
+        """Completed part of :attr:`total_size`."""
         return self.completed if self.size is None else self.size_done
 
     @property

@@ -646,7 +646,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     Returns:
         The profile. It has ``findings`` named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``, and
         ``bottlenecks`` with the names of those that are warnings. It also has ``seconds``, ``data_only``, ``compute_only``,
-        ``shares`` of the phases, ``synchronizations`` with call, file, line and count, and ``operators`` by time.
+        ``phase_fractions``, ``synchronizations`` with call, file, line and count, and ``operators`` by time.
         ``save("profile.json")`` saves it in the schema that ``to_dict()["schema"]`` names. The text form contains no times, no
         paths and no text content.
 

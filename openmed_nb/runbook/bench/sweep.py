@@ -1,7 +1,7 @@
 """``nb.sweep``: throughput and memory over batch sizes, and the knee of the throughput curve.
 
 :class:`KneeSearch` doubles the batch size while throughput improves and the batch fits, then bisects. It yields the sizes and
-does not depend on a device, so that tests can search synthetic curves. :class:`Measurement` measures the sizes.
+does not depend on a device, so that tests can search synthetic curves. :class:`SweepMeasurement` measures the sizes.
 """
 
 from __future__ import annotations
