@@ -117,6 +117,8 @@ def load_watched(tmp_path_factory):
     package.mkdir()
     (package / "__init__.py").write_text(KERNELS.format(version=getattr(utils, "KERNELS_MIN_VERSION", "0.9.0")))
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    # Other tests store measurements of the same tiny model, and loading reads those of its data folder.
+    environment["OPENMED_NB_DATA"] = str(tmp_path_factory.mktemp("data"))
     path = os.pathsep.join(filter(None, (str(package.parent), environment.get("PYTHONPATH"))))
     command = [sys.executable, "-X", "frozen_modules=off", Path(__file__).parent / "watched_loads.py"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
