@@ -62,12 +62,16 @@ def make_steps(planted_steps, home):  # noqa: ARG001 - the processes of the step
 
 
 def find_running_processes(home):
-    """Return the ids of the processes of the last hanging step that still run."""
+    """Return the ids of the processes of the last hanging step that survive.
+
+    A killed process that is not a child of this one ends some milliseconds after the signal, or later on a busy computer.
+    """
     file = home / "pids"  # Does not exist if the step was killed early.
     pids = set(map(int, file.read_text("utf-8").split())) if file.exists() else set()
     ended = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     running = [process for process in psutil.process_iter(["status"]) if process.info["status"] not in ended]
-    return [process.pid for process in running if process.pid in pids]
+    _, alive = psutil.wait_procs([process for process in running if process.pid in pids], timeout=30)
+    return [process.pid for process in alive]
 
 
 # Outcome and message of each planted step, and a fragment of its last lines.
