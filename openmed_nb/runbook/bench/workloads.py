@@ -40,6 +40,7 @@ from ...training.steps import adamw
 from .timing import DATA, DECODE, FORWARD, MIN_REPEATS, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from ...annotation.forward import Batch
@@ -54,7 +55,7 @@ TRAINING_STEP = "training step"
 CUSTOM_STEP = "own step"
 
 # Name of a phase, and the function that maps the result of the previous phase to its own. The first phase takes a batch.
-Phase = tuple[str, Callable[[Any], Any]]
+Phase = tuple[str, Callable[[Any], object]]
 
 DEFAULT_BATCH_SIZE = 32  # Texts per batch.
 SYNTHETIC_BATCH_SIZE = 8  # Rows per synthetic training batch.
@@ -129,9 +130,8 @@ class Workload:
         length: Number of tokens per row, or ``None`` if it varies or rows are not tokens.
         batches: Function that starts a new iterator over the batches, which may be infinite.
         phases: Phases of a step, in order.
-        workers: Number of loader workers.
+        loader: Loader that yields the batches, or ``None`` if there is none.
         dtype: Data type of the model, or ``None`` if it is unknown.
-        prefetched_batches: Number of batches that all loader workers hold ready together.
         batch_tokens: Maximum number of tokens per batch of texts on the device, or ``None`` for other tasks.
         batch_size_counts: Number of batches so far by their number of rows. Empty if all batches have ``rows`` rows.
         row_shape: Shape of a row, as in :class:`StepReport`.
@@ -142,14 +142,27 @@ class Workload:
     device: str
     rows: int
     length: int | None
-    batches: Callable[[], Iterator[Any]]
+    batches: Callable[[], Iterator[object]]
     phases: tuple[Phase, ...]
-    workers: int = 0
+    loader: object = None
     dtype: str | None = None
-    prefetched_batches: int = 0
     batch_tokens: int | None = None
     batch_size_counts: Counter[int] = field(default_factory=Counter)
     row_shape: str | None = None
+
+    @property
+    def workers(self) -> int:
+        """Number of loader workers."""
+        return int(getattr(self.loader, "num_workers", 0))
+
+    @property
+    def prefetched_batches(self) -> int:
+        """Number of batches that all loader workers hold ready together.
+
+        Each worker prefetches ``prefetch_factor`` batches (``_MultiProcessingDataLoaderIter`` in
+        ``torch/utils/data/dataloader.py``).
+        """
+        return self.workers * int(getattr(self.loader, "prefetch_factor", None) or 1)
 
     @property
     def report_fields(self) -> dict[str, Any]:
@@ -164,7 +177,7 @@ class Workload:
         }
 
     @contextlib.contextmanager
-    def open_batches(self) -> Iterator[Iterator[Any]]:
+    def open_batches(self) -> Iterator[Iterator[object]]:
         """Context manager that starts the batches, and stops their loader workers at its end."""
         batches = self.batches()
         try:
@@ -174,12 +187,12 @@ class Workload:
             if hasattr(batches, "close"):
                 batches.close()
 
-    def drain_prefetched(self, batches: Iterator[Any]) -> None:
+    def drain_prefetched(self, batches: Iterator[object]) -> None:
         """Discard the batches that the loader workers hold ready."""
         for _ in range(self.prefetched_batches):
             next(batches)
 
-    def reach_steady_state(self, batches: Iterator[Any]) -> None:
+    def reach_steady_state(self, batches: Iterator[object]) -> None:
         """Restore the state of a long run after a pause, in which loader workers prefetch batches.
 
         The prefetched batches are discarded without a step. Otherwise a loader that is slightly slower than the device would
@@ -191,7 +204,7 @@ class Workload:
             self.run(next(batches))
 
     def run(
-        self, batch: Any, phase_context: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
+        self, batch: object, phase_context: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     ) -> Any:
         """Run a step, wait until the device has finished it, and return the result of the last phase.
 
@@ -206,7 +219,7 @@ class Workload:
             get_device(self.device).synchronize()
         return batch
 
-    def time_step(self, batch: Any) -> float:
+    def time_step(self, batch: object) -> float:
         """Return the duration of a step at full speed in seconds, without its data, starting on an idle device."""
         with TENSOR_LOCK:
             get_device(self.device).synchronize()
@@ -214,7 +227,7 @@ class Workload:
             self.run(batch)
             return current_time() - start
 
-    def time_steps(self, batches: Iterator[Any], steps: int = 1) -> float:
+    def time_steps(self, batches: Iterator[object], steps: int = 1) -> float:
         """Return the mean duration of consecutive steps at full speed in seconds, including their data."""
         total = 0.0
         for _ in range(steps):
@@ -222,7 +235,7 @@ class Workload:
             total += data_seconds + self.time_step(batch)
         return total / steps
 
-    def time_phases(self, batches: Iterator[Any]) -> dict[str, float]:
+    def time_phases(self, batches: Iterator[object]) -> dict[str, float]:
         """Run a step with the next batch and return the duration of each phase in seconds.
 
         The device is synchronized after each phase.
@@ -238,14 +251,14 @@ class Workload:
                 times[name] = current_time() - start
         return times
 
-    def measure_phase_times(self, batches: Iterator[Any], max_steps: int, min_steps: int = 0) -> PhaseTimes:
+    def measure_phase_times(self, batches: Iterator[object], max_steps: int, min_steps: int = 0) -> PhaseTimes:
         """Measure the time per phase over at most ``max_steps`` steps; slow steps are repeated less often."""
         measured = repeat_measurement(partial(self.time_phases, batches), max_steps, max(MIN_REPEATS, min_steps))
-        seconds = {name: self.average([step[name] for step in measured]) for name in measured[0]}
+        seconds = {name: self.average(step[name] for step in measured) for name in measured[0]}
         return PhaseTimes(seconds, overlapped=self.task == ANNOTATION and get_device(self.device).is_accelerator)
 
     @property
-    def average(self) -> Callable[[list[float]], float]:
+    def average(self) -> Callable[[Iterable[float]], float]:
         """Function that averages the seconds of several steps.
 
         Texts are in memory, so that outliers are caused by other programs: the median ignores them. A loader delays only some
@@ -264,7 +277,7 @@ class Workload:
         return statistics.fmean(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
 
 
-def next_batch(batches: Iterator[Any]) -> tuple[Any, float]:
+def next_batch(batches: Iterator[object]) -> tuple[object, float]:
     """Return the next batch and the time that it takes in seconds, without the start-up of loader workers."""
     start = current_time()
     batch = next(batches)
@@ -286,11 +299,11 @@ class BenchmarkTarget:
     name: str
     task: str
     build: Callable[[str], Benchmark]
-    data: Any = None
+    data: object = None
 
 
 @contextlib.contextmanager
-def preserve_generators(data: Any) -> Iterator[None]:
+def preserve_generators(data: object) -> Iterator[None]:
     """Context manager that restores the random generators of a loader and of its samplers."""
     import torch
 
@@ -339,8 +352,8 @@ def build_benchmarks(
 
 @contextlib.contextmanager
 def open_benchmark(
-    model: Any, data: Any = None, *, training: bool, device: str, arguments: Mapping[str, Any]
-) -> Iterator[Any]:
+    model: object, data: object = None, *, training: bool, device: str, arguments: Mapping[str, object]
+) -> Iterator[Benchmark]:
     """Context manager that builds the benchmark of a model on one device."""
     target, device_name = make_target(model, data, training=training, device=device, arguments=arguments)
     with build_benchmarks(target, [device_name]) as benchmarks:
@@ -358,13 +371,13 @@ def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryC
 
 
 def make_target(  # noqa: PLR0913 - the options that sweep(), compare() and profile() share
-    model: Any,
-    data: Any = None,
+    model: object,
+    data: object = None,
     *,
     training: bool = False,
     length: int | None = None,
     device: str | None = None,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     moved: bool = False,
 ) -> tuple[BenchmarkTarget, str]:
     """Validate the arguments of a benchmark, and return its target and the name of its device.
@@ -380,6 +393,8 @@ def make_target(  # noqa: PLR0913 - the options that sweep(), compare() and prof
         arguments: Arguments for loading the model.
         moved: Whether the batches of a function are moved to the measured device.
     """
+    from ...annotation.pipeline import AnnotationPipeline
+
     check_bool("training", training)
     length = check_optional_integer("length", length)
     kind = short_type_name(model)
@@ -392,8 +407,25 @@ def make_target(  # noqa: PLR0913 - the options that sweep(), compare() and prof
     if not is_model_name(model):
         check_no_arguments(kind, arguments)
     load_arguments = dict(arguments) if device is None else {**arguments, "device": device}
-    if is_token_classifier(model):
-        target = _target_from_model(model, data, training, length, load_arguments)
+    if is_token_classifier(model) and not training:
+        texts = validate_texts(data) or SYNTHETIC_TEXTS
+        if isinstance(model, AnnotationPipeline):
+            target = _target_from_pipeline(model, texts, length)
+        else:
+            target = target_from_files(SESSION.load_spec(model, load_arguments)[0], texts, length)
+    elif is_token_classifier(model):
+        if isinstance(data, (list, tuple)) and any(isinstance(text, str) for text in data):
+            remedy = "Pass a DataLoader or a batch with labels, or remove data."
+            raise ConfigurationError("A model cannot be trained on texts without labels.", remedy)
+        if isinstance(model, AnnotationPipeline):
+            pipe = model
+            name = type(pipe.model).__name__
+        else:
+            spec = SESSION.load_spec(model, load_arguments)[0]
+            pipe = pipeline_from_files(spec)
+            name = spec.reference.name
+        make_example = partial(synthetic_labeled_batch, pipe, length or DEFAULT_LENGTH)
+        target = _target_from_module(pipe.model, data, training, name, make_example)
     elif length is not None:
         message = f"length={length} has no effect, because the length is that of the batches."
         raise ConfigurationError(message, "Remove length, and pass batches of that length.")
@@ -402,49 +434,27 @@ def make_target(  # noqa: PLR0913 - the options that sweep(), compare() and prof
     return target, SESSION.device(load_arguments.get("device")).device
 
 
-def is_token_classifier(model: Any) -> bool:
+def is_token_classifier(model: object) -> bool:
     """Return whether ``model`` is a token-classification model, given as a name or as a pipeline."""
     from ...annotation.pipeline import AnnotationPipeline
 
     return is_model_name(model) or isinstance(model, AnnotationPipeline)
 
 
-def check_no_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+def check_no_arguments(name: str, arguments: Mapping[str, object]) -> None:
     """Raise ``ConfigurationError`` if there are load arguments for a model that is already loaded."""
     if arguments:
         message = f"{name} does not accept {', '.join(sorted(arguments))}, because it is already loaded."
         raise ConfigurationError(message, "Pass the name of a model, or remove these arguments.")
 
 
-def _target_from_model(
-    model: Any, data: Any, training: bool, length: int | None, load_arguments: Mapping[str, Any]
-) -> BenchmarkTarget:
-    """Return the target for annotation with, or training of, a token-classification model."""
-    if not training:
-        texts = validate_texts(data)
-        if is_model_name(model):
-            return target_from_files(SESSION.load_spec(model, load_arguments)[0], texts, length)
-        return _target_from_pipeline(model, texts, length)
-    if isinstance(data, (list, tuple)) and any(isinstance(text, str) for text in data):
-        remedy = "Pass a DataLoader or a batch with labels, or remove data."
-        raise ConfigurationError("A model cannot be trained on texts without labels.", remedy)
-    name = None
-    if is_model_name(model):
-        spec = SESSION.load_spec(model, load_arguments)[0]
-        model = pipeline_from_files(spec)
-        name = spec.reference.name
-    return _target_from_module(
-        model.model, data, True, partial(synthetic_labeled_batch, model, length or DEFAULT_LENGTH), name
-    )
-
-
-def target_from_files(spec: LoadSpec, texts: Sequence[Any] | None, length: int | None = None) -> BenchmarkTarget:
+def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | None = None) -> BenchmarkTarget:
     """Return the target for annotation with a model that is loaded from its files, separate from the session."""
     name = spec.reference.name
 
     def build(device: str) -> AnnotationBenchmark:
         annotator = pipeline_from_files(spec, device).default_annotator().without_truncation()
-        return AnnotationBenchmark(name, annotator, texts or SYNTHETIC_TEXTS, length)
+        return AnnotationBenchmark(name, annotator, texts, length)
 
     return BenchmarkTarget(name, ANNOTATION, build)
 
@@ -456,7 +466,7 @@ def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeli
     return build_pipeline(load_from_spec(spec, device), DEFAULT_STRATEGY, {})
 
 
-def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None, length: int | None) -> BenchmarkTarget:
+def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[object], length: int | None) -> BenchmarkTarget:
     """Return the target for annotation with a pipeline.
 
     The pipeline runs on its device unchanged, and with a copy of its model on other devices. An int8 model runs on the CPU only.
@@ -464,25 +474,24 @@ def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[Any] | None,
     from ...annotation.pipeline import budget_for_device
 
     name = type(pipe.model).__name__
-    annotator = pipe.default_annotator().without_truncation()
 
     def build(device: str) -> AnnotationBenchmark:
         import torch
 
         torch_device = torch.device(device)
-        if torch_device.type == pipe.device.type and torch_device.index in {None, pipe.device.index}:
-            return AnnotationBenchmark(name, annotator, texts or SYNTHETIC_TEXTS, length)
-        if is_quantized(pipe.model):
-            raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the name of the model.")
-        copied_annotator = annotator.with_model(copy_model(pipe.model, device).eval())
-        device_budget = budget_for_device(torch_device, annotator.network.model)
-        budget = replace(device_budget, allow_padding=annotator.budget.allow_padding)
-        return AnnotationBenchmark(name, replace(copied_annotator, budget=budget), texts or SYNTHETIC_TEXTS, length)
+        annotator = pipe.default_annotator().without_truncation()
+        if torch_device.type != pipe.device.type or torch_device.index not in {None, pipe.device.index}:
+            if is_quantized(pipe.model):
+                raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the name of the model.")
+            budget = budget_for_device(torch_device, annotator.network.model)
+            budget = replace(budget, allow_padding=annotator.budget.allow_padding)
+            annotator = replace(annotator.with_model(copy_model(pipe.model, device).eval()), budget=budget)
+        return AnnotationBenchmark(name, annotator, texts, length)
 
     return BenchmarkTarget(name, ANNOTATION, build)
 
 
-def validate_texts(data: Any) -> Sequence[Any] | None:
+def validate_texts(data: object) -> list[Any] | None:
     """Validate texts and return them as a list, or ``None`` if ``data`` is ``None``.
 
     Raises:
@@ -515,17 +524,17 @@ def share_batch_plan(benchmarks: Mapping[str, Benchmark]) -> Mapping[str, Benchm
 
 @dataclass(frozen=True)
 class PaddedTexts:
-    """Tokenized texts in padded batches.
+    """Padded batches of tokens.
 
     Attributes:
-        chunk: Tokenized texts.
-        batches: Batches, which refer to the windows of the chunk.
         arrays: Inputs of the model per batch, and its outputs after the forward pass.
+        chunk: Tokenized texts, or ``None`` for rows that are not texts.
+        batches: Batches, which refer to the windows of the chunk.
     """
 
-    chunk: TokenizedChunk
-    batches: list[Batch]
     arrays: list[Any]
+    chunk: TokenizedChunk | None = None
+    batches: Sequence[Batch] = ()
 
 
 @dataclass(frozen=True)
@@ -542,7 +551,7 @@ class AnnotationBenchmark:
 
     name: str
     annotator: Annotator
-    texts: Sequence[Any] = SYNTHETIC_TEXTS
+    texts: Sequence[object] = SYNTHETIC_TEXTS
     length: int | None = None
 
     @property
@@ -553,17 +562,8 @@ class AnnotationBenchmark:
     def fixed_shape_workload(self, rows: int) -> Workload:
         """Return a workload over full rows of one length, without decoding, because the rows are not texts."""
         length = self.row_length
-        network = self.annotator.network
-        inputs = network.dummy_inputs(rows, length)
-
-        def transfer(inputs: Any) -> Any:
-            return network.copy_to_device([inputs])[0]
-
-        def decode(outputs: Any) -> Any:
-            return [to_numpy(tensor) for tensor in outputs]
-
-        phases = ((TRANSFER, transfer), (FORWARD, network.forward_on_device), (DECODE, decode))
-        return self._workload(rows, length, partial(itertools.repeat, inputs), phases, rows * length)
+        padded = PaddedTexts([self.annotator.network.dummy_inputs(rows, length)])
+        return self._workload(rows, length, partial(itertools.repeat, padded), rows * length)
 
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload whose steps each annotate ``rows`` texts.
@@ -571,11 +571,10 @@ class AnnotationBenchmark:
         If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows.
         Texts of similar length then form one batch. If ``None``, the budget of the annotator applies.
         """
-        budget = self.annotator.budget
+        annotator = self.annotator
+        budget = annotator.budget
         if rows is not None:
             budget = replace(budget, max_tokens=rows * self.row_length, max_rows=None)
-        annotator = replace(self.annotator, budget=budget)
-        network = annotator.network
         size = rows or DEFAULT_BATCH_SIZE
 
         def batches() -> Iterator[PaddedTexts]:
@@ -588,25 +587,10 @@ class AnnotationBenchmark:
                 for error in chunk.errors.values():
                     raise error
                 batches = annotator.plan_batches(chunk, budget)
-                arrays = [pad_batch(chunk.tokens, chunk.windows, batch, network) for batch in batches]
-                yield PaddedTexts(chunk, batches, arrays)
+                arrays = [pad_batch(chunk.tokens, chunk.windows, batch, annotator.network) for batch in batches]
+                yield PaddedTexts(arrays, chunk, batches)
 
-        def transfer(padded: PaddedTexts) -> PaddedTexts:
-            return replace(padded, arrays=network.copy_to_device(padded.arrays))
-
-        def forward(padded: PaddedTexts) -> PaddedTexts:
-            return replace(padded, arrays=[network.forward_on_device(inputs) for inputs in padded.arrays])
-
-        def decode(padded: PaddedTexts) -> ResultStore:
-            from ...annotation.forward import ForwardRun, assemble_predictions
-
-            arrays = [[to_numpy(tensor) for tensor in outputs] for outputs in padded.arrays]
-            run = ForwardRun(padded.chunk.tokens, padded.chunk.windows)
-            predictions = assemble_predictions(run, network, list(zip(padded.batches, arrays, strict=True)))
-            return annotator.decode(padded.chunk, predictions)
-
-        phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
-        return self._workload(size, None, batches, phases, budget.max_tokens)
+        return self._workload(size, None, batches, budget.max_tokens)
 
     @property
     def row_length(self) -> int:
@@ -618,16 +602,37 @@ class AnnotationBenchmark:
         return self.length or min(DEFAULT_LENGTH, max_length)
 
     def _workload(
-        self,
-        rows: int,
-        length: int | None,
-        batches: Callable[[], Iterator[Any]],
-        phases: tuple[Phase, ...],
-        batch_tokens: int,
+        self, rows: int, length: int | None, batches: Callable[[], Iterator[PaddedTexts]], batch_tokens: int
     ) -> Workload:
-        dtype = dtype_of(self.annotator.network.model)
+        annotator = self.annotator
+        network = annotator.network
+
+        def transfer(padded: PaddedTexts) -> PaddedTexts:
+            return replace(padded, arrays=network.copy_to_device(padded.arrays))
+
+        def forward(padded: PaddedTexts) -> PaddedTexts:
+            return replace(padded, arrays=[network.forward_on_device(inputs) for inputs in padded.arrays])
+
+        def decode(padded: PaddedTexts) -> ResultStore | list[np.ndarray]:
+            from ...annotation.forward import ForwardRun, assemble_predictions
+
+            arrays = [[to_numpy(tensor) for tensor in outputs] for outputs in padded.arrays]
+            if padded.chunk is None:
+                return arrays[0]
+            run = ForwardRun(padded.chunk.tokens, padded.chunk.windows)
+            predictions = assemble_predictions(run, network, list(zip(padded.batches, arrays, strict=True)))
+            return annotator.decode(padded.chunk, predictions)
+
         return Workload(
-            self.name, ANNOTATION, self.device, rows, length, batches, phases, dtype=dtype, batch_tokens=batch_tokens
+            self.name,
+            ANNOTATION,
+            self.device,
+            rows,
+            length,
+            batches,
+            ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode)),
+            dtype=dtype_of(network.model),
+            batch_tokens=batch_tokens,
         )
 
 
@@ -663,7 +668,7 @@ class ModelInputs:
         return model(*self.args, **self.kwargs)
 
     def copy(self) -> ModelInputs:
-        """Return copies of the tensors for a model that may modify them."""
+        """Return copies of the tensors on the CPU for a model that may modify them."""
         return ModelInputs(map_tensors(self.args, _copy_to_cpu), map_tensors(self.kwargs, _copy_to_cpu))
 
     @property
@@ -672,7 +677,7 @@ class ModelInputs:
         return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
 
 
-def parse_example_inputs(inputs: Any) -> ModelInputs:
+def parse_example_inputs(inputs: object) -> ModelInputs:
     """Convert example inputs to the arguments of a call of a model.
 
     Args:
@@ -684,24 +689,30 @@ def parse_example_inputs(inputs: Any) -> ModelInputs:
     """
     import torch
 
-    check_materialized(
-        f"The {short_type_name(inputs)} of example inputs", (tensor for _, tensor in named_tensors(inputs))
-    )
+    tensors = [tensor for _, tensor in named_tensors(inputs)]
+    check_materialized(f"The {short_type_name(inputs)} of example inputs", tensors)
+    values: tuple[object, ...] = (inputs,)
     if isinstance(inputs, Mapping):
-        flat = _are_flat(inputs.values())
-        example = ModelInputs(kwargs={str(name): _to_tensor(value, flat) for name, value in inputs.items()})
-    else:
-        is_tensor_list = isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
-        values = tuple(inputs) if is_tensor_list or isinstance(inputs, tuple) else (inputs,)
-        example = ModelInputs(tuple(_to_tensor(value, _are_flat(values)) for value in values))
-    if next(named_tensors(example.tensors), None) is None:
+        values = tuple(inputs.values())
+    elif isinstance(inputs, tuple) or (
+        isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
+    ):
+        values = tuple(inputs)
+    # For one text, a tokenizer returns flat lists of numbers.
+    items = [item for value in values if isinstance(value, list) for item in value]
+    is_single_row = all(isinstance(item, (int, float)) for item in items if not isinstance(item, str))
+    arguments = tuple(_to_tensor(value, is_single_row) for value in values)
+    example = ModelInputs(arguments)
+    if isinstance(inputs, Mapping):
+        example = ModelInputs(kwargs=dict(zip(map(str, inputs), arguments, strict=True)))
+    if next(named_tensors(example), None) is None:
         message = f"{short_type_name(inputs)} without a tensor is not a valid example input of a model."
         remedy = "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt'."
         raise ConfigurationError(message, remedy)
     return example
 
 
-def _to_tensor(value: Any, flat: bool) -> Any:
+def _to_tensor(value: object, is_single_row: bool) -> object:
     """Convert lists of numbers and arrays to tensors, copy tensors to the CPU, and return other values unchanged."""
     import torch
 
@@ -713,20 +724,14 @@ def _to_tensor(value: Any, flat: bool) -> Any:
     except (ValueError, TypeError, RuntimeError) as error:
         message = f"A {short_type_name(value)} in the example inputs cannot become a tensor: {describe_error(error)}."
         raise ConfigurationError(message, "Pad the rows to one length, or pass tensors.") from error
-    return tensor.unsqueeze(0) if is_number_list and flat else tensor
+    return tensor.unsqueeze(0) if is_number_list and is_single_row else tensor
 
 
 def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _are_flat(values: Iterable[Any]) -> bool:
-    """Return whether all lists are flat lists of numbers, as a tokenizer returns them for one text."""
-    items = [item for value in values if isinstance(value, list) for item in value]
-    return all(isinstance(item, (int, float)) for item in items if not isinstance(item, str))
-
-
-def loss_or_mean(output: Any) -> torch.Tensor | None:
+def loss_or_mean(output: object) -> torch.Tensor | None:
     """Return the loss in the output of a model, or the sum of the means of its outputs.
 
     Returns:
@@ -747,7 +752,7 @@ def _target_from_callable(model: Any, data: Any, training: bool, moved: bool) ->
     import torch
 
     if isinstance(model, torch.nn.Module):
-        return _target_from_module(model, data, training)
+        return _target_from_module(model, data, training, type(model).__name__)
     name = function_name(model)
     if not callable(data):
         check_batches(name, data, "a DataLoader, a list of batches, or a function that builds a batch of a given size")
@@ -760,10 +765,10 @@ def _target_from_callable(model: Any, data: Any, training: bool, moved: bool) ->
 
 def _target_from_module(
     model: torch.nn.Module,
-    data: Any,
+    data: object,
     training: bool,
-    synthetic: Callable[[], ModelInputs] | None = None,
-    name: str | None = None,
+    name: str,
+    make_example: Callable[[], ModelInputs] | None = None,
 ) -> BenchmarkTarget:
     """Return the target for a torch module, which is copied to each device.
 
@@ -771,47 +776,34 @@ def _target_from_module(
         model: Module to measure.
         data: Example inputs or a ``DataLoader``, or ``None``.
         training: Whether training steps are measured.
-        synthetic: Function that builds an example if there are no data.
-        name: Name of the model, or ``None`` for the name of its class.
+        name: Name of the model.
+        make_example: Function that builds an example if there are no data.
     """
     import torch
 
-    name = name or type(model).__name__
     loader = data if isinstance(data, torch.utils.data.DataLoader) else None
     if data is not None:
         with preserve_rng_states(), preserve_generators(data):  # A loader draws a seed for each iteration.
             example = parse_example_inputs(data if loader is None else _first_batch(loader))
-    elif synthetic is not None:
-        example = synthetic()
+    elif make_example is not None:
+        example = make_example()
     else:
         raise ConfigurationError(f"There are no inputs for {name}.", "Pass a batch or a DataLoader.")
-    _check_call(model, name, example)
-
-    def build(device: str) -> ModuleBenchmark:
-        model_copy = copy_model(model, device)
-        model_copy = model_copy.train() if training else model_copy.eval()
-        return ModuleBenchmark(name, model_copy, device, training, example, loader)
-
-    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, build, data)
-
-
-def _check_call(model: torch.nn.Module, name: str, example: ModelInputs) -> None:
-    """Raise ``ConfigurationError`` if an example has no rows, or if ``forward`` does not accept its arguments.
-
-    A model with forward pre-hooks accepts all arguments, because a hook may change them.
-    """
-    tensors = [tensor for _, tensor in named_tensors(example.tensors)]
-    if not (_batch_size_of(example.tensors) and any(tensor.numel() for tensor in tensors)):
+    if not (_batch_size_of(example) and any(tensor.numel() for _, tensor in named_tensors(example))):
         raise ConfigurationError(f"The batch for {name} has no rows.", "Pass a batch with at least one row.")
-    if model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for the hooks
-        return
     try:
-        inspect.signature(model.forward).bind(*example.args, **example.kwargs)
+        if not model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for the hooks, which may change arguments
+            inspect.signature(model.forward).bind(*example.args, **example.kwargs)
     except ValueError:  # A compiled forward has no signature.
-        return
+        pass
     except TypeError as error:
         message = f"{name} does not accept the arguments from the data: {describe_error(error)}."
         raise ConfigurationError(message, "Pass batches that contain exactly the arguments of the model.") from error
+
+    def build(device: str) -> ModuleBenchmark:
+        return ModuleBenchmark(name, copy_model(model, device).train(training), device, training, example, loader)
+
+    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, build, data)
 
 
 @dataclass
@@ -834,33 +826,43 @@ class ModuleBenchmark:
     device: str
     training: bool
     example: ModelInputs
-    loader: Iterable[Any] | None = None
+    loader: Iterable[object] | None = None
     optimizer: torch.optim.Optimizer | None = None
     mutates_inputs: bool | None = None
 
     def fixed_shape_workload(self, rows: int) -> Workload:
-        """Return a workload over batches like the example with the given number of rows."""
-        batch = _resize_batch(self.example, rows)
-        return self._workload(rows, partial(itertools.repeat, batch), Counter())
+        """Return a workload over batches with the given number of rows, which repeats the rows of the example.
+
+        A tensor has rows if its first dimension equals that of the first tensor. This includes a 4x4 mask in a batch of 4 rows.
+        Other tensors are unchanged.
+        """
+        import torch
+
+        example_rows = _batch_size_of(self.example)
+        index = torch.arange(rows) % example_rows
+
+        def repeat_rows(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[index] if tensor.dim() and tensor.shape[0] == example_rows else tensor
+
+        return self._workload(rows, map_tensors(self.example, repeat_rows))
 
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload over the batches of the loader, or over the example if there is no loader."""
-        example_rows = _batch_size_of(self.example.tensors)
+        example_rows = _batch_size_of(self.example)
         if self.loader is None:
             return self.fixed_shape_workload(rows or example_rows)
         if rows is not None:
             raise ConfigurationError("The loader sets the batch size.", "Remove batch_size.")
-        loader = self.loader
-        size_counts = Counter[int]()
-        return self._workload(example_rows, partial(RepeatingLoader, loader, size_counts, model_inputs), size_counts)
+        return self._workload(example_rows, self.example, self.loader)
 
-    def transfer(self, example: ModelInputs) -> ModelInputs:
+    def transfer(self, batch: object) -> ModelInputs:
         """Return a batch on the device; on the CPU, copy it only if the model modifies its inputs or this is unknown."""
+        example = model_inputs(batch)
         if not get_device(self.device).is_accelerator and self.mutates_inputs is not False:
             return example.copy()
         return ModelInputs(to_device(example.args, self.device), to_device(example.kwargs, self.device))
 
-    def forward(self, example: ModelInputs) -> Any:
+    def forward(self, example: ModelInputs) -> object:
         """Return the output of the model, or its loss in training, and detect with the first batch whether it modifies inputs."""
         import torch
 
@@ -885,34 +887,36 @@ class ModuleBenchmark:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _workload(self, rows: int, batches: Callable[[], Iterator[Any]], size_counts: Counter[int]) -> Workload:
-        def backward(loss: torch.Tensor) -> None:
-            loss.backward()
+    def _workload(self, rows: int, example: ModelInputs, loader: Iterable[object] | None = None) -> Workload:
+        import torch
 
-        phases: list[Phase] = [(TRANSFER, self.transfer), (FORWARD, self.forward)]
+        phases: tuple[Phase, ...] = ((TRANSFER, self.transfer), (FORWARD, self.forward))
         if self.training:
-            phases += [("backward", backward), ("optimizer", self.step)]
-        input_ids = self.example.kwargs.get("input_ids")
+            phases = (*phases, ("backward", torch.Tensor.backward), ("optimizer", self.step))
+        input_ids = example.kwargs.get("input_ids")
         length = None
         if self.loader is None and input_ids is not None and input_ids.dim() > 1:
             length = int(input_ids.shape[-1])
+        size_counts = Counter[int]()
         return Workload(
             self.name,
             TRAINING_STEP if self.training else FORWARD_PASS,
             self.device,
             rows,
             length,
-            batches,
-            tuple(phases),
+            _batch_source(example, loader, size_counts),
+            phases,
+            loader,
             dtype=next((normalize_dtype(parameter.dtype) for parameter in self.model.parameters()), None),
             batch_size_counts=size_counts,
-            row_shape=_row_shape(self.example),
-            **_prefetch_settings(self.loader),
+            row_shape=_row_shape(example),
         )
 
 
-def model_inputs(batch: Any) -> ModelInputs:
+def model_inputs(batch: object) -> ModelInputs:
     """Convert a batch of a loader to the arguments of a call of a model, without copies."""
+    if isinstance(batch, ModelInputs):
+        return batch
     if isinstance(batch, Mapping):
         return ModelInputs(kwargs=dict(batch))
     return ModelInputs(tuple(batch) if isinstance(batch, (list, tuple)) else (batch,))
@@ -923,47 +927,22 @@ def _tensor_versions(example: ModelInputs) -> list[int | None]:
 
     torch increments the counter of a tensor with each in-place modification.
     """
-    tensors = [tensor for _, tensor in named_tensors(example.tensors)]
     return [
         None if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no public name for the counter
-        for tensor in tensors
+        for _, tensor in named_tensors(example)
     ]
 
 
-def _row_shape(example: ModelInputs) -> str | None:
+def _row_shape(batch: object) -> str | None:
     """Return the shape of a row of the first tensor with at least two dimensions, or ``None`` if there is none.
 
     Example:
         >>> import torch
-        >>> _row_shape(ModelInputs((torch.ones(4, 3, 16, 16),))), _row_shape(ModelInputs((torch.ones(4),)))
+        >>> _row_shape((torch.ones(4, 3, 16, 16),)), _row_shape(torch.ones(4))
         ('3x16x16', None)
     """
-    shapes = (tensor.shape[1:] for _, tensor in named_tensors(example.tensors) if tensor.dim() > 1)
+    shapes = (tensor.shape[1:] for _, tensor in named_tensors(batch) if tensor.dim() > 1)
     return next(("x".join(map(str, shape)) for shape in shapes), None)
-
-
-def _resize_batch(example: ModelInputs, rows: int) -> ModelInputs:
-    """Return a batch with the given number of rows, which repeats the rows of the example.
-
-    A tensor has rows if its first dimension equals that of the first tensor. This includes a 4x4 mask in a batch of 4 rows.
-    Other tensors are unchanged.
-
-    Example:
-        >>> import torch
-        >>> _resize_batch(ModelInputs((torch.tensor([[1], [2]]), torch.tensor(0.5))), 3).args
-        (tensor([[1],
-                [2],
-                [1]]), tensor(0.5000))
-    """
-    import torch
-
-    example_rows = _batch_size_of(example.tensors)
-    index = torch.arange(rows) % example_rows
-
-    def repeat_rows(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[index] if tensor.dim() and tensor.shape[0] == example_rows else tensor
-
-    return ModelInputs(map_tensors(example.args, repeat_rows), map_tensors(example.kwargs, repeat_rows))
 
 
 @dataclass(frozen=True)
@@ -979,8 +958,8 @@ class StepBenchmark:
     """
 
     name: str
-    step: Callable[[Any], Any]
-    data: Iterable[Any] | Callable[[int], Any]
+    step: Callable[[object], object]
+    data: Iterable[object] | Callable[[int], object]
     device: str
     moved: bool = False
 
@@ -1002,7 +981,7 @@ class StepBenchmark:
             raise ConfigurationError(
                 message, f"Return the requested number of rows, or set max_batch_size={actual_rows}."
             )
-        return self._workload(rows, [batch], batch)
+        return self._workload(rows, batch)
 
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload over the batches of the loader."""
@@ -1010,13 +989,13 @@ class StepBenchmark:
             return self.fixed_shape_workload(rows or 1)
         with preserve_generators(self.data):
             first = _first_batch(self.data)
-        return self._workload(_batch_size_of(first), self.data, first)
+        return self._workload(_batch_size_of(first), first, self.data)
 
-    def _workload(self, rows: int, batches: Iterable[Any], first: Any) -> Workload:
-        def transfer(batch: Any) -> Any:
+    def _workload(self, rows: int, example: object, loader: Iterable[object] | None = None) -> Workload:
+        def transfer(batch: object) -> object:
             return to_device(batch, self.device)
 
-        def step(batch: Any) -> Any:
+        def step(batch: object) -> object:
             # A step may remove items from the mappings and lists of its batch, so they are copied. The tensors are shared.
             copied_batch = map_tensors(batch, lambda tensor: tensor)
             if copied_batch is batch and isinstance(batch, (dict, list)):
@@ -1030,15 +1009,15 @@ class StepBenchmark:
             self.device,
             rows,
             None,
-            partial(RepeatingLoader, batches, size_counts),
+            _batch_source(example, loader, size_counts),
             ((TRANSFER, transfer), ("step", step)) if self.moved else (("step", step),),
-            batch_size_counts=Counter() if callable(self.data) else size_counts,
-            row_shape=_row_shape(model_inputs(first)),
-            **_prefetch_settings(self.data),
+            loader,
+            batch_size_counts=size_counts,
+            row_shape=_row_shape(example),
         )
 
 
-def check_batches(name: str, data: Any, expected: str = "a DataLoader, or a list of batches") -> None:
+def check_batches(name: str, data: object, expected: str = "a DataLoader, or a list of batches") -> None:
     """Raise ``ConfigurationError`` if data are not batches, or if they can be iterated only once.
 
     Args:
@@ -1056,14 +1035,13 @@ def check_batches(name: str, data: Any, expected: str = "a DataLoader, or a list
         raise ConfigurationError(message, f"Pass {expected}.")
 
 
-def _prefetch_settings(loader: Any) -> dict[str, Any]:
-    """Return the fields ``workers`` and ``prefetched_batches`` of a workload.
-
-    Each of ``num_workers`` workers prefetches ``prefetch_factor`` batches (``_MultiProcessingDataLoaderIter`` in
-    ``torch/utils/data/dataloader.py``).
-    """
-    workers = int(getattr(loader, "num_workers", 0))
-    return {"workers": workers, "prefetched_batches": workers * int(getattr(loader, "prefetch_factor", None) or 1)}
+def _batch_source(
+    example: object, loader: Iterable[object] | None, size_counts: Counter[int]
+) -> Callable[[], Iterator[object]]:
+    """Return a function that starts an iterator over the batches of a loader, or over an example if there is none."""
+    if loader is None:
+        return partial(itertools.repeat, example)
+    return partial(RepeatingLoader, loader, size_counts)
 
 
 class RepeatingLoader(Iterator[Any]):
@@ -1072,7 +1050,6 @@ class RepeatingLoader(Iterator[Any]):
     Args:
         loader: Loader, which is restarted when it is exhausted.
         size_counts: Counter of the batches by their number of rows, which is updated.
-        convert: Function that converts each batch, or ``None`` to yield batches unchanged.
 
     Attributes:
         worker_startup_seconds: Part of the time of the last batch in seconds that restarted loader workers. It is 0 for
@@ -1080,40 +1057,37 @@ class RepeatingLoader(Iterator[Any]):
             of the data phase.
     """
 
-    def __init__(
-        self, loader: Iterable[Any], size_counts: Counter[int], convert: Callable[[Any], Any] | None = None
-    ) -> None:
+    def __init__(self, loader: Iterable[object], size_counts: Counter[int]) -> None:
         self.worker_startup_seconds = 0.0
         self._loader = loader
         self._size_counts = size_counts
-        self._convert = convert
-        self._batches: Iterator[Any] = iter(())
+        self._batches: Iterator[object] = iter(())
         self._batches_in_pass = 0
-        self._restarts_workers = getattr(loader, "num_workers", 0) > 0 and not getattr(
-            loader, "persistent_workers", False
-        )
 
     def __next__(self) -> Any:
         start = current_time()
-        exhausted = object()
-        batch = next(self._batches, exhausted)
         self.worker_startup_seconds = 0.0
-        if batch is exhausted:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
             self._batches = iter(self._loader)
             batch = _first_batch(self._batches)
-            if self._restarts_workers and self._batches_in_pass > 1:
+            restarts_workers = getattr(self._loader, "num_workers", 0) and not getattr(
+                self._loader, "persistent_workers", False
+            )
+            if restarts_workers and self._batches_in_pass > 1:
                 self.worker_startup_seconds = current_time() - start
             self._batches_in_pass = 0
         self._batches_in_pass += 1
         self._size_counts[_batch_size_of(batch)] += 1
-        return batch if self._convert is None else self._convert(batch)
+        return batch
 
     def close(self) -> None:
         """Release the loader and its workers."""
         self._batches = iter(())
 
 
-def _first_batch(loader: Iterable[Any]) -> Any:
+def _first_batch(loader: Iterable[object]) -> object:
     """Return the first batch of a loader.
 
     Raises:
@@ -1126,7 +1100,7 @@ def _first_batch(loader: Iterable[Any]) -> Any:
     )
 
 
-def _batch_size_of(batch: Any) -> int:
+def _batch_size_of(batch: object) -> int:
     """Return the number of rows of a batch: the first dimension of its first tensor that has dimensions, or 1.
 
     Example:

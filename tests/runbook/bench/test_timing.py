@@ -1,5 +1,7 @@
 """Tests of interleaved timing in the steady state of a loader."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from openmed_nb._utils.clock import use_clock
@@ -19,7 +21,8 @@ def make_logging_workload(log, workers, prefetched_batches):
             number += 1
 
     phases = ((FORWARD, lambda _batch: log.append("run")),)
-    return Workload("x", FORWARD_PASS, "cpu", 1, None, batches, phases, workers, prefetched_batches=prefetched_batches)
+    loader = SimpleNamespace(num_workers=workers, prefetch_factor=prefetched_batches // max(1, workers))
+    return Workload("x", FORWARD_PASS, "cpu", 1, None, batches, phases, loader)
 
 
 def test_reach_steady_state_discards_prefetched_batches():
