@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import statistics
 import threading
@@ -493,10 +492,8 @@ def _time_interleaved(
         model = next(iter(workloads.values())).name
         suffix = "" if len(workloads) > 1 else ", CPU only"
         tracked_rounds = SESSION.track("Comparing", f"{model}{suffix}", range(rounds), "round")
-        rounds_in_time = itertools.takewhile(
-            lambda number: number < MIN_VALUES or current_time() <= deadline, tracked_rounds
-        )
-        return interleave({device: partial(run_trial, device) for device in workloads}, rounds_in_time)
+        measures = {device: partial(run_trial, device) for device in workloads}
+        return interleave(measures, tracked_rounds, MIN_VALUES, deadline)
 
 
 def _warm_up(workload: Workload, batches: Iterator[Any]) -> float:

@@ -1,16 +1,17 @@
 """``nb.sweep``: throughput and memory over batch sizes, and the knee of the throughput curve.
 
-:class:`KneeSearch` doubles the batch size while throughput improves and the batch fits, then bisects. It yields the sizes and
-does not depend on a device, so that tests can search synthetic curves. :class:`SweepMeasurement` measures the sizes.
+:func:`search_sizes` doubles the batch size while throughput improves and the batch fits, then bisects. It does not depend on a
+device, so that tests can search synthetic curves. :class:`SweepMeasurement` measures the sizes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -154,20 +155,15 @@ def _find_knee(points: Iterable[Point], min_gain: float = MIN_KNEE_GAIN) -> Poin
     """
     candidates = select_fitting(points)
     for index, point in enumerate(candidates):
-        if not _any_improves_on(candidates[index + 1 :], point, min_gain):
+        if max(larger.speed for larger in candidates[index:]) <= point.speed * (1 + min_gain):
             return point
     return None
 
 
-def _any_improves_on(points: Iterable[Point], reference: Point, min_gain: float) -> bool:
-    """Return whether the throughput of any point exceeds that of a reference by more than ``min_gain``."""
-    return any(point.speed > reference.speed * (1 + min_gain) for point in points)
-
-
-def _points_near_best(points: Iterable[Point]) -> list[Point]:
-    """Return the points whose throughput is near the best, sorted by size."""
-    best = find_best(points)
-    return [point for point in select_fitting(points) if best and point.speed * (1 + NEAR_BEST_FRACTION) >= best.speed]
+def _last_points_improve(points: Sequence[Point], min_gain: float) -> bool:
+    """Return whether one of the last points gained enough over all points before them."""
+    best = find_best(points[:-PATIENCE])
+    return best is None or any(point.speed > best.speed * (1 + min_gain) for point in points[-PATIENCE:])
 
 
 @dataclass(frozen=True, repr=False)
@@ -235,9 +231,9 @@ class SweepReport(StepReport):
             return self._no_knee_reason
         size = pluralize(knee.rows, "row")
         # The interleaved measurement is the more precise one.
-        larger = find_best(point for point in self.remeasured_points if point.rows > knee.rows)
-        if larger is None:
-            larger = find_best(point for point in self.points if point.rows > knee.rows)
+        larger = find_best(point for point in self.remeasured_points if point.rows > knee.rows) or find_best(
+            point for point in self.points if point.rows > knee.rows
+        )
         if larger is None:
             return f"{size}: {self._still_increasing_reason}."
         percentage = round(100 * (larger.speed / knee.speed - 1))
@@ -347,8 +343,6 @@ class SweepReport(StepReport):
     def charts(self) -> tuple[Chart, ...]:
         """Charts of throughput and memory over the binary logarithm of the batch size."""
         points = select_fitting(self.points)
-        positions = tuple(math.log2(point.rows) for point in points)
-        labels = [pluralize(point.rows, "row") for point in points]
         powers = [1 << exponent for exponent in range(self.points[-1].rows.bit_length())]
         ticks = tuple(
             AxisMarker(math.log2(rows), f"{rows:,}") for rows in powers[:: 1 + len(powers) // MAX_TICK_LABELS]
@@ -357,31 +351,29 @@ class SweepReport(StepReport):
         markers += [AxisMarker(math.log2(point.rows), OUT_OF_MEMORY) for point in self.points if not point.fits]
         throughput = Series(
             "throughput",
-            positions,
+            tuple(math.log2(point.rows) for point in points),
             tuple(point.speed for point in points),
-            tuple(f"{label}: {format_rate(point.speed)} rows/s" for label, point in zip(labels, points, strict=True)),
+            tuple(f"{pluralize(point.rows, 'row')}: {format_rate(point.speed)} rows/s" for point in points),
             tuple(point.spread or (point.speed, point.speed) for point in points),
         )
         caption = f"Throughput on {self.device_label(self.device)}, with the quartiles of the steps"
         axes = Axes("rows/s", "rows per batch", ticks, vertical_markers=tuple(markers))
         throughput_chart = Chart(caption, lines=(throughput,), axes=axes)
-        memory_sizes = [point.memory for point in points if point.memory is not None]
-        if len(memory_sizes) < len(points):
+        if any(point.memory is None for point in points):
             return (throughput_chart,)
-        max_memory = max(memory_sizes, default=0)
+        sizes = [point.memory or 0 for point in points]
+        max_memory = max(sizes, default=0)
         exponent = memory_exponent(max_memory)
         unit = 1024**exponent
         memory = Series(
             "memory",
-            positions,
-            tuple(size / unit for size in memory_sizes),
-            tuple(f"{label}: {format_bytes(size)}" for label, size in zip(labels, memory_sizes, strict=True)),
+            throughput.x,
+            tuple(size / unit for size in sizes),
+            tuple(f"{pluralize(point.rows, 'row')}: {format_bytes(point.memory)}" for point in points),
         )
-        limits = (
-            (AxisMarker(self.limit / unit, "limit"),)
-            if self.limit and self.limit <= MAX_REFERENCE_LINE_RATIO * max_memory
-            else ()
-        )
+        limits: tuple[AxisMarker, ...] = ()
+        if self.limit and self.limit <= MAX_REFERENCE_LINE_RATIO * max_memory:
+            limits = (AxisMarker(self.limit / unit, "limit"),)
         memory_axes = replace(axes, y_unit=UNITS[exponent], reference_lines=limits, vertical_markers=(), height=6)
         return throughput_chart, Chart("Memory of a step", lines=(memory,), axes=memory_axes)
 
@@ -506,28 +498,21 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     release_memory(device)
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
-    search = KneeSearch(measurement.stop_reason, measurement.remeasure, min_gain, max_batch_size, min_batch_size)
-    for rows in search.sizes():
-        search.points[rows] = measurement.measure_size(rows)
-    # The search measured each size at a different time. The sizes near the best are measured again in interleaved rounds, so
-    # that thermal throttling and other programs affect all of them alike. Only these measurements are compared.
-    near_best = _points_near_best(search.measured_points)
-    if len(near_best) > 1:
-        near_best = measurement.measure_interleaved(near_best, MAX_ROUNDS)
+    points, stop_code = search_sizes(measurement, min_gain, max_batch_size, min_batch_size)
+    near_best = _remeasure_near_best(measurement, points)
     SESSION.notify(ProgressEvent("Sweeping", target.name))
-    search.points.update((point.rows, point) for point in near_best)
     knee = _find_knee(near_best, min_gain)
-    if len(search.points) == 1 and search.stop_code in {BATCH_SIZE_LIMIT, TIME}:
+    if len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}:
         knee = None
     workload = measurement.last_workload
     default_fields = {"name": target.name, "task": target.task, "simulated": is_mps_simulated()}
     return SweepReport(
         **(workload.report_fields if workload else default_fields),
         device=device,
-        points=search.measured_points,
+        points=_replace_points(points, near_best),
         remeasured_points=tuple(near_best),
         knee=knee.rows if knee else None,
-        stop_code=search.stop_code,
+        stop_code=stop_code,
         limit=limit,
         method=measurement.memory_method,
         min_gain=min_gain,
@@ -536,101 +521,95 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     )
 
 
-@dataclass
-class KneeSearch:
-    """Search for the batch sizes to measure.
+def search_sizes(  # noqa: C901, PLR0912 - the three stages of the search in order
+    measurement: SweepMeasurement,
+    min_gain: float = MIN_KNEE_GAIN,
+    max_rows: int | None = None,
+    min_rows: int = 1,
+) -> tuple[tuple[Point, ...], StopCode]:
+    """Measure batch sizes until the knee is known, and return their points, sorted by size, and why the doubling ended.
 
-    Attributes:
-        stop_check: Function that receives a number of rows and the points so far. It returns a stop code, or an empty string if
-            this number of rows may be measured.
-        remeasure: Function that measures points again in interleaved rounds, before they end the search.
+    Args:
+        measurement: Measures a size, measures points again in interleaved rounds, and tells whether a size may be measured.
         min_gain: Minimum relative gain in throughput that justifies a larger batch.
         max_rows: Maximum number of rows, or ``None`` for no limit.
         min_rows: First number of rows to measure.
-        points: Measured points by their number of rows.
-        stop_code: Why the doubling ended.
     """
-
-    stop_check: Callable[[int, Sequence[Point]], StopCode]
-    remeasure: Callable[[Sequence[Point]], Sequence[Point]]
-    min_gain: float = MIN_KNEE_GAIN
-    max_rows: int | None = None
-    min_rows: int = 1
-    points: dict[int, Point] = field(default_factory=dict)
+    # Double the size until there is a reason to stop.
+    points: tuple[Point, ...] = ()
     stop_code: StopCode = ""
-
-    @property
-    def measured_points(self) -> tuple[Point, ...]:
-        """Measured points, sorted by size."""
-        return tuple(self.points[rows] for rows in sorted(self.points))
-
-    def sizes(self) -> Iterator[int]:  # noqa: C901 - the three stages of the search in order
-        """Yield the numbers of rows to measure. The caller adds the point of each size to ``points`` before the next size."""
-        # Double the size until there is a reason to stop.
-        rows = self.min_rows
-        upper_bound = None  # Smallest size that does not fit or must not be measured because of its memory.
-        while not self.stop_code:
-            yield rows
-            next_rows = rows * 2 if self.max_rows is None else min(rows * 2, self.max_rows)
-            if not self.points[rows].fits:
-                self.stop_code = OUT_OF_MEMORY
-                upper_bound = rows
-            elif next_rows == rows:
-                self.stop_code = BATCH_SIZE_LIMIT
-            elif not self._last_gains_enough():
-                self.stop_code = THROUGHPUT
+    upper_bound = None  # Smallest size that does not fit or must not be measured because of its memory.
+    rows = min_rows
+    while not stop_code:
+        points = (*points, measurement.measure_size(rows))
+        next_rows = rows * 2 if max_rows is None else min(rows * 2, max_rows)
+        if not points[-1].fits:
+            stop_code = OUT_OF_MEMORY
+            upper_bound = rows
+        elif next_rows == rows:
+            stop_code = BATCH_SIZE_LIMIT
+        else:
+            best = find_best(points[:-PATIENCE])
+            if best and not _last_points_improve(points, min_gain):
+                # Another program may have slowed the last points down, so they and the best are measured again.
+                points = _replace_points(points, measurement.remeasure([best, *points[-PATIENCE:]]))
+            if not _last_points_improve(points, min_gain):
+                stop_code = THROUGHPUT
             else:
-                self.stop_code = self.stop_check(next_rows, self.measured_points)
-                upper_bound = next_rows if self.stop_code == MEMORY else None
-            rows = next_rows
+                stop_code = measurement.stop_reason(next_rows, points)
+                upper_bound = next_rows if stop_code == MEMORY else None
+        rows = next_rows
 
-        # If throughput still increases at the largest size that fits, bisect between it and the upper bound.
-        fitting_points = select_fitting(self.measured_points)
-        still_increasing = bool(fitting_points) and _find_knee(fitting_points, self.min_gain) == fitting_points[-1]
-        if upper_bound is not None and still_increasing:
-            low = fitting_points[-1].rows
-            while upper_bound - low > max(1, low * MAX_FIT_ERROR_FRACTION):
-                rows = (low + upper_bound) // 2
-                stop_code = self.stop_check(rows, self.measured_points)
-                if stop_code not in {"", MEMORY}:
-                    break
-                if not stop_code:
-                    yield rows
-                if stop_code or not self.points[rows].fits:
-                    upper_bound = rows
-                else:
-                    low = rows
+    # If throughput still increases at the largest size that fits, bisect between it and the upper bound.
+    largest = select_fitting(points)[-1:]
+    if upper_bound is not None and largest and _find_knee(points, min_gain) == largest[0]:
+        low = largest[0].rows
+        while upper_bound - low > max(1, low * MAX_FIT_ERROR_FRACTION):
+            rows = (low + upper_bound) // 2
+            stop_reason = measurement.stop_reason(rows, points)
+            if stop_reason not in {"", MEMORY}:
+                break
+            point = None if stop_reason else measurement.measure_size(rows)
+            if point:
+                points = _replace_points(points, [point])
+            if point and point.fits:
+                low = rows
+            else:
+                upper_bound = rows
 
-        # Bisect around the knee and the best until neighboring sizes are close to each other.
-        while sizes := [rows for rows in self._refinement_sizes() if not self.stop_check(rows, self.measured_points)]:
-            yield from sizes
-
-    def _last_gains_enough(self) -> bool:
-        """Return whether one of the last doublings gained enough over all points before them."""
-        best = find_best(self.measured_points[:-PATIENCE])
-        last = self.measured_points[-PATIENCE:]
-        if best is None or _any_improves_on(last, best, self.min_gain):
-            return True
-        # Another program may have slowed the last points down, so they and the best are measured again in interleaved rounds.
-        self.points.update((point.rows, point) for point in self.remeasure([best, *last]))
-        best = find_best(self.measured_points[:-PATIENCE])
-        return best is None or _any_improves_on(self.measured_points[-PATIENCE:], best, self.min_gain)
-
-    def _refinement_sizes(self) -> list[int]:
-        """Return the midpoints between the knee, the best and their neighbors where the gap is still too large."""
-        max_fitting = max((point.rows for point in select_fitting(self.measured_points)), default=0)
+    # Bisect around the knee and the best until neighboring sizes are close to each other.
+    while True:
+        centers = {point.rows for point in (_find_knee(points, min_gain), find_best(points)) if point}
+        max_fitting = max((point.rows for point in select_fitting(points)), default=0)
         # A size that did not fit although larger sizes fit is kept as a neighbor, so that it is not tried again.
-        sizes = [point.rows for point in self.measured_points if point.rows <= max_fitting]
-        centers = {
-            point.rows
-            for point in (_find_knee(self.measured_points, self.min_gain), find_best(self.measured_points))
-            if point
-        }
-        return [
+        neighbors = itertools.pairwise(point.rows for point in points if point.rows <= max_fitting)
+        sizes = [
             (low + high) // 2
-            for low, high in itertools.pairwise(sizes)
+            for low, high in neighbors
             if centers & {low, high} and high - low > max(1, low // MIN_RELATIVE_GAP)
         ]
+        sizes = [rows for rows in sizes if not measurement.stop_reason(rows, points)]
+        if not sizes:
+            return points, stop_code
+        points = _replace_points(points, map(measurement.measure_size, sizes))
+
+
+def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple[Point, ...]:
+    """Return points with new measurements, which are added or replace those of the same size, sorted by size."""
+    by_rows = {point.rows: point for point in itertools.chain(points, measured)}
+    return tuple(by_rows[rows] for rows in sorted(by_rows))
+
+
+def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
+    """Measure the points near the best again in interleaved rounds, and return them, sorted by size.
+
+    The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
+    sizes alike, so only these measurements are compared.
+    """
+    fitting_points = select_fitting(points)
+    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + NEAR_BEST_FRACTION)
+    near_best = [point for point in fitting_points if point.speed >= min_speed]
+    return measurement.measure_interleaved(near_best, MAX_ROUNDS) if len(near_best) > 1 else near_best
 
 
 # Seconds of steps that warm up a shape after its first step. A single longer step is also enough.
@@ -717,15 +696,11 @@ class SweepMeasurement:
     def measure_interleaved(self, points: Sequence[Point], max_rounds: int) -> list[Point]:
         """Measure points in interleaved rounds; after MIN_ROUNDS, the time budget may end them."""
         name = f"{self.benchmark.name}, interleaved rounds of the best sizes"
-        tracked_rounds = SESSION.track("Sweeping", name, range(max_rounds), "round")
-        rounds = itertools.takewhile(
-            lambda number: number < MIN_ROUNDS or self.elapsed <= self.time_budget, tracked_rounds
-        )
+        rounds = SESSION.track("Sweeping", name, range(max_rounds), "round")
         visits = {point: partial(self._measure_if_fits, partial(self._visit_size, point.rows)) for point in points}
         # A visit that runs out of memory is ignored. The point keeps its earlier measurement.
-        seconds = {
-            point: list(itertools.chain(*filter(None, times))) for point, times in interleave(visits, rounds).items()
-        }
+        measured = interleave(visits, rounds, MIN_ROUNDS, self.start + self.time_budget)
+        seconds = {point: list(itertools.chain(*filter(None, times))) for point, times in measured.items()}
         return [point.with_timings(times) if times else point for point, times in seconds.items()]
 
     def _visit_size(self, rows: int) -> list[float]:
@@ -819,24 +794,16 @@ def memory_limit(device: str, fraction: float | None) -> int | None:
 def _available_memory() -> int:
     """Return the memory in bytes that this process can still allocate, given the machine, its container and its own limit."""
     psutil = import_psutil()
-    limits = [int(psutil.virtual_memory().available)]
-    container = _container_memory(*CGROUP_FILES)
-    if container is not None:
-        limits.append(container)
     process = psutil.Process()
+    limits = [int(psutil.virtual_memory().available)]
+    with contextlib.suppress(OSError, ValueError):  # A container without a limit has "max".
+        container_limit, used = (int(file.read_text("ascii")) for file in CGROUP_FILES)
+        limits.append(container_limit - used)
     if hasattr(process, "rlimit"):  # macOS does not enforce RLIMIT_AS (``ulimit -v``), and Windows does not have it.
         address_limit = process.rlimit(psutil.RLIMIT_AS)[0]
         if address_limit != psutil.RLIM_INFINITY:
             limits.append(address_limit - int(process.memory_info().vms))
     return max(0, min(limits))
-
-
-def _container_memory(limit_file: Path, usage_file: Path) -> int | None:
-    """Return the memory in bytes that a container may still use, or ``None`` if it has no limit or the limit is unknown."""
-    try:
-        return int(limit_file.read_text("ascii")) - int(usage_file.read_text("ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def _expected_memory(points: Sequence[Point], rows: int) -> int | None:

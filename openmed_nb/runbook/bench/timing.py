@@ -250,10 +250,16 @@ def round_up_to_workers(steps: int, workers: int) -> int:
     return steps + -steps % max(1, workers)
 
 
-def interleave(measures: Mapping[Name, Callable[[], Measured]], rounds: Iterable[int]) -> dict[Name, list[Measured]]:
+def interleave(
+    measures: Mapping[Name, Callable[[], Measured]],
+    rounds: Iterable[int],
+    min_rounds: int = 0,
+    deadline: float = math.inf,
+) -> dict[Name, list[Measured]]:
     """Run several measurements in interleaved rounds and return the results by name.
 
-    Each round starts with the next measurement in the list.
+    Each round starts with the next measurement in the list. After ``deadline``, a time of the clock, only the first
+    ``min_rounds`` rounds are started.
 
     Example:
         >>> interleave({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
@@ -262,6 +268,8 @@ def interleave(measures: Mapping[Name, Callable[[], Measured]], rounds: Iterable
     names = list(measures)
     measured: dict[Name, list[Measured]] = {name: [] for name in names}
     for number in rounds:
+        if number >= min_rounds and current_time() > deadline:
+            break
         first = number % len(names)
         for name in names[first:] + names[:first]:
             measured[name].append(measures[name]())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from openmed_nb.runbook.bench.sweep import KneeSearch, Point, _find_knee, _points_near_best
+from openmed_nb.runbook.bench.sweep import Point, _find_knee, _remeasure_near_best, search_sizes
 
 
 @dataclass
@@ -20,6 +20,7 @@ class SyntheticDevice:
         seed: Seed of the noise.
         full: Other sizes that do not fit.
         slow: Sizes that another program slows down when they are first measured.
+        stop_reason: Function that returns a stop code for a number of rows and the points so far.
         measured: Measured sizes in order.
     """
 
@@ -29,12 +30,13 @@ class SyntheticDevice:
     seed: int = 0
     full: Collection[int] = ()
     slow: Collection[int] = ()
+    stop_reason: Callable[[int, Sequence[Point]], str] = lambda *_: ""
     measured: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
-    def measure(self, rows: int) -> Point:
+    def measure_size(self, rows: int) -> Point:
         """Return a point, like a real measurement."""
         self.measured.append(rows)
         if rows > self.capacity or rows in self.full:
@@ -45,7 +47,7 @@ class SyntheticDevice:
         """Return the throughput with noise."""
         return self.speed(rows) * max(0.5, self.random.gauss(1, self.noise))
 
-    def remeasure(self, points: Sequence[Point]) -> list[Point]:
+    def remeasure(self, points: Iterable[Point]) -> list[Point]:
         """Return points with the median of nine measurements each."""
         return [
             replace(point, throughput=sorted(self.observe_speed(point.rows) for _ in range(9))[4])
@@ -53,19 +55,13 @@ class SyntheticDevice:
             if point.fits
         ]
 
-    def search(
-        self, stop_check: Callable[[int, Sequence[Point]], str] = lambda *_: "", **limits: int | None
-    ) -> KneeSearch:
-        """Return a finished search."""
-        search = KneeSearch(stop_check, self.remeasure, **limits)
-        for rows in search.sizes():
-            search.points[rows] = self.measure(rows)
-        return search
+    def measure_interleaved(self, points: Iterable[Point], _max_rounds: int) -> list[Point]:
+        """Return points as after interleaved rounds."""
+        return self.remeasure(points)
 
     def find_knee(self, max_rows: int | None = None) -> int | None:
         """Return the knee that a sweep would find."""
-        near_best = _points_near_best(self.search(max_rows=max_rows).measured_points)
-        knee = _find_knee(self.remeasure(near_best) if self.noise else near_best)
+        knee = _find_knee(_remeasure_near_best(self, search_sizes(self, max_rows=max_rows)[0]))
         return knee.rows if knee else None
 
     def fraction_of_best(self, knee: int, max_rows: int) -> float:

@@ -16,7 +16,7 @@ from openmed_nb.runbook.bench.sweep import (
     Point,
     SweepReport,
     _find_knee,
-    _points_near_best,
+    _remeasure_near_best,
     find_best,
 )
 
@@ -69,12 +69,22 @@ def test_find_knee_returns_smallest_without_larger_gain(speeds, gain, knee):
     assert (result.rows if result else None) == knee
 
 
-def test_points_near_best_are_within_a_tenth():
+class RecordingMeasurement:
+    """Measurement that returns the points unchanged."""
+
+    def measure_interleaved(self, points, _max_rounds):
+        """Return the points with more steps."""
+        return [replace(point, steps=9) for point in points]
+
+
+def test_remeasured_points_are_within_a_tenth():
     points = [Point(8, 50.0), Point(16, 95.0), Point(32, 100.0), Point(64, fits=False)]
+    measurement = RecordingMeasurement()
 
     assert find_best(points).rows == 32
-    assert [point.rows for point in _points_near_best(points)] == [16, 32]
-    assert (find_best(points[3:]), _points_near_best(points[3:])) == (None, [])
+    assert [(point.rows, point.steps) for point in _remeasure_near_best(measurement, points)] == [(16, 9), (32, 9)]
+    assert _remeasure_near_best(measurement, points[:1]) == points[:1]
+    assert (find_best(points[3:]), _remeasure_near_best(measurement, points[3:])) == (None, [])
 
 
 @pytest.mark.parametrize(

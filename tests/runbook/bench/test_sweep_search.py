@@ -21,12 +21,12 @@ from openmed_nb.runbook.bench.sweep import (
     THROUGHPUT,
     Point,
     _available_memory,
-    _container_memory,
     _expected_memory,
     _find_knee,
     _measure_step_memory,
     _profile_peak_memory,
     memory_limit,
+    search_sizes,
     select_fitting,
 )
 
@@ -90,7 +90,7 @@ def test_search_finds_largest_fitting_size(synthetic_device, capacity):
 def test_doubling_ends_after_two_sizes_without_gain(synthetic_device):
     device = synthetic_device(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9}.get(rows, 8.0))
 
-    assert device.search().stop_code == THROUGHPUT
+    assert search_sizes(device)[1] == THROUGHPUT
     assert (
         device.measured[:6] == [1, 2, 4, 8, 16, 32] == sorted({*device.measured} & {1 << power for power in range(9)})
     )
@@ -108,14 +108,14 @@ def test_sizes_without_gain_are_remeasured(synthetic_device):
 def test_search_respects_requested_sizes(synthetic_device, min_rows, max_rows):
     device = synthetic_device(float)
 
-    assert device.search(min_rows=min_rows, max_rows=max_rows).stop_code == BATCH_SIZE_LIMIT
+    assert search_sizes(device, min_rows=min_rows, max_rows=max_rows)[1] == BATCH_SIZE_LIMIT
     assert (min(device.measured), max(device.measured)) == (min_rows, max_rows)
 
 
 def test_search_approaches_memory_limit(synthetic_device):
-    device = synthetic_device(float)
+    device = synthetic_device(float, stop_reason=lambda rows, _points: MEMORY if rows > 1000 else "")
 
-    assert device.search(lambda rows, _points: MEMORY if rows > 1000 else "").stop_code == MEMORY
+    assert search_sizes(device)[1] == MEMORY
     assert 990 <= max(device.measured) <= 1000
 
 
@@ -142,7 +142,7 @@ def test_knee_of_any_smooth_curve(synthetic_device, half, peak, capacity):
 def test_search_of_any_curve_terminates(synthetic_device, speeds, full, max_rows):
     """The search measures no size twice, and no larger point gains more than the knee allows."""
     device = synthetic_device(lambda rows: speeds[rows % len(speeds)], 4096, full=full)
-    points = device.search(max_rows=max_rows).measured_points
+    points, _stop_code = search_sizes(device, max_rows=max_rows)
     knee = _find_knee(points)
 
     assert len(device.measured) == len(set(device.measured)) == len(points)
@@ -216,13 +216,14 @@ def test_memory_limit_of_devices():
 
 
 @pytest.mark.parametrize(
-    ("limit", "usage", "available"),
-    [("1000\n", "300\n", 700), ("max\n", "300\n", None), (None, None, None), ("9", "", None)],
+    ("limit", "usage", "is_limited"),
+    [("1000\n", "300\n", True), ("max\n", "300\n", False), (None, None, False), ("9", "", False)],
 )
-def test_container_memory(tmp_path, limit, usage, available):
+def test_available_memory_respects_container(tmp_path, monkeypatch, limit, usage, is_limited):
     files = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr("openmed_nb.runbook.bench.sweep.CGROUP_FILES", files)
     for file, text in zip(files, (limit, usage), strict=True):
         if text is not None:
             file.write_text(text)
 
-    assert _container_memory(*files) == available
+    assert (_available_memory() == 700) is is_limited
