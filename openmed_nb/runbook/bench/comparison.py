@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -85,12 +85,14 @@ class Utilization(JsonMixin):
     @property
     def net(self) -> float | None:
         """Utilization by the workload, ``busy`` minus ``idle`` and at least 0, or ``None`` if either is unknown."""
-        return None if self.idle is None or self.busy is None else max(0.0, self.busy - self.idle)
+        if self.idle is None or self.busy is None:
+            return None
+        return max(0.0, self.busy - self.idle)
 
     def __str__(self) -> str:
-        if self.net is None or self.busy is None or self.idle is None:
+        if self.idle is None or self.busy is None:
             return "not known"
-        return f"{100 * self.net:.0f} % ({100 * self.busy:.0f} % minus {100 * self.idle:.0f} % when idle)"
+        return f"{100 * max(0.0, self.busy - self.idle):.0f} % ({100 * self.busy:.0f} % minus {100 * self.idle:.0f} % when idle)"
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,22 @@ class Comparison(StepReport):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings on the speed of each device and on the phases."""
-        return (*map(self._speed_finding, self.devices[1:]), *map(self._phase_finding, self.devices))
+        findings = []
+        for metrics in self.devices[1:]:
+            name = self.device_label(metrics.device)
+            category = metrics.speedup_category
+            finding = Finding(f"speed on {name}", NOT_APPLICABLE, SIMULATED_SPEED)
+            if category in SPEED_FINDINGS and name == metrics.device:
+                status, remedy = SPEED_FINDINGS[category]
+                finding = replace(finding, status=status, evidence=category, remedy=remedy)
+            findings.append(finding)
+        for metrics in self.devices:
+            finding = metrics.phase_times.finding(f"time on {self.device_label(metrics.device)}", self.data_remedy)
+            # The CPU copies nothing: if "transfer" dominates there, all other phases are even shorter.
+            if metrics.device == CPU and metrics.phase_times.dominant_phase == TRANSFER:
+                finding = Finding(finding.name, OK, "the workload is too small to measure")
+            findings.append(finding)
+        return tuple(findings)
 
     @property
     def fastest(self) -> DeviceMetrics | None:
@@ -222,33 +239,44 @@ class Comparison(StepReport):
             return f"The CPU is {1 / median:.2f} times as fast as {name} ({1 / high:.2f} to {1 / low:.2f})"
         return f"{name} is {median:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
 
-    def _bar(self, metrics: DeviceMetrics) -> Bar:
-        """Return the throughput of a device as a bar with the quartiles of its steps."""
-        rows = metrics.mean_rows or metrics.rows
-        low: float | None = None
-        high: float | None = None
-        if all(metrics.quartiles):
-            fast_seconds, slow_seconds = metrics.quartiles
-            low = rows / slow_seconds
-            high = rows / fast_seconds
-        label = f"{format_rate(metrics.rows_per_second)} rows/s"
-        name = self.device_label(metrics.device)
-        return Bar(name, metrics.rows_per_second, label, low=low, high=high, emphasized=metrics is self.fastest)
-
     def to_report(self) -> Report:
         """Return a report with the findings as text; measurements appear only in the HTML."""
         names = [self.device_label(metrics.device) for metrics in self.devices]
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
         sizes = " and ".join(dict.fromkeys(pluralize(metrics.rows, "row") for metrics in self.devices))
         method = f"{sizes} per step; interleaved rounds per device: {self.rounds}."
+        bars = []
+        speed_rows = []
+        for name, metrics in zip(names, self.devices, strict=True):
+            fast_seconds, slow_seconds = metrics.quartiles
+            speed_rows.append(
+                (
+                    name,
+                    f"{1000 * metrics.seconds:.2f}",
+                    f"{1000 * fast_seconds:.2f} to {1000 * slow_seconds:.2f}",
+                    f"{metrics.rows_per_second:,.1f}",
+                    NOT_APPLICABLE if metrics.simulated else str(metrics.speedup or ""),
+                    str(metrics.utilization_details),
+                )
+            )
+            bar = Bar(
+                name,
+                metrics.rows_per_second,
+                f"{format_rate(metrics.rows_per_second)} rows/s",
+                emphasized=metrics is self.fastest,
+            )
+            if all(metrics.quartiles):
+                rows = metrics.mean_rows or metrics.rows
+                bar = replace(bar, low=rows / slow_seconds, high=rows / fast_seconds)
+            bars.append(bar)
         columns = ("device", "ms per step", "quartiles", "rows per second", "speedup over the CPU", "utilization")
-        speeds = Table("Speed", columns, tuple(map(self._speed_row, self.devices)), collapsed=True)
+        speeds = Table("Speed", columns, tuple(speed_rows), collapsed=True)
         phase_names = dict.fromkeys(name for metrics in self.devices for name in metrics.phase_times.seconds)
         phase_rows = tuple(
             (name, *(metrics.phase_times.format_phase(name) for metrics in self.devices)) for name in phase_names
         )
         phases = Table("Time per phase", ("phase", *names), phase_rows, collapsed=True)
-        chart = Chart("Throughput, with the quartiles of the steps", tuple(map(self._bar, self.devices)))
+        chart = Chart("Throughput, with the quartiles of the steps", tuple(bars))
         return Report(
             title,
             (method, CPU_ONLY_NOTICE) if len(self.devices) == 1 else (method,),
@@ -256,31 +284,6 @@ class Comparison(StepReport):
             metrics=(speeds, phases),
             html_sentences=(self.headline, f"{title}: {method}"),
             charts=(chart,),
-        )
-
-    def _speed_finding(self, metrics: DeviceMetrics) -> Finding:
-        name = self.device_label(metrics.device)
-        if metrics.speedup_category is None or metrics.simulated or name != metrics.device:
-            return Finding(f"speed on {name}", NOT_APPLICABLE, SIMULATED_SPEED)
-        status, remedy = SPEED_FINDINGS[metrics.speedup_category]
-        return Finding(f"speed on {name}", status, metrics.speedup_category, remedy)
-
-    def _phase_finding(self, metrics: DeviceMetrics) -> Finding:
-        name = f"time on {self.device_label(metrics.device)}"
-        # The CPU copies nothing: if "transfer" dominates there, all other phases are even shorter.
-        if metrics.device == CPU and metrics.phase_times.dominant_phase == TRANSFER:
-            return Finding(name, OK, "the workload is too small to measure")
-        return metrics.phase_times.finding(name, self.data_remedy)
-
-    def _speed_row(self, metrics: DeviceMetrics) -> tuple[str, ...]:
-        low, high = metrics.quartiles
-        return (
-            self.device_label(metrics.device),
-            f"{1000 * metrics.seconds:.2f}",
-            f"{1000 * low:.2f} to {1000 * high:.2f}",
-            f"{metrics.rows_per_second:,.1f}",
-            NOT_APPLICABLE if metrics.simulated else str(metrics.speedup or ""),
-            str(metrics.utilization_details),
         )
 
 
@@ -300,17 +303,17 @@ BATCHES_PER_WORKER = 4
 
 
 def compare(  # noqa: PLR0913 - each parameter is an independent option of the public function
-    model: Any = None,
-    data: Any = None,
+    model: object = None,
+    data: object = None,
     *,
-    devices: Any = None,
+    devices: object = None,
     training: bool = False,
     batch_size: int | None = None,
     rounds: int = DEFAULT_ROUNDS,
     utilization_seconds: float = UTILIZATION_SECONDS,
     seconds: float = DEFAULT_SECONDS,
     progress: bool = True,
-    **arguments: Any,
+    **arguments: object,
 ) -> Comparison:
     """Measure the same workload on several devices and compare their speed with the CPU.
 
@@ -381,10 +384,20 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         raise ConfigurationError("compare() has no option device.", "Pass a list of devices: devices=['mps'].")
     with SESSION.operation(progress):
         target, device = make_target(model, data, training=training, arguments=arguments, moved=True)
-        requested: Iterable[Any] = (device, *_usable_devices()) if devices is None else (devices,)
-        if isinstance(devices, Iterable) and not isinstance(devices, str):
+        requested: Iterable[object] = (devices,)
+        if devices is None:
+            usable = [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
+            requested = (device, *usable)
+        elif isinstance(devices, Iterable) and not isinstance(devices, str):
             requested = devices
-        names = _select_devices(*(SESSION.device(name).device for name in requested))
+        # The CPU is the baseline. Each other device is compared once.
+        unique_names = {CPU: CPU}
+        for request in requested:
+            # A GPU that was not tried before may fail its first check.
+            with contextlib.suppress(DeviceUnavailableError) if devices is None else contextlib.nullcontext():
+                name = SESSION.device(request).device
+                unique_names.setdefault(normalize_device(name), name)
+        names = tuple(unique_names.values())
         suffix = "" if len(names) > 1 else " (only device)"
 
         def notify_loading(name: str) -> None:
@@ -396,28 +409,6 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
                 name: benchmark.data_workload(batch_size) for name, benchmark in share_batch_plan(benchmarks).items()
             }
             return _run_comparison(workloads, rounds, utilization_seconds, start + seconds)
-
-
-def _usable_devices() -> Iterator[str]:
-    """Yield the usable devices, the best first."""
-    for candidate in SESSION.list_devices().devices:
-        if candidate.usable is not False:
-            # A GPU that was not tried before may fail its first check.
-            with contextlib.suppress(DeviceUnavailableError):
-                yield SESSION.device(candidate.device).device
-
-
-def _select_devices(*names: str) -> tuple[str, ...]:
-    """Return the devices of a comparison: the CPU as the baseline, then each other device once.
-
-    Example:
-        >>> _select_devices("cuda", "cpu", "cuda:0")
-        ('cpu', 'cuda')
-    """
-    unique: dict[str, str] = {}
-    for name in (CPU, *names):
-        unique.setdefault(normalize_device(name), name)
-    return tuple(unique.values())
 
 
 def _run_comparison(
@@ -496,7 +487,7 @@ def _time_interleaved(
         return interleave(measures, tracked_rounds, MIN_VALUES, deadline)
 
 
-def _warm_up(workload: Workload, batches: Iterator[Any]) -> float:
+def _warm_up(workload: Workload, batches: Iterator[object]) -> float:
     """Run the first steps and return the duration of the last step in seconds."""
     return [workload.time_steps(batches) for _ in range(WARM_UP_STEPS)][-1]
 
@@ -556,7 +547,7 @@ def _measure_utilization(device: str, workload: Workload, seconds: float) -> Uti
 
 
 def _utilization_during(
-    read: UtilizationReader | None, seconds: float, work: Callable[[], Any], interval: float = SAMPLE_INTERVAL
+    read: UtilizationReader | None, seconds: float, work: Callable[[], object], interval: float = SAMPLE_INTERVAL
 ) -> Utilization:
     """Return the utilization while ``work`` is repeated and while the device is idle directly before.
 
@@ -574,7 +565,7 @@ def _utilization_during(
 
 
 def _samples_during(
-    work: Callable[[], Any], read: UtilizationReader, seconds: float, interval: float = SAMPLE_INTERVAL
+    work: Callable[[], object], read: UtilizationReader, seconds: float, interval: float = SAMPLE_INTERVAL
 ) -> list[float]:
     """Repeat ``work`` and return the readings that another thread takes every ``interval`` seconds.
 

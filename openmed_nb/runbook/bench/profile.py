@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import statistics
 import tempfile
@@ -14,7 +13,6 @@ from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Literal
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import (
@@ -31,7 +29,7 @@ from ..._render.display import (
     worst_status,
 )
 from ..._render.drawing import Bar, Chart, bar_chart
-from ..._utils.plain import find_changes, read_json_file, save_text, to_json, utc_timestamp
+from ..._utils.plain import read_json_file, save_text, to_json, utc_timestamp
 from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_bool, check_integer, check_optional_integer, check_path
 from ...devices import profilers
@@ -220,7 +218,7 @@ class Profile(StepReport):
         loaded: Profile = read_json_file(cls, path, "a profile of nb.runbook.profile()", remedy)
         return loaded
 
-    def diff(self, other: Any) -> ProfileDiff:
+    def diff(self, other: object) -> ProfileDiff:
         """Compare this profile with a profile of the same workload at another time.
 
         Args:
@@ -251,6 +249,48 @@ class Profile(StepReport):
             f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}, after {self.warm_up} warm-up steps."
         )
         waits = tuple((wait.call, str(wait.place), f"{wait.count:g}") for wait in self.synchronizations)
+        # Metrics of a step.
+        metrics = [
+            ("step at full speed", format_milliseconds(self.seconds)),
+            ("data only", format_milliseconds(self.data_only)),
+            ("same batch repeated", format_milliseconds(self.compute_only)),
+        ]
+        metrics += [(f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds]
+        metrics.append(("operators per step", f"{self.operators_per_step:g}"))
+        if self.microseconds_per_operator is not None:
+            metrics.append(("time per operator", f"{self.microseconds_per_operator:.1f} µs"))
+        for name, seconds, fraction in (
+            ("launch overhead", self.launch_seconds, self.launch_fraction),
+            ("GPU kernels", self.device_seconds, self.kernel_fraction),
+        ):
+            if seconds is not None and fraction is not None:
+                metrics.append((name, f"{format_milliseconds(seconds)} ({100 * fraction:.0f} %)"))
+        # Operators.
+        operator_rows = tuple(
+            (
+                time.operator,
+                time.phase,
+                f"{time.count:g}",
+                f"{1000 * time.seconds:.3f}",
+                "" if time.device_seconds is None else f"{1000 * time.device_seconds:.3f}",
+            )
+            for time in self.operators[:MAX_TABLE_OPERATORS]
+        )
+        operator_columns = ("operator", "phase", "calls per step", "ms on the host", "ms on the GPU")
+        on_gpu = self.device_seconds is not None
+        times = [
+            (f"{time.operator} ({time.phase})", (time.device_seconds or 0.0) if on_gpu else time.seconds)
+            for time in self.operators
+        ]
+        longest = sorted(times, key=itemgetter(1), reverse=True)[:MAX_CHART_OPERATORS]
+        operator_caption = f"Operators with the longest time on the {'GPU' if on_gpu else 'host'} per step"
+        # Phases, one after the other.
+        bars = []
+        start = 0.0
+        for name, seconds in self.phase_times.waiting_seconds.items():
+            text = self.phase_times.format_phase(name)
+            bars.append(Bar(name, seconds, text, start, emphasized=name == self.phase_times.dominant_phase))
+            start += seconds
         return Report(
             title,
             (method,),
@@ -258,35 +298,16 @@ class Profile(StepReport):
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
             ),
-            metrics=(self._time_table(), self._operator_table()),
+            metrics=(
+                Table("Time of a step", ("metric", "value"), tuple(metrics), collapsed=True),
+                Table("Operators by self time", operator_columns, operator_rows, collapsed=True),
+            ),
             html_sentences=(self.headline, f"{title}: {method}"),
-            charts=(self._phase_chart(), self._operator_chart()),
+            charts=(
+                Chart("Time per phase, from the start to the end of a step", tuple(bars)),
+                bar_chart(operator_caption, longest, format_milliseconds),
+            ),
         )
-
-    def _phase_chart(self) -> Chart:
-        waiting_seconds = self.phase_times.waiting_seconds
-        starts = itertools.accumulate(waiting_seconds.values(), initial=0.0)
-        bars = tuple(
-            Bar(
-                name,
-                seconds,
-                self.phase_times.format_phase(name),
-                start,
-                emphasized=name == self.phase_times.dominant_phase,
-            )
-            for (name, seconds), start in zip(waiting_seconds.items(), starts, strict=False)
-        )
-        return Chart("Time per phase, from the start to the end of a step", bars)
-
-    def _operator_chart(self) -> Chart:
-        on_gpu = self.device_seconds is not None
-        times = [
-            (f"{time.operator} ({time.phase})", (time.device_seconds or 0.0) if on_gpu else time.seconds)
-            for time in self.operators
-        ]
-        longest = sorted(times, key=itemgetter(1), reverse=True)[:MAX_CHART_OPERATORS]
-        caption = f"Operators with the longest time on the {'GPU' if on_gpu else 'host'} per step"
-        return bar_chart(caption, longest, format_milliseconds)
 
     @property
     def headline(self) -> str:
@@ -344,41 +365,6 @@ class Profile(StepReport):
             return Finding(FALLBACK, OK, "no operator fell back to the CPU")
         remedy = "Find the modules with nb.runbook.fallbacks(). Replace the operators, or run that part of the model on the CPU."
         return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
-
-    def _time_table(self) -> Table:
-        rows = [
-            ("step at full speed", format_milliseconds(self.seconds)),
-            ("data only", format_milliseconds(self.data_only)),
-            ("same batch repeated", format_milliseconds(self.compute_only)),
-        ]
-        rows += [(f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds]
-        rows.append(("operators per step", f"{self.operators_per_step:g}"))
-        if self.microseconds_per_operator is not None:
-            rows.append(("time per operator", f"{self.microseconds_per_operator:.1f} µs"))
-        parts = (
-            ("launch overhead", self.launch_seconds, self.launch_fraction),
-            ("GPU kernels", self.device_seconds, self.kernel_fraction),
-        )
-        rows += [
-            (name, f"{format_milliseconds(seconds)} ({100 * fraction:.0f} %)")
-            for name, seconds, fraction in parts
-            if seconds is not None and fraction is not None
-        ]
-        return Table("Time of a step", ("metric", "value"), tuple(rows), collapsed=True)
-
-    def _operator_table(self) -> Table:
-        rows = tuple(
-            (
-                time.operator,
-                time.phase,
-                f"{time.count:g}",
-                f"{1000 * time.seconds:.3f}",
-                "" if time.device_seconds is None else f"{1000 * time.device_seconds:.3f}",
-            )
-            for time in self.operators[:MAX_TABLE_OPERATORS]
-        )
-        columns = ("operator", "phase", "calls per step", "ms on the host", "ms on the GPU")
-        return Table("Operators by self time", columns, rows, collapsed=True)
 
 
 NUM_HOTSPOTS = 3  # Number of slowest operators that are compared.
@@ -476,10 +462,7 @@ class ProfileDiff(Displayable):
     @property
     def differences(self) -> tuple[str, ...]:
         """Names of the fields that make the times incomparable; empty if the workload is the same."""
-        first, second = (
-            {name: getattr(profile, name) for name in COMPARABLE_FIELDS} for profile in (self.first, self.second)
-        )
-        return tuple(change.path[0] for change in find_changes(first, second))
+        return tuple(name for name in COMPARABLE_FIELDS if getattr(self.first, name) != getattr(self.second, name))
 
     @property
     def progress(self) -> float | None:
@@ -494,25 +477,24 @@ class ProfileDiff(Displayable):
 
         The times are GPU times if both profiles have them, and host times otherwise.
         """
-        has_device_times = self.first.device_seconds is not None and self.second.device_seconds is not None
-        time_field = "device_seconds" if has_device_times else "seconds"
+        on_gpu = self.first.device_seconds is not None and self.second.device_seconds is not None
         before = defaultdict[str, float](float)
         after = defaultdict[str, float](float)
         for profile, seconds in ((self.first, before), (self.second, after)):
-            for operator in profile.operators:
-                seconds[operator.operator] += getattr(operator, time_field) or 0.0
+            for time in profile.operators:
+                seconds[time.operator] += (time.device_seconds or 0.0) if on_gpu else time.seconds
         times = [OperatorTimes(name, before[name], after[name]) for name in {**before, **after}]
         return tuple(sorted(times, key=lambda time: max(time.before, time.after), reverse=True))
 
     @property
     def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the three slowest operators of each profile."""
-        return self._slowest_operators("before"), self._slowest_operators("after")
-
-    def _slowest_operators(self, time_field: Literal["before", "after"]) -> tuple[str, ...]:
-        seconds = {times.operator: getattr(times, time_field) for times in self.operators}
-        used = {operator: value for operator, value in seconds.items() if value}
-        return tuple(sorted(used, key=used.__getitem__, reverse=True)[:NUM_HOTSPOTS])
+        before = sorted(self.operators, key=attrgetter("before"), reverse=True)[:NUM_HOTSPOTS]
+        after = sorted(self.operators, key=attrgetter("after"), reverse=True)[:NUM_HOTSPOTS]
+        return (
+            tuple(times.operator for times in before if times.before),
+            tuple(times.operator for times in after if times.after),
+        )
 
     @property
     def should_stop(self) -> bool:
@@ -599,8 +581,8 @@ NUM_STAGES = 6  # Stages of a profile, for its progress.
 
 
 def profile(  # noqa: PLR0913 - each parameter is an independent option of the public function
-    model: Any = None,
-    data: Any = None,
+    model: object = None,
+    data: object = None,
     *,
     steps: int = DEFAULT_STEPS,
     warm_up: int = DEFAULT_WARM_UP,
@@ -611,7 +593,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     signposts: bool = False,
     metal_capture: str | None = None,
     progress: bool = True,
-    **arguments: Any,
+    **arguments: object,
 ) -> Profile:
     """Profile some steps: time per phase and operator, code lines that wait for the device, and other bottlenecks.
 
@@ -687,7 +669,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
             return _run_profile(workload, device_name, steps, warm_up, trace_path, signposts, capture_name)
 
 
-def _validate_trace_path(trace: Any) -> Path | None:
+def _validate_trace_path(trace: object) -> Path | None:
     """Validate the path of a trace, and return it, or ``None`` for no trace.
 
     Raises:
@@ -733,7 +715,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         NUM_MINIMAL_OPERATORS,
         build_minimal_workload,
         profile_operators,
-        sum_operators,
+        sum_known,
         trace_steps,
     )
 
@@ -770,7 +752,8 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         step_trace = trace_steps(workload, batches)
     notify_stage(NUM_STAGES)
     compute_seconds, minimal_seconds = zip(*interleaved_seconds, strict=True)
-    launch_seconds = sum_operators(operators, "launch_seconds")
+    computing = [time for time in operators if time.phase != DATA]
+    launch_seconds = sum_known(time.launch_seconds for time in computing)
     if parsed_device.is_accelerator and not parsed_device.profiler_times_kernels:
         launch_seconds = step_trace.operators_per_step * statistics.median(minimal_seconds) / NUM_MINIMAL_OPERATORS
     return Profile(
@@ -785,12 +768,12 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         compute_only=statistics.median(compute_seconds),
         operators=operators[:MAX_OPERATORS],
         operators_per_step=step_trace.operators_per_step,
-        device_seconds=sum_operators(operators, "device_seconds", with_data=True),
+        device_seconds=sum_known(time.device_seconds for time in operators),
         synchronizations=step_trace.synchronizations,
         fallbacks=step_trace.fallbacks,
         traced_steps=MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
-        operator_seconds=None if parsed_device.is_accelerator else (sum_operators(operators, "seconds") or 0.0),
+        operator_seconds=None if parsed_device.is_accelerator else sum(time.seconds for time in computing),
         launch_seconds=launch_seconds,
         created_at=utc_timestamp(),
     )

@@ -14,11 +14,13 @@ import sys
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from types import FrameType, ModuleType
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,7 +57,7 @@ def build_minimal_workload(device: str) -> Workload:
     weight = torch.ones((1, 1), dtype=torch.float32).to(device)
     bias = torch.ones((1,), dtype=torch.float32).to(device)
 
-    def launch(_batch: Any) -> None:
+    def launch(_batch: object) -> None:
         for _ in range(NUM_MINIMAL_OPERATORS):
             torch.nn.functional.linear(row, weight, bias)
 
@@ -64,7 +66,7 @@ def build_minimal_workload(device: str) -> Workload:
 
 
 def profile_operators(
-    workload: Workload, batches: Iterator[Any], steps: int, trace: Path | None, interleaved: Workload | None
+    workload: Workload, batches: Iterator[object], steps: int, trace: Path | None, interleaved: Workload | None
 ) -> tuple[OperatorTime, ...]:
     """Run steps under torch's profiler and return their operators, sorted by descending time.
 
@@ -96,7 +98,9 @@ def profile_operators(
     return _aggregate_operator_times(profiler.events(), steps, get_device(workload.device).profiler_times_kernels)
 
 
-def _aggregate_operator_times(events: Iterable[Any], steps: int, records_device: bool) -> tuple[OperatorTime, ...]:
+def _aggregate_operator_times(
+    events: Iterable[FunctionEvent], steps: int, records_device: bool
+) -> tuple[OperatorTime, ...]:
     """Return the time per operator and phase from the events of torch's profiler, sorted by descending time.
 
     A backward pass on a GPU runs in its own thread, so that only timestamps assign operators to phases.
@@ -117,7 +121,12 @@ def _aggregate_operator_times(events: Iterable[Any], steps: int, records_device:
     seconds = defaultdict[tuple[str, str], defaultdict[int, list[float]]](lambda: defaultdict(list))
     device_seconds = Counter[tuple[str, str]]()
     calls_in_step = Counter[tuple[int, tuple[str, str]]]()
-    for event in sorted(filter(is_host_event, events), key=_event_order):
+    # In order of time, with the range of a phase before the operators that start with it.
+    host_events = sorted(
+        filter(is_host_event, events),
+        key=lambda event: (event.time_range.start, not event.name.startswith(PHASE_PREFIX)),
+    )
+    for event in host_events:
         if event.name.startswith(PHASE_PREFIX):
             phase = event.name.removeprefix(PHASE_PREFIX)
             phase_end = event.time_range.end
@@ -158,25 +167,13 @@ def _aggregate_operator_times(events: Iterable[Any], steps: int, records_device:
     return tuple(sorted(times, key=lambda time: (-getattr(time, sort_field), time.operator, time.phase)))
 
 
-def _event_order(event: Any) -> tuple[float, bool]:
-    """Return the sort key of an event: its start, with the range of a phase before the operators that start with it."""
-    return event.time_range.start, not event.name.startswith(PHASE_PREFIX)
-
-
-def sum_operators(times: Sequence[OperatorTime], name: str, with_data: bool = False) -> float | None:
-    """Return the sum of a metric over operators, or ``None`` if it is unknown for all of them.
-
-    Args:
-        times: Operators.
-        name: Field of :class:`OperatorTime` to sum.
-        with_data: Whether to include the operators of the data phase.
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the known values, or ``None`` if all are unknown.
 
     Example:
-        >>> times = [OperatorTime("aten::mm", "forward", 2.0, 0.25), OperatorTime("aten::stack", "data", 1.0, 0.1)]
-        >>> sum_operators(times, "seconds"), sum_operators(times, "launch_seconds")
-        (0.25, None)
+        >>> sum_known([0.25, None, 0.5]), sum_known([None])
+        (0.75, None)
     """
-    values = [getattr(time, name) for time in times if with_data or time.phase != DATA]
     known_values = [value for value in values if value is not None]
     return sum(known_values) if known_values else None
 
@@ -199,7 +196,7 @@ class StepTrace(NamedTuple):
     fallbacks: tuple[Fallback, ...]
 
 
-def trace_steps(workload: Workload, batches: Iterator[Any]) -> StepTrace:
+def trace_steps(workload: Workload, batches: Iterator[object]) -> StepTrace:
     """Trace the calls of some steps."""
     recorder = StepRecorder(device_type(workload.device))
     has_fallbacks = get_device(recorder.device).has_fallbacks
@@ -216,6 +213,7 @@ def trace_steps(workload: Workload, batches: Iterator[Any]) -> StepTrace:
     return StepTrace(recorder.num_launched / MAX_TRACED_STEPS, synchronizations, fallback_entries)
 
 
+@dataclass(eq=False)
 class StepRecorder(TorchFunctionMode):
     """Mode that records the locations of Python calls of torch functions that wait for the device.
 
@@ -226,12 +224,10 @@ class StepRecorder(TorchFunctionMode):
         has_started: Whether the current step has launched work on the device.
     """
 
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.device = device
-        self.waits = Counter[tuple[str, CodeLocation, Reason]]()
-        self.num_launched = 0
-        self.has_started = False
+    device: str
+    waits: Counter[tuple[str, CodeLocation, Reason]] = field(default_factory=Counter)
+    num_launched: int = 0
+    has_started: bool = False
 
     def record(self, call: str, frame: FrameType, reason: Reason = "read") -> None:
         """Count a call that waits, unless the measurement itself makes the call."""
@@ -239,7 +235,13 @@ class StepRecorder(TorchFunctionMode):
         if location is not None:
             self.waits[call, location, reason] += 1
 
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Callable[..., object],
+        _types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         read_call = _describe_sync_call(name, args, kwargs, self.device)
@@ -262,10 +264,16 @@ class LaunchCountMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, recorder: StepRecorder) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self._recorder = recorder
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        operator: Callable[..., object],
+        _types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         schema = getattr(operator, "_schema", None)  # Higher-order operators have no schema.
         aliases = [result.alias_info for result in schema.returns] if schema is not None else []
         if all(alias is None or alias.is_write for alias in aliases):
@@ -284,7 +292,7 @@ def _trace_calls(recorder: StepRecorder) -> Iterator[None]:
     Functions from ``torch.compile`` run uncompiled, because compiled code makes no calls that a mode can record.
     """
     recorder.has_started = False
-    modules: tuple[Any, ...] = ()
+    modules: tuple[ModuleType, ...] = ()
     if get_device(recorder.device).is_accelerator:
         modules = (getattr(torch, recorder.device), torch.accelerator)
     with contextlib.ExitStack() as stack:
@@ -299,14 +307,14 @@ def _trace_calls(recorder: StepRecorder) -> Iterator[None]:
 
 
 def _record_synchronize(
-    recorder: StepRecorder, call: str, synchronize: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+    recorder: StepRecorder, call: str, synchronize: Callable[..., None], *args: object, **kwargs: object
+) -> None:
     """Record and execute a synchronization, which takes no tensor and is therefore not passed to modes."""
     caller = sys._getframe(1)  # noqa: SLF001 - Python has no public function for the caller
     # The detection of fallbacks in this package also synchronizes.
     if PACKAGE not in Path(caller.f_code.co_filename).parents:
         recorder.record(call, caller)
-    return synchronize(*args, **kwargs)
+    synchronize(*args, **kwargs)
 
 
 # torch functions that need values of the device on the host: to return them, or to determine the size of their result.
@@ -325,7 +333,7 @@ SYNC_CALLS: Mapping[str, str] = {
 }
 
 
-def _describe_sync_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> str:
+def _describe_sync_call(name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str) -> str:
     """Return the text of a torch call that reads values from a device type, or an empty string for any other call."""
     first, *others = [*args, *kwargs.values()] or [None]
     if name == "copy_":
@@ -343,7 +351,7 @@ def _describe_sync_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     return SYNC_CALLS.get(name, "")
 
 
-def _describe_copy_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: str) -> str:
+def _describe_copy_call(name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str) -> str:
     """Return the text of a torch call that copies from the host to a device type, or an empty string for any other call.
 
     A blocking copy waits for all work that was launched before. On MPS, ``copy_and_sync`` commits and waits (``MPSStream.mm``).
@@ -360,7 +368,7 @@ def _describe_copy_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     return f"torch.{name}() on the device" if creates_on_device else ""
 
 
-def _describe_copy_into(name: str, others: Sequence[Any]) -> str:
+def _describe_copy_into(name: str, others: Sequence[object]) -> str:
     """Return the text of a method of a device tensor that copies from the host, or an empty string for any other method."""
     index = _index_parts(others)
     value = others[-1]
@@ -375,12 +383,12 @@ def _describe_copy_into(name: str, others: Sequence[Any]) -> str:
     return "assignment of a host tensor" if is_host_value else ""
 
 
-def _is_on(value: Any, device: str) -> bool:
+def _is_on(value: object, device: str) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a tensor on a device type."""
     return isinstance(value, torch.Tensor) and value.device.type == device
 
 
-def _is_non_blocking(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _is_non_blocking(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Return whether a copy is non-blocking.
 
     Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
@@ -388,21 +396,18 @@ def _is_non_blocking(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:]))
 
 
-def _device_types(arguments: Sequence[Any]) -> list[str]:
+def _device_types(arguments: Sequence[object]) -> list[str]:
     """Return the device types of arguments. Arguments without a device yield meaningless strings."""
     return [device_type(str(getattr(argument, "device", argument))) for argument in arguments]
 
 
-def _index_parts(arguments: Sequence[Any]) -> Sequence[Any]:
+def _index_parts(arguments: Sequence[object]) -> Sequence[object]:
     """Return the parts of the index in the arguments of ``__getitem__`` or ``__setitem__``."""
     return arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments[:1]
 
 
-# Owners of code files. Python's own code includes modules such as ``logging``.
-USER_CODE = "user"
-LIBRARY = "library"
-TORCH = "torch"
-PYTHON = "python"
+# Owner of a code file. Python's own code includes modules such as ``logging``.
+CodeOwner = Literal["user", "library", "torch", "python"]
 
 HARNESS_FILE = workloads.__file__  # File that calls a step. Its callers are not part of the step.
 PACKAGE = Path(__file__).parents[2]
@@ -425,21 +430,21 @@ def _find_code_location(frame: FrameType | None) -> CodeLocation | None:
         code = frame.f_code
         file = code.co_filename
         owner = _code_owner(file)
-        if owner == TORCH and OPTIMIZERS in Path(file).parents:
+        if owner == "torch" and OPTIMIZERS in Path(file).parents:
             return None
-        if owner == USER_CODE:
+        if owner == "user":
             return CodeLocation(
                 _display_filename(file), frame.f_lineno, code.co_name, library if in_model else "", in_model
             )
-        if owner == LIBRARY:
+        if owner == "library":
             library = library or str(frame.f_globals.get("__name__", Path(file).stem))
-        in_model = in_model or bool(library and owner == TORCH and code.co_name == MODULE_CALL)
+        in_model = in_model or bool(library and owner == "torch" and code.co_name == MODULE_CALL)
         frame = frame.f_back
     return CodeLocation(library=library, in_model=True) if library and not library.startswith(PACKAGE.name) else None
 
 
 @functools.cache
-def _code_owner(file: str) -> str:
+def _code_owner(file: str) -> CodeOwner:
     """Return the owner of a code file.
 
     Example:
@@ -451,11 +456,11 @@ def _code_owner(file: str) -> str:
     """
     path = Path(file)
     if Path(torch.__file__).parent in path.parents:
-        return TORCH
+        return "torch"
     if PACKAGE in path.parents or INSTALLED_FOLDERS & set(path.parts):
-        return LIBRARY
+        return "library"
     python_directories = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    return PYTHON if file.startswith("<frozen") or python_directories & set(path.parents) else USER_CODE
+    return "python" if file.startswith("<frozen") or python_directories & set(path.parents) else "user"
 
 
 def _display_filename(file: str) -> str:

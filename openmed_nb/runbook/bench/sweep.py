@@ -30,7 +30,6 @@ from ...devices.profilers import is_profiler_active, iter_memory_changes, profil
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
-from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.curve import MAX_REFERENCE_LINE_RATIO, memory_exponent, require_plotting
 from .timing import Measured, format_rate, interleave, repeat_measurement
@@ -46,7 +45,7 @@ from .workloads import (
 )
 
 if TYPE_CHECKING:
-    from ...models.loading import LoadSpec
+    from matplotlib.figure import Figure
 
 DEFAULT_SECONDS = 30.0  # Approximate duration of a sweep.
 MAX_TICK_LABELS = 9  # If there are more sizes on an axis, only some of them are labeled.
@@ -377,19 +376,20 @@ class SweepReport(StepReport):
         memory_axes = replace(axes, y_unit=UNITS[exponent], reference_lines=limits, vertical_markers=(), height=6)
         return throughput_chart, Chart("Memory of a step", lines=(memory,), axes=memory_axes)
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Return a matplotlib figure of throughput and memory over the batch size, which a notebook displays.
 
         Raises:
             ConfigurationError: If matplotlib is not installed.
         """
         caption = f"{shorten(self.name, 30)}, {self.task} {self.heading}"
-        return require_plotting(".plot").draw(caption, self.charts)
+        figure: Figure = require_plotting(".plot").draw(caption, self.charts)
+        return figure
 
 
 def sweep(  # noqa: PLR0913 - each parameter is an independent option of the public function
-    model: Any = None,
-    data: Any = None,
+    model: object = None,
+    data: object = None,
     *,
     training: bool = False,
     device: str | None = None,
@@ -399,7 +399,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     min_gain: float = MIN_KNEE_GAIN,
     min_batch_size: int | None = None,
     progress: bool = True,
-    **arguments: Any,
+    **arguments: object,
 ) -> SweepReport:
     """Find the batch size at the knee of the throughput curve on a device, and measure the memory of each size.
 
@@ -448,6 +448,8 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
+    from ...annotation.pipeline import AnnotationPipeline
+
     start = current_time()
     seconds = check_number("seconds", seconds, above=0, example="30")
     if check_number("min_gain", min_gain, 1, above=0, example="0.03") == 1:
@@ -470,12 +472,10 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
             benchmark = benchmarks[device_name]
             report = run_sweep(target, benchmark, seconds, start, min_gain, max_batch_size, first_size)
         if report.batch_tokens and not report.still_increasing:
-            load_arguments = {**arguments, "device": device_name}
-            spec: LoadSpec | None
-            if is_model_name(model):
-                spec = SESSION.load_spec(model, load_arguments)[0]
-            else:
+            if isinstance(model, AnnotationPipeline):
                 spec = SESSION.models.spec_of(model.model)
+            else:
+                spec = SESSION.load_spec(model, {**arguments, "device": device_name})[0]
             if spec:
                 SESSION.save_batch_size(spec, device_name, report.batch_tokens, "nb.sweep()")
         return report

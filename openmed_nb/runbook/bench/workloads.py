@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
 from ..._utils.clock import current_time
@@ -49,10 +49,11 @@ if TYPE_CHECKING:
     from ...annotation.stream import Annotator, TokenizedChunk
 
 # Tasks.
-ANNOTATION = "annotation"
-FORWARD_PASS = "forward pass"  # noqa: S105 - not a password
-TRAINING_STEP = "training step"
-CUSTOM_STEP = "own step"
+Task = Literal["annotation", "forward pass", "training step", "own step"]
+ANNOTATION: Final = "annotation"
+FORWARD_PASS: Final = "forward pass"  # noqa: S105 - not a password
+TRAINING_STEP: Final = "training step"
+CUSTOM_STEP: Final = "own step"
 
 # Name of a phase, and the function that maps the result of the previous phase to its own. The first phase takes a batch.
 Phase = tuple[str, Callable[[Any], object]]
@@ -138,7 +139,7 @@ class Workload:
     """
 
     name: str
-    task: str
+    task: Task
     device: str
     rows: int
     length: int | None
@@ -297,7 +298,7 @@ class BenchmarkTarget:
     """
 
     name: str
-    task: str
+    task: Task
     build: Callable[[str], Benchmark]
     data: object = None
 

@@ -45,9 +45,11 @@ def test_compare_cpu_only_reports_phases():
 def test_compare_uses_all_usable_devices_by_default():
     with nb.simulated_mps():
         comparison = run_compare(nn.Linear(4, 4), torch.ones(2, 4))
+        duplicates = run_compare(nn.Linear(4, 4), torch.ones(2, 4), devices=["mps", "cpu", "mps:0"])
 
     row = comparison.for_device("mps")
-    assert [metrics.device for metrics in comparison.devices] == ["cpu", "mps"]
+    for each in (comparison, duplicates):
+        assert [metrics.device for metrics in each.devices] == ["cpu", "mps"]
     assert comparison.simulated
     assert row.speedup.low <= row.speedup.median <= row.speedup.high
     assert row.speedup.confidence >= 0.95

@@ -15,7 +15,6 @@ from openmed_nb.runbook.bench.comparison import (
     DeviceMetrics,
     Utilization,
     _device_metrics,
-    _select_devices,
 )
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
@@ -175,8 +174,3 @@ def test_small_workload_on_cpu_has_no_transfer_warning():
     comparison = Comparison("bundled", "annotation", (metrics,), 20)
 
     assert [(finding.name, finding.status) for finding in comparison.findings] == [("time on cpu", OK)]
-
-
-def test_select_devices_starts_with_cpu_without_duplicates():
-    assert _select_devices() == ("cpu",)
-    assert _select_devices("cuda", "cpu", "cuda:0", "cuda:1") == ("cpu", "cuda", "cuda:1")

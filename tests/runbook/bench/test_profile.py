@@ -78,7 +78,7 @@ def test_profile_of_healthy_steps_has_no_bottlenecks():
 
 
 def test_profile_reports_slow_loader(clock):
-    """Loading a batch takes longer than a step with the same batch."""
+    """Loading a batch takes longer than a step with the same batch. Its operators do not count as those of the step."""
 
     def collate_slowly(rows):
         clock.advance(9.0)
@@ -89,6 +89,10 @@ def test_profile_reports_slow_loader(clock):
     )
 
     assert "data" in profile.bottlenecks
+    computing = [time for time in profile.operators if time.phase != "data"]
+    assert len(computing) < len(profile.operators) < 30
+    assert profile.operator_seconds == pytest.approx(sum(time.seconds for time in computing))
+    assert profile.launch_seconds == pytest.approx(sum(time.launch_seconds for time in computing))
     assert profile.data_only == pytest.approx(9, abs=0.1)
     assert profile.compute_only == pytest.approx(4, abs=0.1)
 
