@@ -1,7 +1,9 @@
 """End-to-end tests of nb.runbook.profile with planted bottlenecks and with healthy steps."""
 
 import gzip
+import io
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -18,13 +20,10 @@ from openmed_nb.runbook.bench.profile_watch import NUM_MINIMAL_OPERATORS, USER_R
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
+LOGGER = logging.getLogger("planted_steps")
+LOGGER.propagate = False
+LOGGER.addHandler(logging.StreamHandler(io.StringIO()))
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
-
-
-@pytest.fixture(scope="module")
-def planted(helper):
-    """Module of the planted steps."""
-    return helper(Path(__file__).parent / "planted_steps.py")
 
 
 @pytest.fixture(autouse=True)
@@ -57,18 +56,13 @@ def get_finding(profile, name):
     return next(finding for finding in profile.findings if finding.name == name)
 
 
-def make_narrow_model():
-    """Return a model of many operators with little computation."""
-    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)])
-
-
-def make_wide_model():
-    """Return a model of few operators with much computation."""
-    return nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).requires_grad_(False)
+# Many operators with little computation, and few operators with much computation.
+NARROW = nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)])
+WIDE = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).requires_grad_(False)
 
 
 def test_profile_of_healthy_steps_has_no_bottlenecks():
-    profile = run_profile(make_wide_model(), torch.ones(4, 512), device="cpu")
+    profile = run_profile(WIDE, torch.ones(4, 512), device="cpu")
 
     # Operator times are those of the real machine, not of the fake clock.
     assert set(profile.bottlenecks) <= {"tiny batch"}
@@ -85,7 +79,7 @@ def test_profile_reports_slow_loader(clock):
         return torch.stack(rows)
 
     profile = run_profile(
-        make_wide_model(), DataLoader([torch.ones(512)] * 8, batch_size=2, collate_fn=collate_slowly), device="cpu"
+        WIDE, DataLoader([torch.ones(512)] * 8, batch_size=2, collate_fn=collate_slowly), device="cpu"
     )
 
     assert "data" in profile.bottlenecks
@@ -99,7 +93,7 @@ def test_profile_reports_slow_loader(clock):
 
 def test_profile_measures_launch_overhead_on_cpu():
     """The minimal operators that run interleaved with the steps do not appear in the metrics of a step."""
-    profile = run_profile(make_narrow_model(), torch.ones(1, 4), device="cpu", training=True)
+    profile = run_profile(NARROW, torch.ones(1, 4), device="cpu", training=True)
 
     assert 0 < profile.launch_seconds <= profile.operator_seconds
     assert 0 < profile.launch_fraction <= 1
@@ -112,7 +106,7 @@ def test_profile_measures_launch_overhead_on_mps(clock):
     """Torch's profiler records no kernels there, so minimal operators are timed instead."""
     clock.tick = 0.25
     with nb.simulated_mps():
-        profile = run_profile(make_narrow_model(), torch.ones(1, 4))
+        profile = run_profile(NARROW, torch.ones(1, 4))
 
     assert profile.operators_per_step > 60
     assert profile.launch_seconds == pytest.approx(profile.operators_per_step * 0.25 / NUM_MINIMAL_OPERATORS)
@@ -131,40 +125,83 @@ def test_profile_reports_fallback():
     assert 0 < profile.fallback_fraction < 1
 
 
+class PlantedSteps:
+    """Training steps on a device that wait for the loss in different ways, at the line of the comment."""
+
+    def __init__(self, device):
+        self.device = device
+        self.model = nn.Linear(8, 8).to(device)
+
+    def run_healthy(self, batch):
+        """Run a step that keeps all values on the device."""
+        loss = self.model(batch.to(self.device)).square().mean()
+        loss.backward()
+        self.model.zero_grad()
+        return loss
+
+    def read_loss(self, batch):
+        """Run a step that reads the loss."""
+        self.run_healthy(batch).item()  # waits in read_loss
+
+    def log_loss(self, batch):
+        """Run a step that logs the loss."""
+        LOGGER.warning("loss %s", self.run_healthy(batch))  # waits in log_loss
+
+    def format_loss(self, batch):
+        """Run a step that formats the loss."""
+        return f"{self.run_healthy(batch):.3f}"  # waits in format_loss
+
+    def copy_loss(self, batch):
+        """Run a step that copies the loss."""
+        return self.run_healthy(batch).detach().cpu().sum()  # waits in copy_loss
+
+    def compare_loss(self, batch):
+        """Run a step that branches on the loss."""
+        if self.run_healthy(batch) > 1e9:  # waits in compare_loss
+            raise ArithmeticError
+
+
+def find_wait(step):
+    """Return the location of the line that waits in a step."""
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    return (
+        f"test_profile.py:{next(n for n, line in enumerate(lines, 1) if line.endswith(f'# waits in {step}'))} in {step}"
+    )
+
+
 @pytest.mark.parametrize(
-    ("step", "comment", "call"),
+    ("step", "call"),
     [
-        ("read_loss", "# read here", ".item()"),
-        ("log_loss", "# logged here", "printing a tensor"),
-        ("format_loss", "# written here", "formatting a tensor"),
-        ("copy_loss", "# copied here", ".cpu()"),
-        ("compare_loss", "# decided here", "bool()"),
+        ("read_loss", ".item()"),
+        ("log_loss", "printing a tensor"),
+        ("format_loss", "formatting a tensor"),
+        ("copy_loss", ".cpu()"),
+        ("compare_loss", "bool()"),
     ],
 )
-def test_profile_reports_line_that_waits(planted, step, comment, call):
+def test_profile_reports_line_that_waits(step, call):
     with nb.simulated_mps():
-        profile = run_profile(getattr(planted.PlantedSteps("mps"), step), [torch.ones(4, 8)], steps=2)
+        profile = run_profile(getattr(PlantedSteps("mps"), step), [torch.ones(4, 8)], steps=2)
 
     (wait,) = (wait for wait in profile.synchronizations if wait.reason == "read")
-    line = planted.find_line(comment)
     assert profile.bottlenecks == ("synchronization",)
-    assert (wait.call, wait.place.file, wait.place.line) == (call, "planted_steps.py", line)
+    assert (wait.call, str(wait.place)) == (call, find_wait(step))
     # The record is formatted once per handler, and pytest adds handlers.
     assert wait.count == 1 or step == "log_loss"
-    assert f"{call} at planted_steps.py:{line} in {step}" in str(profile)
+    assert f"{call} at {find_wait(step)}" in str(profile)
 
 
-def test_profile_of_step_that_waits_only_for_its_batch(planted):
+def test_profile_of_step_that_waits_only_for_its_batch():
     """On the CPU nothing waits, but the lines that would wait on a GPU are reported."""
     with nb.simulated_mps():
-        healthy = run_profile(planted.PlantedSteps("mps").run_healthy, [torch.ones(4, 8)])
-    reading = run_profile(planted.PlantedSteps("cpu").read_loss, [torch.ones(4, 8)], device="cpu")
+        healthy = run_profile(PlantedSteps("mps").run_healthy, [torch.ones(4, 8)])
+    reading = run_profile(PlantedSteps("cpu").read_loss, [torch.ones(4, 8)], device="cpu")
 
     assert (healthy.bottlenecks, healthy.task) == ((), "own step")
     assert [(wait.call, wait.reason) for wait in healthy.synchronizations] == [(".to('mps')", "batch")]
     assert "waits only for its batch" in str(healthy)
     assert "synchronization" not in reading.bottlenecks
-    assert f".item() at planted_steps.py:{planted.find_line('# read here')}" in str(reading)
+    assert f".item() at {find_wait('read_loss')}" in str(reading)
 
 
 def test_profile_training_has_operators_in_each_phase():
@@ -193,7 +230,7 @@ def test_profile_writes_chrome_trace(tmp_path, name):
     file = tmp_path / name
     file.write_text("before")
 
-    run_profile(make_wide_model(), torch.ones(7, 512), device="cpu", trace=file, steps=2)
+    run_profile(WIDE, torch.ones(7, 512), device="cpu", trace=file, steps=2)
 
     written = file.read_bytes()
     text = (gzip.decompress(written) if name.endswith("gz") else written).decode("utf-8")
@@ -241,7 +278,7 @@ def test_profile_rejects_active_profiler():
     """The active profiler keeps recording."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as active_profiler:
         with pytest.raises(ConfigurationError, match="profiler"):
-            run_profile(make_wide_model(), torch.ones(2, 512), device="cpu")
+            run_profile(WIDE, torch.ones(2, 512), device="cpu")
         torch.ones(3).sum()
 
     assert "aten::sum" in {event.name for event in active_profiler.events()}

@@ -79,6 +79,7 @@ def test_data_finding_warns_above_a_quarter(fraction, status):
         ("mps", [make_wait(USER_LINE)], WARNING, ".item() at train.py:12 in step"),
         ("cuda:0", [make_wait(LIBRARY_LINE), make_wait(USER_LINE)], WARNING, ".item() at train.py:12 in step"),
         ("mps", [make_wait(LIBRARY_LINE)], OK, "no line"),
+        ("mps", [], OK, "no line"),
         ("mps", [make_wait(USER_LINE, TO_MPS, "batch")], OK, "waits only for its batch"),
         ("mps", [make_wait(LIBRARY_LINE, TO_MPS, "batch")], OK, "no line"),
         (

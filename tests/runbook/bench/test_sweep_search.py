@@ -1,7 +1,10 @@
 """Tests of the search for batch sizes on synthetic curves, and of the memory prediction and measurement."""
 
 import math
-from pathlib import Path
+import random
+import statistics
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ from openmed_nb.runbook.bench.sweep import (
     _find_knee,
     _measure_step_memory,
     _profile_peak_memory,
+    _remeasure_near_best,
     memory_limit,
     search_sizes,
     select_fitting,
@@ -34,10 +38,62 @@ MIN_FRACTION_OF_BEST = 0.95
 MEGABYTE = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def synthetic_device(helper):
-    """Class of devices with synthetic throughput curves."""
-    return helper(Path(__file__).with_name("made_curves.py")).SyntheticDevice
+@dataclass
+class SyntheticDevice:
+    """Device with a synthetic throughput curve, which takes the place of a measurement.
+
+    Attributes:
+        speed: Function that returns the throughput for a number of rows.
+        capacity: Maximum number of rows that fit.
+        noise: Standard deviation of one measurement as a fraction of the throughput.
+        seed: Seed of the noise.
+        full: Other sizes that do not fit.
+        slow: Sizes that another program slows down when they are first measured.
+        stop_reason: Function that returns a stop code for a number of rows and the points so far.
+        measured: Measured sizes in order.
+    """
+
+    speed: Callable
+    capacity: int = 1 << 40
+    noise: float = 0.0
+    seed: int = 0
+    full: Collection = ()
+    slow: Collection = ()
+    stop_reason: Callable = lambda *_: ""
+    measured: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.random = random.Random(self.seed)
+
+    def measure_size(self, rows):
+        """Return a point, like a real measurement."""
+        self.measured.append(rows)
+        if rows > self.capacity or rows in self.full:
+            return Point(rows, fits=False)
+        return Point(rows, self.observe_speed(rows) / (9 if rows in self.slow else 1))
+
+    def observe_speed(self, rows):
+        """Return the throughput with noise."""
+        return self.speed(rows) * max(0.5, self.random.gauss(1, self.noise))
+
+    def measure_interleaved(self, points, max_rounds=9):
+        """Return points with the median of several measurements each."""
+        return [
+            replace(point, throughput=statistics.median(self.observe_speed(point.rows) for _ in range(max_rounds)))
+            for point in points
+        ]
+
+    remeasure = measure_interleaved
+
+    def find_knee(self, max_rows=None):
+        """Return the knee that a sweep would find."""
+        points, _stop_code = search_sizes(self, max_rows=max_rows)
+        knee = _find_knee(_remeasure_near_best(self, points))
+        return knee.rows if knee else None
+
+    def fraction_of_best(self, knee, max_rows):
+        """Return the throughput at a knee as a fraction of the best of all sizes that fit."""
+        return self.speed(knee) / max(map(self.speed, range(1, min(max_rows, self.capacity) + 1)))
 
 
 def make_saturating(half):
@@ -71,24 +127,24 @@ CURVES = {
 
 
 @pytest.mark.parametrize(("curve", "max_knee"), CURVES.values(), ids=CURVES)
-def test_knee_is_near_best_throughput(synthetic_device, curve, max_knee):
+def test_knee_is_near_best_throughput(curve, max_knee):
     """The knee has at least 95 % of the best throughput, even with noise, and is not larger than necessary."""
-    devices = [synthetic_device(curve, noise=0.02, seed=seed) for seed in range(5)]
-    assert synthetic_device(curve).find_knee() <= max_knee
-    for device in (synthetic_device(curve), *devices):
+    devices = [SyntheticDevice(curve, noise=0.02, seed=seed) for seed in range(5)]
+    assert SyntheticDevice(curve).find_knee() <= max_knee
+    for device in (SyntheticDevice(curve), *devices):
         assert device.fraction_of_best(device.find_knee(), 4096) >= MIN_FRACTION_OF_BEST
 
 
 @pytest.mark.parametrize("capacity", [*range(1, 20), 31, 32, 33, 63, 64, 100, 127, 129, 1000])
-def test_search_finds_largest_fitting_size(synthetic_device, capacity):
-    device = synthetic_device(float, capacity)
+def test_search_finds_largest_fitting_size(capacity):
+    device = SyntheticDevice(float, capacity)
 
     assert capacity * MIN_FRACTION_OF_BEST <= device.find_knee() <= capacity
     assert len(device.measured) <= 2 * math.log2(capacity) + 10
 
 
-def test_doubling_ends_after_two_sizes_without_gain(synthetic_device):
-    device = synthetic_device(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9}.get(rows, 8.0))
+def test_doubling_ends_after_two_sizes_without_gain():
+    device = SyntheticDevice(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9}.get(rows, 8.0))
 
     assert search_sizes(device)[1] == THROUGHPUT
     assert (
@@ -96,40 +152,40 @@ def test_doubling_ends_after_two_sizes_without_gain(synthetic_device):
     )
 
 
-def test_sizes_without_gain_are_remeasured(synthetic_device):
+def test_sizes_without_gain_are_remeasured():
     """A temporary slowdown by another program does not end the search."""
-    device = synthetic_device(make_plateau(64), slow={8, 16})
+    device = SyntheticDevice(make_plateau(64), slow={8, 16})
 
     assert device.find_knee() == 64
     assert len(device.measured) == len(set(device.measured))
 
 
 @pytest.mark.parametrize(("min_rows", "max_rows"), [(1, 1), (1, 2), (1, 3), (1, 7), (1, 100), (3, 12)])
-def test_search_respects_requested_sizes(synthetic_device, min_rows, max_rows):
-    device = synthetic_device(float)
+def test_search_respects_requested_sizes(min_rows, max_rows):
+    device = SyntheticDevice(float)
 
     assert search_sizes(device, min_rows=min_rows, max_rows=max_rows)[1] == BATCH_SIZE_LIMIT
     assert (min(device.measured), max(device.measured)) == (min_rows, max_rows)
 
 
-def test_search_approaches_memory_limit(synthetic_device):
-    device = synthetic_device(float, stop_reason=lambda rows, _points: MEMORY if rows > 1000 else "")
+def test_search_approaches_memory_limit():
+    device = SyntheticDevice(float, stop_reason=lambda rows, _points: MEMORY if rows > 1000 else "")
 
     assert search_sizes(device)[1] == MEMORY
     assert 990 <= max(device.measured) <= 1000
 
 
-def test_search_skips_single_size_that_does_not_fit(synthetic_device):
-    device = synthetic_device(make_plateau(64), full={48, 56})
+def test_search_skips_single_size_that_does_not_fit():
+    device = SyntheticDevice(make_plateau(64), full={48, 56})
 
     assert device.find_knee() in range(60, 65)
     assert device.measured.count(48) == 1
 
 
 @given(half=st.floats(0.01, 500), peak=st.integers(1, 3000), capacity=st.integers(1, 5000))
-def test_knee_of_any_smooth_curve(synthetic_device, half, peak, capacity):
+def test_knee_of_any_smooth_curve(half, peak, capacity):
     increase = make_saturating(half)
-    device = synthetic_device(lambda rows: increase(rows) / (1 + (rows / peak) ** 2), capacity)
+    device = SyntheticDevice(lambda rows: increase(rows) / (1 + (rows / peak) ** 2), capacity)
 
     assert device.fraction_of_best(device.find_knee(), 8192) >= MIN_FRACTION_OF_BEST
 
@@ -139,9 +195,9 @@ def test_knee_of_any_smooth_curve(synthetic_device, half, peak, capacity):
     full=st.sets(st.integers(1, 300)),
     max_rows=st.integers(1, 300) | st.none(),
 )
-def test_search_of_any_curve_terminates(synthetic_device, speeds, full, max_rows):
+def test_search_of_any_curve_terminates(speeds, full, max_rows):
     """The search measures no size twice, and no larger point gains more than the knee allows."""
-    device = synthetic_device(lambda rows: speeds[rows % len(speeds)], 4096, full=full)
+    device = SyntheticDevice(lambda rows: speeds[rows % len(speeds)], 4096, full=full)
     points, _stop_code = search_sizes(device, max_rows=max_rows)
     knee = _find_knee(points)
 
