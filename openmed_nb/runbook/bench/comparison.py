@@ -405,9 +405,8 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             SESSION.notify(ProgressEvent(LOADING, subject, names.index(name), len(names)))
 
         with build_benchmarks(target, names, notify_loading) as benchmarks:
-            workloads = {
-                name: benchmark.data_workload(batch_size) for name, benchmark in share_batch_plan(benchmarks).items()
-            }
+            share_batch_plan(benchmarks)
+            workloads = {name: benchmark.data_workload(batch_size) for name, benchmark in benchmarks.items()}
             return _run_comparison(workloads, rounds, utilization_seconds, start + seconds)
 
 

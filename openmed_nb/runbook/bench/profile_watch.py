@@ -244,8 +244,7 @@ class StepRecorder(TorchFunctionMode):
     ) -> object:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        read_call = _describe_sync_call(name, args, kwargs, self.device)
-        copy_call = "" if read_call else _describe_copy_call(name, args, kwargs, self.device)
+        read_call, copy_call = _describe_wait(name, args, kwargs, self.device)
         if read_call or copy_call:
             copy_reason: Reason = "copy" if self.has_started else "batch"
             caller = sys._getframe(1)  # noqa: SLF001 - Python has no public function for the caller
@@ -330,57 +329,55 @@ SYNC_CALLS: Mapping[str, str] = {
     "__index__": "a Python index",
     "__format__": "formatting a tensor",
     "__contains__": "in",
+    "where": "torch.where() with a condition only",
 }
 
 
-def _describe_sync_call(name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str) -> str:
-    """Return the text of a torch call that reads values from a device type, or an empty string for any other call."""
-    first, *others = [*args, *kwargs.values()] or [None]
-    if name == "copy_":
-        waits = _is_on(others[0], device) and not _is_on(first, device) and not _is_non_blocking(args, kwargs)
-        return ".copy_() to the host" if waits else ""
-    if not _is_on(first, device):
-        return ""
-    if name == "to":
-        return ".to('cpu')" if "cpu" in _device_types(others) and not _is_non_blocking(args, kwargs) else ""
-    if name == "__getitem__":  # torch counts the true values of a mask.
-        dtypes = {str(getattr(part, "dtype", "")) for part in _index_parts(others)}
-        return "indexing with a boolean mask" if dtypes & {"torch.bool", "torch.uint8"} else ""
-    if name == "where":
-        return "" if others else "torch.where() with a condition only"
-    return SYNC_CALLS.get(name, "")
+def _describe_wait(  # noqa: C901, PLR0912 - one branch for each kind of call
+    name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str
+) -> tuple[str, str]:
+    """Return the texts of a torch call that reads values from a device type, and of one that copies from the host to it.
 
-
-def _describe_copy_call(name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str) -> str:
-    """Return the text of a torch call that copies from the host to a device type, or an empty string for any other call.
-
-    A blocking copy waits for all work that was launched before. On MPS, ``copy_and_sync`` commits and waits (``MPSStream.mm``).
-    On CUDA, ``memcpy_and_sync`` does (``CUDAFunctions.h``).
+    The text of a call that does not wait is empty. A blocking copy waits for all work that was launched before. On MPS,
+    ``copy_and_sync`` commits and waits (``MPSStream.mm``). On CUDA, ``memcpy_and_sync`` does (``CUDAFunctions.h``).
     """
     first, *others = [*args, *kwargs.values()] or [None]
-    if not get_device(device).is_accelerator or _is_non_blocking(args, kwargs):
-        return ""
-    if _is_on(first, device):
-        return _describe_copy_into(name, others) if others else ""
-    if name in {"to", "cuda"} and _is_on(first, "cpu"):
-        return f".to({device!r})" if name == device or device in _device_types(others) else ""
-    creates_on_device = name in {"tensor", "as_tensor", "asarray"} and device in _device_types(others)
-    return f"torch.{name}() on the device" if creates_on_device else ""
-
-
-def _describe_copy_into(name: str, others: Sequence[object]) -> str:
-    """Return the text of a method of a device tensor that copies from the host, or an empty string for any other method."""
-    index = _index_parts(others)
-    value = others[-1]
+    on_device = _is_on(first, device)
+    # Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
+    blocking = not any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:]))
+    read = ""
+    copied = ""
     if name == "copy_":
-        return ".copy_() to the device" if _is_on(others[0], "cpu") else ""
-    if name == "new_tensor":
-        return ".new_tensor() on the device"
-    if name in {"__getitem__", "__setitem__"} and any(_is_on(part, "cpu") and part.dim() for part in index):
-        return "indexing with a host tensor"
-    # torch passes a zero-dimensional tensor as a scalar, without a copy.
-    is_host_value = name == "__setitem__" and _is_on(value, "cpu") and value.dim()
-    return "assignment of a host tensor" if is_host_value else ""
+        source = others[0]
+        if blocking and not on_device and _is_on(source, device):
+            read = ".copy_() to the host"
+        elif blocking and on_device and _is_on(source, "cpu"):
+            copied = ".copy_() to the device"
+    elif name in {"to", "cuda"}:
+        if on_device and name == "to" and blocking and "cpu" in _device_types(others):
+            read = ".to('cpu')"
+        elif (
+            blocking and not on_device and _is_on(first, "cpu") and (name == device or device in _device_types(others))
+        ):
+            copied = f".to({device!r})"
+    elif name in {"tensor", "as_tensor", "asarray"}:
+        if not on_device and device in _device_types(others):
+            copied = f"torch.{name}() on the device"
+    elif on_device and name in {"__getitem__", "__setitem__"}:
+        index = others[0] if isinstance(others[0], (tuple, list)) else others[:1]
+        value = others[-1]
+        if name == "__getitem__" and {getattr(part, "dtype", None) for part in index} & {torch.bool, torch.uint8}:
+            read = "indexing with a boolean mask"  # torch counts the true values of a mask.
+        elif any(_is_on(part, "cpu") and part.dim() for part in index):
+            copied = "indexing with a host tensor"
+        elif name == "__setitem__" and _is_on(value, "cpu") and value.dim():
+            # torch passes a zero-dimensional tensor as a scalar, without a copy.
+            copied = "assignment of a host tensor"
+    elif on_device and name == "new_tensor":
+        copied = ".new_tensor() on the device"
+    elif on_device and not (name == "where" and others):
+        read = SYNC_CALLS.get(name, "")
+    return read, copied if get_device(device).is_accelerator else ""
 
 
 def _is_on(value: object, device: str) -> TypeGuard[torch.Tensor]:
@@ -388,22 +385,9 @@ def _is_on(value: object, device: str) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.device.type == device
 
 
-def _is_non_blocking(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Return whether a copy is non-blocking.
-
-    Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
-    """
-    return any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:]))
-
-
 def _device_types(arguments: Sequence[object]) -> list[str]:
     """Return the device types of arguments. Arguments without a device yield meaningless strings."""
     return [device_type(str(getattr(argument, "device", argument))) for argument in arguments]
-
-
-def _index_parts(arguments: Sequence[object]) -> Sequence[object]:
-    """Return the parts of the index in the arguments of ``__getitem__`` or ``__setitem__``."""
-    return arguments[0] if isinstance(arguments[0], (tuple, list)) else arguments[:1]
 
 
 # Owner of a code file. Python's own code includes modules such as ``logging``.

@@ -293,9 +293,9 @@ class SweepReport(StepReport):
 
     def to_report(self) -> Report:
         """Return a report with the knee and the method as text; measurements appear only in the HTML."""
-        rows = f", rows of {pluralize(self.length, 'token')}" if self.length else ""
+        lengths = f", rows of {pluralize(self.length, 'token')}" if self.length else ""
         loader = f"; {pluralize(self.workers, 'worker')} in the loader" if self.workers else ""
-        sentences = [f"{self.name}, {self.task}{rows}{loader}."]
+        sentences = [f"{self.name}, {self.task}{lengths}{loader}."]
         if not self.knee:
             sentences.append(self.knee_reason)
         elif self.still_increasing:
@@ -315,7 +315,23 @@ class SweepReport(StepReport):
         )
         reasons = (("knee", self.knee_reason), ("end of the search", self.stop_reason))
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first step", "timed steps", "")
-        table = Table("Batch sizes", columns, tuple(map(self._row, self.points)), collapsed=True)
+        rows = []
+        for point in self.points:
+            notes = {OUT_OF_MEMORY: not point.fits, "knee": point.rows == self.knee, "best": point == self.best}
+            first_step_seconds = point.first_step_seconds
+            rows.append(
+                (
+                    f"{point.rows:,}",
+                    format_rate(point.throughput),
+                    " to ".join(map(format_rate, point.spread or ())),
+                    format_rate(self.tokens(point)),
+                    format_bytes(point.memory),
+                    "" if first_step_seconds is None else f"{first_step_seconds:.3f} s",
+                    str(point.steps or ""),
+                    ", ".join(note for note, applies in notes.items() if applies),
+                )
+            )
+        table = Table("Batch sizes", columns, tuple(rows), collapsed=True)
         return Report(
             f"Batch sweep {self.heading}",
             tuple(sentences),
@@ -323,19 +339,6 @@ class SweepReport(StepReport):
             metrics=(Table("Reasons", ("result", "reason"), reasons if self.knee else ()), table),
             # A chart of a single size is a dot.
             charts=self.charts if len(select_fitting(self.points)) > 1 else (),
-        )
-
-    def _row(self, point: Point) -> tuple[str, ...]:
-        notes = {OUT_OF_MEMORY: not point.fits, "knee": point.rows == self.knee, "best": point == self.best}
-        return (
-            f"{point.rows:,}",
-            format_rate(point.throughput),
-            " to ".join(map(format_rate, point.spread or ())),
-            format_rate(self.tokens(point)),
-            format_bytes(point.memory),
-            "" if point.first_step_seconds is None else f"{point.first_step_seconds:.3f} s",
-            str(point.steps or ""),
-            ", ".join(note for note, applies in notes.items() if applies),
         )
 
     @property

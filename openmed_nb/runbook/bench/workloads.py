@@ -371,7 +371,7 @@ def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryC
     return loop.curve
 
 
-def make_target(  # noqa: PLR0913 - the options that sweep(), compare() and profile() share
+def make_target(  # noqa: C901, PLR0912, PLR0913 - one branch for each kind of model, and the options that its callers share
     model: object,
     data: object = None,
     *,
@@ -431,7 +431,15 @@ def make_target(  # noqa: PLR0913 - the options that sweep(), compare() and prof
         message = f"length={length} has no effect, because the length is that of the batches."
         raise ConfigurationError(message, "Remove length, and pass batches of that length.")
     else:
-        target = _target_from_callable(model, data, training, moved)
+        import torch
+
+        if isinstance(model, torch.nn.Module):
+            target = _target_from_module(model, data, training, type(model).__name__)
+        elif callable(model):  # A step function, whose side effects are not undone.
+            name = function_name(model)
+            expected = "a DataLoader, a list of batches, or a function that builds a batch of a given size"
+            batches = data if callable(data) else check_batches(name, data, expected)
+            target = BenchmarkTarget(name, CUSTOM_STEP, partial(StepBenchmark, name, model, batches, moved=moved), data)
     return target, SESSION.device(load_arguments.get("device")).device
 
 
@@ -510,17 +518,13 @@ def validate_texts(data: object) -> list[Any] | None:
     return texts
 
 
-def share_batch_plan(benchmarks: Mapping[str, Benchmark]) -> Mapping[str, Benchmark]:
-    """Return annotation benchmarks that all use the batch budget of the first accelerator, if there is one."""
+def share_batch_plan(benchmarks: dict[str, Benchmark]) -> None:
+    """Make annotation benchmarks use the batch budget of the first accelerator, if there is one."""
     reference = next((benchmark for name, benchmark in benchmarks.items() if get_device(name).is_accelerator), None)
-    if not isinstance(reference, AnnotationBenchmark):
-        return benchmarks
-    budget = reference.annotator.budget
-    return {
-        name: replace(benchmark, annotator=replace(benchmark.annotator, budget=budget))
-        for name, benchmark in benchmarks.items()
-        if isinstance(benchmark, AnnotationBenchmark)
-    }
+    for name, benchmark in benchmarks.items():
+        if isinstance(reference, AnnotationBenchmark) and isinstance(benchmark, AnnotationBenchmark):
+            annotator = replace(benchmark.annotator, budget=reference.annotator.budget)
+            benchmarks[name] = replace(benchmark, annotator=annotator)
 
 
 @dataclass(frozen=True)
@@ -746,22 +750,6 @@ def loss_or_mean(output: object) -> torch.Tensor | None:
     tensors = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
     means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in tensors]
     return torch.stack(means).sum() if means else None
-
-
-def _target_from_callable(model: Any, data: Any, training: bool, moved: bool) -> BenchmarkTarget:
-    """Return the target for a torch module, or for a step function, whose side effects are not undone."""
-    import torch
-
-    if isinstance(model, torch.nn.Module):
-        return _target_from_module(model, data, training, type(model).__name__)
-    name = function_name(model)
-    if not callable(data):
-        check_batches(name, data, "a DataLoader, a list of batches, or a function that builds a batch of a given size")
-
-    def build(device: str) -> StepBenchmark:
-        return StepBenchmark(name, model, data, device, moved)
-
-    return BenchmarkTarget(name, CUSTOM_STEP, build, data)
 
 
 def _target_from_module(
@@ -1018,8 +1006,8 @@ class StepBenchmark:
         )
 
 
-def check_batches(name: str, data: object, expected: str = "a DataLoader, or a list of batches") -> None:
-    """Raise ``ConfigurationError`` if data are not batches, or if they can be iterated only once.
+def check_batches(name: str, data: object, expected: str = "a DataLoader, or a list of batches") -> Iterable[object]:
+    """Return batches, or raise ``ConfigurationError`` if data are not batches or can be iterated only once.
 
     Args:
         name: Name of the model or the function.
@@ -1034,6 +1022,7 @@ def check_batches(name: str, data: object, expected: str = "a DataLoader, or a l
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
         message = f"{short_type_name(data)} cannot be iterated repeatedly for the batches of {name}."
         raise ConfigurationError(message, f"Pass {expected}.")
+    return data
 
 
 def _batch_source(

@@ -168,15 +168,15 @@ def test_compare_out_of_memory_raises_error_with_remedy():
     ("options", "error", "value"),
     [
         ({"device": "cpu"}, ConfigurationError, "devices="),
-        *(({"rounds": rounds}, ConfigurationError, rounds) for rounds in (5, True)),
+        ({"rounds": 5}, ConfigurationError, 5),
         ({"batch_size": 0}, ConfigurationError, 0),
-        *(
-            ({"utilization_seconds": seconds}, ConfigurationError, seconds)
-            for seconds in (-1, float("nan"), "long", 1e300)
-        ),
+        ({"utilization_seconds": -1}, ConfigurationError, -1),
+        ({"utilization_seconds": 1e300}, ConfigurationError, 1e300),
         ({"seconds": 0}, ConfigurationError, 0),
-        *(({"devices": devices}, DeviceError, "'mps'") for devices in (["mps"], "mps")),
-        *(({"devices": devices}, ConfigurationError, "float") for devices in ([0.5], 0.5)),
+        ({"devices": ["mps"]}, DeviceError, "'mps'"),
+        ({"devices": "mps"}, DeviceError, "'mps'"),
+        ({"devices": [0.5]}, ConfigurationError, "float"),
+        ({"devices": 0.5}, ConfigurationError, "float"),
         ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
         ({"data": [None], "devices": "cpu"}, InvalidTextError, "NoneType"),
     ],

@@ -15,9 +15,6 @@ from openmed_nb.runbook.bench.sweep import (
     TIME,
     Point,
     SweepReport,
-    _find_knee,
-    _remeasure_near_best,
-    find_best,
 )
 
 MEBIBYTE = 1 << 20
@@ -48,43 +45,6 @@ CUDA_REPORT = SweepReport(
     workers=2,
 )
 INCREASING_REPORT = replace(CPU_REPORT, knee=64)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "gain", "knee"),
-    [
-        ({1: 1.0}, 0.03, 1),
-        ({1: 1.0, 2: 1.02}, 0.03, 1),
-        ({1: 1.0, 2: 1.04}, 0.03, 2),
-        ({1: 1.0, 2: 1.04}, 0.05, 1),
-        ({8: 100.0, 16: 90.0, 32: 101.0}, 0.03, 8),
-        ({8: 50.0, 16: 100.0, 32: 60.0}, 0.03, 16),
-        ({}, 0.03, None),
-    ],
-)
-def test_find_knee_returns_smallest_without_larger_gain(speeds, gain, knee):
-    points = [Point(rows, speed) for rows, speed in speeds.items()]
-    result = _find_knee([Point(64, fits=False), *points[::-1]], gain)
-
-    assert (result.rows if result else None) == knee
-
-
-class RecordingMeasurement:
-    """Measurement that returns the points unchanged."""
-
-    def measure_interleaved(self, points, _max_rounds):
-        """Return the points with more steps."""
-        return [replace(point, steps=9) for point in points]
-
-
-def test_remeasured_points_are_within_a_tenth():
-    points = [Point(8, 50.0), Point(16, 95.0), Point(32, 100.0), Point(64, fits=False)]
-    measurement = RecordingMeasurement()
-
-    assert find_best(points).rows == 32
-    assert [(point.rows, point.steps) for point in _remeasure_near_best(measurement, points)] == [(16, 9), (32, 9)]
-    assert _remeasure_near_best(measurement, points[:1]) == points[:1]
-    assert (find_best(points[3:]), _remeasure_near_best(measurement, points[3:])) == (None, [])
 
 
 @pytest.mark.parametrize(

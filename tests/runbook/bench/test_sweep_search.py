@@ -29,6 +29,7 @@ from openmed_nb.runbook.bench.sweep import (
     _measure_step_memory,
     _profile_peak_memory,
     _remeasure_near_best,
+    find_best,
     memory_limit,
     search_sizes,
     select_fitting,
@@ -109,6 +110,35 @@ def make_peaked(peak):
 def make_plateau(max_rows):
     """Return a throughput that increases up to a number of rows."""
     return lambda rows: 10.0 * min(rows, max_rows)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "gain", "knee"),
+    [
+        ({1: 1.0}, 0.03, 1),
+        ({1: 1.0, 2: 1.02}, 0.03, 1),
+        ({1: 1.0, 2: 1.04}, 0.03, 2),
+        ({1: 1.0, 2: 1.04}, 0.05, 1),
+        ({8: 100.0, 16: 90.0, 32: 101.0}, 0.03, 8),
+        ({8: 50.0, 16: 100.0, 32: 60.0}, 0.03, 16),
+        ({}, 0.03, None),
+    ],
+)
+def test_find_knee_returns_smallest_without_larger_gain(speeds, gain, knee):
+    points = [Point(rows, speed) for rows, speed in speeds.items()]
+    result = _find_knee([Point(64, fits=False), *points[::-1]], gain)
+
+    assert (result.rows if result else None) == knee
+
+
+def test_remeasured_points_are_within_a_tenth():
+    points = [Point(8, 50.0), Point(16, 95.0), Point(32, 100.0), Point(64, fits=False)]
+    device = SyntheticDevice(float)
+
+    assert find_best(points).rows == 32
+    assert _remeasure_near_best(device, points) == [Point(16, 16.0), Point(32, 32.0)]
+    assert _remeasure_near_best(device, points[:1]) == points[:1]
+    assert (find_best(points[3:]), _remeasure_near_best(device, points[3:])) == (None, [])
 
 
 CURVES = {
