@@ -143,7 +143,7 @@ class DeviceMetrics:
             return None
         if self.simulated:
             return f"{NOT_APPLICABLE}: simulated"
-        if self.speedup.contains(1.0):
+        if self.speedup.low <= 1 <= self.speedup.high:
             return NO_DIFFERENCE
         return FASTER if self.speedup.low > 1 else SLOWER
 
@@ -420,8 +420,16 @@ def _run_comparison(
     trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
     trials = _time_interleaved(workloads, rounds, trials_deadline)
     baseline = workloads[CPU]
-    phase_devices = SESSION.track("Comparing", f"{baseline.name}, phase by phase", workloads, "device")
-    phase_times = {name: _measure_phases(workloads[name]) for name in phase_devices}
+    # Phases are timed in consecutive steps, as loaders that prefetch need them.
+    phase_times = {}
+    for name in SESSION.track("Comparing", f"{baseline.name}, phase by phase", workloads, "device"):
+        workload = workloads[name]
+        with workload.open_batches() as batches:
+            _warm_up(workload, batches)
+            workload.reach_steady_state(batches)
+            min_steps = BATCHES_PER_WORKER * workload.workers
+            max_steps = round_up_to_workers(max(PHASE_STEPS, min_steps), workload.workers)
+            phase_times[name] = workload.measure_phase_times(batches, max_steps, min_steps)
     utilizations: dict[str, Utilization] = {}
     if utilization_seconds:
         for name in SESSION.track("Comparing", f"{baseline.name}, utilization", workloads, "device"):
@@ -502,16 +510,6 @@ def _steps_per_trial(step_seconds: Collection[float], workers: int) -> int:
     slowest = max(1e-6, *step_seconds)
     steps = min(math.ceil(MIN_TRIAL_SECONDS / quickest), max(1, int(MAX_TRIAL_SECONDS / slowest)))
     return round_up_to_workers(max(steps, BATCHES_PER_WORKER * workers), workers)
-
-
-def _measure_phases(workload: Workload) -> PhaseTimes:
-    """Measure the time per phase in consecutive steps, as loaders that prefetch need them."""
-    with workload.open_batches() as batches:
-        _warm_up(workload, batches)
-        workload.reach_steady_state(batches)
-        min_steps = BATCHES_PER_WORKER * workload.workers
-        max_steps = round_up_to_workers(max(PHASE_STEPS, min_steps), workload.workers)
-        return workload.measure_phase_times(batches, max_steps, min_steps)
 
 
 def _sampling_seconds(requested: float, remaining: float, devices: int) -> float:

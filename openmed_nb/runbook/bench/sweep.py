@@ -533,7 +533,7 @@ def search_sizes(  # noqa: C901, PLR0912 - the three stages of the search in ord
     """Measure batch sizes until the knee is known, and return their points, sorted by size, and why the doubling ended.
 
     Args:
-        measurement: Measures a size, measures points again in interleaved rounds, and tells whether a size may be measured.
+        measurement: Measurement of one benchmark.
         min_gain: Minimum relative gain in throughput that justifies a larger batch.
         max_rows: Maximum number of rows, or ``None`` for no limit.
         min_rows: First number of rows to measure.

@@ -210,10 +210,6 @@ class Interval(JsonMixin):
     high: float
     confidence: float
 
-    def contains(self, value: float) -> bool:
-        """Return whether a value is in the interval, including its ends."""
-        return self.low <= value <= self.high
-
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.confidence:.1f} % CI)"
 
