@@ -35,7 +35,7 @@ from .timing import (
     median_interval,
     round_up_to_workers,
 )
-from .workloads import StepReport, Workload, build_benchmarks, make_target, share_batch_plan
+from .workloads import AnnotationBenchmark, StepReport, Workload, build_benchmarks, make_target
 
 CPU = "cpu"
 
@@ -405,7 +405,12 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             SESSION.notify(ProgressEvent(LOADING, subject, names.index(name), len(names)))
 
         with build_benchmarks(target, names, notify_loading) as benchmarks:
-            share_batch_plan(benchmarks)
+            # Texts run in the same batches on every device, which are planned for the first accelerator.
+            reference = next((benchmarks[name] for name in names if get_device(name).is_accelerator), None)
+            for name, benchmark in benchmarks.items():
+                if isinstance(reference, AnnotationBenchmark) and isinstance(benchmark, AnnotationBenchmark):
+                    annotator = replace(benchmark.annotator, budget=reference.annotator.budget)
+                    benchmarks[name] = replace(benchmark, annotator=annotator)
             workloads = {name: benchmark.data_workload(batch_size) for name, benchmark in benchmarks.items()}
             return _run_comparison(workloads, rounds, utilization_seconds, start + seconds)
 

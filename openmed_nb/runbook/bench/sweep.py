@@ -756,8 +756,14 @@ CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.c
 def _measure_step_memory(device: str, step: Callable[[], object]) -> tuple[int | None, str]:
     """Run a step on a device and return its peak memory in bytes and the method of the measurement."""
     parsed_device = get_device(device)
+    if not parsed_device.has_allocator and is_profiler_active():
+        step()
+        return None, NOT_KNOWN
     if not parsed_device.has_allocator:
-        return _profile_peak_memory(step)
+        with profile_device("cpu", profile_memory=True) as profiler:
+            step()
+        # Allocations are positive and releases are negative, in order of time.
+        return max(itertools.accumulate(iter_memory_changes(profiler), initial=0)), PROFILER
     if parsed_device.memory().peak is None:
         parsed_device.empty_cache()
         step()
@@ -765,17 +771,6 @@ def _measure_step_memory(device: str, step: Callable[[], object]) -> tuple[int |
     parsed_device.reset_peak()
     step()
     return parsed_device.memory().peak, ALLOCATOR
-
-
-def _profile_peak_memory(step: Callable[[], object]) -> tuple[int | None, str]:
-    """Run a step on the CPU under torch's profiler and return the peak memory of its tensors in bytes and the method."""
-    if is_profiler_active():
-        step()
-        return None, NOT_KNOWN
-    with profile_device("cpu", profile_memory=True) as profiler:
-        step()
-    # Allocations are positive and releases are negative, in order of time.
-    return max(itertools.accumulate(iter_memory_changes(profiler), initial=0)), PROFILER
 
 
 def memory_limit(device: str, fraction: float | None) -> int | None:

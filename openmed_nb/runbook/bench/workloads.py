@@ -402,9 +402,6 @@ def make_target(  # noqa: C901, PLR0912, PLR0913 - one branch for each kind of m
     if isinstance(model, type):
         name = model_label(model.__name__)
         raise ConfigurationError(f"{name} is a class.", f"Pass an instance: {name}(...).")
-    if not (is_model_name(model) or callable(model)):
-        remedy = "Pass the name of a model, a pipeline, a torch module, or a step function."
-        raise ConfigurationError(f"{kind} cannot be measured.", remedy)
     if not is_model_name(model):
         check_no_arguments(kind, arguments)
     load_arguments = dict(arguments) if device is None else {**arguments, "device": device}
@@ -440,6 +437,9 @@ def make_target(  # noqa: C901, PLR0912, PLR0913 - one branch for each kind of m
             expected = "a DataLoader, a list of batches, or a function that builds a batch of a given size"
             batches = data if callable(data) else check_batches(name, data, expected)
             target = BenchmarkTarget(name, CUSTOM_STEP, partial(StepBenchmark, name, model, batches, moved=moved), data)
+        else:
+            remedy = "Pass the name of a model, a pipeline, a torch module, or a step function."
+            raise ConfigurationError(f"{kind} cannot be measured.", remedy)
     return target, SESSION.device(load_arguments.get("device")).device
 
 
@@ -516,15 +516,6 @@ def validate_texts(data: object) -> list[Any] | None:
     if all(isinstance(text, str) and not text.strip() for text in texts):
         raise ConfigurationError("All texts of the benchmark are blank.", "Pass at least one text that is not blank.")
     return texts
-
-
-def share_batch_plan(benchmarks: dict[str, Benchmark]) -> None:
-    """Make annotation benchmarks use the batch budget of the first accelerator, if there is one."""
-    reference = next((benchmark for name, benchmark in benchmarks.items() if get_device(name).is_accelerator), None)
-    for name, benchmark in benchmarks.items():
-        if isinstance(reference, AnnotationBenchmark) and isinstance(benchmark, AnnotationBenchmark):
-            annotator = replace(benchmark.annotator, budget=reference.annotator.budget)
-            benchmarks[name] = replace(benchmark, annotator=annotator)
 
 
 @dataclass(frozen=True)

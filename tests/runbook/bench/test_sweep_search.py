@@ -27,7 +27,6 @@ from openmed_nb.runbook.bench.sweep import (
     _expected_memory,
     _find_knee,
     _measure_step_memory,
-    _profile_peak_memory,
     _remeasure_near_best,
     find_best,
     memory_limit,
@@ -277,12 +276,14 @@ def test_peak_memory_on_cpu_counts_live_tensors(monkeypatch, capfd):
 
 def test_profile_peak_memory_after_error_and_with_active_profiler():
     with pytest.raises(ZeroDivisionError):
-        _profile_peak_memory(lambda: 1 // 0)
-    assert _profile_peak_memory(lambda: torch.ones(1000, device="cpu") + torch.ones(1000, device="cpu"))[0] == 12000
+        _measure_step_memory("cpu", lambda: 1 // 0)
+    assert (
+        _measure_step_memory("cpu", lambda: torch.ones(1000, device="cpu") + torch.ones(1000, device="cpu"))[0] == 12000
+    )
 
     calls = []
     with torch.autograd.profiler.profile():
-        assert _profile_peak_memory(lambda: calls.append(1)) == (None, NOT_KNOWN)
+        assert _measure_step_memory("cpu", lambda: calls.append(1)) == (None, NOT_KNOWN)
     assert calls == [1]
 
 
