@@ -124,7 +124,7 @@ class DeviceMetrics:
     @property
     def rows_per_second(self) -> float:
         """Throughput in texts or rows per second."""
-        return (self.mean_rows or self.rows) / self.seconds if self.seconds else 0.0
+        return (self.mean_rows or self.rows) / self.seconds
 
     @property
     def phase_fractions(self) -> dict[str, float]:
@@ -259,16 +259,17 @@ class Comparison(StepReport):
                     str(metrics.utilization_details),
                 )
             )
-            bar = Bar(
-                name,
-                metrics.rows_per_second,
-                f"{format_rate(metrics.rows_per_second)} rows/s",
-                emphasized=metrics is self.fastest,
+            rows = metrics.mean_rows or metrics.rows
+            bars.append(
+                Bar(
+                    name,
+                    metrics.rows_per_second,
+                    f"{format_rate(metrics.rows_per_second)} rows/s",
+                    low=rows / slow_seconds,
+                    high=rows / fast_seconds,
+                    emphasized=metrics is self.fastest,
+                )
             )
-            if all(metrics.quartiles):
-                rows = metrics.mean_rows or metrics.rows
-                bar = replace(bar, low=rows / slow_seconds, high=rows / fast_seconds)
-            bars.append(bar)
         columns = ("device", "ms per step", "quartiles", "rows per second", "speedup over the CPU", "utilization")
         speeds = Table("Speed", columns, tuple(speed_rows), collapsed=True)
         phase_names = dict.fromkeys(name for metrics in self.devices for name in metrics.phase_times.seconds)
