@@ -31,7 +31,7 @@ from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_f
 from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
-from .holders import TensorReferrer, live_tensor_bytes, make_referrer_table
+from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
 
 # Memory pressure levels of macOS (kern.memorystatus_vm_pressure_level); level 3 does not exist.
 PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
@@ -109,7 +109,9 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
 def read_device_memory(device: str) -> MemoryStats:
     """Return the memory of a device; on the CPU, ``allocated`` counts tensors reachable from Python."""
     memory = get_device(device).memory()
-    return replace(memory, allocated=live_tensor_bytes()) if memory.allocated is None else memory
+    if memory.allocated is None:
+        memory = replace(memory, allocated=sum(storage_sizes(live_tensors()).values()))
+    return memory
 
 
 def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int:
