@@ -29,6 +29,9 @@ from ..session import SESSION
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
+
+    DeviceArgument = str | torch.device | Accelerator | None
 
 __all__ = ["benchmark_workers", "check", "settings"]
 
