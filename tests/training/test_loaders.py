@@ -65,7 +65,7 @@ def test_settings_depend_on_device_and_dataset(device, machine, kind, context, a
     settings = make_settings(device, kind([1, 2]), machine, in_notebook=context[0], start_method=context[1])
 
     assert settings.arguments == arguments
-    assert all(setting.reason for setting in settings.settings)
+    assert settings.reasons.keys() == arguments.keys()
 
 
 @pytest.mark.parametrize(("device", "start"), [("cpu", "fork"), ("mps", "spawn"), ("cuda", "fork")])
