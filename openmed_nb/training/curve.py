@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 from statistics import median
-from typing import Any, Final, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .._render.display import (
     OK,
@@ -32,6 +33,9 @@ from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Memory pressure levels of macOS (kern.memorystatus_vm_pressure_level); level 3 does not exist.
 PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
@@ -470,7 +474,7 @@ class MemoryCurve(Displayable):
         """Return samples, trends, verdict and rank as JSON-compatible values."""
         return {**super().to_dict(), "process": self.process.rank, "processes": self.process.world_size}
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Return a matplotlib figure of the curve with its limits; a notebook displays it.
 
         Raises:
@@ -478,7 +482,8 @@ class MemoryCurve(Displayable):
         """
         cause = f" ({self.likely_cause.name})" if self.likely_cause else ""
         title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{cause}"
-        return require_plotting(".plot").draw(title, self.charts)
+        figure: Figure = require_plotting(".plot").draw(title, self.charts)
+        return figure
 
     @property
     def limits(self) -> tuple[AxisMarker, ...]:
@@ -587,7 +592,7 @@ def memory_exponent(highest: float) -> int:
     return 3 if highest >= 2 << 30 else 2
 
 
-def require_plotting(module: str) -> Any:
+def require_plotting(module: str) -> ModuleType:
     """Return a module that draws charts, or raise an error that names the missing package."""
     try:
         return importlib.import_module(module, __package__)
