@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from types import SimpleNamespace
 
 import pytest
@@ -80,15 +80,68 @@ class Endless(list):
             yield 0
 
 
+def make_cycle():
+    """Return a list that a dict with a tensor in it refers to."""
+    first = []
+    first.append({"tensor": make_tensor(), "back": first})
+    return first
+
+
+def make_trained(kind, *layers):
+    """Return a model with gradients, and an optimizer after a step."""
+    model = torch.nn.Sequential(*layers)
+    optimizer = kind(model.parameters())
+    model(torch.ones(4, 10)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def make_optimizer_with_history():
+    """Return an optimizer with a bounded history, as LBFGS has."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    optimizer.defaults["history_size"] = 20
+    optimizer.state["weight"]["kept"] = deque([make_tensor(), make_tensor()])
+    return optimizer
+
+
+def make_model_with_states():
+    """Return a model that has stored a hidden state."""
+    model = Kept()
+    model.states.append(make_tensor())
+    return model
+
+
+TENSOR = make_tensor()
+# Variables, and the name, kind and number of tensors of each referrer.
 NAMED = {
-    "a variable": ({"loss": make_tensor()}, [("loss", "variable", 1)]),
-    "a dict": ({"logs": {"loss": make_tensor()}}, [("logs", "dict", 1)]),
-    "a list of records": ({"logs": [{"loss": make_tensor()}]}, [("logs[...]", "dict", 1)]),
-    "a list in an attribute": ({"run": SimpleNamespace(losses=[make_tensor()])}, [("run.losses", "list", 1)]),
+    "a list of records": ({"logs": [{"loss": TENSOR}]}, [("logs[...]", "dict", 1)]),
+    "a list in an attribute": ({"run": SimpleNamespace(losses=[TENSOR])}, [("run.losses", "list", 1)]),
     "a class": ({"Kept": Kept, "torch": torch}, []),
-    "a lazy mapping": ({"table": LoadedOnDemand(a=make_tensor())}, [("table", "LoadedOnDemand", 1)]),
-    "largest first": ({"few": [make_tensor()], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
+    "a lazy mapping": ({"table": LoadedOnDemand(a=TENSOR)}, [("table", "LoadedOnDemand", 1)]),
+    "largest first": ({"few": [TENSOR], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
     "nothing": ({"numbers": [1, 2.5, "text", None, b"", True]}, []),
+    "one tensor": ({"first": [TENSOR], "second": [TENSOR], "third": TENSOR}, [("third", "variable", 1)]),
+    "a cycle": ({"first": make_cycle()}, [("first[...]", "dict", 1)]),
+    "a model": (
+        make_trained(torch.optim.SGD, torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10)),
+        [("model", "Sequential", 7), ("model.grad", "gradients", 4)],
+    ),
+    "an optimizer": (
+        make_trained(torch.optim.Adam, torch.nn.Linear(10, 10)),
+        [("optimizer.state[...]", "dict", 6), ("model", "Sequential", 2), ("model.grad", "gradients", 2)],
+    ),
+    "a history": (
+        {"optimizer": make_optimizer_with_history()},
+        [("optimizer.state", "bounded history", 2), ("optimizer.param_groups[...][...]", "list", 1)],
+    ),
+    "a list inside a model": (
+        {"model": torch.nn.Sequential(make_model_with_states())},
+        [("model.0.states", "list", 1), ("model", "Sequential", 2)],
+    ),
+    "a bound method": (
+        {"callback": make_model_with_states().forward},
+        [("callback.__self__.states", "list", 1), ("callback.__self__", "Kept", 2)],
+    ),
 }
 
 
@@ -105,38 +158,6 @@ def test_size_includes_autograd_graphs():
     assert str(referrer) == "losses (list) holds 3 tensors with their autograd graphs, 11.7 KiB"
 
 
-def test_model_is_one_referrer():
-    model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10))
-    model(torch.ones(4, 10)).sum().backward()
-
-    assert set(find_referrers(model=model)) == {("model", "Sequential", 7), ("model.grad", "gradients", 4)}
-
-
-def test_list_inside_model_is_named():
-    model = torch.nn.Sequential(Kept())
-    model(torch.ones(1, 2))
-
-    assert ("model.0.states", "list", 1) in find_referrers(model=model)
-
-
-def test_optimizer_state_is_named():
-    model = torch.nn.Linear(10, 10)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(4, 10)).sum().backward()
-    optimizer.step()
-    names = find_referrers(model=model, optimizer=optimizer)
-
-    assert ("model", "Linear", 2) in names
-    assert any(name.startswith("optimizer.state") for name, _kind, _count in names)
-
-
-def test_bound_method_leads_to_object():
-    model = Kept()
-    model.states.append(make_tensor())
-
-    assert find_referrers(callback=model.forward)[0][0] == "callback.__self__.states"
-
-
 def test_unset_closure_variable_is_skipped():
     def outer():
         def inner():
@@ -147,21 +168,6 @@ def test_unset_closure_variable_is_skipped():
         return names, later
 
     assert outer()[0] == []
-
-
-def test_tensor_is_counted_once():
-    tensor = make_tensor()
-
-    assert find_referrers(first=[tensor], second=[tensor], third=tensor) == [("third", "variable", 1)]
-
-
-def test_cycles_are_visited_once():
-    first = []
-    second = {"tensor": make_tensor()}
-    first.append(second)
-    second["back"] = first
-
-    assert find_referrers(first=first) == [("first[...]", "dict", 1)]
 
 
 def test_keys_of_mappings_are_not_displayed():

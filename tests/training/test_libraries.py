@@ -143,8 +143,8 @@ def test_invalid_batch_stops_lightning(train_with_lightning, make_batch, field, 
         train_with_lightning(make_batch(), batch)
 
 
-def test_nan_in_lightning_names_layer(train_with_lightning, tagger, make_batch, tmp_path):
-    tagger.bert.encoder.layer[0].output.dense.register_forward_hook(lambda _layer, _args, output: output * float("nan"))
+def test_nan_in_lightning_names_layer(train_with_lightning, tagger, poison, make_batch, tmp_path):
+    poison(tagger, float("nan"))
     with pytest.raises(NonFiniteError, match=r"the output of model\.bert\.encoder\.layer\.0\.output\.dense"):
         train_with_lightning(make_batch())
     assert (tmp_path / "kept" / "step_1.safetensors").is_file()

@@ -96,14 +96,14 @@ def test_replay_checks_inputs_and_weights_first():
     assert replay_pass(model, record_pass(model, make_inputs())) == Origin("weight", "layers.3.weight")
 
 
-def test_replay_names_innermost_layer_of_bert(tagger, make_batch):
+def test_replay_names_innermost_layer_of_bert(tagger, make_batch, poison):
     held = record_pass(tagger, **make_batch())
     assert replay_pass(tagger, held) is None
-    dense = tagger.bert.encoder.layer[0].output.dense
-    hook = dense.register_forward_hook(lambda _layer, _args, output: output * INFINITY)
+    hook = poison(tagger)
     assert replay_pass(tagger, held) == Origin("output", "bert.encoder.layer.0.output.dense")
     hook.remove()
-    hook = dense.weight.register_hook(lambda gradient: gradient * NAN)
+    weight = tagger.bert.encoder.layer[0].output.dense.weight
+    hook = weight.register_hook(lambda gradient: gradient * NAN)
     assert replay_pass(tagger, held) == Origin("weight gradient", "bert.encoder.layer.0.output.dense.weight")
     hook.remove()
     assert replay_pass(tagger, held) is None
