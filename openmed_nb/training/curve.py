@@ -98,10 +98,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         step,
         seconds,
         boundary,
-        allocated=memory.allocated,
-        reserved=memory.reserved,
-        recommended=total_memory_bytes() if memory.recommended is None else memory.recommended,
-        peak=memory.peak,
+        **vars(memory),
         resident=resident_bytes(),
         # macOS does not free swap after use, so only its growth is informative.
         swap=int(import_psutil().swap_memory().used),
@@ -111,11 +108,11 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
 
 
 def read_device_memory(device: str) -> MemoryStats:
-    """Return the memory of a device; on the CPU, ``allocated`` counts tensors reachable from Python."""
+    """Return the memory of a device; on the CPU, the tensors reachable from Python, and the memory of the computer."""
     memory = get_device(device).memory()
     if memory.allocated is None:
         memory = replace(memory, allocated=sum(storage_sizes(live_tensors()).values()))
-    return memory
+    return replace(memory, recommended=total_memory_bytes()) if memory.recommended is None else memory
 
 
 def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int:

@@ -201,8 +201,8 @@ class EpochHooks:
         self._run((*self.after, SESSION.set_last_curve))
         messages = [f"{failure} Training continued; fix the hook." for failure in self.failures[num_failures:]]
         process = self.curve.process
+        # The curve of another process is not displayed.
         if not process.is_main_process and self.verdict == GROWING and not was_growing:
-            # The curve of this process is not displayed.
             name = f"Process {process.rank} of {process.world_size} on {self.device}"
             messages.append(f"{name}: {self.curve.reason} {self.curve.advice}")
         # Warnings come last, because a filter may turn one into an error.
@@ -280,10 +280,10 @@ class EpochHooks:
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers() if growing else named_referrers())
         history_growth = sum(size for referrer, size in grown.items() if referrer.kind == HISTORY)
         # Graphs whose tensors were freed by a backward pass are small, but still a bug.
-        referrers = (
+        referrers = tuple(
             referrer for referrer in grown if referrer.kind != HISTORY and (growing or referrer.num_graphs > 1)
         )
-        self.curve = replace(self.curve, referrers=tuple(referrers), history_growth=history_growth)
+        self.curve = replace(self.curve, referrers=referrers, history_growth=history_growth)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:

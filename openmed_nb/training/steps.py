@@ -301,8 +301,8 @@ INCOMPLETE_GROUP_WARNING = (
 )
 
 
-class _Share(NamedTuple):
-    """Share of a batch in its group.
+class _MicroBatch(NamedTuple):
+    """Position of a batch in its group.
 
     Attributes:
         fraction: Factor of its mean loss, in [0, 1]. The fractions of a group add up to 1, or to 0 if no batch has
@@ -397,7 +397,7 @@ class GradientAccumulation:
     max_norm: float | None = None
     scaler: torch.amp.GradScaler | None = None
     before_step: Callable[[], object] | None = None
-    _current: _Share | None = field(default=None, init=False, repr=False)
+    _current: _MicroBatch | None = field(default=None, init=False, repr=False)
     _has_weight: bool = field(default=False, init=False, repr=False)
     _has_failed: bool = field(default=False, init=False, repr=False)
 
@@ -420,7 +420,7 @@ class GradientAccumulation:
                 wrong.
         """
         self._start_group()
-        share = None
+        micro_batch = None
         remaining = iter(batches)
         try:
             while group := list(itertools.islice(remaining, self.steps)):
@@ -430,18 +430,18 @@ class GradientAccumulation:
                     raise ConfigurationError(message, "Let weight= return a count, 0 or more.")
                 total = sum(weights) or 1.0
                 for weight in weights:
-                    share = _Share(weight / total, last=len(group) == 1)
-                    self._current = share
+                    micro_batch = _MicroBatch(weight / total, last=len(group) == 1)
+                    self._current = micro_batch
                     failed_before = self._has_failed
                     yield group.pop(0)  # No reference to a batch remains after it was yielded.
-                    if self._current is share:
+                    if self._current is micro_batch:
                         remedy = "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
                         raise ConfigurationError("The loss of a batch was not passed to backward().", remedy)
                     if self._has_failed and not failed_before:
                         warn(INCOMPLETE_GROUP_WARNING)
                 self._has_failed = False
         finally:
-            if self._current is share:  # After a break, there is no current batch for backward().
+            if self._current is micro_batch:  # After a break, there is no current batch for backward().
                 self._current = None
 
     def backward(self, loss: torch.Tensor) -> bool:
@@ -459,26 +459,26 @@ class GradientAccumulation:
         Raises:
             ConfigurationError: If no batch was taken since the last call.
         """
-        share = self._current
+        micro_batch = self._current
         self._current = None
-        if share is None:
+        if micro_batch is None:
             remedy = "Loop over accumulation.batches(loader), and call it once per batch."
             raise ConfigurationError("backward() was called without a batch.", remedy)
         if self._has_failed:
             return False
         try:
-            if share.fraction:
-                scaled = loss * share.fraction
+            if micro_batch.fraction:
+                scaled = loss * micro_batch.fraction
                 (self.scaler.scale(scaled) if self.scaler else scaled).backward()
                 self._has_weight = True
-            stepped = share.last and self._has_weight
+            stepped = micro_batch.last and self._has_weight
             if stepped:
                 self._step()
         except BaseException:  # A gradient or a step may be incomplete.
             self._start_group()
             self._has_failed = True
             raise
-        if share.last:
+        if micro_batch.last:
             self._start_group()
         return stepped
 

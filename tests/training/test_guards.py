@@ -201,8 +201,8 @@ class TestNonFinite:
             train()
 
     def test_explicit_step_number_continues(self, guards, make_batch):
-        for given, step in ((7, 7), (None, 8)):
-            guards.check(make_batch(), given)
+        for explicit, step in ((7, 7), (None, 8)):
+            guards.check(make_batch(), explicit)
             with pytest.raises(NonFiniteError, match=f"^Step {step}: "):
                 guards.check_loss(float("nan"))
 
