@@ -4,6 +4,8 @@ import contextlib
 
 import pytest
 import torch
+from accelerate import Accelerator
+from transformers import Trainer
 
 import openmed_nb as nb
 from openmed_nb.errors import OpenMedWarning
@@ -71,7 +73,7 @@ def test_plain_loop(device, leaking, tagger, make_batch):
         loop = nb.epochs(EPOCHS, device)
         for epoch in loop:
             for step in range(2):
-                batch = {name: field.to(device) for name, field in make_batch(rows=8, length=16, seed=step).items()}
+                batch = nb.training.to_device(make_batch(rows=8, length=16, seed=step), device)
                 loss = model(**batch).loss + 0 * epoch
                 loss.backward(retain_graph=leaking)
                 optimizer.step()
@@ -86,8 +88,6 @@ def test_plain_loop(device, leaking, tagger, make_batch):
 
 @FLAT_AND_LEAKING
 def test_convolutional_network_with_accelerate(leaking, pictures):
-    from accelerate import Accelerator
-
     torch.manual_seed(0)
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
@@ -113,7 +113,7 @@ def test_retained_outputs_without_graphs_are_named(device, tagger, make_batch):
         model = tagger.to(device).eval()
         loop = nb.epochs(EPOCHS, device)
         for _ in loop:
-            batch = {name: field.to(device) for name, field in make_batch(rows=16, length=32).items()}
+            batch = nb.training.to_device(make_batch(rows=16, length=32), device)
             outputs.append(model(**batch).logits.expand(512, -1, -1, -1).contiguous())
 
     assert (loop.hooks.verdict, loop.curve.deciding_metric) == ("growing", "allocated")
@@ -135,30 +135,22 @@ def train(make_trainer):
     return train
 
 
-def leaking_trainer():
-    """Return a Trainer that retains its losses with their graphs."""
-    from transformers import Trainer
+class LeakingTrainer(Trainer):
+    """Trainer that retains its losses with their graphs."""
 
-    class LeakingTrainer(Trainer):
-        """Trainer with a leak."""
+    losses = None
 
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.losses = []
-
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            """Retain a second loss, whose graph is not freed by the backward pass."""
-            self.losses.append(super().compute_loss(model, inputs, *args, **kwargs))
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    return LeakingTrainer
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        """Retain a second loss, whose graph is not freed by the backward pass."""
+        self.losses = [*(self.losses or ()), super().compute_loss(model, inputs, *args, **kwargs)]
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 @FLAT_AND_LEAKING
 @FIRST_ON_THE_CPU
 def test_trainer(device, leaking, train):
     with use_device(device):
-        curve = train(device, **({"kind": leaking_trainer()} if leaking else {}))
+        curve = train(device, kind=LeakingTrainer if leaking else Trainer)
 
     assert_verdict(curve, leaking, simulated=device == "mps")
     assert [sample.epoch for sample in curve.epoch_samples] == list(range(1, EPOCHS + 1))
