@@ -343,10 +343,9 @@ def _check_range(name: str, values: torch.Tensor, limits: ModelLimits, prefix: s
     if low >= 0 and high < count:
         return
     invalid = values[(values < 0) | (values >= count)]
-    smallest = int(invalid.min())
-    largest = int(invalid.max())
+    low, high = invalid.aminmax()
     verb = "is" if invalid.numel() == 1 else "are"
-    extremes = f"{smallest:,}" if smallest == largest else f"from {smallest:,} to {largest:,}"
+    extremes = f"{int(low):,}" if low == high else f"from {int(low):,} to {int(high):,}"
     numbers = f"{invalid.numel():,} of {values.numel():,} {valid.noun}"
     message = f"{prefix}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{exception})."
     raise InvalidBatchError(message, valid.remedy)
