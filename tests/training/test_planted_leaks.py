@@ -65,7 +65,7 @@ def pictures():
 
 @FLAT_AND_LEAKING
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_plain_loop(device, leaking, tagger, make_batch):
+def test_verdict_of_plain_loop(device, leaking, tagger, make_batch):
     losses = []
     with use_device(device):
         model = tagger.to(device)
@@ -87,7 +87,7 @@ def test_plain_loop(device, leaking, tagger, make_batch):
 
 
 @FLAT_AND_LEAKING
-def test_convolutional_network_with_accelerate(leaking, pictures):
+def test_verdict_of_convolutional_network_with_accelerate(leaking, pictures):
     torch.manual_seed(0)
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
@@ -148,7 +148,7 @@ class LeakingTrainer(Trainer):
 
 @FLAT_AND_LEAKING
 @FIRST_ON_THE_CPU
-def test_trainer(device, leaking, train):
+def test_verdict_of_trainer(device, leaking, train):
     with use_device(device):
         curve = train(device, kind=LeakingTrainer if leaking else Trainer)
 
@@ -221,7 +221,7 @@ def test_lightning_limited_by_steps_has_no_total(settings, pictures, fit):
 
 
 @FLAT_AND_LEAKING
-def test_lightning(leaking, pictures, fit):
+def test_verdict_of_lightning(leaking, pictures, fit):
     losses = []
 
     def retain_loss(network, batch):

@@ -42,8 +42,7 @@ def results(request, tmp_path_factory):
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors[-3000:]
-    lines = [json.loads(file.read_text("utf-8")) for file in folder.glob("*.json")]
-    return {(line.pop("loop"), line.pop("rank")): line for line in lines}
+    return {file.stem: json.loads(file.read_text("utf-8")) for file in folder.glob("*.json")}
 
 
 @pytest.mark.real_computer
@@ -54,7 +53,7 @@ def test_each_process_records_its_curve(results, loop, epochs, rank):
     sentence = f"This is process {rank} of 2; each process records the curve of its device."
     expected = {"processes": 2, "device": "cpu", "epochs": epochs}
 
-    assert results[loop, rank] == {**expected, "displayed": int(rank == 0), "sentence": sentence}
+    assert results[f"{loop} {rank}"] == {**expected, "displayed": int(rank == 0), "sentence": sentence}
 
 
 @pytest.mark.parametrize(
