@@ -414,13 +414,12 @@ def _get_attributes(value: object) -> Mapping[str, object]:
         return attributes
     for base in type(value).__mro__:
         for attribute, member in list(vars(base).items()):
-            if type(member) is MemberDescriptorType and attribute not in {"__weakref__", "__dict__"}:
+            # A proxy defines another kind of __dict__, which would be that of the object behind it.
+            if attribute == "__dict__" and isinstance(member, (GetSetDescriptorType, MemberDescriptorType)):
+                attributes |= member.__get__(value)
+            elif type(member) is MemberDescriptorType and attribute != "__weakref__":
                 with suppress(AttributeError):  # The slot has no value.
                     attributes[attribute] = member.__get__(value)
-    descriptor = next((vars(base)["__dict__"] for base in type(value).__mro__ if "__dict__" in vars(base)), None)
-    # A proxy defines another kind of __dict__, which would be that of the object behind it.
-    if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
-        attributes |= descriptor.__get__(value)
     return attributes
 
 
