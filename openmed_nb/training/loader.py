@@ -156,7 +156,7 @@ def make_settings(
     return LoaderSettings(device, arguments, reasons)
 
 
-def find_main_definitions(value: object, depth: int = 4) -> Iterator[str]:
+def find_main_definitions(value: Any, depth: int = 4) -> Iterator[str]:
     """Yield the names of classes and functions of a dataset that the notebook or script defines, without its items."""
     for definition in (type(value), value):
         name = getattr(definition, "__qualname__", None)
@@ -166,9 +166,9 @@ def find_main_definitions(value: object, depth: int = 4) -> Iterator[str]:
         return
     if isinstance(value, functools.partial):
         children: Iterable[object] = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, (list, tuple)) and type(value) in {list, tuple}:
+    elif type(value) in {list, tuple}:
         children = value[:MIN_ITEMS_FOR_WORKERS]
-    elif isinstance(value, dict) and type(value) is dict:
+    elif type(value) is dict:
         children = itertools.islice(value.values(), MIN_ITEMS_FOR_WORKERS)
     else:
         children = getattr(value, "__dict__", {}).values()

@@ -38,13 +38,8 @@ def make_token_batch(rows, length, seed, kept):
     return {"inputs": inputs, "labels": labels}
 
 
-def compute_token_loss(model, batch):
-    """Return the mean over the labels that are not ignored; NaN if all are ignored."""
-    return cross_entropy(model(batch["inputs"]).flatten(0, 1), batch["labels"].flatten())
-
-
 def compute_group_loss(model, group):
-    """Return the mean over all labels of several batches of tokens."""
+    """Return the mean over the labels of batches that are not ignored; NaN if all are ignored."""
     logits = torch.cat([model(batch["inputs"]).flatten(0, 1) for batch in group])
     return cross_entropy(logits, torch.cat([batch["labels"].flatten() for batch in group]))
 
@@ -122,7 +117,9 @@ def test_accumulated_token_losses_are_exact(shapes, steps, seed):
     batches = [make_token_batch(rows, length, seed + place, kept) for place, (rows, length, kept) in enumerate(shapes)]
     model = make_model()
     accumulation, found = accumulate(model, steps, weight=count_labels)
-    stepped = [accumulation.backward(compute_token_loss(model, batch)) for batch in accumulation.batches(iter(batches))]
+    stepped = [
+        accumulation.backward(compute_group_loss(model, [batch])) for batch in accumulation.batches(iter(batches))
+    ]
 
     assert sum(stepped) == len(found)
     assert has_no_gradients(model)
