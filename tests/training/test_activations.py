@@ -6,21 +6,20 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import checkpoint_activations
 
 
-class Tagger(torch.nn.Module):
+class Tagger(nn.Module):
     """Plain model with a list of layers and dropout."""
 
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.GELU()) for _ in range(3)
-        )
-        self.head = torch.nn.Linear(8, 2)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU()) for _ in range(3))
+        self.head = nn.Linear(8, 2)
 
     def forward(self, inputs):
         for layer in self.layers:
@@ -157,7 +156,7 @@ def test_repeated_call_wraps_once_and_restores_original(kind):
 
 def make_nested():
     """Return modules inside another one, the second with batch normalization."""
-    return torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.nn.BatchNorm1d(8))
+    return nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.BatchNorm1d(8))
 
 
 REJECTED = [
@@ -186,7 +185,7 @@ def test_module_inside_enabled_module_is_rejected(names):
 
 
 def test_batch_normalization_without_statistics_is_accepted():
-    checkpoint_activations(torch.nn.Sequential(torch.nn.BatchNorm1d(8, track_running_stats=False)), "0").disable()
+    checkpoint_activations(nn.Sequential(nn.BatchNorm1d(8, track_running_stats=False)), "0").disable()
 
 
 def test_copy_of_enabled_model_can_be_disabled(bert):

@@ -14,6 +14,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.training import EpochHooks
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 
@@ -56,14 +57,14 @@ class RecordingGuards(nb.Guards):
 @pytest.fixture
 def hooks():
     """End-of-epoch hooks on the CPU."""
-    return nb.training.EpochHooks("cpu")
+    return EpochHooks("cpu")
 
 
 def test_end_epoch_runs_steps_in_order():
     seen = []
     gone = weakref.ref(Cycle())
 
-    hooks = nb.training.EpochHooks(
+    hooks = EpochHooks(
         "cpu",
         before=[lambda curve: seen.append(("before", gone() is None, len(curve.samples)))],
         guards=RecordingGuards(lambda: seen.append(("clear", gone() is None))),
@@ -85,7 +86,7 @@ def test_end_epoch_empties_cache_before_sample():
     with nb.simulated_mps("8 GiB") as mps:
         emptied = []
         look = [lambda _curve: emptied.append(mps.cache_clears)]
-        hooks = nb.training.EpochHooks("mps", before=look, after=look)
+        hooks = EpochHooks("mps", before=look, after=look)
         first = hooks.end_epoch()
         cycle = Cycle()
         cycle.tensor = torch.zeros(1 << 20, device="mps")
@@ -101,7 +102,7 @@ def test_end_epoch_empties_cache_before_sample():
 def test_failing_hook_is_reported_without_its_message(where):
     seen = []
     hook = Failing()
-    hooks = nb.training.EpochHooks("cpu", **{where: [failing, hook, lambda curve: seen.append(len(curve.samples))]})
+    hooks = EpochHooks("cpu", **{where: [failing, hook, lambda curve: seen.append(len(curve.samples))]})
     with pytest.warns(OpenMedWarning) as warned:
         sample = hooks.end_epoch()
 
@@ -118,7 +119,7 @@ def test_failing_hook_is_reported_without_its_message(where):
 
 def test_end_epoch_finishes_if_warnings_are_errors():
     seen = []
-    hooks = nb.training.EpochHooks("cpu", before=[failing], after=[failing, seen.append])
+    hooks = EpochHooks("cpu", before=[failing], after=[failing, seen.append])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(OpenMedWarning) as raised:
@@ -134,7 +135,7 @@ def test_interrupt_in_hook_propagates():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        nb.training.EpochHooks("cpu", after=[interrupted]).end_epoch()
+        EpochHooks("cpu", after=[interrupted]).end_epoch()
 
 
 def test_loop_ends_each_epoch_and_continues_curve(hooks):
@@ -183,7 +184,7 @@ def test_decorated_function_ends_epoch_unless_it_fails(hooks):
 
 def test_with_block_releases_memory_without_sample():
     cleared = []
-    hooks = nb.training.EpochHooks("cpu", guards=RecordingGuards(lambda: cleared.append(1)))
+    hooks = EpochHooks("cpu", guards=RecordingGuards(lambda: cleared.append(1)))
     with contextlib.suppress(ValueError), hooks as same:
         assert same is hooks
         hooks.end_epoch()
@@ -206,7 +207,7 @@ def test_every_n_steps_samples_within_epoch():
 
 
 def test_begin_continues_from_checkpoint():
-    hooks = nb.training.EpochHooks("cpu", after=[failing])
+    hooks = EpochHooks("cpu", after=[failing])
     with pytest.warns(OpenMedWarning):
         hooks.end_epoch()
     hooks.after.clear()
@@ -240,7 +241,7 @@ BAD = [
 
 def test_invalid_arguments_are_rejected(catch_error):
     for name, argument in BAD:
-        error = catch_error(partial(nb.training.EpochHooks, "cpu", **{name: argument}))
+        error = catch_error(partial(EpochHooks, "cpu", **{name: argument}))
         assert isinstance(error, ConfigurationError), f"{name}={argument!r}"
         assert error.remedy.startswith("Pass "), f"{name}={argument!r}"
 
@@ -267,7 +268,7 @@ def test_flat_curve_names_list_of_losses():
     """The last loss is counted for the loop variable."""
     losses = []
     weight = torch.ones(1 << 12, requires_grad=True)
-    hooks = nb.training.EpochHooks("cpu")
+    hooks = EpochHooks("cpu")
     for _ in hooks.epochs(5):
         loss = weight.square().sum()
         loss.backward()

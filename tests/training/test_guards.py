@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
@@ -24,16 +25,16 @@ M3 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3")
 
 def get_hooks(model):
     """Return the hooks of every layer of a model."""
-    names = [name for name in vars(torch.nn.Module()) if "hooks" in name]
+    names = [name for name in vars(nn.Module()) if "hooks" in name]
     return {name: {hook: dict(getattr(layer, hook)) for hook in names} for name, layer in model.named_modules()}
 
 
 def make_lstm(layers=2, dropout=0.2):
     """Return a model with an LSTM."""
-    return torch.nn.ModuleDict({"encoder": torch.nn.LSTM(4, 4, num_layers=layers, dropout=dropout)})
+    return nn.ModuleDict({"encoder": nn.LSTM(4, 4, num_layers=layers, dropout=dropout)})
 
 
-class Around(torch.nn.Module):
+class Around(nn.Module):
     """Module that wraps a model of transformers, as in Lightning."""
 
     def __init__(self, model):
@@ -58,10 +59,10 @@ def train(model, batches, guards):
 class TestNames:
     """Names of guards and limits."""
 
-    @pytest.mark.parametrize("model", ["model", None, torch.nn.Linear])
+    @pytest.mark.parametrize("model", ["model", None, nn.Linear])
     def test_watch_rejects_other_values(self, model):
         """The current model stays watched."""
-        watched = torch.nn.Linear(2, 2)
+        watched = nn.Linear(2, 2)
         with nb.Guards().watch(watched, "cpu") as guards:
             with pytest.raises(ConfigurationError, match=f"a value of type {type(model).__name__}"):
                 guards.watch(model)
@@ -136,7 +137,7 @@ class TestNonFinite:
         torch.testing.assert_close(tagger.state_dict(), before)
 
     def test_error_reports_finite_model_if_loss_is_outside(self, guards):
-        model = torch.nn.Linear(4, 2)
+        model = nn.Linear(4, 2)
         guards.watch(model, "cpu")
         loss = model(torch.ones(1, 4)).sum() * float("nan")
         with pytest.raises(NonFiniteError, match=r"the loss is nan; .* check the code after the model"):
@@ -255,7 +256,7 @@ class TestDropout:
         """On MPS, dropout in scaled_dot_product_attention raises an error."""
         device, attention, in_layers, in_attention, disabled = settings
         for layer in tagger.modules():
-            if isinstance(layer, torch.nn.Dropout):
+            if isinstance(layer, nn.Dropout):
                 layer.p = in_layers
         tagger.config._attn_implementation = attention
         tagger.config.attention_probs_dropout_prob = in_attention
@@ -272,9 +273,9 @@ class TestDropout:
             assert "results are random. " in message or raises
             assert "model.eval()" in message
 
-    @pytest.mark.parametrize("layer", [torch.nn.Dropout1d(0.1), torch.nn.Dropout(0.0)])
+    @pytest.mark.parametrize("layer", [nn.Dropout1d(0.1), nn.Dropout(0.0)])
     def test_plain_module_with_dropout_warns(self, layer):
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
+        model = nn.Sequential(nn.Linear(2, 2), layer)
         expected = pytest.warns(OpenMedWarning, match="are random") if layer.p else contextlib.nullcontext()
         with nb.Guards().watch(model, "cpu"), torch.no_grad(), expected:
             model(torch.ones(1, 2))
@@ -288,7 +289,7 @@ class TestDropout:
             (make_lstm(), "mps", (2, 14, 0), None),
             (make_lstm(), "cpu", (2, 13, 0), None),
             (make_lstm(2, 0.0), "mps", (2, 13, 0), None),
-            (torch.nn.GRU(4, 4, num_layers=2, dropout=0.2), "mps", (2, 13, 0), None),
+            (nn.GRU(4, 4, num_layers=2, dropout=0.2), "mps", (2, 13, 0), None),
         ],
     )
     def test_lstm_with_dropout_warns_on_mps(self, model, device, release, layer):

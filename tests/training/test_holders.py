@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -30,12 +31,12 @@ def find_referrers(**variables):
     return [(referrer.name, referrer.kind, referrer.tensors) for referrer in find_tensor_referrers(variables)]
 
 
-class Kept(torch.nn.Module):
+class Kept(nn.Module):
     """Model that stores its hidden states."""
 
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
+        self.layer = nn.Linear(2, 2)
         self.states = []
 
     def forward(self, numbers):
@@ -89,7 +90,7 @@ def make_cycle():
 
 def make_trained(kind, *layers):
     """Return a model with gradients, and an optimizer after a step."""
-    model = torch.nn.Sequential(*layers)
+    model = nn.Sequential(*layers)
     optimizer = kind(model.parameters())
     model(torch.ones(4, 10)).sum().backward()
     optimizer.step()
@@ -123,11 +124,11 @@ NAMED = {
     "one tensor": ({"first": [TENSOR], "second": [TENSOR], "third": TENSOR}, [("third", "variable", 1)]),
     "a cycle": ({"first": make_cycle()}, [("first[...]", "dict", 1)]),
     "a model": (
-        make_trained(torch.optim.SGD, torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10)),
+        make_trained(torch.optim.SGD, nn.Linear(10, 10), nn.BatchNorm1d(10)),
         [("model", "Sequential", 7), ("model.grad", "gradients", 4)],
     ),
     "an optimizer": (
-        make_trained(torch.optim.Adam, torch.nn.Linear(10, 10)),
+        make_trained(torch.optim.Adam, nn.Linear(10, 10)),
         [("optimizer.state[...]", "dict", 6), ("model", "Sequential", 2), ("model.grad", "gradients", 2)],
     ),
     "a history": (
@@ -135,7 +136,7 @@ NAMED = {
         [("optimizer.state", "bounded history", 2), ("optimizer.param_groups[...][...]", "list", 1)],
     ),
     "a list inside a model": (
-        {"model": torch.nn.Sequential(make_model_with_states())},
+        {"model": nn.Sequential(make_model_with_states())},
         [("model.0.states", "list", 1), ("model", "Sequential", 2)],
     ),
     "a bound method": (
@@ -181,7 +182,7 @@ def test_keys_of_mappings_are_not_displayed():
 
 @pytest.mark.parametrize(
     "thing",
-    [Untouchable(), Impostor(), LoadedOnDemand(a=1), Endless(), torch.nn.LazyLinear(3)],
+    [Untouchable(), Impostor(), LoadedOnDemand(a=1), Endless(), nn.LazyLinear(3)],
     ids=lambda thing: type(thing).__name__,
 )
 def test_search_does_not_trigger_proxies(thing):
@@ -314,7 +315,7 @@ def test_views_count_storage_once():
 
 
 def test_parameters_do_not_count_for_graph():
-    layer = torch.nn.Linear(1000, 2)
+    layer = nn.Linear(1000, 2)
     loss = layer(torch.ones(3, 1000)).sum()
 
     assert measure_size(loss) < 16_000
@@ -347,7 +348,7 @@ def test_view_with_invalid_graph_is_counted():
 
 
 def test_lazy_parameters_stay_uninitialized():
-    layer = torch.nn.LazyLinear(3)
+    layer = nn.LazyLinear(3)
 
     assert measure_size(*layer.parameters()) == 0
     assert measure_live_tensors() >= 0

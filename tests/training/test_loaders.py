@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb.devices.machine import MachineInfo
@@ -72,7 +73,7 @@ def test_settings_depend_on_device_and_dataset(device, machine, kind, context, a
 def test_dataloader_accepts_settings(items, device, start):
     for machine in (MAC, LINUX, replace(LINUX, cores=1)):
         settings = make_settings(device, items.Items(), machine, start_method=start)
-        torch.utils.data.DataLoader(items.Items(), batch_size=2, **settings.arguments)
+        DataLoader(items.Items(), batch_size=2, **settings.arguments)
 
 
 def test_reason_names_class_of_cell():
@@ -125,7 +126,7 @@ def test_script_is_not_interactive(tmp_path):
 
 def make_loader(dataset, **arguments):
     """Return a loader of small batches."""
-    return torch.utils.data.DataLoader(dataset, batch_size=2, **arguments)
+    return DataLoader(dataset, batch_size=2, **arguments)
 
 
 class Counting(torch.nn.Module):

@@ -5,6 +5,8 @@ import contextlib
 import pytest
 import torch
 from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
 from transformers import Trainer
 
 import openmed_nb as nb
@@ -41,15 +43,13 @@ def assert_verdict(curve, leaking, simulated=False, name="losses"):
         assert curve.referrers[0].name in curve._repr_html_()
 
 
-class Network(torch.nn.Module):
+class Network(nn.Module):
     """Small convolutional network for images of 3 x 32 x 32."""
 
     def __init__(self):
         super().__init__()
-        self.features = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 8, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 16, 5)
-        )
-        self.classifier = torch.nn.Linear(16 * 10 * 10, 10)
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5))
+        self.classifier = nn.Linear(16 * 10 * 10, 10)
 
     def forward(self, images):
         return self.classifier(self.features(images).flatten(1))
@@ -92,13 +92,13 @@ def test_verdict_of_convolutional_network_with_accelerate(leaking, pictures):
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
     network = Network()
-    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
+    loader = DataLoader(pictures, batch_size=8)
     model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), loader)
     loop = nb.epochs(EPOCHS, accelerator)
     for _ in loop:
         for images, classes in loader:
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(images), classes)
+            loss = nn.functional.cross_entropy(model(images), classes)
             accelerator.backward(loss, retain_graph=leaking)
             optimizer.step()
             losses.append(loss if leaking else loss.item())
@@ -208,13 +208,13 @@ def test_trainer_with_dataset_without_length(make_batch, make_trainer):
 
 def compute_loss(network, batch):
     """Return the loss of a batch of images."""
-    return torch.nn.functional.cross_entropy(network(batch[0]), batch[1])
+    return nn.functional.cross_entropy(network(batch[0]), batch[1])
 
 
 @pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
 def test_lightning_limited_by_steps_has_no_total(settings, pictures, fit):
     callback = nb.training.callback("lightning", "cpu")
-    fit(Network(), compute_loss, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
+    fit(Network(), compute_loss, DataLoader(pictures, batch_size=8), callback, **settings)
 
     assert callback.curve.total_epochs == (None if "max_steps" in settings else 3)
     assert len(callback.curve.epoch_samples) == 3
@@ -230,7 +230,7 @@ def test_verdict_of_lightning(leaking, pictures, fit):
         return compute_loss(network, batch)
 
     callback = nb.training.callback("lightning", "cpu")
-    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
+    loader = DataLoader(pictures, batch_size=8)
     fit(Network(), retain_loss if leaking else compute_loss, loader, callback, max_epochs=EPOCHS)
 
     assert_verdict(callback.curve, leaking)
