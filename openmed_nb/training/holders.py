@@ -384,8 +384,8 @@ def _iter_children(name: str, value: object) -> Iterator[Child]:  # noqa: C901, 
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(type(value), numpy.ndarray):
         array = numpy.ndarray.view(value, numpy.ndarray)
-        base = vars(numpy.ndarray)["base"].__get__(value)  # The tensor that owns the memory, after numpy().
-        hidden = [base, *(array.reshape(-1).tolist() if array.dtype.hasobject else ())]
+        owner = vars(numpy.ndarray)["base"].__get__(value)  # The tensor that owns the memory, after numpy().
+        hidden = [owner, *(array.reshape(-1).tolist() if array.dtype.hasobject else ())]
     elif _is_instance(value, ContextVar):
         hidden = [value.get(None)]
     yield from ((name, kind, item_name, child) for child in (*hidden, *gc.get_referents(value)))
