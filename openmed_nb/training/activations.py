@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._render.display import Displayable, Report
 from .._utils.text import describe_value, short_type_name
@@ -21,7 +21,9 @@ from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
+Result = TypeVar("Result")
 # Attributes that this module or transformers sets on a module while checkpointing is enabled.
 CHECKPOINTING_ATTRIBUTES = (
     "forward",
@@ -111,7 +113,7 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
     return ActivationCheckpointing(tuple(selected), modules)
 
 
-def _checkpoint_transformers(model: Any) -> ActivationCheckpointing:
+def _checkpoint_transformers(model: PreTrainedModel) -> ActivationCheckpointing:
     """Enable checkpointing with the method of transformers; ``disable`` removes the hooks on the embeddings."""
     if not model.supports_gradient_checkpointing:
         message = f"{short_type_name(model)} does not support activation checkpointing."
@@ -166,7 +168,7 @@ def _select_modules(model: torch.nn.Module, names: Iterable[str]) -> dict[str, t
     return selected
 
 
-def _save_attributes(modules: tuple[Any, ...]) -> None:
+def _save_attributes(modules: Iterable[torch.nn.Module]) -> None:
     """Save the attributes that the modules had before checkpointing was first enabled."""
     _restore_attributes(modules)
     for module in modules:
@@ -188,7 +190,7 @@ def _restore_attributes(modules: Iterable[Any]) -> None:
         attributes.update(saved)
 
 
-def _call_checkpointed(model: torch.nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_checkpointed(model: torch.nn.Module, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Call a function of a model without storing its intermediate activations.
 
     torch itself restores the random number state of the CPU and of CUDA. Only MPS needs a context function, which
@@ -196,20 +198,15 @@ def _call_checkpointed(model: torch.nn.Module, function: Callable[..., Any], *ar
     """
     from torch.utils.checkpoint import checkpoint
 
-    checkpointed = functools.partial(checkpoint, function, *args, use_reentrant=False, **kwargs)
-    # A module without weights, such as dropout, runs on the device of its inputs.
     values = (*itertools.islice(model.parameters(), 1), *args, *kwargs.values())
+    # A module without weights, such as dropout, runs on the device of its inputs.
     if any(getattr(getattr(value, "device", None), "type", None) == "mps" for value in values):
-        return checkpointed(context_fn=_make_mps_contexts)
-    return checkpointed()
+        kwargs["context_fn"] = lambda: (contextlib.nullcontext(), _PreserveRngState("mps"))
+    result: Result = checkpoint(function, *args, use_reentrant=False, **kwargs)
+    return result
 
 
-def _make_mps_contexts() -> tuple[contextlib.AbstractContextManager[Any], ...]:
-    """Return the contexts for the first forward pass and for the recomputation."""
-    return contextlib.nullcontext(), _PreserveRngState("mps")
-
-
-def _forward_in_training(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _forward_in_training(module: torch.nn.Module, forward: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Run the forward method of a module, in training without storing its activations."""
     import torch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,7 +92,7 @@ def infer_limits(model: torch.nn.Module, **limits: int | None) -> ModelLimits:
     return replace(inferred, **validate_limits(limits))
 
 
-def validate_limits(limits: Mapping[str, Any]) -> dict[str, int]:
+def validate_limits(limits: Mapping[str, object]) -> dict[str, int]:
     """Validate and normalize the limits that the user passes."""
     names = tuple(field.name for field in fields(ModelLimits))
     validated = {}
@@ -122,7 +122,7 @@ def find_inner_model(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(names) if len(names) == 1 else ()
 
 
-def _count_labels(model: Any) -> int | None:
+def _count_labels(model: torch.nn.Module) -> int | None:
     """Return the number of labels of a model, or ``None`` if it is unknown or the labels are not classes."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     # The labels of a language model are tokens.
@@ -144,7 +144,7 @@ def get_head_width(model: torch.nn.Module) -> int | None:
     return widths[-1] if widths else None
 
 
-def count_tokens(model: Any) -> int | None:
+def count_tokens(model: torch.nn.Module) -> int | None:
     """Return the number of tokens in the input embeddings of a model."""
     import torch
 
@@ -197,21 +197,25 @@ class FieldRange(NamedTuple):
     """Valid range of a field with integers from 0.
 
     Attributes:
+        guard: Name of the guard that checks it.
         limit: Name of its limit in :class:`ModelLimits`.
         noun: Noun for its values in errors.
         remedy: Remedy for values out of range.
     """
 
+    guard: str
     limit: str
     noun: str
     remedy: str
 
 
 RANGES = {
-    **dict.fromkeys(LABELS, FieldRange("num_labels", "labels", LABELS_REMEDY)),
-    "input_ids": FieldRange("vocab_size", "token ids", RESIZE_REMEDY),
-    "token_type_ids": FieldRange("type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
-    "position_ids": FieldRange("max_position_embeddings", "positions", "Omit position_ids, or shorten the rows."),
+    **dict.fromkeys(LABELS, FieldRange("labels", "num_labels", "labels", LABELS_REMEDY)),
+    "input_ids": FieldRange("token_ids", "vocab_size", "token ids", RESIZE_REMEDY),
+    "token_type_ids": FieldRange("token_ids", "type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
+    "position_ids": FieldRange(
+        "token_ids", "max_position_embeddings", "positions", "Omit position_ids, or shorten the rows."
+    ),
 }
 # Fields that are checked.
 FIELDS = (*RANGES, EMBEDDED)
@@ -223,29 +227,31 @@ class BatchChecks:
 
     Attributes:
         limits: Limits of the model.
-        names: Names of the enabled checks of ``CHECKS``.
+        guards: Names of the enabled guards.
         unsafe_sizes: Step sizes for which this device can compute wrong gradients, if any.
     """
 
     limits: ModelLimits
-    names: tuple[str, ...]
+    guards: tuple[str, ...]
     unsafe_sizes: UnsafeStepSizes | None = None
 
-    def __call__(self, batch: Any, prefix: str = "") -> None:
+    def __call__(self, batch: object, prefix: str = "") -> None:
         """Check a mapping of names to tensors or arrays, a pair of inputs and labels, or a list of mappings."""
-        is_list = isinstance(batch, (list, tuple)) and all(isinstance(item, Mapping) for item in batch)
-        for item in batch if is_list else [batch]:
+        items: Sequence[object] = [batch]
+        if isinstance(batch, (list, tuple)) and all(isinstance(item, Mapping) for item in batch):
+            items = batch
+        for item in items:
             fields = _get_checked_fields(item, prefix)
-            for name in self.names:
-                for field in CHECKS[name]:
-                    _check_range(field, fields, self.limits, prefix)
-            if "token_ids" in self.names:
+            for name, values in fields.items():
+                if name in RANGES and RANGES[name].guard in self.guards:
+                    _check_range(name, values, self.limits, prefix)
+            if "token_ids" in self.guards:
                 _check_positions(fields, self.limits, prefix)
-            if self.unsafe_sizes is not None:
+            if "large_batch_gradients" in self.guards and self.unsafe_sizes is not None:
                 _check_size(fields, self.unsafe_sizes, prefix)
 
 
-def _get_checked_fields(batch: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+def _get_checked_fields(batch: object, prefix: str) -> dict[str, torch.Tensor]:
     """Return the fields of a batch that are checked: integers of any shape, and embeddings."""
     import torch
 
@@ -278,10 +284,10 @@ def _to_dense_tensor(values: torch.Tensor) -> torch.Tensor:
         values = values.to_dense()
     if values.dtype in {torch.uint16, torch.uint32, torch.uint64}:  # Values that are too large become negative.
         values = values.to(torch.int64)
-    return torch.atleast_1d(values)
+    return values.reshape(1) if values.ndim == 0 else values
 
 
-def get_labels(batch: Any) -> Any:
+def get_labels(batch: object) -> object:
     """Return the labels of a mapping or the second item of a pair, or ``None`` if the batch has no labels."""
     if isinstance(batch, Mapping):
         return next((batch[name] for name in LABELS if name in batch), None)
@@ -321,19 +327,14 @@ def _check_size(fields: Mapping[str, torch.Tensor], unsafe_sizes: UnsafeStepSize
     raise InvalidBatchError(message, f"Use batches of at most {rows} and accumulate gradients.")
 
 
-# Guards that check the values of a batch, with their fields; large_batch_gradients is _check_size.
-CHECKS = {"labels": LABELS, "token_ids": ("input_ids", "token_type_ids", "position_ids")}
-
-
-def _check_range(name: str, fields: Mapping[str, torch.Tensor], limits: ModelLimits, prefix: str) -> None:
+def _check_range(name: str, values: torch.Tensor, limits: ModelLimits, prefix: str) -> None:
     """Raise an error if a value of a field is not from 0 to its limit minus 1; valid values cost one minmax."""
     import torch
 
-    limit, noun, remedy = RANGES[name]
-    count = getattr(limits, limit)
-    if name not in fields or count is None:
+    valid = RANGES[name]
+    count = getattr(limits, valid.limit)
+    if count is None:
         return
-    values = fields[name]
     exception = ""
     if name in LABELS:
         values = torch.where(values == limits.ignore_index, 0, values)
@@ -342,23 +343,22 @@ def _check_range(name: str, fields: Mapping[str, torch.Tensor], limits: ModelLim
     if low >= 0 and high < count:
         return
     invalid = values[(values < 0) | (values >= count)]
-    low, high = map(int, invalid.aminmax())
+    low, high = invalid.aminmax()
     verb = "is" if invalid.numel() == 1 else "are"
-    extremes = f"{low:,}" if low == high else f"from {low:,} to {high:,}"
-    numbers = f"{invalid.numel():,} of {values.numel():,} {noun}"
-    raise InvalidBatchError(
-        f"{prefix}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{exception}).", remedy
-    )
+    extremes = f"{int(low):,}" if low == high else f"from {int(low):,} to {int(high):,}"
+    numbers = f"{invalid.numel():,} of {values.numel():,} {valid.noun}"
+    message = f"{prefix}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{exception})."
+    raise InvalidBatchError(message, valid.remedy)
 
 
 @dataclass(frozen=True)
 class CheckedCollate:
     """Collate function of a loader, followed by the checks; picklable if the collate function is."""
 
-    collate: Callable[[Any], Any]
+    collate: Callable[[Any], object]
     checks: BatchChecks
 
-    def __call__(self, samples: Any) -> Any:
+    def __call__(self, samples: object) -> object:
         from torch.utils.data import get_worker_info
 
         batch = self.collate(samples)
@@ -388,7 +388,7 @@ class WorkerInvalidBatchError(InvalidBatchError):
         return json.dumps({"message": self.message, "remedy": self.remedy})
 
 
-def check_collation(loader: Any, checks: BatchChecks) -> Callable[[], None] | None:
+def check_collation(loader: object, checks: BatchChecks) -> Callable[[], None] | None:
     """Let a ``DataLoader`` check its batches, and return a function that restores its collate function.
 
     Loaders that Accelerate prepared are supported. Existing iterators are not checked. Any other value is left
@@ -397,7 +397,7 @@ def check_collation(loader: Any, checks: BatchChecks) -> Callable[[], None] | No
     from torch.utils.data import DataLoader
 
     while "base_dataloader" in getattr(loader, "__dict__", ()):  # Accelerate wraps the loader of torch.
-        loader = loader.base_dataloader
+        loader = vars(loader)["base_dataloader"]
     if not isinstance(loader, DataLoader):
         return None
     original = loader.collate_fn

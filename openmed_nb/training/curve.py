@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 from statistics import median
-from typing import Any, Final, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .._render.display import (
     OK,
@@ -31,7 +32,10 @@ from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_f
 from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
-from .holders import TensorReferrer, live_tensor_bytes, make_referrer_table
+from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Memory pressure levels of macOS (kern.memorystatus_vm_pressure_level); level 3 does not exist.
 PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
@@ -94,10 +98,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         step,
         seconds,
         boundary,
-        allocated=memory.allocated,
-        reserved=memory.reserved,
-        recommended=total_memory_bytes() if memory.recommended is None else memory.recommended,
-        peak=memory.peak,
+        **vars(memory),
         resident=resident_bytes(),
         # macOS does not free swap after use, so only its growth is informative.
         swap=int(import_psutil().swap_memory().used),
@@ -107,9 +108,11 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
 
 
 def read_device_memory(device: str) -> MemoryStats:
-    """Return the memory of a device; on the CPU, ``allocated`` counts tensors reachable from Python."""
+    """Return the memory of a device; on the CPU, the tensors reachable from Python, and the memory of the computer."""
     memory = get_device(device).memory()
-    return replace(memory, allocated=live_tensor_bytes()) if memory.allocated is None else memory
+    if memory.allocated is None:
+        memory = replace(memory, allocated=sum(storage_sizes(live_tensors()).values()))
+    return replace(memory, recommended=total_memory_bytes()) if memory.recommended is None else memory
 
 
 def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int:
@@ -468,7 +471,7 @@ class MemoryCurve(Displayable):
         """Return samples, trends, verdict and rank as JSON-compatible values."""
         return {**super().to_dict(), "process": self.process.rank, "processes": self.process.world_size}
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Return a matplotlib figure of the curve with its limits; a notebook displays it.
 
         Raises:
@@ -476,7 +479,8 @@ class MemoryCurve(Displayable):
         """
         cause = f" ({self.likely_cause.name})" if self.likely_cause else ""
         title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{cause}"
-        return require_plotting(".plot").draw(title, self.charts)
+        figure: Figure = require_plotting(".plot").draw(title, self.charts)
+        return figure
 
     @property
     def limits(self) -> tuple[AxisMarker, ...]:
@@ -585,7 +589,7 @@ def memory_exponent(highest: float) -> int:
     return 3 if highest >= 2 << 30 else 2
 
 
-def require_plotting(module: str) -> Any:
+def require_plotting(module: str) -> ModuleType:
     """Return a module that draws charts, or raise an error that names the missing package."""
     try:
         return importlib.import_module(module, __package__)

@@ -10,12 +10,13 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from .._utils.clock import current_time
 from .._utils.text import describe_value, shorten
@@ -46,8 +47,15 @@ from .curve import (
 from .guards import Guards, validate_guards
 from .holders import HISTORY, TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers, named_referrers
 
+if TYPE_CHECKING:
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+    from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+
+    from .loader import DeviceArgument
+
 # Function that runs at the end of an epoch, with the curve so far.
-Hook = Callable[[MemoryCurve], Any]
+Hook = Callable[[MemoryCurve], object]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -106,7 +114,7 @@ class EpochHooks:
 
     def __init__(  # noqa: PLR0913 - each argument is an independent option
         self,
-        device: Any = None,
+        device: DeviceArgument = None,
         *,
         every_n_steps: int | None = None,
         before: Iterable[Hook] = (),
@@ -194,8 +202,8 @@ class EpochHooks:
         self._run((*self.after, SESSION.set_last_curve))
         messages = [f"{failure} Training continued; fix the hook." for failure in self.failures[num_failures:]]
         process = self.curve.process
+        # The curve of another process is not displayed.
         if not process.is_main_process and self.verdict == GROWING and not was_growing:
-            # The curve of this process is not displayed.
             name = f"Process {process.rank} of {process.world_size} on {self.device}"
             messages.append(f"{name}: {self.curve.reason} {self.curve.advice}")
         # Warnings come last, because a filter may turn one into an error.
@@ -203,7 +211,7 @@ class EpochHooks:
             warn(message)
         return sample
 
-    def epochs(self, epochs: int | Iterable[Any]) -> Epochs:
+    def epochs(self, epochs: int | Iterable[object]) -> Epochs:
         """Return a loop over epochs, numbered from 0, that calls ``end_epoch`` after each.
 
         Raises:
@@ -214,12 +222,10 @@ class EpochHooks:
             epochs = range(count)
         if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
             raise invalid_value("epochs", epochs, "Pass the number of epochs, such as 10.")
-        if isinstance(epochs, Sized):
-            total_epochs = None
-            # A loader may not have a length, and a range may be endless.
-            with suppress(TypeError, OverflowError):
-                total_epochs = finite_epochs(self._epochs + len(epochs))
-            self.curve = replace(self.curve, total_epochs=total_epochs)
+        total = 0
+        with suppress(OverflowError):  # A range may be endless.
+            total = operator.length_hint(epochs)  # 0 if it is not known, as for a loader of a stream.
+        self.curve = replace(self.curve, total_epochs=finite_epochs(self._epochs + total) if total else None)
         return Epochs(self, epochs)
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -273,10 +279,10 @@ class EpochHooks:
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers() if growing else named_referrers())
         history_growth = sum(size for referrer, size in grown.items() if referrer.kind == HISTORY)
         # Graphs whose tensors were freed by a backward pass are small, but still a bug.
-        referrers = (
+        referrers = tuple(
             referrer for referrer in grown if referrer.kind != HISTORY and (growing or referrer.num_graphs > 1)
         )
-        self.curve = replace(self.curve, referrers=tuple(referrers), history_growth=history_growth)
+        self.curve = replace(self.curve, referrers=referrers, history_growth=history_growth)
 
     def _run(self, hooks: Iterable[Hook]) -> None:
         for hook in hooks:
@@ -295,7 +301,7 @@ class Epochs:
     """
 
     hooks: EpochHooks
-    _epochs: Iterable[Any]
+    _epochs: Iterable[object]
 
     @property
     def curve(self) -> MemoryCurve:
@@ -320,7 +326,7 @@ class Epochs:
                     self.hooks.end_epoch()
 
 
-def epochs(epochs: int | Iterable[Any], device: Any = None, **options: Any) -> Epochs:
+def epochs(epochs: int | Iterable[object], device: DeviceArgument = None, **options: Any) -> Epochs:
     """Loop over epochs; after each, release memory, sample it, and classify the curve.
 
     Args:
@@ -362,12 +368,12 @@ def process_device(device: str, process: ProcessInfo) -> str:
     return f"{device}:{process.local_rank}" if use_local_rank else device
 
 
-def function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """Return the qualified name of a function, without the enclosing function."""
     return shorten(str(getattr(function, "__qualname__", type(function).__qualname__)).rpartition("<locals>.")[2])
 
 
-def _validate_hooks(hooks: Any) -> list[Hook]:
+def _validate_hooks(hooks: object) -> list[Hook]:
     functions: list[Any] = list(hooks) if isinstance(hooks, Iterable) else [None]
     if not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in functions):
         message = f"Hooks must be functions in a list, got {describe_value(hooks)}."
@@ -382,7 +388,7 @@ def _validate_hooks(hooks: Any) -> list[Hook]:
 LIGHTNING_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def arguments(library: str, device: Any = None) -> dict[str, Any]:
+def arguments(library: str, device: DeviceArgument = None) -> dict[str, bool]:
     """Return the arguments that make a library use the session device or the named device.
 
     Trainer selects the best GPU by default, so only the CPU must be requested. Pinned memory is for CUDA. On MPS, torch
@@ -411,7 +417,9 @@ def arguments(library: str, device: Any = None) -> dict[str, Any]:
     return {"use_cpu": not backend.is_accelerator, "dataloader_pin_memory": backend.pins_memory}
 
 
-def callback(library: str, device: Any = None, *, guards: Guards | None = None, **options: Any) -> Any:
+def callback(
+    library: str, device: DeviceArgument = None, *, guards: Guards | None = None, **options: Any
+) -> GuardedTraining:
     """Return a callback for the trainer of a library, with end-of-epoch hooks and guards.
 
     Args:
@@ -432,9 +440,17 @@ def callback(library: str, device: Any = None, *, guards: Guards | None = None, 
 
 
 class GuardedTraining:
-    """End-of-epoch hooks and guards of one training; base class of the callbacks."""
+    """End-of-epoch hooks and guards of one training; base class of the callbacks.
 
-    def __init__(self, guards: Guards, device: Any, options: dict[str, Any]) -> None:
+    Attributes:
+        LIBRARY: Name of the trainer for warnings.
+        DEVICE_REMEDY: Remedy if the trainer uses a device of another type than the selected one, ``{}``.
+    """
+
+    LIBRARY: ClassVar[str]
+    DEVICE_REMEDY: ClassVar[str]
+
+    def __init__(self, guards: Guards, device: DeviceArgument, options: dict[str, Any]) -> None:
         self.guards = guards
         self.hooks = EpochHooks(device, guards=guards, **options)
         self._selected_device = self.hooks.device
@@ -444,12 +460,11 @@ class GuardedTraining:
         """Samples so far, with the verdict."""
         return self.hooks.curve
 
-    def begin(  # noqa: PLR0913, PLR0917 - the state of a trainer
-        self, library: str, device: object, epoch: int, step: int, total_epochs: int | None, remedy: str
-    ) -> str:
-        """Start a curve on the device that the library uses, and return its name."""
+    def begin(self, device: object, epoch: int, step: int, total_epochs: int | None) -> str:
+        """Start a curve on the device that the trainer uses, and return its name."""
         name = normalize_device(str(device))
-        warn_device_mismatch(library, name, self._selected_device, remedy)
+        remedy = self.DEVICE_REMEDY.format(get_device(self._selected_device).type)
+        warn_device_mismatch(self.LIBRARY, name, self._selected_device, remedy)
         self.hooks.begin(name, epoch, step, total_epochs)
         return name
 
@@ -465,36 +480,48 @@ def warn_device_mismatch(library: str, device: str, selected: str, remedy: str) 
 
 
 @functools.cache
-def _trainer_class() -> Any:
+def _trainer_class() -> type[GuardedTraining]:
     from transformers import TrainerCallback
 
     class OpenMedCallback(GuardedTraining, TrainerCallback):
         """Callback that ends each epoch and guards each step."""
 
-        def on_train_begin(self, args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
-            remedy = 'Pass **nb.training.arguments("trainer") to TrainingArguments.'
-            epoch = int(state.epoch or 0)
-            device = self.begin("Trainer", args.device, epoch, state.global_step, state.num_train_epochs, remedy)
-            self.guards.watch(kwargs["model"], device, SESSION.device_manager.machine, scaled=args.fp16)
-            self.guards.watch_loader(kwargs["train_dataloader"])
+        LIBRARY = "Trainer"
+        DEVICE_REMEDY = 'Pass **nb.training.arguments("trainer") to TrainingArguments.'
 
-        def on_pre_optimizer_step(self, _args: Any, state: Any, _control: Any, **kwargs: Any) -> None:
-            self.guards.after_backward(kwargs["model"], state.global_step + 1)
+        def on_train_begin(
+            self,
+            args: TrainingArguments,
+            state: TrainerState,
+            _control: TrainerControl,
+            *,
+            model: PreTrainedModel,
+            train_dataloader: Iterable[object],
+            **_objects: object,
+        ) -> None:
+            device = self.begin(args.device, int(state.epoch or 0), state.global_step, state.num_train_epochs)
+            self.guards.watch(model, device, SESSION.device_manager.machine, scaled=args.fp16)
+            self.guards.watch_loader(train_dataloader)
 
-        def on_step_end(self, *_state: Any, **_kwargs: Any) -> None:
+        def on_pre_optimizer_step(
+            self, _args: object, state: TrainerState, _control: object, *, model: PreTrainedModel, **_objects: object
+        ) -> None:
+            self.guards.after_backward(model, state.global_step + 1)
+
+        def on_step_end(self, *_state: object, **_objects: object) -> None:
             self.hooks.step()
 
-        def on_epoch_end(self, *_state: Any, **_kwargs: Any) -> None:
+        def on_epoch_end(self, *_state: object, **_objects: object) -> None:
             self.hooks.end_epoch()
 
-        def on_train_end(self, *_state: Any, **_kwargs: Any) -> None:
+        def on_train_end(self, *_state: object, **_objects: object) -> None:
             self.guards.unwatch()
 
     return OpenMedCallback
 
 
 @functools.cache
-def _lightning_class() -> Any:
+def _lightning_class() -> type[GuardedTraining]:
     installed = [name for name in LIGHTNING_PACKAGES if importlib.util.find_spec(name.partition(".")[0])]
     if not installed:
         raise ConfigurationError("Lightning is not installed.", "Install it: python -m pip install lightning.")
@@ -505,14 +532,15 @@ def _lightning_class() -> Any:
     class LightningCallback(GuardedTraining, base):  # type: ignore[misc, valid-type]
         """Callback that ends each epoch and guards each step."""
 
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            remedy = f"Pass accelerator={get_device(self._selected_device).type!r} to its Trainer."
-            epoch = trainer.current_epoch
-            device = self.begin("Lightning", pl_module.device, epoch, trainer.global_step, trainer.max_epochs, remedy)
+        LIBRARY = "Lightning"
+        DEVICE_REMEDY = "Pass accelerator={!r} to its Trainer."
+
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            device = self.begin(pl_module.device, trainer.current_epoch, trainer.global_step, trainer.max_epochs)
             self.guards.watch(pl_module, device, SESSION.device_manager.machine, scaled=trainer.precision == "16-mixed")
             prepare = pl_module.on_before_batch_transfer
 
-            def check_and_prepare(batch: Any, dataloader_idx: int) -> Any:
+            def check_and_prepare(batch: object, dataloader_idx: int) -> object:
                 if trainer.training:
                     self.guards.check(batch, trainer.global_step + 1)
                 return prepare(batch, dataloader_idx)
@@ -520,20 +548,22 @@ def _lightning_class() -> Any:
             # Only this hook of the module receives a batch before it is moved; callbacks have no such hook.
             pl_module.on_before_batch_transfer = check_and_prepare
 
-        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, _optimizer: Any) -> None:
+        def on_before_optimizer_step(
+            self, trainer: Trainer, pl_module: LightningModule, _optimizer: torch.optim.Optimizer
+        ) -> None:
             self.guards.after_backward(pl_module, trainer.global_step + 1)
 
-        def on_train_batch_end(self, *_arguments: Any) -> None:
+        def on_train_batch_end(self, *_state: object) -> None:
             self.hooks.step()
 
-        def on_train_epoch_end(self, *_arguments: Any) -> None:
+        def on_train_epoch_end(self, *_state: object) -> None:
             self.hooks.end_epoch()
 
-        def on_train_end(self, _trainer: Any, pl_module: Any) -> None:
+        def on_train_end(self, _trainer: Trainer, pl_module: LightningModule) -> None:
             vars(pl_module).pop("on_before_batch_transfer", None)
             self.guards.unwatch()
 
-        def on_exception(self, trainer: Any, pl_module: Any, _exception: BaseException) -> None:
+        def on_exception(self, trainer: Trainer, pl_module: LightningModule, _exception: BaseException) -> None:
             self.on_train_end(trainer, pl_module)
 
     return LightningCallback

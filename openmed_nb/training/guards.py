@@ -1,7 +1,7 @@
 """Guards that stop training at silent numerical errors.
 
 To add a guard, add its name, description and issues to ``GUARD_DESCRIPTIONS``. If it checks the values of a batch, add
-its fields to ``CHECKS`` and ``RANGES`` in ``batch_checks.py``. If it checks a model, call it in ``Guards.watch``.
+its fields to ``RANGES`` in ``batch_checks.py``. If it checks a model, call it in ``Guards.watch``.
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from .._render.display import Displayable, Report, Table
 from .._utils.text import describe_value, short_type_name
 from .._utils.validation import check_path, invalid_type, suggest
 from .._utils.warning import warn
-from ..devices.backend import TENSOR_LOCK, import_torch, parse_release
+from ..devices.backend import TENSOR_LOCK, parse_release
 from ..devices.machine import MachineInfo, apple_chip_generation, read_machine
 from ..devices.moving import unwrap_model
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, NonFiniteError
 from .batch_checks import (
     BEFORE_2_14,
-    CHECKS,
     SINCE_2_14,
     BatchChecks,
     ModelLimits,
-    UnsafeStepSizes,
     check_collation,
     find_inner_model,
     infer_limits,
@@ -38,6 +36,8 @@ from .nonfinite import ForwardRecorder, all_finite, get_gradients, is_finite, lo
 
 if TYPE_CHECKING:
     import torch
+
+Batch = TypeVar("Batch")
 
 # First release of torch in which MPS computes correct gradients for an LSTM with dropout (pytorch#190056). On M1 and
 # M2, it also fixes the gradients of steps with many tokens (pytorch#177116, #193487), except for a single size.
@@ -56,10 +56,10 @@ class DropoutWatch:
     def __init__(self, device: str | None) -> None:
         self.device = device
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[DropoutWatch], tuple[None]]:
         return DropoutWatch, (None,)
 
-    def __call__(self, module: torch.nn.Module, _args: Any) -> None:
+    def __call__(self, module: torch.nn.Module, _args: object) -> None:
         import torch
         from torch.nn.modules.dropout import _DropoutNd
 
@@ -102,7 +102,7 @@ MAX_SKIPPED_STEPS = 20
 
 # Guards by watched model. Both are referenced weakly, or the model would never be released. A failed training leaves
 # its guards here until the next training watches the model.
-WATCHED_MODELS: weakref.WeakKeyDictionary[Any, Guards] = weakref.WeakKeyDictionary()
+WATCHED_MODELS: weakref.WeakKeyDictionary[torch.nn.Module, Guards] = weakref.WeakKeyDictionary()
 
 
 class Guards(Displayable):
@@ -150,7 +150,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         self.on = tuple(name for name in GUARD_NAMES if name not in disable)
         self.folder = check_path(folder, "folder")
         self._limits = validate_limits(limits)
-        self._checks = self._make_batch_checks(ModelLimits(**self._limits))
+        self._checks = BatchChecks(ModelLimits(**self._limits), self.on)
         self._recorder: ForwardRecorder | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
@@ -193,10 +193,13 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         Raises:
             ConfigurationError: If ``model`` is not a ``torch.nn.Module``.
         """
-        torch = import_torch()
+        import torch
+
         if not isinstance(model, torch.nn.Module):
-            message = f"Guards cannot watch a value of type {short_type_name(model)}."
-            raise ConfigurationError(message, "Pass the model itself, a torch.nn.Module.")
+            raise ConfigurationError(
+                f"Guards cannot watch a value of type {short_type_name(model)}.",
+                "Pass the model itself, a torch.nn.Module.",
+            )
         self.unwatch()
         if model in WATCHED_MODELS:
             WATCHED_MODELS[model].unwatch()
@@ -209,8 +212,15 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             if apple_chip_generation(machine or read_machine()) in (1, 2):
                 unsafe_sizes = SINCE_2_14 if is_fixed else BEFORE_2_14
             if not is_fixed and "lstm_dropout" in self.on:
-                _warn_lstm_dropout(model)
-        self._checks = self._make_batch_checks(infer_limits(model, **self._limits), unsafe_sizes)
+                layers = (
+                    name or "the model"
+                    for name, layer in model.named_modules()
+                    if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0
+                )
+                if layer_name := next(layers, None):
+                    message = f"The gradients of an LSTM with dropout ({layer_name}) will be wrong: MPS ignores the dropout in the backward pass"
+                    warn(f"{message} (pytorch#190056). {LSTM_REMEDY}")
+        self._checks = BatchChecks(infer_limits(model, **self._limits), self.on, unsafe_sizes)
         self._watched = weakref.ref(model)
         self._scaled = scaled
         self._skipped = 0
@@ -224,7 +234,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             self._undo += self._recorder.watch(model, called)
         return self
 
-    def watch_loader(self, loader: Any) -> bool:
+    def watch_loader(self, loader: object) -> bool:
         """Let a loader check its batches when it collates them, even in worker processes, until :meth:`unwatch`.
 
         Returns:
@@ -234,7 +244,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             self._undo.append(undo)
         return undo is not None
 
-    def check(self, batch: Any, step: int | None = None) -> None:
+    def check(self, batch: object, step: int | None = None) -> None:
         """Check a batch before it is moved to the device.
 
         Args:
@@ -248,7 +258,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         self._batches = self._batches + 1 if step is None else step
         self._checks(batch, f"Step {self._batches:,}: ")
 
-    def checked(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def checked(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader after checking each of them; their numbers continue from one loop to the next.
 
         A loader that Accelerate prepared moves its batches to the device before they are checked here. Use
@@ -258,7 +268,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             self.check(batch)
             yield batch
 
-    def check_loss(self, loss: torch.Tensor | float, step: int | None = None, batch: Any = None) -> None:
+    def check_loss(self, loss: torch.Tensor | float, step: int | None = None, batch: object = None) -> None:
         """Raise an error if a loss is NaN or infinite; this waits for the device.
 
         Args:
@@ -332,11 +342,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         """Watched model, as long as it is referenced elsewhere."""
         return None if self._watched is None else self._watched()
 
-    def _make_batch_checks(self, limits: ModelLimits, unsafe_sizes: UnsafeStepSizes | None = None) -> BatchChecks:
-        names = tuple(name for name in CHECKS if name in self.on)
-        return BatchChecks(limits, names, unsafe_sizes if "large_batch_gradients" in self.on else None)
-
-    def _make_error(self, problem: str, step: int | None, call_number: int, batch: Any = None) -> NonFiniteError:
+    def _make_error(self, problem: str, step: int | None, call_number: int, batch: object = None) -> NonFiniteError:
         """Return the error for a failed step, after saving its batch and releasing the recorded ones."""
         if step is None:
             step = self._batches or call_number
@@ -344,18 +350,6 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         saved = save_batch(failing_pass.named_arguments if batch is None and failing_pass else batch, self.folder, step)
         self.clear()
         return NonFiniteError(f"Step {step:,}: {problem}; {origin}. {saved}", origin.remedy)
-
-
-def _warn_lstm_dropout(model: torch.nn.Module) -> None:
-    """Warn about the first LSTM with dropout between its layers."""
-    import torch
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0:
-            layer_name = name or "the model"
-            message = f"The gradients of an LSTM with dropout ({layer_name}) will be wrong: MPS ignores the dropout in the backward pass"
-            warn(f"{message} (pytorch#190056). {LSTM_REMEDY}")
-            return
 
 
 def validate_guards(guards: Guards | None) -> Guards:

@@ -15,13 +15,12 @@ import sys
 import sysconfig
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
-from itertools import compress
-from operator import attrgetter
+from itertools import chain, compress
 from pathlib import Path
 from types import (
     AsyncGeneratorType,
@@ -37,50 +36,57 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from .._render.display import Displayable, JsonMixin, Report, Table, format_bytes, pluralize
 from .._utils.text import short_type_name
-from ..devices.backend import import_torch, is_torch_imported
+from ..devices.backend import is_torch_imported
 from ..devices.machine import is_mps_simulated
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
+    from torch.autograd.graph import Node
+
+Kind = TypeVar("Kind")
 
 
-def _iter_live_tensors() -> list[torch.Tensor]:
-    """Return every tensor that Python tracks; only types are checked, so that no proxy is triggered."""
-    tensor = import_torch().Tensor
+def _is_instance(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
+    """Return whether a value is an instance of a type, without reading its ``__class__``, which a proxy computes."""
+    return issubclass(type(value), kind)
+
+
+def live_tensors() -> list[torch.Tensor]:
+    """Return every tensor that Python tracks."""
+    import torch
+
     objects = gc.get_objects()
-    tensor_types = {kind for kind in set(map(type, objects)) if issubclass(kind, tensor)}
+    tensor_types = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
     return list(compress(objects, map(tensor_types.__contains__, map(type, objects))))
-
-
-def live_tensor_bytes() -> int:
-    """Return the size in bytes of all tensors that are reachable from Python objects or their autograd graphs."""
-    return sum(storage_sizes(_iter_live_tensors()).values())
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Return the size in bytes of each storage of the tensors and their graphs, by address; views share a storage."""
-    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no lazy parameter or tensor subclass is triggered
+    import torch
+
+    with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that no lazy parameter or tensor subclass is triggered
         tensors = list(tensors)
         reached = (*tensors, *_iter_saved_tensors(map(_get_grad_fn, tensors)))
         storages = (tensor.untyped_storage() for tensor in reached if _has_storage(tensor))
         return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 - shared by all wrappers of a storage
 
 
-def _iter_saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _iter_saved_tensors(nodes: Iterable[Node | None]) -> Iterator[torch.Tensor]:
     """Yield the tensors that graphs store for their backward pass.
 
     No unpack hook is called, because it may run a computation. So values that hooks packed are yielded only if they are
     tensors.
     """
-    tensor = import_torch().Tensor
+    import torch
+
     names: dict[type, list[str]] = {}  # A graph has thousands of nodes of a few types.
     pending = list(nodes)
-    seen = set()
+    seen: set[Node] = set()
     while pending:
         node = pending.pop()
         if node is None or node in seen:
@@ -91,20 +97,22 @@ def _iter_saved_tensors(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
         for name in names[kind]:
-            yield from (value for value in _read_saved_values(node, name) if isinstance(value, tensor))
+            yield from (value for value in _read_saved_values(node, name) if isinstance(value, torch.Tensor))
 
 
-def _read_saved_values(node: Any, name: str) -> Iterable[Any]:
+def _read_saved_values(node: Node, name: str) -> Iterable[object]:
     """Return the values that a node stores under a name, without calling unpack hooks."""
-    has_data = hasattr(import_torch()._C._autograd.SavedTensor, "data")  # noqa: SLF001 - not available in torch 2.6
-    unpacked = name.removeprefix("_raw")
-    if not hasattr(type(node), unpacked):  # A Function written in Python uses another name.
-        unpacked = name.removeprefix("_raw_")
+    import torch
+
+    has_data = hasattr(torch._C._autograd.SavedTensor, "data")  # noqa: SLF001 - not available in torch 2.6
     profile = sys.getprofile()
     try:
         if has_data:
             saved = getattr(node, name)
         else:
+            unpacked = name.removeprefix("_raw")
+            if not hasattr(type(node), unpacked):  # A Function written in Python uses another name.
+                unpacked = name.removeprefix("_raw_")
             sys.setprofile(_stop_at_call)
             saved = getattr(node, unpacked)
     # A backward pass has freed the tensor, a hook has packed it, or it was changed in place, which only unpacking
@@ -115,20 +123,20 @@ def _read_saved_values(node: Any, name: str) -> Iterable[Any]:
         if not has_data:
             sys.setprofile(profile)
     values = saved if isinstance(saved, (list, tuple)) else (saved,)
-    return [getattr(value, "data", None) for value in values] if has_data else values
+    return [getattr(value, "data", None) for value in values]
 
 
 class _HookCalled(Exception):
     """Raised in place of an unpack hook of a graph."""
 
 
-def _stop_at_call(_frame: FrameType, event: str, _argument: Any) -> None:
+def _stop_at_call(_frame: FrameType, event: str, _argument: object) -> None:
     """Profile function that stops a Python function at its start."""
     if event == "call":
         raise _HookCalled
 
 
-def _get_grad_fn(tensor: torch.Tensor) -> Any:
+def _get_grad_fn(tensor: torch.Tensor) -> Node | None:
     """Return the graph node that produced a tensor, or ``None`` for a leaf and for an invalid graph."""
     try:
         return tensor.grad_fn
@@ -138,7 +146,8 @@ def _get_grad_fn(tensor: torch.Tensor) -> Any:
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has a storage; sparse, meta and fake tensors and wrappers have none."""
-    torch = import_torch()
+    import torch
+
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - torch has no public name for it
     return tensor.layout == torch.strided and not wrapped and tensor.untyped_storage().device.type != "meta"
 
@@ -161,7 +170,15 @@ UNSHARED_REFERENCES = 3
 # Kind of the history of an optimizer, which stops growing at its bound.
 HISTORY = "bounded history"
 
-CONTAINER_TYPES = (list, tuple, set, frozenset, deque)
+# Functions that iterate the items of a container, and do not call those of a subclass.
+ITEM_ITERATORS: dict[type, Callable[[Any], Iterable[object]]] = {
+    dict: dict.values,
+    list: list.__iter__,
+    tuple: tuple.__iter__,
+    set: set.__iter__,
+    frozenset: frozenset.__iter__,
+    deque: deque.__iter__,
+}
 # Types that hold no tensors or reference everything. Types are compared, so that no proxy is triggered.
 LEAF_TYPES = (str, bytes, int, float, type, ModuleType, CodeType, type(None))
 # Types with a suspended frame: the attributes for the frame and for the awaited object.
@@ -226,7 +243,7 @@ class TensorReferrers(Displayable, Sequence[TensorReferrer]):
         return Report(f"{pluralize(len(self), 'name')} {verb} tensors", tables=(make_referrer_table(self),))
 
 
-def find_tensor_referrers(namespace: Mapping[str, Any] | None = None) -> TensorReferrers:
+def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> TensorReferrers:
     """Return the current referrers of tensors, largest first.
 
     Args:
@@ -254,116 +271,127 @@ def find_tensor_referrers(namespace: Mapping[str, Any] | None = None) -> TensorR
         raise ConfigurationError(
             f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or omit namespace."
         )
-    tensors_by_name, referrers = _find_referrers(_iter_roots() if namespace is None else namespace.items())
+    tensors = named_referrers(namespace)
+    referrers = list(tensors)
     if namespace is None:
-        named = storage_sizes(tensor for tensors in tensors_by_name.values() for tensor in tensors)
-        unnamed = {key: size for key, size in storage_sizes(_iter_live_tensors()).items() if key not in named and size}
+        named = storage_sizes(chain.from_iterable(tensors.values()))
+        unnamed = {key: size for key, size in storage_sizes(live_tensors()).items() if key not in named and size}
         if unnamed:
-            referrers += (TensorReferrer(UNNAMED, "", len(unnamed), sum(unnamed.values())),)
-    return TensorReferrers(referrers, is_mps_simulated())
+            referrers.append(TensorReferrer(UNNAMED, "", len(unnamed), sum(unnamed.values())))
+    return TensorReferrers(tuple(referrers), is_mps_simulated())
 
 
-def named_referrers() -> tuple[TensorReferrer, ...]:
-    """Return the referrers of tensors that have a name, largest first."""
-    return _find_referrers(_iter_roots())[1]
+def named_referrers(namespace: Mapping[str, object] | None = None) -> dict[TensorReferrer, list[torch.Tensor]]:
+    """Return the referrers of tensors that have a name, largest first, each with the tensors that it references."""
+    import torch
+
+    tensors_by_name: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
+    with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor subclass is triggered
+        for name, kind, tensor in _iter_reached_tensors(_iter_roots() if namespace is None else namespace.items()):
+            tensors_by_name[name, kind].append(tensor)
+    referrers = {}
+    for (name, kind), tensors in tensors_by_name.items():
+        size = sum(storage_sizes(tensors).values())
+        num_graphs = sum(_get_grad_fn(tensor) is not None for tensor in tensors)
+        referrers[TensorReferrer(name, kind, len(tensors), size, num_graphs)] = tensors
+    return dict(sorted(referrers.items(), key=lambda item: item[0].size, reverse=True))
 
 
 def grown_referrers(before: Iterable[TensorReferrer], after: Iterable[TensorReferrer]) -> dict[TensorReferrer, int]:
     """Return the referrers of ``after`` that hold more bytes than ``before``, with their growth, largest first."""
     sizes = {referrer.name: referrer.size for referrer in before}
     growth = {referrer: referrer.size - sizes.get(referrer.name, 0) for referrer in after}
-    order = sorted(growth, key=growth.__getitem__, reverse=True)
-    return {referrer: growth[referrer] for referrer in order if growth[referrer] > 0}
+    grown = [referrer for referrer in growth if growth[referrer] > 0]
+    return {referrer: growth[referrer] for referrer in sorted(grown, key=growth.__getitem__, reverse=True)}
 
 
-def _find_referrers(
-    roots: Iterable[tuple[str, Any]],
-) -> tuple[dict[tuple[str, str], list[Any]], tuple[TensorReferrer, ...]]:
-    """Return the tensors that names reach, by name and kind of their referrer, and these referrers."""
-    tensors_by_name: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    with import_torch()._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor subclass is triggered
-        for name, kind, tensor in _iter_reached_tensors(roots):
-            tensors_by_name[name, kind].append(tensor)
-    referrers = [
-        TensorReferrer(
-            name,
-            kind,
-            len(tensors),
-            sum(storage_sizes(tensors).values()),
-            sum(_get_grad_fn(tensor) is not None for tensor in tensors),
-        )
-        for (name, kind), tensors in tensors_by_name.items()
-    ]
-    return tensors_by_name, tuple(sorted(referrers, key=attrgetter("size"), reverse=True))
+# Name and kind of the referrer of a value if the value is a tensor, the name of the value, and the value. A search
+# creates millions of them, so they are plain tuples.
+Child = tuple[str, str, str, object]
 
 
-def _iter_reached_tensors(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+def _iter_reached_tensors(roots: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield name and kind of the referrer of each tensor, and the tensor; breadth first, so that names are short."""
-    torch = import_torch()
-    pending = deque((name, "variable", name, value, 0) for name, value in roots)
+    import torch
+
+    pending: deque[tuple[Child, int]] = deque(((name, "variable", name, value), 0) for name, value in roots)
     seen: set[int] = set()
     while pending and len(seen) < MAX_OBJECTS:
-        referrer, kind, name, value, depth = pending.popleft()
+        (referrer, kind, name, value), depth = pending.popleft()
         if id(value) in seen or issubclass(type(value), LEAF_TYPES):
             continue
         seen.add(id(value))
-        if issubclass(type(value), torch.Tensor):
+        if _is_instance(value, torch.Tensor):
             if _has_storage(value):
                 yield referrer, kind, value
             # RuntimeError as in _get_grad_fn. torch warns if the gradient of a tensor that is not a leaf is read.
             with suppress(RuntimeError):
-                pending.append((f"{referrer}.grad", "gradients", name, value.grad if value.is_leaf else None, depth))
+                if value.is_leaf:
+                    pending.append(((f"{referrer}.grad", "gradients", name, value.grad), depth))
         elif depth < MAX_DEPTH:
             children = [child for child in _iter_children(name, value) if not issubclass(type(child[-1]), LEAF_TYPES)]
             tensors = [child for child in children if issubclass(type(child[-1]), torch.Tensor)]
             containers = [child for child in children if not issubclass(type(child[-1]), torch.Tensor)]
-            pending.extend((*child, depth + 1) for child in (*tensors, *containers[-MAX_CHILDREN:]))
+            pending.extend((child, depth + 1) for child in (*tensors, *containers[-MAX_CHILDREN:]))
 
 
-def _iter_children(name: str, value: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield ``(referrer, kind, name, child)`` for each child of a container or an object."""
-    torch = import_torch()
+def _iter_children(name: str, value: object) -> Iterator[Child]:  # noqa: C901, PLR0912 - a branch for each kind of object
+    """Yield the children of a container or an object."""
+    import torch
+
     kind = type(value).__name__
     item_name = f"{name}[...]"
-    if issubclass(type(value), torch.nn.Module):
-        yield from _iter_module_parts(name, value)
+    # The parameters and buffers of a module are its tensors. The other attributes are those of its submodules.
+    if _is_instance(value, torch.nn.Module):
+        yield from ((name, kind, name, tensor) for tensor in (*value.parameters(), *value.buffers()))
+        for inner, submodule in value.named_modules(prefix=name):
+            for attribute, child in list(vars(submodule).items()):
+                if attribute not in {"_parameters", "_buffers", "_modules"}:
+                    yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", child
         return
-    if issubclass(type(value), dict):
-        yield from ((name, kind, item_name, item) for item in list(dict.values(value)))
-        return
-    if base := next((base for base in CONTAINER_TYPES if issubclass(type(value), base)), None):
-        yield from ((name, kind, item_name, item) for item in list(base.__iter__(value)))
-        return
-    if issubclass(type(value), torch.optim.Optimizer):
-        yield from _iter_optimizer_history(f"{name}.state", value)
-    for variable, child in _iter_suspended_variables(value):
+    for base, iterate in ITEM_ITERATORS.items():
+        if issubclass(type(value), base):
+            yield from ((name, kind, item_name, item) for item in list(iterate(value)))
+            return
+    # The bounded history of an optimizer, as of LBFGS, is one referrer.
+    if _is_instance(value, torch.optim.Optimizer) and "history_size" in getattr(value, "defaults", ()):
+        for state in chain.from_iterable(states.values() for states in value.state.values()):
+            items = state if isinstance(state, (list, tuple, deque)) else [state]
+            yield from ((f"{name}.state", HISTORY, f"{name}.state", item) for item in items)
+    # Variables of the frames of an error, and of a suspended generator or coroutine.
+    variables: Iterable[tuple[str, object]] = ()
+    if _is_instance(value, BaseException):
+        # Read with the descriptor of the base class, because a subclass may override the attribute.
+        variables = _iter_traceback_variables(vars(BaseException)["__traceback__"].__get__(value))
+    elif _is_instance(value, TracebackType):
+        variables = _iter_traceback_variables(value)
+    elif _is_instance(value, FrameType) and value.f_code.co_flags & CO_OPTIMIZED:
+        variables = _get_variables(value)
+    elif type(value) in SUSPENDED_TYPES:
+        frame, awaited = (getattr(value, attribute) for attribute in SUSPENDED_TYPES[type(value)])
+        # A running one is found through the frames of its thread.
+        is_suspended = frame is not None and frame.f_back is None
+        variables = [*(_get_variables(frame) if is_suspended else ()), ("(awaited)", awaited)]
+    for variable, child in variables:
         yield f"{name}: {variable}", "variable", f"{name}: {variable}", child
     for attribute, child in list(_get_attributes(value).items()):
         yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", child
     # Functions and frames refer to all globals.
-    if not issubclass(type(value), (FunctionType, FrameType, TracebackType, *SUSPENDED_TYPES)):
-        children = (*_iter_hidden_elements(value), *gc.get_referents(value))
-        yield from ((name, kind, item_name, child) for child in children)
+    if issubclass(type(value), (FunctionType, FrameType, TracebackType, *SUSPENDED_TYPES)):
+        return
+    # The elements of NumPy arrays, and the value of a context variable, are not among their referents.
+    hidden: Iterable[object] = ()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(type(value), numpy.ndarray):
+        array = numpy.ndarray.view(value, numpy.ndarray)
+        owner = vars(numpy.ndarray)["base"].__get__(value)  # The tensor that owns the memory, after numpy().
+        hidden = [owner, *(array.reshape(-1).tolist() if array.dtype.hasobject else ())]
+    elif _is_instance(value, ContextVar):
+        hidden = [value.get(None)]
+    yield from ((name, kind, item_name, child) for child in (*hidden, *gc.get_referents(value)))
 
 
-def _iter_suspended_variables(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of the frames of an error, and those of a suspended generator or coroutine."""
-    if issubclass(type(value), BaseException):
-        # Read with the descriptor of the base class, because a subclass may override the attribute.
-        traceback = vars(BaseException)["__traceback__"].__get__(value)
-        yield from _iter_traceback_variables(traceback)
-    elif issubclass(type(value), TracebackType):
-        yield from _iter_traceback_variables(value)
-    elif issubclass(type(value), FrameType) and value.f_code.co_flags & CO_OPTIMIZED:
-        yield from _get_variables(value)
-    elif type(value) in SUSPENDED_TYPES:
-        frame, awaited = (getattr(value, attribute) for attribute in SUSPENDED_TYPES[type(value)])
-        if frame is not None and frame.f_back is None:  # A running one is found through the frames of its thread.
-            yield from _get_variables(frame)
-        yield "(awaited)", awaited
-
-
-def _iter_traceback_variables(traceback: TracebackType | None) -> Iterator[tuple[str, Any]]:
+def _iter_traceback_variables(traceback: TracebackType | None) -> Iterator[tuple[str, object]]:
     while traceback is not None:
         # The frame of the notebook or script itself is not optimized.
         if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:
@@ -371,64 +399,31 @@ def _iter_traceback_variables(traceback: TracebackType | None) -> Iterator[tuple
         traceback = traceback.tb_next
 
 
-def _iter_hidden_elements(value: Any) -> Iterator[Any]:
-    """Yield the elements of NumPy arrays and the value of a context variable, which have no referents."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and issubclass(type(value), numpy.ndarray):
-        yield vars(numpy.ndarray)["base"].__get__(value)  # The tensor that owns the memory, after numpy().
-        array = numpy.ndarray.view(value, numpy.ndarray)
-        if array.dtype.hasobject:
-            yield from array.reshape(-1).tolist()
-    elif issubclass(type(value), ContextVar):
-        yield value.get(None)
-
-
-def _iter_module_parts(name: str, module: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield the parameters and buffers of a module as its tensors, then the other attributes of its modules."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        yield name, type(module).__name__, name, tensor
-    for inner, submodule in module.named_modules(prefix=name):
-        for attribute, value in list(vars(submodule).items()):
-            if attribute not in {"_parameters", "_buffers", "_modules"}:
-                yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", value
-
-
-def _iter_optimizer_history(state: str, optimizer: Any) -> Iterator[tuple[str, str, str, Any]]:
-    """Yield the history of an optimizer with a bounded history, as LBFGS, as one referrer."""
-    if "history_size" in getattr(optimizer, "defaults", ()):
-        for parameter_state in optimizer.state.values():
-            for value in parameter_state.values():
-                items = value if isinstance(value, (list, tuple, deque)) else [value]
-                yield from ((state, HISTORY, state, item) for item in items)
-
-
-def _get_attributes(value: Any) -> dict[str, Any]:
+def _get_attributes(value: object) -> Mapping[str, object]:
     """Return the attributes of an object; for a function, its defaults and the variables of its closure."""
-    if issubclass(type(value), FunctionType):
-        closure = {}
+    if _is_instance(value, FunctionType):
+        closure: dict[str, object] = {}
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             with suppress(ValueError):  # The variable has no value yet.
                 closure[name] = cell.cell_contents
         return {**closure, "__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
     if issubclass(type(value), (MethodType, BuiltinFunctionType)):
-        return {"__self__": value.__self__}
+        return {"__self__": getattr(value, "__self__", None)}
+    attributes: dict[str, object] = {}
     if issubclass(type(value), threading.local):  # Reading its __dict__ would create one for this thread.
-        return {}
-    slots = {}
+        return attributes
     for base in type(value).__mro__:
         for attribute, member in list(vars(base).items()):
-            if type(member) is MemberDescriptorType and attribute != "__weakref__":
+            # A proxy defines another kind of __dict__, which would be that of the object behind it.
+            if attribute == "__dict__" and isinstance(member, (GetSetDescriptorType, MemberDescriptorType)):
+                attributes |= member.__get__(value)
+            elif type(member) is MemberDescriptorType and attribute != "__weakref__":
                 with suppress(AttributeError):  # The slot has no value.
-                    slots[attribute] = member.__get__(value)
-    descriptor = next((vars(base)["__dict__"] for base in type(value).__mro__ if "__dict__" in vars(base)), None)
-    # A proxy defines another kind of __dict__, which would be that of the object behind it.
-    attributes = (
-        descriptor.__get__(value) if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)) else {}
-    )
-    return {**slots, **attributes}
+                    attributes[attribute] = member.__get__(value)
+    return attributes
 
 
-def _iter_roots() -> Iterator[tuple[str, Any]]:
+def _iter_roots() -> Iterator[tuple[str, object]]:
     """Yield the variables of ``__main__``, user-named ones first, of other modules, and of running functions."""
     main = vars(sys.modules["__main__"])
     hidden = {name for name in main if str(name).startswith("_") or name in {"In", "Out"}}
@@ -444,9 +439,16 @@ def _iter_roots() -> Iterator[tuple[str, Any]]:
         module_name = module.__name__
         named_values = _iter_with_class_attributes(module_name, variables)
         yield from ((f"{module_name}.{variable}", value) for variable, value in named_values)
-    for frame in reversed(list(_iter_calling_frames())):
-        if frame.f_globals is not main or frame.f_code.co_name != "<module>":
-            yield from _get_variables(frame)
+    # Frames that called this package, outermost first.
+    calling_frames: list[FrameType] = []
+    caller: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public access to the variables of the caller
+    while caller is not None:
+        is_main = caller.f_globals is main and caller.f_code.co_name == "<module>"
+        if not is_main and not _is_package_frame(caller):
+            calling_frames.insert(0, caller)
+        caller = caller.f_back
+    for frame in calling_frames:
+        yield from _get_variables(frame)
     last = getattr(getattr(sys, "last_value", None), "__traceback__", None)
     yield from ((f"(last error) {name}", value) for name, value in _iter_traceback_variables(last))
     for thread, innermost in sys._current_frames().items():  # noqa: SLF001 - there is no public access to the frames of other threads
@@ -465,15 +467,15 @@ def _is_user_file(file: str) -> bool:
     return not (file.startswith((*library_paths, "<frozen ")) or INSTALLED_FOLDERS & set(Path(file).parts))
 
 
-def _iter_with_class_attributes(module: str, variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _iter_with_class_attributes(module: str, variables: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
     """Yield variables, and the attributes of those classes that the module itself defines."""
     for name, value in variables:
         yield name, value
-        if issubclass(type(value), type) and value.__module__ == module:
+        if _is_instance(value, type) and value.__module__ == module:
             yield from ((f"{name}.{attribute}", child) for attribute, child in list(vars(value).items()))
 
 
-def _get_variables(frame: FrameType) -> list[tuple[str, Any]]:
+def _get_variables(frame: FrameType) -> list[tuple[str, object]]:
     """Return the variables of a frame; ``self`` is named by its type."""
     # Before Python 3.13, the frame of a function keeps this copy, and with it the values of the variables. An unused
     # copy is cleared.
@@ -483,15 +485,6 @@ def _get_variables(frame: FrameType) -> list[tuple[str, Any]]:
     if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED_REFERENCES:
         copy.clear()
     return variables
-
-
-def _iter_calling_frames() -> Iterator[FrameType]:
-    """Yield the frames that called this package, innermost first."""
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public access to the variables of the caller
-    while frame is not None:
-        if not _is_package_frame(frame):
-            yield frame
-        frame = frame.f_back
 
 
 def _is_package_frame(frame: FrameType) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from .._events.activity import ProgressEvent
 from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, format_bytes, format_milliseconds
@@ -29,13 +29,16 @@ from ..session import SESSION
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
+
+    DeviceArgument: TypeAlias = str | torch.device | Accelerator | None
 
 __all__ = ["benchmark_workers", "check", "settings"]
 
 Thing = TypeVar("Thing")
 
 
-def to_device(thing: Thing, device: Any = None) -> Thing:
+def to_device(thing: Thing, device: DeviceArgument = None) -> Thing:
     """Move tensors to a device; on MPS, float64 is converted to float32 first.
 
     Args:
@@ -70,53 +73,32 @@ MIN_ITEMS_FOR_WORKERS = 10
 CELL_REMEDY = "write the class into a .py file and import it"
 
 
-@dataclass(frozen=True)
-class LoaderArgument:
-    """Argument of ``DataLoader`` with the reason for its value."""
-
-    name: str
-    value: Any
-    reason: str
-
-
 @dataclass(frozen=True, repr=False)
 class LoaderSettings(Displayable):
     """Arguments for a ``DataLoader`` on a device.
 
     Attributes:
         device: Device.
-        settings: Arguments with their reasons.
+        arguments: Arguments by name: ``DataLoader(dataset, batch_size=8, **settings.arguments)``.
+        reasons: Reason for each argument.
     """
 
     device: str
-    settings: tuple[LoaderArgument, ...]
-
-    JSON_EXCLUDE = ("settings",)
-    JSON_PROPERTIES = ("arguments", "reasons")
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments by name: ``DataLoader(dataset, batch_size=8, **settings.arguments)``."""
-        return {setting.name: setting.value for setting in self.settings}
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Reason for each argument."""
-        return {setting.name: setting.reason for setting in self.settings}
+    arguments: dict[str, bool | int | str]
+    reasons: dict[str, str]
 
     def to_report(self) -> Report:
         """Return a table of the arguments with their reasons."""
-        rows = tuple((setting.name, str(setting.value), setting.reason) for setting in self.settings)
+        rows = tuple((name, str(value), self.reasons[name]) for name, value in self.arguments.items())
         note = "Move batches with nb.training.to_device, which synchronizes; non_blocking=True corrupts them (pytorch#189690)."
-        table = Table("Arguments", ("argument", "value", "reason"), rows)
         return Report(
             f"DataLoader for {self.device}",
             (note,) if get_device(self.device).corrupts_unwaited_copies else (),
-            (table,),
+            (Table("Arguments", ("argument", "value", "reason"), rows),),
         )
 
 
-def settings(dataset: Any, device: Any = None) -> LoaderSettings:
+def settings(dataset: object, device: DeviceArgument = None) -> LoaderSettings:
     """Return the arguments for a ``DataLoader`` on a device, each with its reason.
 
     Args:
@@ -138,39 +120,40 @@ def settings(dataset: Any, device: Any = None) -> LoaderSettings:
 
 
 def make_settings(
-    device: str, dataset: Any, machine: MachineInfo, *, in_notebook: bool | None = None, start_method: str | None = None
+    device: str,
+    dataset: object,
+    machine: MachineInfo,
+    *,
+    in_notebook: bool | None = None,
+    start_method: str | None = None,
 ) -> LoaderSettings:
-    backend = get_device(device)
     method = start_method or default_start_method(machine.system)
-    workers = _choose_num_workers(
-        dataset, machine, method, is_interactive_main() if in_notebook is None else in_notebook
-    )
-    settings = [LoaderArgument("pin_memory", backend.pins_memory, backend.pin_reason), workers]
-    if workers.value:
-        reason = "workers are reused for the next epoch; starting one takes seconds"
-        settings.append(LoaderArgument("persistent_workers", True, reason))
-    if workers.value and machine.system == "Darwin":
-        reason = "a forked process that uses Metal hangs or crashes, and macOS does not fork by default"
-        settings.append(LoaderArgument("multiprocessing_context", "spawn", reason))
-    return LoaderSettings(device, tuple(settings))
-
-
-def _choose_num_workers(dataset: Any, machine: MachineInfo, start_method: str, in_notebook: bool) -> LoaderArgument:
-    """Return the number of worker processes for a dataset, with its reason."""
-    count = 0
-    cell_names = sorted(set(find_main_definitions(dataset)))
+    names = sorted(set(find_main_definitions(dataset)))
+    workers = 0
     if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
         reason = "each worker would return the full stream unless the dataset shards it"
     elif type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset":
         reason = "the items are already in memory; workers would only copy them"
-    elif cell_names and in_notebook and start_method in IMPORTING_START_METHODS:
-        names = ", ".join(cell_names)
-        reason = f"workers start empty ({start_method}) and cannot import {names} from a cell; {CELL_REMEDY}"
+    elif (
+        names and method in IMPORTING_START_METHODS and (is_interactive_main() if in_notebook is None else in_notebook)
+    ):
+        reason = f"workers start empty ({method}) and cannot import {', '.join(names)} from a cell; {CELL_REMEDY}"
     else:
         cores = machine.cores or os.cpu_count() or 1
-        count = min(MAX_WORKERS, cores // 2)
+        workers = min(MAX_WORKERS, cores // 2)
         reason = f"half of {cores} cores, at most {MAX_WORKERS}; measure with nb.training.loader.benchmark_workers"
-    return LoaderArgument("num_workers", count, reason)
+    backend = get_device(device)
+    arguments: dict[str, bool | int | str] = {"pin_memory": backend.pins_memory, "num_workers": workers}
+    reasons = {"pin_memory": backend.pin_reason, "num_workers": reason}
+    if workers:
+        arguments["persistent_workers"] = True
+        reasons["persistent_workers"] = "workers are reused for the next epoch; starting one takes seconds"
+    if workers and machine.system == "Darwin":
+        arguments["multiprocessing_context"] = "spawn"
+        reasons["multiprocessing_context"] = (
+            "a forked process that uses Metal hangs or crashes, and macOS does not fork by default"
+        )
+    return LoaderSettings(device, arguments, reasons)
 
 
 def find_main_definitions(value: Any, depth: int = 4) -> Iterator[str]:
@@ -182,7 +165,7 @@ def find_main_definitions(value: Any, depth: int = 4) -> Iterator[str]:
     if not depth:
         return
     if isinstance(value, functools.partial):
-        children: Iterable[Any] = (value.func, *value.args, *value.keywords.values())
+        children: Iterable[object] = (value.func, *value.args, *value.keywords.values())
     elif type(value) in {list, tuple}:
         children = value[:MIN_ITEMS_FOR_WORKERS]
     elif type(value) is dict:
@@ -329,14 +312,8 @@ class WorkerBenchmark(Displayable):
         rows = []
         for timing in self.timings:
             memory = format_bytes(round(mean(timing.worker_bytes))) if timing.worker_bytes else ""
-            rows.append(
-                (
-                    str(timing.workers),
-                    format_milliseconds(timing.seconds),
-                    format_milliseconds(timing.start_seconds),
-                    memory,
-                )
-            )
+            times = map(format_milliseconds, (timing.seconds, timing.start_seconds))
+            rows.append((str(timing.workers), *times, memory))
         sentences = []
         if any(timing.workers and not timing.worker_bytes for timing in self.timings):
             sentences.append("The memory of some workers could not be read.")
@@ -346,9 +323,9 @@ class WorkerBenchmark(Displayable):
 
 
 def check(
-    loader: Iterable[Any],
-    step: Callable[..., Any],
-    device: Any = None,
+    loader: Iterable[object],
+    step: Callable[..., object],
+    device: DeviceArgument = None,
     batches: int = 20,
     *,
     progress: bool = True,
@@ -399,7 +376,7 @@ def check(
 
 
 def benchmark_workers(  # noqa: PLR0913 - each argument is an independent option
-    dataset: Any,
+    dataset: object,
     batch_size: int,
     workers: Sequence[int] = (0, 1, 2),
     batches: int = 20,
@@ -426,8 +403,7 @@ def benchmark_workers(  # noqa: PLR0913 - each argument is an independent option
 
     Raises:
         ConfigurationError: If ``workers`` or ``batches`` is not valid, if this function sets an argument itself, or if
-            the
-            dataset is empty. Also if the dataset cannot be sent to a worker process; no process is started then.
+            the dataset is empty. Also if the dataset cannot be sent to a worker process; no process is started then.
 
     Example:
         >>> benchmark_workers([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
@@ -468,11 +444,8 @@ def _check_picklable(settings: Mapping[str, Any]) -> None:
             raise ConfigurationError(message, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
         try:
             multiprocessing.reduction.ForkingPickler.dumps(value)
-        except (
-            pickle.PicklingError,
-            TypeError,
-            AttributeError,
-        ) as error:  # pickle raises these for unsupported objects.
+        # pickle raises these for unsupported objects.
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
             message = f"{name} cannot be sent to a worker process: {describe_error(error)}."
             remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
             raise ConfigurationError(message, remedy) from None
@@ -482,10 +455,12 @@ def _time_workers(settings: Mapping[str, Any], workers: int, batches: int, metho
     """Measure one number of workers."""
     import torch
 
-    context = {"multiprocessing_context": method} if workers else {}
+    arguments = {**settings, "num_workers": workers}
+    if workers:
+        arguments["multiprocessing_context"] = method
     rejection = ""
     try:
-        loader = torch.utils.data.DataLoader(**settings, **context, num_workers=workers)
+        loader = torch.utils.data.DataLoader(**arguments)
     except (TypeError, ValueError) as error:
         rejection = f"torch.utils.data.DataLoader rejects its arguments: {describe_error(error)}."
     # Raised outside the handler, because the torch error quotes the arguments and would be the context of this error.
@@ -494,7 +469,7 @@ def _time_workers(settings: Mapping[str, Any], workers: int, batches: int, metho
     return _time_batches(loader, batches)[0]
 
 
-def _time_batches(loader: Iterable[Any], batches: int) -> tuple[WorkerTiming, int, tuple[Any, Any]]:
+def _time_batches(loader: Iterable[object], batches: int) -> tuple[WorkerTiming, int, tuple[object, object]]:
     """Read a loader alone; return its timing, the number of measured batches, and the first and last batch.
 
     Workers deliver batches in bursts, so the mean is used. The batches that they prefetch while starting arrive at once
@@ -536,14 +511,16 @@ def _time_batches(loader: Iterable[Any], batches: int) -> tuple[WorkerTiming, in
     return WorkerTiming(workers, seconds / count, start_seconds, tuple(worker_bytes)), count, (first, last)
 
 
-def _time_steps(step: Callable[..., Any], samples: Sequence[Any], device: torch.device, count: int) -> list[float]:
+def _time_steps(
+    step: Callable[..., object], samples: Sequence[object], device: torch.device, count: int
+) -> list[float]:
     """Return the time of each step over batches in memory, waiting for the device after each.
 
     A module runs without gradients and dropout, and its mode is restored afterwards.
     """
     import torch
 
-    def run(batch: Any) -> None:
+    def run(batch: object) -> None:
         if not isinstance(step, torch.nn.Module):
             step(batch)
         elif isinstance(batch, Mapping):

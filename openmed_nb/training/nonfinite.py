@@ -7,7 +7,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,21 +50,6 @@ class RecordedPass:
         """Arguments by name; positional arguments are numbered."""
         return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
 
-    @contextmanager
-    def replay_context(self, model: torch.nn.Module) -> Iterator[None]:
-        """Context manager to repeat this pass; it restores buffers and random number states afterwards."""
-        import torch
-
-        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        try:
-            autocast = torch.autocast(self.device, self.autocast, enabled=self.autocast is not None)
-            with use_rng_states(self.states), torch.enable_grad(), autocast:
-                yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-
 
 class ForwardRecorder:
     """Recorder of the forward passes of a model in training with gradients; inactive in a copy of the model."""
@@ -98,16 +83,14 @@ class ForwardRecorder:
         """Record the inputs of a pass; a forward pre-hook."""
         import torch
 
-        if self._should_record(model):
-            kind = device_type(self.device or "")
+        if self._should_record(model) and self.device is not None:
+            kind = device_type(self.device)
             autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            detached_args, detached_kwargs = map_tensors((args, kwargs), torch.Tensor.detach)
-            self.passes.append(
-                RecordedPass(detached_args, detached_kwargs, get_rng_states(self.device or ""), autocast, kind, name)
-            )
+            args, kwargs = map_tensors((args, kwargs), torch.Tensor.detach)
+            self.passes.append(RecordedPass(args, kwargs, get_rng_states(self.device), autocast, kind, name))
         self._depth += 1
 
-    def after(self, model: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def after(self, model: torch.nn.Module, _args: object, output: object) -> None:
         """Record the loss of a pass without waiting for it; a forward hook."""
         self._depth = max(0, self._depth - 1)  # If an earlier hook failed, the start of the pass was not recorded.
         if self._should_record(model) and (loss := get_loss(output)) is not None:
@@ -118,7 +101,7 @@ class ForwardRecorder:
         self.losses.clear()
 
 
-def get_loss(output: Any) -> torch.Tensor | None:
+def get_loss(output: object) -> torch.Tensor | None:
     """Return the loss in the output of a model: its ``loss``, or its first value if that is a scalar."""
     import torch
 
@@ -133,7 +116,7 @@ def get_loss(output: Any) -> torch.Tensor | None:
 NON_TOKEN_SUFFIXES = ("labels", "label", "mask", "type_ids", "position_ids")
 
 
-def save_batch(batch: Any, folder: Path, step: int) -> str:
+def save_batch(batch: object, folder: Path, step: int) -> str:
     """Save a batch if there is one, and return a sentence about the result; this function never raises."""
     if batch is None:
         return "No batch is available."
@@ -144,7 +127,7 @@ def save_batch(batch: Any, folder: Path, step: int) -> str:
         return f"The batch could not be saved: {reason}."
 
 
-def _save_tensors(batch: Any, folder: Path, step: int) -> str:
+def _save_tensors(batch: object, folder: Path, step: int) -> str:
     """Write the tensors of a batch into a new safetensors file; return a sentence with its path and any omissions."""
     from safetensors.torch import save
 
@@ -278,6 +261,9 @@ def locate_non_finite(
 
 def replay_pass(model: torch.nn.Module, recorded: RecordedPass) -> Origin | None:
     """Repeat a pass and return the origin of the first non-finite value; the model is not changed."""
+    import torch
+
+    buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
         for name, value in recorded.named_arguments.items():
             if not is_finite(iter_float_tensors(value)):
@@ -285,26 +271,48 @@ def replay_pass(model: torch.nn.Module, recorded: RecordedPass) -> Origin | None
         for name, weight in model.named_parameters():
             if not is_finite(iter_float_tensors(weight)):
                 return Origin("weight", name)
-        with recorded.replay_context(model):
+        buffers += [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        autocast = torch.autocast(recorded.device, recorded.autocast, enabled=recorded.autocast is not None)
+        with use_rng_states(recorded.states), torch.enable_grad(), autocast:
             return _rerun_pass(model.get_submodule(recorded.module), recorded)
     except Exception as error:  # noqa: BLE001 - the model may fail with any error, whose text may be clinical
         return Origin("unknown", f"the pass could not be repeated: {short_type_name(error)}")
+    finally:
+        with torch.no_grad():
+            for buffer, original in buffers:
+                buffer.copy_(original)
 
 
-def _rerun_pass(model: torch.nn.Module, recorded: RecordedPass) -> Origin | None:
+def _rerun_pass(  # noqa: C901 - the hooks need what the pass finds
+    model: torch.nn.Module, recorded: RecordedPass
+) -> Origin | None:
     """Run the model forward, and backward if it computes its loss, and check each output and gradient of a layer."""
     import torch
 
-    outputs: list[str] = []
+    outputs: list[str] = []  # Layers with a non-finite output, innermost first.
     arrivals: Arrivals = []
 
-    def check(origin: Origin, tensors: list[torch.Tensor]) -> None:
-        if origin.kind != "output":
-            arrivals.append((origin, is_finite(tensors)))
-        elif not is_finite(tensors):
-            outputs.append(origin.name)
+    def watch_gradients(kind: Kind, name: str, tensors: Iterable[torch.Tensor]) -> None:
+        def check_gradient(gradient: torch.Tensor) -> None:
+            arrivals.append((Origin(kind, name), is_finite([gradient])))
 
-    with _watch_layers(model, check, recorded.module):
+        for tensor in tensors:
+            if tensor.requires_grad:
+                hooks.callback(tensor.register_hook(check_gradient).remove)
+
+    def check_output(name: str, layer: torch.nn.Module, args: object, kwargs: object, output: object) -> None:
+        tensors = list(iter_float_tensors(output))
+        if layer is not model and not is_finite(tensors):
+            outputs.append(name)
+        watch_gradients("output gradient", name, tensors)
+        watch_gradients("input gradient", name, iter_float_tensors([args, kwargs]))
+
+    with ExitStack() as hooks:
+        for name, layer in model.named_modules(prefix=recorded.module):
+            hook = layer.register_forward_hook(partial(check_output, name), with_kwargs=True)
+            hooks.callback(hook.remove)
+        for name, weight in model.named_parameters(recorded.module):
+            watch_gradients("weight gradient", name, [weight])
         loss = get_loss(model(*recorded.args, **recorded.kwargs))
         if outputs:
             return Origin("output", outputs[0])
@@ -315,37 +323,6 @@ def _rerun_pass(model: torch.nn.Module, recorded: RecordedPass) -> Origin | None
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         torch.autograd.grad(loss, weights, allow_unused=True)  # Unlike backward(), this does not change .grad.
     return find_backward_origin(arrivals)
-
-
-@contextmanager
-def _watch_layers(
-    model: torch.nn.Module, check: Callable[[Origin, list[torch.Tensor]], object], prefix: str = ""
-) -> Iterator[None]:
-    """Call a function with the outputs of each layer, innermost first, and with the gradients that reach it."""
-
-    def check_gradient(kind: Kind, name: str, gradient: torch.Tensor) -> None:
-        check(Origin(kind, name), [gradient])
-
-    def watch(kind: Kind, name: str, tensors: Iterable[torch.Tensor]) -> list[Any]:
-        return [tensor.register_hook(partial(check_gradient, kind, name)) for tensor in tensors if tensor.requires_grad]
-
-    def check_output(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        tensors = list(iter_float_tensors(output))
-        if layer is not model:
-            check(Origin("output", name), tensors)
-        watch("output gradient", name, tensors)
-        watch("input gradient", name, iter_float_tensors([args, kwargs]))
-
-    hooks = []
-    for name, layer in model.named_modules(prefix=prefix):
-        hooks.append(layer.register_forward_hook(partial(check_output, name), with_kwargs=True))
-    for name, weight in model.named_parameters(prefix):
-        hooks += watch("weight gradient", name, [weight])
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def find_backward_origin(arrivals: Arrivals) -> Origin | None:
@@ -379,7 +356,7 @@ def locate_from_gradients(model: torch.nn.Module) -> Origin:
     return Origin("unknown", reason)
 
 
-def iter_float_tensors(value: Any) -> Iterator[torch.Tensor]:
+def iter_float_tensors(value: object) -> Iterator[torch.Tensor]:
     """Yield the float and complex tensors in a value; of sparse and nested tensors, yield the values."""
     tensors = (tensor for _, tensor in named_tensors(value) if tensor.is_floating_point() or tensor.is_complex())
     return (underlying_values(tensor) for tensor in tensors if not tensor.is_meta)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._events.activity import RELEASING, ProgressEvent
 from .._render.display import Displayable, Report, Table, format_bytes
@@ -23,6 +23,11 @@ from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
 from .curve import read_device_memory, resident_bytes
 from .guards import WATCHED_MODELS
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from .loader import DeviceArgument
 
 COLUMNS = ("released", "tensors", "device", "process")
 
@@ -75,7 +80,7 @@ class MemoryLimit(Displayable):
         )
 
 
-def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
+def limit_memory(fraction: float, device: DeviceArgument = None) -> MemoryLimit:
     """Limit the memory that torch may allocate, to a fraction of the recommended (MPS) or total memory (CUDA).
 
     Args:
@@ -104,7 +109,7 @@ def limit_memory(fraction: float, device: Any = None) -> MemoryLimit:
     return MemoryLimit(name, fraction, recommended, SESSION.device_manager.low_watermark(name), is_mps_simulated())
 
 
-def validate_fraction(device: str, fraction: Any) -> float:
+def validate_fraction(device: str, fraction: object) -> float:
     backend = get_device(device)
     if not backend.has_allocator:
         raise ConfigurationError(f"torch has no memory limit for {device}.", "Choose batches that fit instead.")
@@ -151,11 +156,6 @@ class ReleaseReport(Displayable):
         """Bytes of released tensors."""
         return sum(freed.tensors for freed in self.freed)
 
-    @property
-    def reserved(self) -> int:
-        """Bytes that the device no longer reserves for the process."""
-        return sum(freed.reserved for freed in self.freed)
-
     def to_report(self) -> Report:
         """Return the sources that released tensors, and a collapsed table of all sources."""
         rows = tuple(
@@ -165,9 +165,11 @@ class ReleaseReport(Displayable):
         effective_rows = tuple(
             row[:3] for row, freed in zip(rows, self.freed, strict=True) if freed.tensors or freed.reserved
         )
-        reserved = f", {format_bytes(self.reserved)} of the device" if self.reserved else ""
+        title = f"Released {format_bytes(self.tensors)} of tensors"
+        if reserved := sum(freed.reserved for freed in self.freed):
+            title += f", {format_bytes(reserved)} of the device"
         return Report(
-            f"Released {format_bytes(self.tensors)} of tensors{reserved}",
+            title,
             self.notes,
             tables=(Table("", COLUMNS[:3], effective_rows),),
             metrics=(Table("All released objects", COLUMNS, rows, collapsed=True),),
@@ -209,19 +211,18 @@ def release(
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     variables = _validate_variables(names, namespace, shell)
     last_error = getattr(sys, "last_value", None)
-    # Function that releases each source; it returns whether a garbage collection is needed.
-    sources: dict[str, Callable[[], bool]] = {"unused blocks of the device": _request_collection}
+    # Function that releases each source. It includes a garbage collection if one is needed.
+    sources: dict[str, Callable[[], object]] = {"unused blocks of the device": gc.collect}
     if names:
         sources["variables"] = partial(_delete_variables, names, variables)
     if history and shell is not None and shell.displayhook.do_full_cache:
         sources["history of outputs"] = partial(_clear_history, shell)
     if traceback:
-        sources["frames of the last error"] = partial(
-            clear_tracebacks, getattr(getattr(shell, "InteractiveTB", None), "tb", None)
-        )
+        displayed = getattr(getattr(shell, "InteractiveTB", None), "tb", None)
+        sources["frames of the last error"] = partial(_clear_tracebacks, displayed)
     sources["batches of guards"] = _clear_guard_batches
     if models:
-        sources["loaded models"] = _unload_models
+        sources["loaded models"] = SESSION.unload
     with SESSION.operation(progress):
         SESSION.notify(ProgressEvent(RELEASING, "memory"))
         notes = []
@@ -237,17 +238,16 @@ def release(
         return ReleaseReport(device, tuple(_release_and_measure(device, sources)), tuple(notes), is_mps_simulated())
 
 
-def _release_and_measure(device: str, sources: dict[str, Callable[[], bool]]) -> list[FreedMemory]:
+def _release_and_measure(device: str, sources: dict[str, Callable[[], object]]) -> list[FreedMemory]:
     """Release each source, and empty the cache before and after it, so that its memory is measured separately.
 
     A garbage collection stops all threads for some tenths of a second if torch is imported. So there is one at the
-    start, and one after each source whose function requests it.
+    start, and one after each source that needs it.
     """
     freed = []
     before = _memory_in_use(device)
     for source, release_source in SESSION.track(RELEASING, "memory", sources.items(), "source"):
-        if release_source():
-            gc.collect()
+        release_source()
         get_device(device).empty_cache()
         after = _memory_in_use(device)
         freed.append(FreedMemory(source, *(old - new for old, new in zip(before, after, strict=True))))
@@ -261,39 +261,31 @@ def _memory_in_use(device: str) -> tuple[int, int, int]:
     return memory.allocated or 0, memory.reserved or 0, resident_bytes()
 
 
-def _request_collection() -> bool:
-    return True
-
-
-def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any]) -> bool:
+def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any]) -> None:
     for name in set(names):
         del variables[name]
-    return True
+    gc.collect()
 
 
-def _clear_guard_batches() -> bool:
+def _clear_guard_batches() -> None:
     guards = tuple(WATCHED_MODELS.values())
     for guard in guards:
         guard.clear()
-    return bool(guards)
+    if guards:
+        gc.collect()
 
 
-def _unload_models() -> bool:
-    """Unload the models, which includes a garbage collection."""
-    SESSION.unload()
-    return False
-
-
-def _validate_variables(names: tuple[Any, ...], namespace: Any, shell: Any) -> MutableMapping[str, Any]:
+def _validate_variables(
+    names: tuple[str, ...], namespace: MutableMapping[str, Any] | None, shell: InteractiveShell | None
+) -> MutableMapping[str, Any]:
     """Return the namespace; raise an error for unknown names, and for names that the notebook needs."""
-    variables = namespace
     if namespace is None:
-        variables = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
-    if not isinstance(variables, MutableMapping):
+        namespace = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
+    if not isinstance(namespace, MutableMapping):
         raise ConfigurationError(
-            f"The namespace must be a mapping, got {short_type_name(variables)}.", "Pass globals(), or omit namespace."
+            f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or omit namespace."
         )
-    unknown = [name for name in names if not isinstance(name, str) or name not in variables]
+    unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
     if unknown:
         described = describe_names(name if isinstance(name, str) else short_type_name(name) for name in unknown)
         # No similar name is suggested, because the suggested line would delete that variable.
@@ -303,10 +295,10 @@ def _validate_variables(names: tuple[Any, ...], namespace: Any, shell: Any) -> M
     required = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]
     if required:
         raise ConfigurationError(f"The notebook requires {', '.join(required)}.", "Pass names of your own variables.")
-    return variables
+    return namespace
 
 
-def _clear_history(shell: Any) -> bool:
+def _clear_history(shell: InteractiveShell) -> None:
     """Clear the output history, including hidden _, __ and ___ and the last result, which IPython keeps."""
     if getattr(shell, "last_execution_result", None) is not None:
         shell.last_execution_result.result = None
@@ -314,26 +306,16 @@ def _clear_history(shell: Any) -> bool:
     # The flush sets the visible variables to the same value.
     hidden.update({name: "" for name in ("_", "__", "___") if name in hidden})
     shell.displayhook.flush()  # The flush includes a garbage collection, so it comes last.
-    return False
 
 
-def clear_tracebacks(displayed: TracebackType | None = None) -> bool:
-    """Release the frames of the last error with all their variables, and those that IPython displayed last.
-
-    Returns:
-        Whether there was an error.
-    """
+def _clear_tracebacks(displayed: TracebackType | None) -> None:
+    """Release the frames of the last error with all their variables, and those that IPython displayed last."""
     # Deleting sys.last_value would not free them. The last result of IPython and its traceback machinery refer to the
     # error too (ipython#11572, pytorch#27600). For errors of this package, IPython displays no frames, but keeps those
     # of the previous error.
-    errors = [
-        error for error in (getattr(sys, "last_value", None), getattr(sys, "last_exc", None)) if error is not None
-    ]
-    tracebacks = [
-        getattr(sys, "last_traceback", None),
-        displayed,
-        *(getattr(error, "__traceback__", None) for error in errors),
-    ]
+    last_errors = (getattr(sys, "last_value", None), getattr(sys, "last_exc", None))
+    errors = [error for error in last_errors if error is not None]
+    tracebacks = [getattr(sys, "last_traceback", None), displayed, *(error.__traceback__ for error in errors)]
     for traceback in filter(None, tracebacks):
         traceback.tb_next = None
     seen = set(map(id, errors))
@@ -346,4 +328,5 @@ def clear_tracebacks(displayed: TracebackType | None = None) -> bool:
                 seen.add(id(cause))
                 pending.append(cause)
                 cause.__traceback__ = None
-    return bool(errors) or any(tracebacks)
+    if errors or any(tracebacks):
+        gc.collect()

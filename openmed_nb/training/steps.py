@@ -12,18 +12,17 @@ ahead, and each is weighted by its fraction of the group.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._render.display import Displayable, Report
 from .._utils.text import describe_error, describe_value, short_type_name
 from .._utils.validation import check_bool, check_integer, check_number, invalid_type
 from .._utils.warning import warn
-from ..devices.backend import import_torch, parse_release
+from ..devices.backend import parse_release
 from ..devices.machine import MachineInfo
 from ..devices.memory import ACCUMULATE_REMEDY
 from ..devices.mps import IGNORES_SCALER
@@ -34,9 +33,13 @@ from .batch_checks import IGNORE_INDEX, get_labels
 
 if TYPE_CHECKING:
     import torch
+    from torch.optim.optimizer import ParamsT
 
+    from .loader import DeviceArgument
+
+PrecisionName = Literal["float32", "bfloat16", "float16"]
 # Accepted names of a precision: those of torch, Accelerate and Trainer; auto selects the best 16-bit type.
-DTYPE_SPELLINGS = {
+DTYPE_SPELLINGS: dict[str, PrecisionName | Literal["auto"]] = {
     **dict.fromkeys(("float32", "fp32", "no"), "float32"),
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
     **dict.fromkeys(("float16", "fp16", "half"), "float16"),
@@ -57,7 +60,7 @@ class Precision(Displayable):
     """
 
     device: str
-    dtype: str
+    dtype: PrecisionName
     reason: str
     needs_scaler: bool = False
     notes: tuple[str, ...] = ()
@@ -69,15 +72,12 @@ class Precision(Displayable):
         """Whether autocast uses a type other than float32."""
         return self.dtype != "float32"
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> torch.autocast:
         """Return a context manager for the forward pass and the loss; call ``backward`` outside it."""
         import torch
 
         dtype = getattr(torch, self.dtype) if self.enabled else None
-        context: contextlib.AbstractContextManager[Any] = torch.autocast(
-            get_device(self.device).type, dtype=dtype, enabled=self.enabled
-        )
-        return context
+        return torch.autocast(get_device(self.device).type, dtype=dtype, enabled=self.enabled)
 
     def scaler(self) -> torch.amp.GradScaler:
         """Return a ``GradScaler``, which is disabled if it is not needed."""
@@ -92,7 +92,7 @@ class Precision(Displayable):
         return Report(title, (self.reason, *self.notes))
 
 
-def precision(requested: str | None = None, device: Any = None) -> Precision:
+def precision(requested: str | torch.dtype | None = None, device: DeviceArgument = None) -> Precision:
     """Return the precision for training a model on a device, with its reason.
 
     Args:
@@ -119,7 +119,7 @@ def select_precision(
     device: str,
     torch_release: tuple[int, ...],
     machine: MachineInfo,
-    requested: str | None = None,
+    requested: str | torch.dtype | None = None,
     capability: tuple[int, int] | None = None,
 ) -> Precision:
     """Select the precision for training a model; without a request, always select float32."""
@@ -172,7 +172,7 @@ class FusedSupport(Displayable):
         return Report(f"AdamW: {'fused' if self.fused else 'not fused'}", (self.reason,))
 
 
-def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> torch.optim.AdamW:
+def adamw(parameters: ParamsT, *, scaled: bool = False, **options: Any) -> torch.optim.AdamW:
     """Return ``torch.optim.AdamW``, fused if torch supports that for these parameters.
 
     Args:
@@ -206,7 +206,7 @@ def adamw(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) ->
     raise ConfigurationError(rejection, "Pass arguments that help(torch.optim.AdamW) lists.")
 
 
-def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options: Any) -> FusedSupport:
+def explain_fused(parameters: ParamsT, *, scaled: bool = False, **options: Any) -> FusedSupport:
     """Return whether :func:`adamw` runs fused with these arguments, with the reason.
 
     Args:
@@ -226,8 +226,9 @@ def explain_fused(parameters: Iterable[Any], *, scaled: bool = False, **options:
         AdamW: not fused
           torch supports it on cpu for float64, float32, float16, bfloat16, but there are parameters in complex64.
     """
+    import torch
+
     check_bool("scaled", scaled)
-    torch = import_torch()
     kinds = set()
     for group in _to_lists(parameters):
         for entry in group["params"] if isinstance(group, dict) else [group]:
@@ -245,7 +246,7 @@ adamw.explain = explain_fused  # type: ignore[attr-defined]  # nb.training.adamw
 def fused_support(
     tensors: Iterable[tuple[str, str]],
     torch_release: tuple[int, ...],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     *,
     scaled: bool = False,
 ) -> FusedSupport:
@@ -257,36 +258,37 @@ def fused_support(
     if selected:
         settings = ", ".join(f"{name}={describe_value(options[name])}" for name in selected)
         return FusedSupport(bool(options.get("fused")), f"{settings} was set and is not changed.")
-    support = []
-    for kind, dtype in sorted({(get_device(device).type, dtype) for device, dtype in tensors}):
+    supported = []
+    for kind, dtype in sorted(set(tensors)):
         backend = get_device(kind)
         types = backend.fused_adamw_types
+        obstacle = ""
         if not backend.fused_adamw_since:
-            return FusedSupport(fused=False, reason=f"torch is not known to support it on {kind}.")
-        if dtype not in types:
-            missing = f"torch supports it on {kind} for {', '.join(types)}, but there are parameters in {dtype}."
-            return FusedSupport(fused=False, reason=missing)
-        if scaled and backend.has_scaler_defect(torch_release):
-            return FusedSupport(fused=False, reason=f"{IGNORES_SCALER}.")
-        support.append(f"{dtype} on {kind} since {backend.fused_adamw_since}")
-    if not support:
+            obstacle = f"torch is not known to support it on {kind}."
+        elif dtype not in types:
+            obstacle = f"torch supports it on {kind} for {', '.join(types)}, but there are parameters in {dtype}."
+        elif scaled and backend.has_scaler_defect(torch_release):
+            obstacle = f"{IGNORES_SCALER}."
+        if obstacle:
+            return FusedSupport(fused=False, reason=obstacle)
+        supported.append(f"{dtype} on {kind} since {backend.fused_adamw_since}")
+    if not supported:
         return FusedSupport(fused=False, reason="There are no parameters.")
-    return FusedSupport(fused=True, reason=f"torch supports it for {', '.join(support)}.")
+    return FusedSupport(fused=True, reason=f"torch supports it for {', '.join(supported)}.")
 
 
-def _to_lists(parameters: Any) -> list[Any]:
+def _to_lists(parameters: object) -> list[Any]:
     """Return the parameters as a list, with a list in each group, because iterators can be read only once."""
-    tensor = import_torch().Tensor
-    if isinstance(parameters, tensor) or not isinstance(parameters, Iterable):
+    import torch
+
+    if isinstance(parameters, torch.Tensor) or not isinstance(parameters, Iterable):
         message = f"The parameters must be an iterable of tensors, got {short_type_name(parameters)}."
         raise ConfigurationError(message, PARAMETERS_REMEDY)
     entries = [parameters] if isinstance(parameters, dict) else list(parameters)
     for entry in entries:
         if isinstance(entry, dict):
-            group_parameters = entry.get("params")
-            entry["params"] = (
-                [group_parameters] if isinstance(group_parameters, tensor) else _to_lists(group_parameters)
-            )
+            group = entry.get("params")
+            entry["params"] = [group] if isinstance(group, torch.Tensor) else _to_lists(group)
     return entries
 
 
@@ -299,61 +301,44 @@ INCOMPLETE_GROUP_WARNING = (
 )
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Batch with its fraction of the group for one optimizer step.
+class _MicroBatch(NamedTuple):
+    """Position of a batch in its group.
 
     Attributes:
-        batch: Batch.
         fraction: Factor of its mean loss, in [0, 1]. The fractions of a group add up to 1, or to 0 if no batch has
             weight.
         last: Whether it is the last batch of its group.
     """
 
-    batch: Any
     fraction: float
     last: bool
 
 
-def _iter_micro_batches(batches: Iterable[Any], steps: int, weight: Weight) -> Iterator[MicroBatch]:
-    """Yield batches with their fraction of their group of ``steps`` batches; the last group may be shorter."""
-    remaining = iter(batches)
-    while group := list(itertools.islice(remaining, steps)):
-        weights = [float(weight(batch)) for batch in group]
-        for batch_weight in weights:
-            if not 0 <= batch_weight < math.inf:
-                remedy = "Let weight= return a count, 0 or more."
-                raise ConfigurationError(f"Invalid value for the weight of a batch: {batch_weight}.", remedy)
-        total = sum(weights) or 1.0
-        for batch_weight in weights:
-            # No reference to a batch remains after it was yielded.
-            yield MicroBatch(group.pop(0), batch_weight / total, last=not group)
-
-
-def count_labels(batch: Any, ignore_index: int = IGNORE_INDEX, *, shifted: bool = False) -> int:
+def count_labels(batch: object, ignore_index: int = IGNORE_INDEX, *, shifted: bool = False) -> int:
     """Return the number of labels in the mean loss of a batch.
 
     The batch is a mapping with ``labels`` or a pair of inputs and labels. Floating-point labels, as for regression or
-    multi-label tasks, all count. With ``shifted``, the model shifts the labels by one, as causal language models do, so
-    the
-    first label of each row does not count.
+    multi-label tasks, all count. With ``shifted``, the model shifts the labels by one, as causal language models do. So
+    the first label of each row does not count.
     """
+    import torch
+
     labels = get_labels(batch)
-    if not isinstance(labels, import_torch().Tensor):
+    if not isinstance(labels, torch.Tensor):
         raise ConfigurationError(
             f"A batch of type {short_type_name(batch)} has no labels to compute its weight.", WEIGHT_REMEDY
         )
     if labels.is_floating_point():
-        return int(labels.numel())
+        return labels.numel()
     return int((labels[..., 1:] if shifted else labels).ne(ignore_index).sum())
 
 
-def count_rows(batch: Any) -> int:
+def count_rows(batch: object) -> int:
     """Return the number of rows of a batch: the length of its first tensor."""
     values = batch.values() if isinstance(batch, Mapping) else batch
     for value in values if isinstance(values, Iterable) and not hasattr(values, "shape") else (values,):
-        if getattr(value, "shape", ()):
-            return int(value.shape[0])
+        if shape := getattr(value, "shape", ()):
+            return int(shape[0])
     message = f"A batch of type {short_type_name(batch)} has no tensor with rows to compute its weight."
     raise ConfigurationError(message, WEIGHT_REMEDY)
 
@@ -362,7 +347,9 @@ def check_fused(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, torch_release: tuple[int, ...]
 ) -> None:
     """Raise an error if the value is not an optimizer, or is a fused one that ignores its scaler."""
-    if not isinstance(optimizer, import_torch().optim.Optimizer):
+    import torch
+
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise invalid_type("the optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
     if scaler is None or not scaler.is_enabled():
         return
@@ -410,15 +397,17 @@ class GradientAccumulation:
     max_norm: float | None = None
     scaler: torch.amp.GradScaler | None = None
     before_step: Callable[[], object] | None = None
-    _current: MicroBatch | None = field(default=None, init=False, repr=False)
+    _current: _MicroBatch | None = field(default=None, init=False, repr=False)
     _has_weight: bool = field(default=False, init=False, repr=False)
     _has_failed: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        import torch
+
         check_integer("steps", self.steps)
         if self.max_norm is not None:
             check_number("max_norm", self.max_norm, above=0, example="1.0, or None")
-        check_fused(self.optimizer, self.scaler, parse_release(import_torch().__version__))
+        check_fused(self.optimizer, self.scaler, parse_release(torch.__version__))
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches unchanged; pass the loss of each to :meth:`backward` before taking the next.
@@ -432,20 +421,25 @@ class GradientAccumulation:
         """
         self._start_group()
         micro_batch = None
+        remaining = iter(batches)
         try:
-            for micro_batch in _iter_micro_batches(batches, self.steps, self.weight):
-                self._current = micro_batch
-                failed_before = self._has_failed
-                yield micro_batch.batch
-                if self._current is micro_batch:
-                    remedy = (
-                        "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
-                    )
-                    raise ConfigurationError("The loss of a batch was not passed to backward().", remedy)
-                if self._has_failed and not failed_before:
-                    warn(INCOMPLETE_GROUP_WARNING)
-                if micro_batch.last:
-                    self._has_failed = False
+            while group := list(itertools.islice(remaining, self.steps)):
+                weights = [float(self.weight(batch)) for batch in group]
+                if invalid := [weight for weight in weights if not 0 <= weight < math.inf]:
+                    message = f"Invalid value for the weight of a batch: {invalid[0]}."
+                    raise ConfigurationError(message, "Let weight= return a count, 0 or more.")
+                total = sum(weights) or 1.0
+                for weight in weights:
+                    micro_batch = _MicroBatch(weight / total, last=len(group) == 1)
+                    self._current = micro_batch
+                    failed_before = self._has_failed
+                    yield group.pop(0)  # No reference to a batch remains after it was yielded.
+                    if self._current is micro_batch:
+                        remedy = "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
+                        raise ConfigurationError("The loss of a batch was not passed to backward().", remedy)
+                    if self._has_failed and not failed_before:
+                        warn(INCOMPLETE_GROUP_WARNING)
+                self._has_failed = False
         finally:
             if self._current is micro_batch:  # After a break, there is no current batch for backward().
                 self._current = None
@@ -501,8 +495,10 @@ class GradientAccumulation:
         if self.before_step:
             self.before_step()
         if self.max_norm is not None:
+            import torch
+
             weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-            import_torch().nn.utils.clip_grad_norm_(weights, self.max_norm)
+            torch.nn.utils.clip_grad_norm_(weights, self.max_norm)
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()

@@ -52,6 +52,17 @@ def guards(tmp_path: Path) -> Iterator[Any]:
         yield guards
 
 
+@pytest.fixture(scope="session")
+def poison() -> Callable[..., Any]:
+    """Function that multiplies the output of a layer of the tagger by a factor, and returns the handle of the hook."""
+
+    def poison(model: Any, factor: float = float("inf")) -> Any:
+        layer = model.bert.encoder.layer[0].output.dense
+        return layer.register_forward_hook(lambda _layer, _args, output: output * factor)
+
+    return poison
+
+
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., None]:
     """Function that trains a model inside a LightningModule on the CPU, without output."""

@@ -19,23 +19,19 @@ from transformers import BertConfig, BertForTokenClassification, Trainer, Traini
 
 import openmed_nb as nb
 
-DISPLAYED: list[str] = []
+DISPLAYED: list[object] = []
 
 
 def write_result(loop_name: str, curve: Any) -> None:
     """Write the state of a process and its displayed outputs into a file, because printed lines would mix."""
-    process = curve.process
-    sentence = next((line for line in curve.to_report().sentences if line.startswith("This is process")), "")
     result = {
-        "loop": loop_name,
-        "rank": process.rank,
-        "processes": process.world_size,
+        "processes": curve.process.world_size,
         "device": curve.device,
         "epochs": len(curve.epoch_samples),
         "displayed": len(DISPLAYED),
-        "sentence": sentence,
+        "sentence": curve.to_report().sentences[-1],
     }
-    Path(sys.argv[1], f"{loop_name}-{process.rank}.json").write_text(json.dumps(result), "utf-8")
+    Path(sys.argv[1], f"{loop_name} {curve.process.rank}.json").write_text(json.dumps(result), "utf-8")
     DISPLAYED.clear()
 
 
@@ -77,14 +73,9 @@ def train_with_trainer(folder: Path) -> None:
     write_result("trainer", callback.curve)
 
 
-def record_display(value: Any) -> None:
-    """Record a displayed value, in place of the front end of a notebook."""
-    DISPLAYED.append(type(value).__name__)
-
-
 def train(folder: str) -> None:
     """Train with both loops."""
-    IPython.display.display = record_display
+    IPython.display.display = DISPLAYED.append  # In place of the front end of a notebook.
     train_with_accelerate()
     train_with_trainer(Path(folder))
 

@@ -4,18 +4,19 @@ import json
 import subprocess
 import sys
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import holders
-from openmed_nb.training.holders import find_tensor_referrers, live_tensor_bytes, storage_sizes
+from openmed_nb.training.holders import find_tensor_referrers, live_tensors, storage_sizes
 
 pytestmark = pytest.mark.usefixtures("by_itself")
 
@@ -30,12 +31,12 @@ def find_referrers(**variables):
     return [(referrer.name, referrer.kind, referrer.tensors) for referrer in find_tensor_referrers(variables)]
 
 
-class Kept(torch.nn.Module):
+class Kept(nn.Module):
     """Model that stores its hidden states."""
 
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
+        self.layer = nn.Linear(2, 2)
         self.states = []
 
     def forward(self, numbers):
@@ -80,15 +81,68 @@ class Endless(list):
             yield 0
 
 
+def make_cycle():
+    """Return a list that a dict with a tensor in it refers to."""
+    first = []
+    first.append({"tensor": make_tensor(), "back": first})
+    return first
+
+
+def make_trained(kind, *layers):
+    """Return a model with gradients, and an optimizer after a step."""
+    model = nn.Sequential(*layers)
+    optimizer = kind(model.parameters())
+    model(torch.ones(4, 10)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def make_optimizer_with_history():
+    """Return an optimizer with a bounded history, as LBFGS has."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    optimizer.defaults["history_size"] = 20
+    optimizer.state["weight"]["kept"] = deque([make_tensor(), make_tensor()])
+    return optimizer
+
+
+def make_model_with_states():
+    """Return a model that has stored a hidden state."""
+    model = Kept()
+    model.states.append(make_tensor())
+    return model
+
+
+TENSOR = make_tensor()
+# Variables, and the name, kind and number of tensors of each referrer.
 NAMED = {
-    "a variable": ({"loss": make_tensor()}, [("loss", "variable", 1)]),
-    "a dict": ({"logs": {"loss": make_tensor()}}, [("logs", "dict", 1)]),
-    "a list of records": ({"logs": [{"loss": make_tensor()}]}, [("logs[...]", "dict", 1)]),
-    "a list in an attribute": ({"run": SimpleNamespace(losses=[make_tensor()])}, [("run.losses", "list", 1)]),
+    "a list of records": ({"logs": [{"loss": TENSOR}]}, [("logs[...]", "dict", 1)]),
+    "a list in an attribute": ({"run": SimpleNamespace(losses=[TENSOR])}, [("run.losses", "list", 1)]),
     "a class": ({"Kept": Kept, "torch": torch}, []),
-    "a lazy mapping": ({"table": LoadedOnDemand(a=make_tensor())}, [("table", "LoadedOnDemand", 1)]),
-    "largest first": ({"few": [make_tensor()], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
+    "a lazy mapping": ({"table": LoadedOnDemand(a=TENSOR)}, [("table", "LoadedOnDemand", 1)]),
+    "largest first": ({"few": [TENSOR], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
     "nothing": ({"numbers": [1, 2.5, "text", None, b"", True]}, []),
+    "one tensor": ({"first": [TENSOR], "second": [TENSOR], "third": TENSOR}, [("third", "variable", 1)]),
+    "a cycle": ({"first": make_cycle()}, [("first[...]", "dict", 1)]),
+    "a model": (
+        make_trained(torch.optim.SGD, nn.Linear(10, 10), nn.BatchNorm1d(10)),
+        [("model", "Sequential", 7), ("model.grad", "gradients", 4)],
+    ),
+    "an optimizer": (
+        make_trained(torch.optim.Adam, nn.Linear(10, 10)),
+        [("optimizer.state[...]", "dict", 6), ("model", "Sequential", 2), ("model.grad", "gradients", 2)],
+    ),
+    "a history": (
+        {"optimizer": make_optimizer_with_history()},
+        [("optimizer.state", "bounded history", 2), ("optimizer.param_groups[...][...]", "list", 1)],
+    ),
+    "a list inside a model": (
+        {"model": nn.Sequential(make_model_with_states())},
+        [("model.0.states", "list", 1), ("model", "Sequential", 2)],
+    ),
+    "a bound method": (
+        {"callback": make_model_with_states().forward},
+        [("callback.__self__.states", "list", 1), ("callback.__self__", "Kept", 2)],
+    ),
 }
 
 
@@ -105,38 +159,6 @@ def test_size_includes_autograd_graphs():
     assert str(referrer) == "losses (list) holds 3 tensors with their autograd graphs, 11.7 KiB"
 
 
-def test_model_is_one_referrer():
-    model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.BatchNorm1d(10))
-    model(torch.ones(4, 10)).sum().backward()
-
-    assert set(find_referrers(model=model)) == {("model", "Sequential", 7), ("model.grad", "gradients", 4)}
-
-
-def test_list_inside_model_is_named():
-    model = torch.nn.Sequential(Kept())
-    model(torch.ones(1, 2))
-
-    assert ("model.0.states", "list", 1) in find_referrers(model=model)
-
-
-def test_optimizer_state_is_named():
-    model = torch.nn.Linear(10, 10)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(4, 10)).sum().backward()
-    optimizer.step()
-    names = find_referrers(model=model, optimizer=optimizer)
-
-    assert ("model", "Linear", 2) in names
-    assert any(name.startswith("optimizer.state") for name, _kind, _count in names)
-
-
-def test_bound_method_leads_to_object():
-    model = Kept()
-    model.states.append(make_tensor())
-
-    assert find_referrers(callback=model.forward)[0][0] == "callback.__self__.states"
-
-
 def test_unset_closure_variable_is_skipped():
     def outer():
         def inner():
@@ -147,21 +169,6 @@ def test_unset_closure_variable_is_skipped():
         return names, later
 
     assert outer()[0] == []
-
-
-def test_tensor_is_counted_once():
-    tensor = make_tensor()
-
-    assert find_referrers(first=[tensor], second=[tensor], third=tensor) == [("third", "variable", 1)]
-
-
-def test_cycles_are_visited_once():
-    first = []
-    second = {"tensor": make_tensor()}
-    first.append(second)
-    second["back"] = first
-
-    assert find_referrers(first=first) == [("first[...]", "dict", 1)]
 
 
 def test_keys_of_mappings_are_not_displayed():
@@ -175,7 +182,7 @@ def test_keys_of_mappings_are_not_displayed():
 
 @pytest.mark.parametrize(
     "thing",
-    [Untouchable(), Impostor(), LoadedOnDemand(a=1), Endless(), torch.nn.LazyLinear(3)],
+    [Untouchable(), Impostor(), LoadedOnDemand(a=1), Endless(), nn.LazyLinear(3)],
     ids=lambda thing: type(thing).__name__,
 )
 def test_search_does_not_trigger_proxies(thing):
@@ -277,6 +284,11 @@ def measure_size(*tensors):
     )
 
 
+def measure_live_tensors():
+    """Return the size in bytes of all tensors and their graphs."""
+    return sum(storage_sizes(live_tensors()).values())
+
+
 def make_leaf():
     """Return a tensor of a thousand numbers that requires a gradient."""
     return torch.ones(1000, requires_grad=True)
@@ -303,7 +315,7 @@ def test_views_count_storage_once():
 
 
 def test_parameters_do_not_count_for_graph():
-    layer = torch.nn.Linear(1000, 2)
+    layer = nn.Linear(1000, 2)
     loss = layer(torch.ones(3, 1000)).sum()
 
     assert measure_size(loss) < 16_000
@@ -336,10 +348,10 @@ def test_view_with_invalid_graph_is_counted():
 
 
 def test_lazy_parameters_stay_uninitialized():
-    layer = torch.nn.LazyLinear(3)
+    layer = nn.LazyLinear(3)
 
     assert measure_size(*layer.parameters()) == 0
-    assert live_tensor_bytes() >= 0
+    assert measure_live_tensors() >= 0
     assert layer.has_uninitialized_params()
 
 
@@ -348,7 +360,7 @@ def test_methods_of_tensor_subclass_do_not_run():
     Watched.num_calls = 0
 
     assert sum(storage_sizes([tensor]).values()) == 4000
-    assert live_tensor_bytes() >= 4000
+    assert measure_live_tensors() >= 4000
     assert Watched.num_calls == 0
 
 
@@ -365,9 +377,9 @@ def test_tensors_without_storage_have_size_zero():
 def test_live_tensors_are_counted_inside_functorch():
     kept = torch.ones(3)
     sizes = []
-    torch.func.grad(lambda numbers: (sizes.append(live_tensor_bytes()), numbers.sum())[1])(kept)
+    torch.func.grad(lambda numbers: (sizes.append(measure_live_tensors()), numbers.sum())[1])(kept)
     with torch.inference_mode():
-        sizes.append(live_tensor_bytes())
+        sizes.append(measure_live_tensors())
 
     assert all(size >= kept.nbytes for size in sizes)
 

@@ -6,16 +6,17 @@ import subprocess
 import sys
 from collections import deque
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import openmed_nb as nb
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.training import loader
 from openmed_nb.training.loader import (
     LoaderCheck,
     WorkerBenchmark,
@@ -65,14 +66,14 @@ def test_settings_depend_on_device_and_dataset(device, machine, kind, context, a
     settings = make_settings(device, kind([1, 2]), machine, in_notebook=context[0], start_method=context[1])
 
     assert settings.arguments == arguments
-    assert all(setting.reason for setting in settings.settings)
+    assert settings.reasons.keys() == arguments.keys()
 
 
 @pytest.mark.parametrize(("device", "start"), [("cpu", "fork"), ("mps", "spawn"), ("cuda", "fork")])
 def test_dataloader_accepts_settings(items, device, start):
     for machine in (MAC, LINUX, replace(LINUX, cores=1)):
         settings = make_settings(device, items.Items(), machine, start_method=start)
-        torch.utils.data.DataLoader(items.Items(), batch_size=2, **settings.arguments)
+        DataLoader(items.Items(), batch_size=2, **settings.arguments)
 
 
 def test_reason_names_class_of_cell():
@@ -125,7 +126,7 @@ def test_script_is_not_interactive(tmp_path):
 
 def make_loader(dataset, **arguments):
     """Return a loader of small batches."""
-    return torch.utils.data.DataLoader(dataset, batch_size=2, **arguments)
+    return DataLoader(dataset, batch_size=2, **arguments)
 
 
 class Counting(torch.nn.Module):
@@ -146,7 +147,7 @@ class Counting(torch.nn.Module):
 def test_check_restores_model(items):
     model = Counting()
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    check = nb.training.loader.check(make_loader(items.Items()), model, "cpu", batches=5)
+    check = loader.check(make_loader(items.Items()), model, "cpu", batches=5)
 
     assert (check.batches, check.workers, check.device, check.simulated) == (5, 0, "cpu", False)
     assert model.calls == [(False, False, "cpu")] * 7
@@ -159,7 +160,7 @@ def test_check_restores_model_after_error(items):
     model = Counting()
     model.layer = torch.nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        nb.training.loader.check(make_loader(items.Items()), model, "cpu")
+        loader.check(make_loader(items.Items()), model, "cpu")
     assert model.layer.training
 
 
@@ -167,7 +168,7 @@ def test_check_passes_mappings_by_name(tiny):
     rows = [{"input_ids": torch.arange(5, 9), "labels": torch.zeros(4, dtype=torch.long)}] * 12
     seen = []
     for step in (seen.append, tiny.random_bert()):
-        assert nb.training.loader.check(make_loader(rows), step, "cpu", batches=2).batches == 2
+        assert loader.check(make_loader(rows), step, "cpu", batches=2).batches == 2
     assert set(seen[0]) == set(rows[0])
 
 
@@ -175,7 +176,7 @@ def test_check_preserves_random_number_state(items):
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    nb.training.loader.check(make_loader(items.Items(), shuffle=True), lambda _batch: torch.rand(5), "cpu", batches=2)
+    loader.check(make_loader(items.Items(), shuffle=True), lambda _batch: torch.rand(5), "cpu", batches=2)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -184,100 +185,94 @@ def test_check_preserves_random_number_state(items):
 )
 def test_check_rejects_too_few_batches(items, count, what):
     with pytest.raises(ConfigurationError, match=what):
-        nb.training.loader.check(make_loader(items.Items(count)), print, "cpu")
+        loader.check(make_loader(items.Items(count)), print, "cpu")
+    assert loader.check(make_loader(items.Items(8)), lambda _batch: None, "cpu", batches=100).batches == 2
 
 
 def test_check_rejects_iterators():
     batches = iter([torch.ones(2)] * 5)
     with pytest.raises(ConfigurationError, match="would be exhausted"):
-        nb.training.loader.check(batches, print, "cpu")
+        loader.check(batches, print, "cpu")
     assert len(list(batches)) == 5
 
 
-def test_check_rejects_invalid_number_of_batches():
-    for batches in (0, -1, "x", 2.5, True, None):
-        with pytest.raises(ConfigurationError, match=f"^Invalid value for batches: {batches!r}"):
-            nb.training.loader.check([torch.ones(2)] * 5, print, "cpu", batches=batches)
-
-
-def test_check_measures_short_loader(items):
-    assert nb.training.loader.check(make_loader(items.Items(8)), lambda _batch: None, "cpu", batches=100).batches == 2
+@pytest.mark.parametrize("batches", [0, -1, "x", 2.5, True, None])
+def test_check_rejects_invalid_number_of_batches(batches):
+    with pytest.raises(ConfigurationError, match=f"^Invalid value for batches: {batches!r}"):
+        loader.check([torch.ones(2)] * 5, print, "cpu", batches=batches)
 
 
 @pytest.mark.real_computer  # It starts its own simulation.
 def test_check_on_simulated_mps(items):
     with nb.simulated_mps() as mps:
         model = Counting().to("mps")
-        check = nb.training.loader.check(make_loader(items.Items()), model, "mps", batches=2)
+        check = loader.check(make_loader(items.Items()), model, "mps", batches=2)
     assert {device for _training, _gradients, device in model.calls} == {"mps"}
     assert str(check).startswith("mps (SIMULATED): ")
     assert not any(copy.non_blocking for copy in mps.copies)
 
 
+@pytest.fixture
+def stopped_workers():
+    """Check that no worker process is left."""
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.usefixtures("stopped_workers")
 def test_benchmark_measures_forked_workers(items):
-    before = set(multiprocessing.active_children())
-    benchmark = nb.training.loader.benchmark_workers(
-        items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork"
-    )
+    timings = loader.benchmark_workers(items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork").timings
 
-    assert [timing.workers for timing in benchmark.timings] == [0, 1, 2]
-    assert [len(timing.worker_bytes) for timing in benchmark.timings] == [0, 1, 2]
-    assert all(size > 2**20 for timing in benchmark.timings for size in timing.worker_bytes)
-    assert set(multiprocessing.active_children()) == before
+    assert [(timing.workers, len(timing.worker_bytes)) for timing in timings] == [(0, 0), (1, 1), (2, 2)]
+    assert all(size > 2**20 for timing in timings for size in timing.worker_bytes)
 
 
+@pytest.mark.usefixtures("stopped_workers")
 def test_benchmark_stops_workers_after_error(items):
-    before = set(multiprocessing.active_children())
-    with pytest.raises(ValueError, match="a broken item") as caught:
-        nb.training.loader.benchmark_workers(items.Items(40, broken=1), 2, workers=(1,), batches=3, start_method="fork")
-    assert set(multiprocessing.active_children()) == before
-    assert caught.value is not None
+    with pytest.raises(ValueError, match="a broken item"):
+        loader.benchmark_workers(items.Items(40, broken=1), 2, workers=(1,), batches=3, start_method="fork")
 
 
 @pytest.mark.slow
 @pytest.mark.real_computer  # Workers are separate processes.
+@pytest.mark.usefixtures("stopped_workers")
 def test_benchmark_measures_spawned_workers():
     dataset = torch.utils.data.TensorDataset(torch.ones(24, 2))
-    benchmark = nb.training.loader.benchmark_workers(dataset, 2, workers=(1,), batches=3, start_method="spawn")
+    benchmark = loader.benchmark_workers(dataset, 2, workers=(1,), batches=3, start_method="spawn")
 
     assert len(benchmark.timings[0].worker_bytes) == 1
-    assert multiprocessing.active_children() == []
 
 
-def test_benchmark_rejects_unpicklable_arguments(items):
-    """Forked workers do not need pickling."""
-    before = set(multiprocessing.active_children())
-    dataset = items.Items()
-    dataset.file = (number for number in range(3))
+# Arguments, and a fragment of the error.
+REJECTED = [
+    ({"start_method": "spawn", "collate_fn": lambda batch: batch}, "collate_fn cannot be sent to a worker process"),
+    (
+        {"start_method": "forkserver", "dataset": [(number for number in range(3))]},
+        "dataset cannot be sent .*generator",
+    ),
+    ({"num_workers": 1}, "sets num_workers itself. Pass workers= instead"),
+    ({"multiprocessing_context": 1}, "sets multiprocessing_context itself. Pass start_method= instead"),
+    *(({"workers": workers}, "value for workers: ") for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,))),
+]
+
+
+@pytest.mark.usefixtures("stopped_workers")
+@pytest.mark.parametrize(("arguments", "message"), REJECTED)
+def test_benchmark_rejects_invalid_arguments(items, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        loader.benchmark_workers(**{"dataset": items.Items(), "batch_size": 2, **arguments})
+
+
+def test_forked_workers_need_no_pickling(items):
     unpicklable = {"collate_fn": lambda batch: batch}
-    with pytest.raises(ConfigurationError, match=r"collate_fn cannot be sent to a worker process"):
-        nb.training.loader.benchmark_workers(items.Items(), 2, start_method="spawn", **unpicklable)
-    with pytest.raises(ConfigurationError, match=r"dataset cannot be sent .*generator"):
-        nb.training.loader.benchmark_workers(dataset, 2, start_method="forkserver")
-    assert set(multiprocessing.active_children()) == before
-    nb.training.loader.benchmark_workers(
-        items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unpicklable
-    )
-
-
-def test_benchmark_rejects_invalid_numbers_of_workers(items, catch_error):
-    for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,)):
-        error = catch_error(partial(nb.training.loader.benchmark_workers, items.Items(), 2, workers=workers))
-        assert isinstance(error, ConfigurationError), workers
-
-
-@pytest.mark.parametrize(
-    ("name", "replacement"), [("num_workers", "workers"), ("multiprocessing_context", "start_method")]
-)
-def test_benchmark_rejects_arguments_that_it_sets(items, name, replacement):
-    with pytest.raises(ConfigurationError, match=f"sets {name} itself. Pass {replacement}= instead"):
-        nb.training.loader.benchmark_workers(items.Items(), 2, **{name: 1})
+    loader.benchmark_workers(items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unpicklable)
 
 
 def test_benchmark_rejects_classes_of_cells(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     with pytest.raises(ConfigurationError, match=f"dataset {UNPICKLABLE}"):
-        nb.training.loader.benchmark_workers(CELL_CLASS(range(40)), 2, start_method="spawn")
+        loader.benchmark_workers(CELL_CLASS(range(40)), 2, start_method="spawn")
 
 
 CHECKS = [

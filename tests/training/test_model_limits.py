@@ -1,10 +1,12 @@
 """Limits of a model are inferred from its layers and configuration, only if they define them."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -69,12 +71,12 @@ def test_infer_limits_of_heads(kind, settings, labels):
 
 
 def test_replaced_head_has_unknown_labels(tagger):
-    tagger.classifier = torch.nn.Linear(tagger.config.hidden_size, 5)
+    tagger.classifier = nn.Linear(tagger.config.hidden_size, 5)
     assert infer_limits(tagger).num_labels is None
     assert infer_limits(tagger, num_labels=5).num_labels == 5
 
 
-class Around(torch.nn.Module):
+class Around(nn.Module):
     """Module that wraps others."""
 
     def __init__(self, **inner):
@@ -84,31 +86,23 @@ class Around(torch.nn.Module):
 
 
 def test_infer_limits_of_inner_model(tagger, tiny):
-    for inside in (tagger, torch.compile(tagger), torch.nn.DataParallel(tagger)):
-        around = Around(loss=torch.nn.CrossEntropyLoss(), model=inside)
+    for inside in (tagger, torch.compile(tagger), nn.DataParallel(tagger)):
+        around = Around(loss=nn.CrossEntropyLoss(), model=inside)
         assert infer_limits(around) == infer_limits(inside) == infer_limits(tagger)
+        assert find_inner_model(inside) == ()
     assert find_inner_model(Around(deep=Around(model=tagger))) == ("deep.model",)
-    assert (
-        find_inner_model(tagger)
-        == find_inner_model(torch.compile(tagger))
-        == find_inner_model(torch.nn.DataParallel(tagger))
-        == ()
-    )
     two = Around(teacher=tagger, student=tiny.random_bert())
     assert find_inner_model(two) == ()
     assert infer_limits(two).num_labels is None
 
 
-def test_plain_module_has_no_limits():
-    assert infer_limits(torch.nn.Linear(2, 3)) == ModelLimits()
-    assert infer_limits(torch.nn.Linear(2, 3), num_labels=3, ignore_index=-1) == ModelLimits(
-        num_labels=3, ignore_index=-1
-    )
+@pytest.mark.parametrize("limits", [{}, {"num_labels": 3, "ignore_index": -1}])
+def test_plain_module_has_explicit_limits_only(limits):
+    assert infer_limits(nn.Linear(2, 3), **limits) == ModelLimits(**limits)
 
 
 def test_explicit_limits_take_precedence(tagger):
-    assert infer_limits(tagger, num_labels=9, vocab_size=None).num_labels == 9
-    assert infer_limits(tagger, num_labels=9, vocab_size=None).vocab_size == infer_limits(tagger).vocab_size
+    assert infer_limits(tagger, num_labels=9, vocab_size=None) == replace(infer_limits(tagger), num_labels=9)
 
 
 SMALL_PAIR = {

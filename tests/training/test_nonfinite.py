@@ -91,45 +91,36 @@ def test_replay_checks_inputs_and_weights_first():
     model = Network().train()
     assert replay_pass(model, record_pass(model, make_inputs() * NAN)) == Origin("input", "argument 0")
     assert replay_pass(model, record_pass(model, numbers=make_inputs() * NAN)) == Origin("input", "numbers")
-    with torch.no_grad():
-        model.layers[4 - 1].weight[0, 0] = INFINITY
+    model.layers[3].weight.data[0, 0] = INFINITY
     assert replay_pass(model, record_pass(model, make_inputs())) == Origin("weight", "layers.3.weight")
 
 
-def test_replay_names_innermost_layer_of_bert(tagger, make_batch):
+def test_replay_names_innermost_layer_of_bert(tagger, make_batch, poison):
     held = record_pass(tagger, **make_batch())
     assert replay_pass(tagger, held) is None
-    dense = tagger.bert.encoder.layer[0].output.dense
-    hook = dense.register_forward_hook(lambda _layer, _args, output: output * INFINITY)
+    hook = poison(tagger)
     assert replay_pass(tagger, held) == Origin("output", "bert.encoder.layer.0.output.dense")
     hook.remove()
-    hook = dense.weight.register_hook(lambda gradient: gradient * NAN)
+    weight = tagger.bert.encoder.layer[0].output.dense.weight
+    hook = weight.register_hook(lambda gradient: gradient * NAN)
     assert replay_pass(tagger, held) == Origin("weight gradient", "bert.encoder.layer.0.output.dense.weight")
     hook.remove()
     assert replay_pass(tagger, held) is None
 
 
-def test_replay_changes_nothing():
-    for model in (Network().train(), Network(Overflow()).train(), Network(RootOfZero()).train()):
-        held = record_pass(model, make_inputs())
-        model(make_inputs())["loss"].backward()
+@pytest.mark.parametrize("layers", [[], [Overflow()], [RootOfZero()]])
+def test_replay_changes_nothing(layers):
+    def read_state():
+        hooks = [(len(layer._forward_hooks), len(layer._forward_pre_hooks)) for layer in model.modules()]
+        gradients = [(weight.grad.clone(), bool(weight._backward_hooks)) for weight in model.parameters()]
+        return copy.deepcopy(model.state_dict()), hooks, gradients, model.training, torch.get_rng_state()
 
-        def hooks(model=model):
-            layers = [(len(layer._forward_hooks), len(layer._forward_pre_hooks)) for layer in model.modules()]
-            return layers, [bool(weight._backward_hooks) for weight in model.parameters()], model.training
-
-        def values(model=model):
-            return [
-                *model.state_dict().values(),
-                *(weight.grad for weight in model.parameters()),
-                torch.get_rng_state(),
-            ]
-
-        before = hooks(), copy.deepcopy(values())
-        replay_pass(model, held)
-        assert hooks() == before[0]
-        for now, then in zip(values(), before[1], strict=True):
-            torch.testing.assert_close(now, then, rtol=0, atol=0, equal_nan=True)
+    model = Network(*layers).train()
+    held = record_pass(model, make_inputs())
+    model(make_inputs())["loss"].backward()
+    before = read_state()
+    replay_pass(model, held)
+    torch.testing.assert_close(read_state(), before, rtol=0, atol=0, equal_nan=True)
 
 
 def test_replay_repeats_dropout():
@@ -144,8 +135,7 @@ def test_replay_repeats_dropout():
 
 def test_replay_uses_autocast_of_pass():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)).train()
-    with torch.no_grad():
-        model[0].weight.fill_(300.0)
+    model[0].weight.data.fill_(300.0)
     numbers = torch.full((2, 4), 300.0)
     with torch.autocast("cpu", torch.float16):
         held = record_pass(model, numbers)
@@ -156,7 +146,7 @@ def test_replay_uses_autocast_of_pass():
 def test_replay_reports_error_of_model():
     model = Network().train()
     held = record_pass(model, make_inputs())
-    model.layers[4 - 1] = nn.Linear(9, 2)
+    model.layers[3] = nn.Linear(9, 2)
     found = replay_pass(model, held)
     assert found.kind == "unknown"
     assert "could not be repeated: RuntimeError" in str(found)
@@ -241,48 +231,50 @@ def test_iter_float_tensors_handles_tensor_kinds():
     assert [bool(tensor.isfinite().all()) for tensor in iter_float_tensors(given)] == [False] * 3
 
 
+@pytest.fixture
+def recorder():
+    """Recorder that watches the model of a test."""
+    return ForwardRecorder("cpu")
+
+
+@pytest.fixture
+def watched(recorder):
+    """Network in training whose passes are recorded."""
+    model = Network().train()
+    recorder.watch(model, ("", "layers"))
+    return model
+
+
 class TestRecorder:
     """Recorded passes."""
 
-    def test_recorder_ignores_evaluation(self):
-        model = Network()
-        recorder = ForwardRecorder("cpu")
-        recorder.watch(model)
-        model.eval()(make_inputs())
+    def test_recorder_ignores_evaluation(self, watched, recorder):
+        watched.eval()(make_inputs())
         with torch.no_grad():
-            model.train()(make_inputs())
+            watched.train()(make_inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (0, 0)
-        model(make_inputs())
+        watched(make_inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
 
-    def test_recorder_records_failed_pass(self):
-        model = Network().train()
-        recorder = ForwardRecorder("cpu")
-        recorder.watch(model, ("", "layers"))
+    def test_recorder_records_failed_pass(self, watched, recorder):
         for numbers in (torch.ones(2, 3), make_inputs()):
             with contextlib.suppress(RuntimeError):
-                model(numbers)
-        model.layers(make_inputs())
+                watched(numbers)
+        watched.layers(make_inputs())
         assert [held.module for held in recorder.passes] == ["", "", "layers"]
         assert len(recorder.losses) == 1
 
-    def test_recorder_ignores_pass_stopped_by_hook(self):
-        model = Network().train()
-        recorder = ForwardRecorder("cpu")
-        stopping = model.register_forward_pre_hook(lambda *_given: 1 / 0)
-        recorder.watch(model)
+    def test_recorder_ignores_pass_stopped_by_hook(self, watched, recorder):
+        stopping = watched.register_forward_pre_hook(lambda *_given: 1 / 0, prepend=True)
         with contextlib.suppress(ZeroDivisionError):
-            model(make_inputs())
+            watched(make_inputs())
         stopping.remove()
-        model(make_inputs())
+        watched(make_inputs())
         assert (len(recorder.passes), len(recorder.losses)) == (1, 1)
 
-    def test_recorder_is_bounded(self):
-        model = Network().train()
-        recorder = ForwardRecorder("cpu")
-        recorder.watch(model)
+    def test_recorder_is_bounded(self, watched, recorder):
         for _ in range(MAX_RECORDED_PASSES + 5):
-            model(make_inputs())
+            watched(make_inputs())
         assert len(recorder.passes) == MAX_RECORDED_PASSES
 
     def test_loss_of_model_outputs(self):
@@ -301,18 +293,6 @@ def test_origins_have_description_and_remedy():
         assert found.remedy.endswith(".")
 
 
-class TakesAnEncoding(nn.Module):
-    """Model that takes a BatchEncoding."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = Returns()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, batch):
-        return (self.layer(batch)["numbers"] * self.weight).sum()
-
-
 class Returns(nn.Module):
     """Layer that returns a BatchEncoding."""
 
@@ -320,8 +300,19 @@ class Returns(nn.Module):
         return BatchEncoding({"numbers": batch["numbers"].sqrt()})
 
 
-def test_replay_supports_batch_encoding():
+class Sum(nn.Module):
+    """Layer with a weight that returns a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch):
+        return (batch["numbers"] * self.weight).sum()
+
+
+@pytest.mark.parametrize(("number", "origin"), [(NAN, Origin("input", "argument 0")), (-1.0, Origin("output", "0"))])
+def test_replay_supports_batch_encoding(number, origin):
     """A BatchEncoding is a mapping, but not a dict."""
-    model = TakesAnEncoding()
-    for number, origin in ((NAN, Origin("input", "argument 0")), (-1.0, Origin("output", "layer"))):
-        assert replay_pass(model, record_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin
+    model = nn.Sequential(Returns(), Sum())
+    assert replay_pass(model, record_pass(model, BatchEncoding({"numbers": torch.tensor([number])}))) == origin

@@ -4,6 +4,10 @@ import contextlib
 
 import pytest
 import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Trainer
 
 import openmed_nb as nb
 from openmed_nb.errors import OpenMedWarning
@@ -39,15 +43,13 @@ def assert_verdict(curve, leaking, simulated=False, name="losses"):
         assert curve.referrers[0].name in curve._repr_html_()
 
 
-class Network(torch.nn.Module):
+class Network(nn.Module):
     """Small convolutional network for images of 3 x 32 x 32."""
 
     def __init__(self):
         super().__init__()
-        self.features = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 8, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 16, 5)
-        )
-        self.classifier = torch.nn.Linear(16 * 10 * 10, 10)
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5))
+        self.classifier = nn.Linear(16 * 10 * 10, 10)
 
     def forward(self, images):
         return self.classifier(self.features(images).flatten(1))
@@ -63,7 +65,7 @@ def pictures():
 
 @FLAT_AND_LEAKING
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_plain_loop(device, leaking, tagger, make_batch):
+def test_verdict_of_plain_loop(device, leaking, tagger, make_batch):
     losses = []
     with use_device(device):
         model = tagger.to(device)
@@ -71,7 +73,7 @@ def test_plain_loop(device, leaking, tagger, make_batch):
         loop = nb.epochs(EPOCHS, device)
         for epoch in loop:
             for step in range(2):
-                batch = {name: field.to(device) for name, field in make_batch(rows=8, length=16, seed=step).items()}
+                batch = nb.training.to_device(make_batch(rows=8, length=16, seed=step), device)
                 loss = model(**batch).loss + 0 * epoch
                 loss.backward(retain_graph=leaking)
                 optimizer.step()
@@ -85,20 +87,18 @@ def test_plain_loop(device, leaking, tagger, make_batch):
 
 
 @FLAT_AND_LEAKING
-def test_convolutional_network_with_accelerate(leaking, pictures):
-    from accelerate import Accelerator
-
+def test_verdict_of_convolutional_network_with_accelerate(leaking, pictures):
     torch.manual_seed(0)
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
     network = Network()
-    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
+    loader = DataLoader(pictures, batch_size=8)
     model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), loader)
     loop = nb.epochs(EPOCHS, accelerator)
     for _ in loop:
         for images, classes in loader:
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(images), classes)
+            loss = nn.functional.cross_entropy(model(images), classes)
             accelerator.backward(loss, retain_graph=leaking)
             optimizer.step()
             losses.append(loss if leaking else loss.item())
@@ -113,7 +113,7 @@ def test_retained_outputs_without_graphs_are_named(device, tagger, make_batch):
         model = tagger.to(device).eval()
         loop = nb.epochs(EPOCHS, device)
         for _ in loop:
-            batch = {name: field.to(device) for name, field in make_batch(rows=16, length=32).items()}
+            batch = nb.training.to_device(make_batch(rows=16, length=32), device)
             outputs.append(model(**batch).logits.expand(512, -1, -1, -1).contiguous())
 
     assert (loop.hooks.verdict, loop.curve.deciding_metric) == ("growing", "allocated")
@@ -135,30 +135,22 @@ def train(make_trainer):
     return train
 
 
-def leaking_trainer():
-    """Return a Trainer that retains its losses with their graphs."""
-    from transformers import Trainer
+class LeakingTrainer(Trainer):
+    """Trainer that retains its losses with their graphs."""
 
-    class LeakingTrainer(Trainer):
-        """Trainer with a leak."""
+    losses = None
 
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.losses = []
-
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            """Retain a second loss, whose graph is not freed by the backward pass."""
-            self.losses.append(super().compute_loss(model, inputs, *args, **kwargs))
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    return LeakingTrainer
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        """Retain a second loss, whose graph is not freed by the backward pass."""
+        self.losses = [*(self.losses or ()), super().compute_loss(model, inputs, *args, **kwargs)]
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 @FLAT_AND_LEAKING
 @FIRST_ON_THE_CPU
-def test_trainer(device, leaking, train):
+def test_verdict_of_trainer(device, leaking, train):
     with use_device(device):
-        curve = train(device, **({"kind": leaking_trainer()} if leaking else {}))
+        curve = train(device, kind=LeakingTrainer if leaking else Trainer)
 
     assert_verdict(curve, leaking, simulated=device == "mps")
     assert [sample.epoch for sample in curve.epoch_samples] == list(range(1, EPOCHS + 1))
@@ -216,20 +208,20 @@ def test_trainer_with_dataset_without_length(make_batch, make_trainer):
 
 def compute_loss(network, batch):
     """Return the loss of a batch of images."""
-    return torch.nn.functional.cross_entropy(network(batch[0]), batch[1])
+    return nn.functional.cross_entropy(network(batch[0]), batch[1])
 
 
 @pytest.mark.parametrize("settings", [{"max_epochs": -1, "max_steps": 6}, {"max_steps": 6}, {"max_epochs": 3}], ids=str)
 def test_lightning_limited_by_steps_has_no_total(settings, pictures, fit):
     callback = nb.training.callback("lightning", "cpu")
-    fit(Network(), compute_loss, torch.utils.data.DataLoader(pictures, batch_size=8), callback, **settings)
+    fit(Network(), compute_loss, DataLoader(pictures, batch_size=8), callback, **settings)
 
     assert callback.curve.total_epochs == (None if "max_steps" in settings else 3)
     assert len(callback.curve.epoch_samples) == 3
 
 
 @FLAT_AND_LEAKING
-def test_lightning(leaking, pictures, fit):
+def test_verdict_of_lightning(leaking, pictures, fit):
     losses = []
 
     def retain_loss(network, batch):
@@ -238,7 +230,7 @@ def test_lightning(leaking, pictures, fit):
         return compute_loss(network, batch)
 
     callback = nb.training.callback("lightning", "cpu")
-    loader = torch.utils.data.DataLoader(pictures, batch_size=8)
+    loader = DataLoader(pictures, batch_size=8)
     fit(Network(), retain_loss if leaking else compute_loss, loader, callback, max_epochs=EPOCHS)
 
     assert_verdict(callback.curve, leaking)

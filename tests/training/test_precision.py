@@ -53,28 +53,23 @@ def test_select_precision():
         assert bool(note) == bool(precision.notes), arguments
 
 
-REJECTED = [
-    (("mps", T26, M3, "fp16", None), "needs a GradScaler, which does not work on MPS with torch 2.6", "Use 'bfloat16'"),
-    (("mps", T27, M1, "fp16", None), "pytorch#142397", "torch 2.8 or later"),
-    (("cuda", T213, LINUX, "bf16", (7, 5)), "requires compute capability 8.0; this GPU has 7.5", "Use 'float16'"),
-    (("cuda", T213, LINUX, "bf16", None), "the compute capability of the GPU is unknown", "Use 'float16'"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message", "remedy"), REJECTED)
-def test_select_precision_rejects_unsupported(arguments, message, remedy):
-    with pytest.raises(ConfigurationError) as caught:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mps", T26, M3, "fp16", None), "which does not work on MPS with torch 2.6.*Use 'bfloat16'"),
+        (("mps", T27, M1, "fp16", None), "pytorch#142397.*torch 2.8 or later"),
+        (("cuda", T213, LINUX, "bf16", (7, 5)), "requires compute capability 8.0; this GPU has 7.5.*Use 'float16'"),
+        (("cuda", T213, LINUX, "bf16", None), "the compute capability of the GPU is unknown.*Use 'float16'"),
+    ],
+)
+def test_select_precision_rejects_unsupported(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
         select_precision(*arguments)
-
-    assert message in caught.value.message
-    assert remedy in caught.value.remedy
 
 
 @pytest.mark.parametrize("requested", ["int8", "", "float64", "bf 16"])
 def test_precision_rejects_unknown_names(requested):
-    with pytest.raises(
-        ConfigurationError, match=r"precision: ('.*'|a string of 5 characters)\. Use one of 'float32', 'fp32', 'no'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"for precision: .*\. Use one of 'float32', 'fp32', 'no'"):
         nb.training.precision(requested, "cpu")
 
 

@@ -39,8 +39,8 @@ def last_error(monkeypatch):
         monkeypatch.delattr(sys, name, raising=False)
 
     def last_error(error):
-        for name, value in (("type", type(error)), ("value", error), ("traceback", error.__traceback__)):
-            monkeypatch.setattr(sys, f"last_{name}", value, raising=False)
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        monkeypatch.setattr(sys, "last_traceback", error.__traceback__, raising=False)
 
     return last_error
 

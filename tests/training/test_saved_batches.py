@@ -2,6 +2,7 @@
 
 import stat
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -60,21 +61,22 @@ def test_shared_and_transposed_tensors_are_saved(tmp_path):
     assert saved["2"].tolist() == [0, 1, 2]
 
 
+ONES = torch.ones(2)
 UNUSUAL = {
-    "sparse": lambda: torch.eye(2).to_sparse(),
-    "compressed": lambda: torch.eye(2).to_sparse_csr(),
-    "complex128": lambda: torch.ones(2, dtype=torch.complex128),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
-    "meta": lambda: torch.ones(2, device="meta"),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "sparse": ONES.to_sparse,
+    "compressed": torch.eye(2).to_sparse_csr,
+    "complex128": partial(ONES.to, torch.complex128),
+    "nested": partial(torch.nested.nested_tensor, [ONES, ONES[:1]]),
+    "jagged": partial(torch.nested.nested_tensor, [ONES, ONES[:1]], layout=torch.jagged),
+    "meta": partial(ONES.to, "meta"),
+    "quantized": partial(torch.quantize_per_tensor, ONES, 0.1, 0, torch.qint8),
 }
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns that several kinds of tensors are prototypes or deprecated.
-@pytest.mark.parametrize("kind", UNUSUAL)
-def test_unsupported_tensors_are_named(kind, tmp_path):
-    tensor = UNUSUAL[kind]()
+@pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)
+def test_unsupported_tensors_are_named(make, tmp_path):
+    tensor = make()
     message = save({"labels": torch.ones(1), "weights": tensor}, tmp_path)
     assert message.endswith("'. 1 of its 2 tensors could not be saved: weights.")
     assert set(load_file(tmp_path / "step_7.safetensors")) == {"labels"}
@@ -93,16 +95,10 @@ def test_duplicate_names_are_numbered(tmp_path):
     assert {name: value.item() for name, value in saved.items()} == {"pair.a": 0, "pair.a (2)": 1, "1": 0, "1 (2)": 1}
 
 
-@pytest.mark.parametrize(
-    ("batch", "is_clinical"),
-    [
-        ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, True),
-        ({"argument 0": torch.ones(2, 3, dtype=torch.long)}, True),
-        ({"pixel_values": torch.ones(2, 3, 4, 4), "labels": torch.ones(2, 3, dtype=torch.long)}, False),
-    ],
-)
-def test_token_ids_are_reported_as_clinical(batch, is_clinical, tmp_path):
-    assert ("its token ids are clinical content" in save(batch, tmp_path)) == is_clinical
+@pytest.mark.parametrize("name", ["input_ids", "argument 0", "labels"])
+def test_token_ids_are_reported_as_clinical(name, tmp_path):
+    batch = {"pixel_values": torch.ones(2, 3, 4, 4), name: torch.ones(2, 3, dtype=torch.long)}
+    assert ("its token ids are clinical content" in save(batch, tmp_path)) == (name != "labels")
 
 
 def test_invalid_directory_is_reported(tmp_path):
