@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from ..._render.display import FAILED, NOT_APPLICABLE, WARNING, Displayable, Finding, Report, Table
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Displayable, Report, Table
 from ..._utils.validation import check_number, invalid_value
 from ...devices.registry import get_device
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
@@ -63,6 +63,10 @@ PHASES: Unit = "phases"
 BOOLEAN: Unit = "boolean"
 
 
+# Values of metrics by name; the unit of a metric determines the type.
+Values: TypeAlias = dict[str, Any]
+
+
 def _format_significant(value: float) -> str:
     """Return a number with three significant digits."""
     return f"{float(f'{value:.3g}'):,g}"
@@ -80,9 +84,10 @@ def format_with_unit(unit: Unit, value: Any) -> str:
     text = str(value)
     if unit == DIFFERENCE:
         text = f"{value:.3g}"
+    elif unit == HOURS and abs(value) < 1:
+        text = f"{_format_significant(60 * value)} minutes"
     elif unit == HOURS:
-        hours = "1 hour" if value == 1 else f"{_format_significant(value)} hours"
-        text = f"{_format_significant(60 * value)} minutes" if abs(value) < 1 else hours
+        text = "1 hour" if value == 1 else f"{_format_significant(value)} hours"
     elif unit == COUNT:
         text = f"{value:,}" if value else "none"
     elif unit == NAMES:
@@ -94,7 +99,7 @@ def format_with_unit(unit: Unit, value: Any) -> str:
     return text
 
 
-def _is_valid(unit: Unit, value: Any) -> bool:
+def _is_valid(unit: Unit, value: object) -> bool:
     """Return whether a value is valid for a unit."""
     if unit == TEXT:
         return isinstance(value, str)
@@ -168,8 +173,8 @@ class Metric:
     Attributes:
         label: Display name.
         unit: Unit of the values.
-        readers: For each type of report, the name of an attribute, or a function of the report and the context. If several
-            reports contain the metric, the first type has precedence.
+        readers: For each type of report, the path of an attribute, such as ``"gradients.largest"``, or a function of the
+            report and the context. If several reports contain the metric, the first type has precedence.
         gate: Threshold, if there is one.
     """
 
@@ -183,22 +188,20 @@ class Metric:
         """Unit of the threshold; the threshold of a speedup is the additional fraction of speed."""
         return FRACTION if self.unit == RATIO else self.unit
 
-    def read(self, reports: Iterable[Any], context: EvidenceContext) -> Any:
+    def read(self, reports: Iterable[object], context: EvidenceContext) -> object:
         """Return the first value that the reports contain, or ``None`` if no report contains the metric."""
         for report_type, reader in self.readers.items():
             for report in reports:
                 if isinstance(report, report_type):
-                    value = _get_attribute(report, reader) if isinstance(reader, str) else reader(report, context)
+                    if isinstance(reader, str):
+                        value = report
+                        for name in reader.split("."):
+                            value = value and getattr(value, name)
+                    else:
+                        value = reader(report, context)
                     if value is not None and (not isinstance(value, float) or math.isfinite(value)):
                         return value
         return None
-
-
-def _get_attribute(report: Any, path: str) -> Any:
-    """Return a nested attribute, such as ``"gradients.largest"``, or ``None`` if a part is ``None``."""
-    for name in path.split("."):
-        report = report and getattr(report, name)
-    return report
 
 
 @dataclass(frozen=True)
@@ -215,19 +218,17 @@ class EvidenceContext:
     device: str | None
     task: str | None
     gates: Thresholds
-    values: dict[str, Any]
+    values: Values
 
 
-Reader = str | Callable[[Any, EvidenceContext], Any]
+Reader = str | Callable[[Any, EvidenceContext], object]
 
 
-def _batch_from_comparison(report: Comparison, context: EvidenceContext) -> int | None:
+def _batch_in_use(report: Comparison | Profile, context: EvidenceContext) -> int | None:
     """Return the batch size in use, or ``None`` for annotation, which batches by tokens instead of rows."""
-    return None if report.task == ANNOTATION else report.for_device(context.device or "cpu").rows
-
-
-def _batch_from_profile(report: Profile, _context: EvidenceContext) -> int | None:
-    return None if report.task == ANNOTATION else report.rows
+    if report.task == ANNOTATION:
+        return None
+    return report.rows if isinstance(report, Profile) else report.for_device(context.device or "cpu").rows
 
 
 def _batch_from_tokens(report: SweepReport, context: EvidenceContext) -> int | None:
@@ -410,49 +411,44 @@ def _known_bug_names(report: DoctorReport) -> frozenset[str]:
 
     The module of the known bugs imports torch.
     """
-    if any(finding.name == COMPUTATION and finding.status == NOT_APPLICABLE for finding in report.findings):
+    if COMPUTATION in _names_with_status(report, NOT_APPLICABLE):
         return frozenset()
     from ..checks.doctor.silent_errors import KNOWN_BUGS
 
     return frozenset(bug.name for bug in KNOWN_BUGS)
 
 
+def _names_with_status(report: DoctorReport, *statuses: str) -> list[str]:
+    return [finding.name for finding in report.findings if finding.status in statuses]
+
+
 def _device_faults(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
-    return tuple(
-        finding.name for finding in report.findings if finding.status == FAILED and finding.name in _COMPUTATION_CHECKS
-    )
+    return tuple(name for name in _names_with_status(report, FAILED) if name in _COMPUTATION_CHECKS)
 
 
 def _doctor_failures(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
     read_elsewhere = _COMPUTATION_CHECKS | _known_bug_names(report)
-    return tuple(
-        finding.name for finding in report.findings if finding.status == FAILED and finding.name not in read_elsewhere
-    )
+    return tuple(name for name in _names_with_status(report, FAILED) if name not in read_elsewhere)
 
 
 def _silent_errors(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...] | None:
     bug_names = _known_bug_names(report)
-    bugs = tuple(
-        finding.name for finding in report.findings if finding.status in {FAILED, WARNING} and finding.name in bug_names
-    )
-    was_checked = any(finding.name == SILENT_ERRORS and finding.status != NOT_APPLICABLE for finding in report.findings)
+    bugs = tuple(name for name in _names_with_status(report, FAILED, WARNING) if name in bug_names)
+    was_checked = SILENT_ERRORS in _names_with_status(report, OK, FAILED, WARNING)
     return bugs if bugs or was_checked else None
 
 
-def _conditions_from_doctor(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
-    return _slow_conditions(finding for finding in report.findings if finding.name in _CONDITION_NAMES)
-
-
-def _conditions_from_system_status(report: SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
-    return _slow_conditions(report.findings())
-
-
-def _slow_conditions(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(str(finding) for finding in findings if finding.status == WARNING)
+def _slow_conditions(report: DoctorReport | SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
+    findings = report.findings if isinstance(report, DoctorReport) else report.findings()
+    return tuple(str(finding) for finding in findings if finding.status == WARNING and finding.name in _CONDITION_NAMES)
 
 
 def _metric_field(
-    label: str, unit: Unit, readers: Mapping[type, Reader] | None = None, gate: Gate | None = None, default: Any = None
+    label: str,
+    unit: Unit,
+    readers: Mapping[type, Reader] | None = None,
+    gate: Gate | None = None,
+    default: object = None,
 ) -> Any:
     """Return a dataclass field that declares a metric."""
     return field(default=default, metadata={"metric": Metric(label, unit, readers or {}, gate)})
@@ -559,7 +555,7 @@ class Evidence(Displayable):
     batch: int | None = _metric_field(
         "batch size in use",
         COUNT,
-        {Comparison: _batch_from_comparison, Profile: _batch_from_profile, SweepReport: _batch_from_tokens},
+        {Comparison: _batch_in_use, Profile: _batch_in_use, SweepReport: _batch_from_tokens},
     )
     knee: int | None = _metric_field("batch size at the knee", COUNT, {SweepReport: "knee"})
     best_batch: int | None = _metric_field("fastest batch size", COUNT, {SweepReport: _best_batch})
@@ -719,7 +715,7 @@ class Evidence(Displayable):
     slow_conditions: tuple[str, ...] | None = _metric_field(
         "conditions that affect timings",
         NAMES,
-        {SystemStatus: _conditions_from_system_status, DoctorReport: _conditions_from_doctor},
+        {SystemStatus: _slow_conditions, DoctorReport: _slow_conditions},
     )
     texts_per_second: float | None = _metric_field(
         "throughput (texts or rows)", RATE, {DeviceMetrics: "rows_per_second", Profile: _profile_throughput}
@@ -759,7 +755,7 @@ class Evidence(Displayable):
         return self.num_texts / self.texts_per_second / SECONDS_PER_HOUR
 
     @property
-    def measured(self) -> dict[str, Any]:
+    def measured(self) -> Values:
         """Measured metrics by name."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "simulated"}
 
